@@ -403,3 +403,82 @@ def test_a_mode_that_makes_no_sense_is_refused(cluster: LocalCluster, options: A
 
 def _say(text: str) -> str:
     return text
+
+
+class SlowToUnpickle:
+    """Takes as long to be unpickled as there is no file of a name, and tells by another that this has begun."""
+
+    def __init__(self, began: str, when: str) -> None:
+        self._names = (began, when)
+
+    def __reduce__(self) -> Any:
+        return _unpickle_slowly, self._names
+
+
+def _unpickle_slowly(began: str, when: str) -> int:
+    with open(began, "x"):
+        pass
+    while not os.path.exists(when):
+        time.sleep(0.01)
+    return 10
+
+
+class Counts(Actor):
+    """Counts from a number."""
+
+    def __init__(self, start: int) -> None:
+        self.n = start
+
+    @endpoint
+    def add(self, k: int) -> int:
+        self.n += k
+        return self.n
+
+
+def test_cuts_while_an_operation_takes_long_to_start_cost_nothing_and_change_no_order(
+    far_job: loom.Job, gate: Gate, tmp_path: Path
+) -> None:
+    began, when = tmp_path / "began", tmp_path / "when"
+    procs = far_job.hosts.slice(hosts=0).spawn_procs()
+    first = procs.spawn("first", Counts, 0)
+    assert first.add.call_one(1).get(BOUND) == 1
+    slow = procs.spawn("slow", Counts, SlowToUnpickle(str(began), str(when)))
+    before = slow.add.call_one(1)
+    await_true(began.exists)
+    for cut in (1, 2, 3):
+        gate.cut()
+        await_event(far_job, "resumed", cut)  # though the operation is still being started
+        first.add.broadcast(1)
+
+    answers = [slow.add.call_one(1) for _ in range(100)]
+    assert not before.done()
+    when.touch()
+
+    assert before.get(BOUND) == 11
+    assert [answer.get(BOUND) for answer in answers] == list(range(12, 112))
+    assert first.add.call_one(1).get(BOUND) == 5
+
+
+def test_another_client_does_not_mix_its_operations_with_one_that_is_still_being_started(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    began, when = tmp_path / "began", tmp_path / "when"
+    job = loom.connect(cluster.url, cluster.token)
+    procs = job.hosts.slice(hosts=0).spawn_procs()
+    slow = procs.spawn("slow", Counts, SlowToUnpickle(str(began), str(when)))
+    call = slow.add.call_one(1)
+    await_true(began.exists)
+    connected: list[loom.Job] = []
+    taking = threading.Thread(
+        target=lambda: connected.append(
+            loom.connect(cluster.url, cluster.token, session=job.session, take_over=True)
+        )
+    )
+    taking.start()
+    with pytest.raises(loom.LoomError):
+        call.get(BOUND)
+    assert not connected
+    when.touch()
+    taking.join(BOUND)
+    with connected[0] as other:
+        assert other.meshes["slow"].add.call_one(1).get(BOUND) in (11, 12)  # whether the call had come

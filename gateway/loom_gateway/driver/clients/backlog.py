@@ -19,7 +19,9 @@ PACE = 16  # number of messages to start before the connection reads ahead again
 
 
 class Backlog:
-    """The queue of messages between one connection's socket and the session. Only the connection's thread uses it.
+    """The queue of messages between one connection's socket and the session. The connection's thread uses it.
+
+    If that thread still starts an operation when the connection is lost, the next one's thread adds meanwhile.
 
     ``expects`` returns whether a large message is still incomplete, by its operation's id and the number of its
     first chunk (0 if unknown).
@@ -42,6 +44,10 @@ class Backlog:
     @property
     def full(self) -> bool:
         return len(self._messages) >= MOST_MESSAGES or self._bytes >= MOST_BYTES
+
+    @property
+    def empty(self) -> bool:
+        return not self._messages
 
     def add(self, messages: Sequence[Message], size: int) -> None:
         """Add the messages of a frame of ``size`` bytes. Answer a withdrawal at once."""
@@ -68,12 +74,14 @@ class Backlog:
 
     def _cancel(self, message: Message) -> None:
         cancel = CancelOperation.from_body(message.body)
-        for place, waiting in enumerate(self._messages):
-            if waiting.id == cancel.operation:
-                del self._messages[place]
-                in_time = True
-                break
-        else:
+        # Another connection's thread may take messages meanwhile.
+        waiting = next((message for message in self._messages.copy() if message.id == cancel.operation), None)
+        try:
+            if waiting is None:
+                raise ValueError
+            self._messages.remove(waiting)
+            in_time = True
+        except ValueError:
             in_time = self._expects(cancel.operation, cancel.first_chunk or 0)
             if in_time:
                 self._withdrawn.add(cancel.operation)

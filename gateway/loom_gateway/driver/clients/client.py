@@ -7,7 +7,7 @@ import secrets
 import threading
 from typing import Protocol
 
-from loom.errors import LoomError, ProtocolMismatch
+from loom.errors import ConnectionLost, LoomError
 from loom.wire.handshake import refusal
 from loom.wire.lane import behind_length
 from loom.wire.messages import ADVERBS, Message
@@ -20,10 +20,15 @@ from loom_gateway.driver.session.dispatcher import Dispatcher
 from loom_gateway.driver.session.replies import Request
 
 CROWD, AWAY_CROWD = 4 * HIGH_WATER, HIGH_WATER  # bytes in memory for a client, connected or not
-TURN_TIMEOUT = 20.0  # seconds that a lost connection has to finish the operation that it is starting
+TURN_TIMEOUT = 20.0  # seconds that a connection that was given up has to stop receiving
+START_TIMEOUT = 20.0  # seconds that a client whose place is taken has to finish the operation that it is starting
 GOODBYE_TIMEOUT = 5.0  # seconds that the client has to take what is still queued when the session ends
 
 _PASSED_ON = frozenset(ADVERBS.values())
+
+
+class TurnLost(Exception):
+    """A later connection of the client receives."""
 
 
 class Carrier(Wire, Protocol):
@@ -62,7 +67,12 @@ class Client:
         self.guest = guest
         start = operations.read if number else operations.start if guest is None else operations.start_for_guest
         self.backlog = Backlog(start, self.stream.expects, self.sender.put)
-        self.turn = threading.Lock()  # held by the thread that receives from the client's connection
+        self.turn = threading.Lock()
+        """Held by the thread that receives from the client's connection, except while it starts operations: that
+        runs user code, which may take long, and a later connection may receive meanwhile."""
+        self.starter: Carrier | None = None  # the connection whose thread is starting operations
+        self.handover = threading.Condition()
+        """Held while a later connection's thread and the starter's agree who starts what has arrived."""
         self.left = threading.Event()  # set while the client has no connection
         self._changing = threading.Lock()  # guards `_connection` and `left`
         self._connection: Carrier | None = None
@@ -86,6 +96,8 @@ class Client:
                 if self.away and not self.stream.outbox:
                     self.unsent.clear()
                 (self.left.clear if connection is not None else self.left.set)()
+        with self.handover:
+            self.handover.notify_all()
 
     @property
     def crowded(self) -> bool:
@@ -95,11 +107,50 @@ class Client:
         return self.sender.backlog > CROWD
 
     def take_turn(self) -> None:
-        """Acquire `turn`. Wait until a connection that was given up has finished its operation."""
+        """Acquire `turn`, as soon as a connection that was given up receives no more."""
         if not self.turn.acquire(timeout=TURN_TIMEOUT):
-            raise ProtocolMismatch(
-                "an operation that was being started when the connection was lost takes too long"
-            )
+            raise ConnectionLost("the client's earlier connection is still in use in the driver")
+
+    def start_some(self, by: Carrier) -> bool:
+        """Start some of what has arrived, with `turn` released. Return whether there may be more.
+
+        If the thread of an earlier connection is starting operations, it goes on with these.
+
+        Raises:
+            TurnLost: a later connection receives. All that had arrived has been started, and `turn` is not held.
+        """
+        if self.starter is not None and self._is_left_to_starter(by):
+            return False
+        self.starter = by
+        self.turn.release()
+        try:
+            return self.backlog.start_some()
+        finally:
+            if not self.turn.acquire(blocking=False):
+                self._start_all()
+                raise TurnLost
+            self.starter = None
+
+    def _is_left_to_starter(self, by: Carrier) -> bool:
+        with self.handover:
+            while self.starter is not None and self.backlog.full and self.connection is by:
+                self.handover.wait()
+            return self.starter is not None
+
+    def _start_all(self) -> None:
+        while True:
+            while self.backlog.start_some():
+                pass
+            with self.handover:
+                if self.backlog.empty:
+                    self.starter = None
+                    self.handover.notify_all()
+                    return
+
+    def wait_for_starter(self) -> bool:
+        """Wait until nothing is being started; return False after `START_TIMEOUT` seconds. With `turn` held."""
+        with self.handover:
+            return self.handover.wait_for(lambda: self.starter is None, START_TIMEOUT)
 
     def say_goodbye(self, message: Message) -> None:
         """Send what is queued and a last message, if there is a connection, and give up the connections."""

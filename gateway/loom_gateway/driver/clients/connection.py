@@ -30,7 +30,7 @@ from loom.wire.messages import TURN, Buffer, Kind, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
-from loom_gateway.driver.clients.client import Client
+from loom_gateway.driver.clients.client import Client, TurnLost
 from loom_gateway.driver.session.session import Session
 
 logger = logging.getLogger(__name__)
@@ -101,6 +101,7 @@ class ClientConnection:
             self._serve_bulk(self._client, hello, frames)
             return
         self._client.take_turn()
+        lost_turn = False
         try:
             if self._over:
                 return  # a later connection of the client was faster
@@ -110,8 +111,11 @@ class ClientConnection:
             if is_new:
                 self._session.connected(self._client)
             self._receive(self._client, frames)
+        except TurnLost:
+            lost_turn = True
         finally:
-            self._client.turn.release()
+            if not lost_turn:
+                self._client.turn.release()
 
     def _receive(self, client: Client, frames: Iterator[Buffer]) -> None:
         self._listen_for(client.waker)
@@ -121,11 +125,18 @@ class ClientConnection:
             for frame in frames:
                 self._take(client, frame)
                 self._start(client, frames)
-        finally:
-            # The client was promised that what arrived is started, so start it even though the client has left.
-            self._take_arrived(client)
-            while client.backlog.start_some():
-                pass
+        except TurnLost:
+            raise
+        except BaseException:
+            self._start_rest(client)
+            raise
+        self._start_rest(client)
+
+    def _start_rest(self, client: Client) -> None:
+        """Start what has arrived even though the client has left: it was promised that."""
+        self._take_arrived(client)
+        while client.start_some(self):
+            pass
 
     def _take(self, client: Client, frame: Buffer) -> None:
         if frame is _WOKEN:
@@ -144,7 +155,7 @@ class ClientConnection:
     def _start(self, client: Client, frames: Iterator[Buffer]) -> None:
         """Start what has arrived. A client that does not take its results has to wait before it starts more."""
         broken: Exception | None = None
-        while client.backlog.start_some():
+        while client.start_some(self):
             client.sender.wait_for_room(on=self)
             try:
                 self._look_ahead(client, frames)

@@ -122,6 +122,12 @@ class Clients:
             )
         client.end(SessionTakenOver("another client has taken the place of this one"))
         client.take_turn()  # never released: no thread may receive from this client again
+        if not client.wait_for_starter():
+            client.turn.release()
+            raise SessionInUse(
+                f"an operation of the earlier client of session {by.session!r} is still being started, which runs "
+                f"its code: try again later"
+            )
         client.backlog.add(client.stream.arrived(), 0)
         while client.backlog.start_some():
             pass
