@@ -69,7 +69,8 @@ class Relay:
                 if hello_frame is None:
                     return
                 hello = _read_hello(hello_frame)
-                session = self._access.check_hello(principal, hello) or await self._open(principal)
+                session = self._access.check_hello(principal, hello) or await self._open(principal, hello.opening)
+                session.greeted += 1
                 link = await self._connect(session, hello_frame, self._access.guest(principal, session))
                 if not await self._is_welcome(session, link, send):
                     return
@@ -82,15 +83,25 @@ class Relay:
         finally:
             if link is not None:
                 link.close()
-            # Nobody else knows a session that never opened, so nobody would end it.
-            if session is not None and hello.session is None and session.state is SessionState.STARTING:
-                why = "its client left before it was open" if socket.gone.done() else "it could not be opened"
-                tasks.run("end a session", self._manager.end(session, why))
+            if session is not None:
+                session.greeted -= 1
+                self._end_if_unknown(session, socket)
 
-    async def _open(self, principal: Principal) -> Session:
+    def _end_if_unknown(self, session: Session, socket: ClientSocket) -> None:
+        """End a session that never opened, unless its client asks for it on another connection."""
+        if session.state is SessionState.STARTING and not session.greeted:
+            why = "its client left before it was open" if socket.gone.done() else "it could not be opened"
+            tasks.run("end a session", self._manager.end(session, why))
+
+    async def _open(self, principal: Principal, opening: str) -> Session:
+        """Return a new session, or the one that an earlier hello has opened whose answer did not arrive."""
+        user = principal.identity.user
+        opened = self._manager.opened_by(user, opening)
+        if opened is not None:
+            return opened
         self._draining.check_open()
         with self._access.opening(principal):
-            return await self._manager.create(principal.token.id, principal.identity.user)
+            return await self._manager.create(principal.token.id, user, opening)
 
     async def _connect(self, session: Session, hello_frame: bytes, guest: str | None) -> DriverLink:
         """Connect to a session's driver, and pass on the client's hello and, of a guest, the user."""

@@ -41,6 +41,8 @@ class DriverRecord:
     """The user to whom the session belongs; empty for a spare, and in the record of an older gateway."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """The users with whom the session is shared, each with the scope that they have in it."""
+    opening: str = ""
+    """The name of the session that its client has made up; see `loom.wire.handshake.Hello`."""
     address: str = ""
     """The address at which threadlets find the weaver."""
     uid: int | None = None

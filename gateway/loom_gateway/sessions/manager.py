@@ -229,7 +229,15 @@ class SessionManager:
         ids.adopt(uid)
         tasks.run("wait for a driver's end", await_end())
 
-    async def create(self, owner: str = "gateway", user: str = ADMIN) -> Session:
+    def opened_by(self, user: str, opening: str) -> Session | None:
+        """Return the session of a user that an earlier hello with the same made-up name has opened, or None."""
+        for session in self._sessions.values():
+            record = session.driver.record
+            if opening and record.opening == opening and record.user == user and not session.is_ending:
+                return session
+        return None
+
+    async def create(self, owner: str = "gateway", user: str = ADMIN, opening: str = "") -> Session:
         """Give the spare driver to a new session of a user, opened with the token with the id ``owner``."""
         self.worker_watch.start()
         workers = await self.worker_watch.there(self._patience)
@@ -237,7 +245,7 @@ class SessionManager:
         try:
             driver = await self._take_spare()
             name, hosts = f"session-{secrets.token_hex(4)}", () if lease is None else lease.hosts
-            driver.note(session=name, created=time.time(), owner=owner, user=user, hosts=hosts)
+            driver.note(session=name, created=time.time(), owner=owner, user=user, hosts=hosts, opening=opening)
             if lease is not None:
                 write_json(driver.files.workers, lease.part_of(workers), driver.files.mode)
         except BaseException:

@@ -46,6 +46,8 @@ class Session:
     """The driver, whose record describes the session to the next gateway."""
     state: SessionState = SessionState.STARTING
     clients: int = 0
+    greeted: int = 0
+    """Clients that wait for the driver's answer to their hello."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the driver has ended and the reason is noted."""
     traffic: Traffic = field(default_factory=Traffic)

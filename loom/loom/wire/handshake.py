@@ -74,6 +74,9 @@ class Hello(_HandshakeBody, kind=Kind.HELLO):
     """Whether the session lives on without a client until it is closed."""
     take_over: bool = False
     """Whether to disconnect the client that drives the session, if there is one."""
+    opening: str = ""
+    """A name that the client has made up for the new session, by which another hello finds the session that an
+    earlier one has opened without an answer. Empty from older clients."""
     lane: int = 0
     """1 for the second connection of a stream, which carries its bulk lane."""
 

@@ -23,7 +23,7 @@ from loom.wire.messages import Kind
 from loom.wire.stream import Stream, unnumbered_frame
 from loom_proxy.transport.base import SILENCE, Transport
 from loom_proxy.transport.http import HttpTransport
-from loom_proxy.transport.websocket import NoUpgrade, WebSocketTransport
+from loom_proxy.transport.websocket import NoUpgrade, UpgradeCut, WebSocketTransport
 
 logger = logging.getLogger("loom")
 
@@ -81,7 +81,7 @@ def connect(to: Address, hello: Hello, timeout: float, kind: str | None = None) 
     if kind == "http":
         return _say_hello(HttpTransport.open(to.url, token_now(to.token), timeout, to.ca), to.url, hello)
     try:
-        return _say_hello(WebSocketTransport.open(to.url, token_now(to.token), timeout, to.ca), to.url, hello)
+        return _say_hello(_open_websocket(to, timeout), to.url, hello)
     except NoUpgrade as error:
         if kind == "websocket":
             raise
@@ -94,6 +94,14 @@ def connect(to: Address, hello: Hello, timeout: float, kind: str | None = None) 
         _logged.add(to.url)
         logger.warning("no WebSocket to the gateway, so it is HTTP, which is slower: %s", no_websocket)
     return _say_hello(transport, to.url, hello)
+
+
+def _open_websocket(to: Address, timeout: float) -> WebSocketTransport:
+    """Return a WebSocket. One cut may be the network's; only after another, something breaks WebSockets."""
+    try:
+        return WebSocketTransport.open(to.url, token_now(to.token), timeout, to.ca)
+    except UpgradeCut:
+        return WebSocketTransport.open(to.url, token_now(to.token), timeout, to.ca)
 
 
 def _say_hello(transport: Transport, url: str, hello: Hello) -> Handshake:

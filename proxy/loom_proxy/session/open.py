@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
+from dataclasses import replace
 from typing import Any
 
-from loom.errors import InvalidAddress, WorkersSilent, WrongArguments
+from loom.errors import ConnectionLost, InvalidAddress, SessionInUse, WorkersSilent, WrongArguments
 from loom.rest import TokenSource, safe_url
 from loom.wire.handshake import Hello
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.session.connection import Connection
-from loom_proxy.session.handshake import CLIENT, Address
+from loom_proxy.session.handshake import CLIENT, RECONNECT, Address
 
 MODES = ("drive", "watch")
 
@@ -48,7 +51,8 @@ def connect(
             and runs, and everything else raises `ReadOnlySession`.
         take_over: disconnect the session's client, if it has one; that client's error says so.
         persist: keep the session without a client until it is closed, not only for the gateway's linger time.
-        timeout: seconds to wait for the gateway to accept the connection.
+        timeout: seconds to wait for the gateway to accept the connection, and to try again if the connection is cut
+            before the session is open.
         reconnect_timeout: seconds of attempts to reconnect before the session counts as lost; None for as long as
             the session can live without a client.
         ca: file with the certificate (PEM) of the authority that vouches for the gateway, if that is your own;
@@ -92,10 +96,35 @@ def connect(
     hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
         try:
-            return Job(Connection.open(address, hello, timeout), attached=session is not None)
+            return Job(_open(address, hello, timeout), attached=session is not None)
         except WorkersSilent:
             continue  # the next session's driver has another port
-    return Job(Connection.open(address, hello, timeout), attached=session is not None)
+    return Job(_open(address, hello, timeout), attached=session is not None)
+
+
+def _open(address: Address, hello: Hello, timeout: float) -> Connection:
+    """Open a session or attach to one. Try again, for ``timeout`` seconds, if a connection is cut in the handshake.
+
+    A new session has a made-up name, so that the gateway opens it once, however often it is asked.
+    """
+    until = time.monotonic() + timeout
+    if hello.session is None:
+        hello = replace(hello, opening=secrets.token_hex(16))
+    cut: ConnectionLost | None = None
+    for delay in RECONNECT:
+        time.sleep(delay)
+        try:
+            return Connection.open(address, hello, timeout)
+        except ConnectionLost as error:
+            cut = error
+        except SessionInUse:
+            if cut is None:  # else perhaps by the connection that was cut, as the gateway has not noticed
+                raise
+        if time.monotonic() >= until:
+            raise cut
+        if hello.session is None:
+            hello = replace(hello, take_over=True)  # from the connection that was cut
+    raise AssertionError("unreachable")
 
 
 def _connect_by_kubectl(url: str, token: TokenSource, session: str | None, **options: Any) -> Job:

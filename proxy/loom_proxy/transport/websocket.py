@@ -51,6 +51,10 @@ class NoUpgrade(NotAGateway):
     """The other side speaks HTTP but gave no working WebSocket: it is no gateway, or a proxy is in the way."""
 
 
+class UpgradeCut(NoUpgrade):
+    """The connection was cut before the WebSocket was open: by the network, or by what breaks WebSockets."""
+
+
 class WebSocketTransport(Transport):
     """An open WebSocket."""
 
@@ -72,7 +76,7 @@ class WebSocketTransport(Transport):
         host = str(urlsplit(url).hostname)
         sock = connect(url, timeout, lambda sock: sock if context is None else TlsSocket(sock, context, host))
         try:
-            with errors_of_opening(url, timeout, cut=NoUpgrade):
+            with errors_of_opening(url, timeout, cut=UpgradeCut):
                 if isinstance(sock, socket.socket):  # the port that kubectl forwards has no TLS
                     check_proof(sock, url, token)
                 transport = cls._upgrade(sock, url, token)

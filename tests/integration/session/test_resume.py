@@ -25,8 +25,9 @@ from loom_gateway.driver.clients.client import AWAY_CROWD
 from loom_gateway.driver.clients.registry import WATCHERS_AWAY
 from loom_gateway.driver.clients.results import FILE_SIZE
 from loom_proxy.local import LocalCluster
-from tests.integration.calls.test_failures import driver_pid
+from tests.integration.calls.test_failures import driver_pid, rest
 from tests.support.gateways import await_true
+from tests.support.network.chaos_proxy import ChaosProxy, Schedule
 from tests.support.network.gate import Gate
 
 BOUND = 30.0
@@ -482,3 +483,20 @@ def test_another_client_does_not_mix_its_operations_with_one_that_is_still_being
     taking.join(BOUND)
     with connected[0] as other:
         assert other.meshes["slow"].add.call_one(1).get(BOUND) in (11, 12)  # whether the call had come
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_first_connection_that_is_cut_in_the_handshake_is_made_again_and_opens_one_session(
+    own_cluster: LocalCluster, seed: int
+) -> None:
+    port = urlsplit(own_cluster.url).port
+    assert port is not None
+    with ChaosProxy(port) as proxy:
+        # In a handshake: before the gateway has the hello, or after its answer.
+        proxy.attack(Schedule(seed=seed, cuts=4, gap=(200, 800), others=0))
+        url = f"ws://127.0.0.1:{proxy.port}"
+        with loom.connect(url, own_cluster.token, timeout=BOUND, transport="websocket") as job:
+            assert proxy.cuts > 0
+            await_true(
+                lambda: [one["name"] for one in rest(own_cluster, "/api/v1/sessions")["sessions"]] == [job.session]
+            )

@@ -40,6 +40,7 @@ class SilentDriver:
             shared={},
             state=SessionState.OPEN if opened else SessionState.STARTING,
             traffic=Traffic(),
+            greeted=0,
             driver=SimpleNamespace(files=SimpleNamespace(socket=self.path), check_peer=lambda sock: None),
         )
 
@@ -60,6 +61,9 @@ class SilentDriver:
 
     def get(self, name: str) -> Any:
         return self.session
+
+    def opened_by(self, user: str, opening: str) -> Any:
+        return None
 
     async def create(self, *owner: str) -> Any:
         return self.session

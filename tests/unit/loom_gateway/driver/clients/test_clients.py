@@ -82,6 +82,7 @@ def test_all_that_has_come_is_looked_at_for_what_is_taken_back() -> None:
     client, _ = clients.admit(connection, Hello(), Operations(start))
     far.sendall(b"".join(frame(call(ident)) for ident in range(1, PACE + 1)))
 
+    client.take_turn()
     connection._receive(client, connection._frames())
 
     assert started == [ident for ident in range(1, 1000) if ident != PACE + 1]
