@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,6 +24,7 @@ from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
+from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus, accepts
 from loom_gateway.rest.session_replicas import session_replica_routes
 from loom_gateway.rest.sessions import session_routes
 from loom_gateway.rest.weaver import weaver_routes
@@ -31,7 +32,6 @@ from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.sessions.draining import Draining
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
-from loom_gateway.workers.sources import parse_worker_address
 
 
 class WorkerInfo(BaseModel):
@@ -78,7 +78,6 @@ class Health(BaseModel):
     """The answer of a healthy gateway."""
 
     status: str = "ok"
-    """``ok``, ``draining`` if the gateway was told to stop, or why a required audit cannot be written."""
 
 
 def create_app(
@@ -136,16 +135,16 @@ def create_app(
         """Whether the gateway answers. Needs no token."""
         return Health()
 
-    @app.get("/readyz", responses={503: {"model": Health, "description": "The gateway was told to stop."}})
-    async def readyz(response: Response) -> Health:
-        """Whether the gateway takes new sessions. Needs no token."""
-        if draining.begun:
+    readiness = Readiness(manager, access.audit)
+    unready = {"model": Ready, "description": "The gateway was told to stop, or cannot write what it has to."}
+
+    @app.get("/readyz", responses={503: unready})
+    async def readyz(response: Response) -> Ready:
+        """Whether the gateway takes new sessions, and how many of its workers answer. Needs no token."""
+        ready = await readiness.check(draining.begun)
+        if ready.status is not ReadyStatus.OK:
             response.status_code = 503
-            return Health(status="draining")
-        if access.audit.refuses:
-            response.status_code = 503
-            return Health(status=f"the audit cannot be written: {access.audit.failure}")
-        return Health()
+        return ready
 
     @app.get(PROOF_PATH)
     async def proof(request: Request, key: str = "", challenge: str = "") -> Proof:
@@ -194,11 +193,4 @@ def create_app(
 
 
 async def _worker_info(address: str) -> WorkerInfo:
-    worker = parse_worker_address(address)
-    connecting: Any = asyncio.open_connection(worker.host, worker.port)
-    try:
-        _, writer = await asyncio.wait_for(connecting, timeout=2.0)
-    except (OSError, asyncio.TimeoutError):
-        return WorkerInfo(address=address, reachable=False)
-    writer.close()
-    return WorkerInfo(address=address, reachable=True)
+    return WorkerInfo(address=address, reachable=await accepts(address))

@@ -25,7 +25,7 @@ def ready(gateway: Gateway) -> tuple[int, str]:
         with urllib.request.urlopen(url, timeout=BOUND) as response:
             return response.status, json.load(response)["status"]
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)["status"]
+        return error.code, json.load(error)["reason"]
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

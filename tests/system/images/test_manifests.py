@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shutil
 import subprocess
@@ -158,7 +159,8 @@ def copied(tmp_path: Path) -> Path:
     """The manifests as somebody has them who has made a token and deploys."""
     kubernetes = tmp_path / "kubernetes"
     shutil.copytree(KUBERNETES, kubernetes)
-    (kubernetes / "base" / "token.env").write_text("token=secret\n")
+    for folder in ("base", "monitoring"):
+        (kubernetes / folder / "token.env").write_text("token=secret\n")
     return kubernetes
 
 
@@ -201,7 +203,7 @@ def test_monitoring_is_listed_in_a_kustomization_of_ones_own(copied: Path) -> No
     (copied / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(mine))
     made = list(yaml.safe_load_all(kustomized(copied / "mine")))
     monitoring = built(copied / "monitoring")
-    assert [manifest["kind"] for manifest in monitoring] == ["ServiceMonitor", "NetworkPolicy"]
+    assert [manifest["kind"] for manifest in monitoring] == ["ServiceMonitor", "NetworkPolicy", "Secret"]
     assert all(manifest in made for manifest in monitoring)
     assert len(made) == len(BASE) + len(monitoring)
 
@@ -251,7 +253,7 @@ def test_services_and_probes_name_ports_of_the_container() -> None:
 
 def test_only_the_jobs_pods_reach_the_workers() -> None:
     policy = one("NetworkPolicy", "loom-workers")["spec"]
-    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
     (rule,) = policy["ingress"]
     peers = [selected_by(peer["podSelector"]["matchLabels"]) for peer in rule["from"]]
     assert sorted(peers) == [["loom-gateway"], ["loom-worker"]]
@@ -264,10 +266,11 @@ def test_secrets_that_are_named_exist() -> None:
     token = volumes["own-token"]["secret"]["secretName"]
     assert "--token-file=/etc/loom/own/token" in container(GATEWAY)["args"]
     assert "token" in one("Secret", token)["data"]
-    monitor = one("ServiceMonitor", "loom-gateway", built(KUBERNETES / "monitoring"))
-    (endpoint,) = monitor["spec"]["endpoints"]
+    monitoring = built(KUBERNETES / "monitoring")
+    (endpoint,) = one("ServiceMonitor", "loom-gateway", monitoring)["spec"]["endpoints"]
     wanted = endpoint["authorization"]["credentials"]
-    assert wanted["key"] in one("Secret", wanted["name"])["data"]
+    assert wanted["key"] in one("Secret", wanted["name"], monitoring)["data"]
+    assert wanted["name"] != token  # Prometheus needs a token of scope view, not the gateway's own
     assert endpoint["port"] in {port["name"] for port in one("Service", "loom-gateway")["spec"]["ports"]}
 
 
@@ -309,8 +312,57 @@ def test_only_the_gateway_can_read_the_tokens() -> None:
 
 
 @by_pod
-def test_resources_are_asked_for(owner: Manifest) -> None:
-    assert set(container(owner)["resources"]["requests"]) == {"cpu", "memory"}
+def test_resources_are_asked_for_and_storage_is_bounded(owner: Manifest) -> None:
+    resources = container(owner)["resources"]
+    assert set(resources["requests"]) == {"cpu", "memory", "ephemeral-storage"}
+    assert set(resources["limits"]) == {"memory", "ephemeral-storage"}
+    volumes = [volume["emptyDir"] for volume in pod(owner)["spec"]["volumes"] if "emptyDir" in volume]
+    on_disk = [gibibytes(volume["sizeLimit"]) for volume in volumes if volume.get("medium") != "Memory"]
+    assert sum(on_disk) < gibibytes(resources["limits"]["ephemeral-storage"])
+
+
+def gibibytes(quantity: str) -> int:
+    assert quantity.endswith("Gi")
+    return int(quantity.removesuffix("Gi"))
+
+
+@pytest.mark.parametrize("name", ["loom-gateway", "loom-workers"])
+def test_no_pod_reaches_the_address_of_a_clouds_credentials(name: str) -> None:
+    policy = one("NetworkPolicy", name)["spec"]
+    assert "Egress" in policy["policyTypes"]
+    everywhere = [rule for rule in policy["egress"] if "to" not in rule]
+    assert all({port["port"] for port in rule["ports"]} == {53} for rule in everywhere)
+    blocks = [peer["ipBlock"] for rule in policy["egress"] for peer in rule.get("to", ()) if "ipBlock" in peer]
+    for address in map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254")):
+        allowed = [
+            block
+            for block in blocks
+            if address in ipaddress.ip_network(block["cidr"])
+            and not any(address in ipaddress.ip_network(left_out) for left_out in block.get("except", ()))
+        ]
+        assert not allowed
+
+
+def test_workers_reach_the_drivers_and_not_the_gateway() -> None:
+    rules = one("NetworkPolicy", "loom-gateway")["spec"]["ingress"]
+    (of_workers,) = [
+        rule
+        for rule in rules
+        for peer in rule["from"]
+        if "podSelector" in peer and selected_by(peer["podSelector"]["matchLabels"]) == ["loom-worker"]
+    ]
+    assert not any(port["port"] <= 8470 <= port.get("endPort", port["port"]) for port in of_workers["ports"])
+
+
+def test_a_worker_has_ended_before_its_pod_is_killed() -> None:
+    grace = options(WORKER, "worker", container(WORKER)["args"])["grace"]
+    assert 0 < grace < pod(WORKER)["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_audit_is_on() -> None:
+    audit = options(GATEWAY, "gateway", container(GATEWAY)["args"])["audit"]
+    mounts = {mount["mountPath"] for mount in container(GATEWAY)["volumeMounts"]}
+    assert str(Path(audit).parent) in mounts
 
 
 @by_pod
@@ -346,7 +398,8 @@ def test_the_gateways_command_is_keep_gateway() -> None:
     assert command == [*only(read(FILES[0]), "ENTRYPOINT").words, "keep-gateway"]
     given = options(GATEWAY, "gateway", container(GATEWAY)["args"])
     assert (given["host"], given["port"]) == ("0.0.0.0", 8470)
-    assert given["drain"] + 20 < pod(GATEWAY)["spec"]["terminationGracePeriodSeconds"]
+    (_, pause) = container(GATEWAY)["lifecycle"]["preStop"]["exec"]["command"]
+    assert int(pause) + given["drain"] + 20 < pod(GATEWAY)["spec"]["terminationGracePeriodSeconds"]
 
 
 def test_the_gateway_waits_for_as_many_workers_as_there_are() -> None:

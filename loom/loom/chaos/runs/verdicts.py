@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from loom.chaos.durations import spoken
@@ -111,18 +111,47 @@ def _last_values(run: Run, expected: Expectation) -> tuple[bool, str]:
 
 
 def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
-    by_step: dict[int, dict[str, float]] = {}
+    """Check that replicas have the same parameters at each step of a lineage.
+
+    When a replica goes back to an earlier step, the steps after that are made anew from a checkpoint, perhaps by
+    fewer groups, and may come out differently than before: a new lineage begins.
+    """
+    made: dict[int, list[tuple[float, str, float]]] = {}
+    back: list[tuple[float, int]] = []  # when a replica went back, and to which step
     for replica in run.watched():
-        for point in run.observer.history(replica.id, HASH, run.began):
-            if point.step is not None:
-                by_step.setdefault(point.step, {})[replica.id] = point.value
-    compared = {step: hashes for step, hashes in by_step.items() if len(hashes) > 1}
-    apart = [step for step, hashes in compared.items() if len(set(hashes.values())) > 1]
+        last: tuple[int, float] | None = None
+        for point in sorted(run.observer.history(replica.id, HASH, run.began), key=lambda point: point.time):
+            if point.step is None:
+                continue
+            if last is not None and (point.step < last[0] or (point.step == last[0] and point.value != last[1])):
+                back.append((point.time, point.step))
+            last = point.step, point.value
+            made.setdefault(point.step, []).append((point.time, replica.id, point.value))
+    compared, apart = 0, []
+    for step, points in sorted(made.items()):
+        for hashes in _lineages(step, sorted(points), back):
+            compared += len(hashes) > 1
+            if len(set(hashes.values())) > 1:
+                apart.append(step)
     if not compared:
         return False, f"no two replicas report {HASH} of one step"
     if apart:
-        return False, f"at {len(apart)} of {len(compared)} steps they do not: first at {min(apart)}"
-    return True, f"at all of {len(compared)} steps"
+        return False, f"at {len(apart)} of {compared} steps they do not: first at {min(apart)}"
+    return True, f"at all of {compared} steps"
+
+
+def _lineages(
+    step: int, points: list[tuple[float, str, float]], back: list[tuple[float, int]]
+) -> Iterator[dict[str, float]]:
+    """Yield the values of a step by replica, for each lineage that has the step."""
+    hashes: dict[str, float] = {}
+    before = -math.inf
+    for time, replica, value in points:
+        if hashes and any(before < when <= time and first <= step for when, first in back):
+            yield hashes
+            hashes = {}
+        hashes[replica], before = value, time
+    yield hashes
 
 
 def goodput(spent: Mapping[str, float]) -> float | None:

@@ -1,0 +1,101 @@
+"""The readiness of a gateway: whether it takes new sessions, and how many of its workers answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel
+
+from loom_gateway.access.audit import Audit
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.workers.sources import parse_worker_address
+
+CHECKED_FOR = 5.0
+"""Seconds for which an answer is given again: nobody needs a token to ask."""
+
+ANSWERS_WITHIN = 2.0
+"""Seconds in which a worker has to accept a connection."""
+
+
+class ReadyStatus(str, Enum):
+    """Whether a gateway takes new sessions."""
+
+    OK = "ok"
+    DRAINING = "draining"
+    """The gateway was told to stop."""
+    STATE_NOT_WRITABLE = "state_not_writable"
+    """The state folder cannot be written, as when its disk is full: no session can be opened."""
+    AUDIT_NOT_WRITABLE = "audit_not_writable"
+    """The audit cannot be written, and is required."""
+
+
+class Ready(BaseModel):
+    """The readiness of a gateway.
+
+    Workers that do not answer leave it ready: their sessions live, and clients have to reach these.
+    """
+
+    status: ReadyStatus = ReadyStatus.OK
+    reason: str = ""
+    """What is wrong, in a sentence."""
+    workers: int = 0
+    """The number of known workers."""
+    workers_reachable: int = 0
+    """The number of workers that accept connections."""
+
+
+class Readiness:
+    """Checks a gateway's state folder and workers."""
+
+    def __init__(self, manager: SessionManager, audit: Audit) -> None:
+        self._manager = manager
+        self._audit = audit
+        self._checked: Ready | None = None
+        self._at = 0.0
+        self._checking = asyncio.Lock()
+
+    async def check(self, draining: bool) -> Ready:
+        """Return the readiness, which may be some seconds old."""
+        async with self._checking:
+            if self._checked is None or time.monotonic() - self._at > CHECKED_FOR:
+                self._checked = await self._check()
+                self._at = time.monotonic()
+        if draining:
+            return self._checked.model_copy(update={"status": ReadyStatus.DRAINING})
+        if self._audit.refuses:
+            why = f"the audit cannot be written: {self._audit.failure}"
+            return self._checked.model_copy(update={"status": ReadyStatus.AUDIT_NOT_WRITABLE, "reason": why})
+        return self._checked
+
+    async def _check(self) -> Ready:
+        addresses = list(self._manager.worker_watch.hosts.addresses)
+        answers = await asyncio.gather(*map(accepts, addresses))
+        writable = await asyncio.to_thread(is_writable, self._manager.folder.path)
+        status = ReadyStatus.OK if writable else ReadyStatus.STATE_NOT_WRITABLE
+        return Ready(status=status, workers=len(addresses), workers_reachable=sum(answers))
+
+
+async def accepts(address: str) -> bool:
+    """Return whether a worker's port accepts connections."""
+    worker = parse_worker_address(address)
+    connecting: Any = asyncio.open_connection(worker.host, worker.port)
+    try:
+        _, writer = await asyncio.wait_for(connecting, ANSWERS_WITHIN)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def is_writable(folder: str) -> bool:
+    """Return whether a file can be written in a folder, to its end."""
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".ready-") as file:
+        file.write(bytes(4096))
+        file.flush()
+        return True
+    return False

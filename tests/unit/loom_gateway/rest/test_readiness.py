@@ -1,0 +1,43 @@
+"""What ``/readyz`` says of a gateway's state folder and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from loom_gateway.access.audit import Audit
+from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
+
+
+def check(folder: Path, addresses: list[str], draining: bool = False) -> Ready:
+    hosts = SimpleNamespace(hosts=SimpleNamespace(addresses=addresses))
+    manager: Any = SimpleNamespace(worker_watch=hosts, folder=SimpleNamespace(path=str(folder)))
+
+    async def ask() -> Ready:
+        return await Readiness(manager, Audit(None)).check(draining)
+
+    return asyncio.run(ask())
+
+
+def test_a_gateway_that_cannot_write_its_state_is_not_ready(tmp_path: Path) -> None:
+    assert check(tmp_path, []).status is ReadyStatus.OK
+    assert list(tmp_path.iterdir()) == []
+
+    assert check(tmp_path / "removed", []).status is ReadyStatus.STATE_NOT_WRITABLE
+
+
+def test_it_says_how_many_workers_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as ended:
+        ports = [one.getsockname()[1] for one in (server, ended)]
+        ended.close()
+
+        ready = check(tmp_path, [f"tcp://127.0.0.1:{port}" for port in ports])
+
+    assert (ready.status, ready.workers, ready.workers_reachable) == (ReadyStatus.OK, 2, 1)
+
+
+def test_a_gateway_that_drains_says_so(tmp_path: Path) -> None:
+    assert check(tmp_path, [], draining=True).status is ReadyStatus.DRAINING
