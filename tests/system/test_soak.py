@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -165,6 +165,34 @@ FLAT = 1.10
 
 SAMPLES = 20
 
+MESHES = 20
+"""Actor meshes of a round."""
+
+NATIVE_ROUNDS = 12
+
+
+def native_round_growth(hosts: Any, rounds: int) -> float:
+    """Return the bytes by which a driver grows with a round of Monarch alone: torchmonarch 0.7 frees no mesh whole.
+
+    Run in the driver.
+    """
+    from loom_gateway.driver.monarch.release import release
+
+    own = psutil.Process()
+    sizes = []
+    for _ in range(rounds):
+        procs = hosts.spawn_procs(per_host={"gpus": 1})
+        for number in range(MESHES):
+            actors = procs.spawn(f"native {number}", Counter)
+            actors.add.call(1).get()
+            actors.stop().get()
+            release([actors])
+        procs.stop().get()
+        release([procs])
+        sizes.append(own.memory_info().rss)
+    skipped = rounds // 3  # in which the allocators settle
+    return (sizes[-1] - sizes[skipped]) / (rounds - 1 - skipped)
+
 
 def resident(pids: dict[str, int]) -> dict[str, int]:
     return {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
@@ -176,17 +204,21 @@ def resident(pids: dict[str, int]) -> dict[str, int]:
 def test_a_session_that_remakes_its_meshes_stays_as_large_as_it_is(
     gateway_of_its_own: LocalCluster, seconds: float
 ) -> None:
-    """Of the second half, the end is compared with the beginning, by medians: allocators settle in the first."""
+    """Of the second half, the end is compared with the beginning, by medians: allocators settle in the first.
+
+    A driver may grow by what the same rounds cost Monarch alone, too.
+    """
     cluster = gateway_of_its_own
     data = os.urandom(1 << 20)
     with loom.connect(cluster.url, cluster.token, timeout=BOUND) as job:
+        native = max(0.0, job.run(native_round_growth, job.hosts, NATIVE_ROUNDS))
         pids = {"laptop": os.getpid(), "gateway": cluster.pids[0], "driver": job.run(os.getpid)}
         samples: list[dict[str, int]] = []
         began = time.monotonic()
         rounds = 0
         while (gone := time.monotonic() - began) < seconds:
             procs = job.hosts.spawn_procs(per_host={"gpus": 1}, name=f"procs {rounds}")
-            for number in range(20):
+            for number in range(MESHES):
                 actors = procs.spawn(f"counters {rounds} {number}", Counter, number)
                 assert list(actors.add.call(1).get(timeout=BOUND).values()) == [number + 1] * 2
                 assert actors.slice(hosts=1).echo.call_one(data).get(timeout=BOUND) == data
@@ -198,10 +230,11 @@ def test_a_session_that_remakes_its_meshes_stays_as_large_as_it_is(
                 samples.append(resident(pids))
         workers = resident({f"worker {number}": pid for number, pid in enumerate(cluster.pids[1:])})
     assert len(samples) >= 2 * SAMPLES, f"only {rounds} rounds in {seconds:g} s"
-    print(f"{rounds} rounds; workers, whose meshes Monarch keeps: {workers}")
+    apart = len(samples) - SAMPLES  # rounds between the medians
+    print(f"{rounds} rounds; natively {native / 1024:.0f} KiB a round; workers: {workers}")
     for name in pids:
         first, last = (
             statistics.median(sample[name] for sample in part) for part in (samples[:SAMPLES], samples[-SAMPLES:])
         )
         print(f"{name}: {first / 2**20:.0f} → {last / 2**20:.0f} MiB")
-        assert last <= first * FLAT, name
+        assert last <= first * FLAT + (apart * native if name == "driver" else 0), name
