@@ -76,9 +76,11 @@ class Hostile:
             await event.wait()
 
     async def end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Python 3.11's `wait_for` may swallow a cancellation when its read ends at the same time.
+        while pending := [task for task in self._tasks if not task.done()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=1.0)
         self._tasks = []
 
     async def _hold(self, request: bytes, number: int, gate: asyncio.Semaphore, made: asyncio.Event) -> None:
