@@ -60,5 +60,5 @@ def test_two_users_see_and_change_nothing_of_each_others(house: House) -> None:
 def test_two_users_see_and_change_nothing_of_each_others_for_minutes(house: House) -> None:
     persons = live_together(house, seed=22, seconds=300)
 
-    assert all(len(person.counts) == 12 for person in persons), [person.counts for person in persons]
+    assert all(len(person.counts) == 11 for person in persons), [person.counts for person in persons]
     check_audit(house, persons)
