@@ -492,6 +492,7 @@ class TrainingFailed(LoomError, code="training_failed"):
 # Cases that have only a code: the name in small letters
 
 EndpointNameTaken = NameTaken
+HostRefused = Denied
 HostsNotOwned = WrongState
 MeshStopped = WrongState
 NoOpenJob = WrongState
@@ -501,6 +502,7 @@ NotInjectable = Denied
 NotOneActor = Invalid
 ObjectNameTaken = NameTaken
 PortForwardFailed = Unavailable
+ReplicaTaken = Conflict
 RunNameTaken = NameTaken
 ServiceUnreachable = Unavailable
 StateFolderInUse = Conflict

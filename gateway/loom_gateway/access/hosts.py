@@ -38,7 +38,7 @@ class AllowedHosts:
             raise Denied(
                 f"this gateway does not answer to the host {name[:200]!r}: connect to localhost or 127.0.0.1, or "
                 f"start the gateway with --allow-host for the name by which a proxy or a forward asks for it",
-                code="host",
+                code="host_refused",
             )
 
 

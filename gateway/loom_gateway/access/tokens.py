@@ -104,13 +104,16 @@ class TokenAuthority:
             self._issuer.refresh()
 
     def reload(self) -> None:
-        """Read the files again if they have changed. While one cannot be read, its last content stays in force."""
+        """Read the files again if they have changed. While one cannot be read, its last content stays in force.
+
+        A token file that was removed lets nobody in.
+        """
         try:
             self._reload_own()
             tokens = self._changed_tokens()
         except TokenFileError as error:
             if str(error) != str(self._trouble):
-                logger.error("%s; going by what it said before", error)
+                logger.error("%s%s", error, "; going by what it said before" if self._by_id else "")
             self._trouble = error
             return
         self._trouble = None
@@ -139,7 +142,8 @@ class TokenAuthority:
         if version != self._version:
             try:
                 if not version and self._known.any:
-                    raise TokenFileError(f"the token file {self._file.path} is gone")
+                    self._by_digest, self._by_id = {}, {}
+                    raise TokenFileError(f"the token file {self._file.path} is gone: its tokens let nobody in")
                 tokens = self._file.read()
             except TokenFileError as error:
                 self._failed = version, error

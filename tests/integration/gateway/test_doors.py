@@ -261,7 +261,7 @@ def test_pages_of_the_gateways_host_and_of_those_allowed_come_in(doors: Doors) -
 @pytest.mark.parametrize("path", ["/healthz", "/api/v1/status", "/api/v1/sessions"])
 def test_a_page_whose_name_leads_here_is_refused(doors: Doors, path: str) -> None:
     status, answer = doors.rest("GET", path, doors.token, Host="evil.example:8470")
-    assert (status, answer["error"]["code"]) == (403, "host")
+    assert (status, answer["error"]["code"]) == (403, "host_refused")
     assert "--allow-host" in answer["error"]["message"]
     assert doors.rest("GET", path, doors.token, Host="localhost:8470")[0] == 200
 
@@ -276,7 +276,7 @@ def test_a_page_whose_name_leads_here_opens_no_websocket(doors: Doors) -> None:
     answer = exchange(doors.url, "\r\n".join(["GET /ws/v1 HTTP/1.1", *lines, "", ""]).encode())
 
     assert status_of(answer) == 403
-    assert b'"host"' in answer
+    assert b'"host_refused"' in answer
 
 
 # -- limits -------------------------------------------------------------------------------------------------

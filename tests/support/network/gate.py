@@ -16,6 +16,8 @@ class Gate(DelayProxy):
     def __init__(self, port: int, listen: int = 0) -> None:
         super().__init__(port, delay=0, listen=listen)
         self._links: set[Link] = set()
+        self._making: set[asyncio.Task[None] | None] = set()
+        """The tasks whose connection to the server is being made: it may be there already, and a cut is for it too."""
         self._shut = False
         self.knocked = threading.Event()
         """Set when a client has been turned away."""
@@ -25,9 +27,18 @@ class Gate(DelayProxy):
             writer.transport.abort()
             self.knocked.set()
             return
-        await super()._serve(reader, writer)
+        making = asyncio.current_task()
+        self._making.add(making)
+        try:
+            await super()._serve(reader, writer)
+        finally:
+            self._making.discard(making)
 
     async def _forward(self, link: Link) -> None:
+        if asyncio.current_task() not in self._making:
+            link.reset()
+            return
+        self._making.discard(asyncio.current_task())
         self._links.add(link)
         try:
             await super()._forward(link)
@@ -49,5 +60,6 @@ class Gate(DelayProxy):
         self._shut = False
 
     def _reset(self) -> None:
+        self._making.clear()
         for link in self._links:
             link.reset()

@@ -30,6 +30,7 @@ FaultRefused            fault_refused           409 1 RuntimeError
 FileChanged             file_changed            500 1
 GatewayDraining         gateway_draining        503 1
 GatewayUnreachable      gateway_unreachable     500 5 ConnectionError OSError
+HostRefused             host_refused            403 6 PermissionError OSError
 HostsNotOwned           hosts_not_owned         500 1 RuntimeError
 InvalidAddress          invalid_address         500 2 ValueError
 InvalidLogOption        invalid_log_option      500 1 ValueError RuntimeError
@@ -68,6 +69,7 @@ PythonVersionMismatch   python_version          500 1
 RateLimited             rate_limited            429 1
 ReadOnlySession         read_only_session       500 1 PermissionError OSError
 RemoteException         remote_exception        500 1
+ReplicaTaken            replica_taken           500 1
 RunNameTaken            run_name_taken          500 1 ValueError
 ScopeError              scope                   403 6 PermissionError OSError
 ServiceUnreachable      service_unreachable     500 1 ConnectionError OSError
