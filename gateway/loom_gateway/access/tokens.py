@@ -235,7 +235,8 @@ class TokenAuthority:
                 raise TokenRevoked(f"this gateway accepts no OpenID tokens any more, as {ident!r} had")
             return
         token = self._by_id.get(ident)
-        if token is None and self._failed is not None and ident not in self._known.revoked:
+        never_read = self._failed is not None and self._version is None
+        if token is None and never_read and ident not in self._known.revoked:
             return  # it may be in the file that cannot be read, and a session is not ended on a guess
         state = "revoked" if token is None else token.state(time.time())
         if state != "valid":

@@ -17,7 +17,7 @@ class Gate(DelayProxy):
         super().__init__(port, delay=0, listen=listen)
         self._links: set[Link] = set()
         self._making: set[asyncio.Task[None] | None] = set()
-        """The tasks whose connection to the server is being made: it may be there already, and a cut is for it too."""
+        """The tasks that connect to the server. The connection may be there already, and a cut is for it too."""
         self._shut = False
         self.knocked = threading.Event()
         """Set when a client has been turned away."""
