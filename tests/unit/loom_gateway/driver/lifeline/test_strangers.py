@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 import pytest
 
@@ -96,12 +98,17 @@ async def test_a_process_that_the_driver_has_never_seen_cannot_come_back() -> No
         assert driver.started == []
 
 
+def reset(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
 async def test_a_process_that_ends_before_its_agent_holds_the_line_is_given_up_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lifelines, "START_GRACE", 0.05)
     async with Driver(patience=10 * BOUND) as driver:
-        for procs, end in ((7, asyncio.StreamWriter.close), (8, lambda writer: writer.transport.abort())):
+        for procs, end in ((7, asyncio.StreamWriter.close), (8, reset)):
             reader, writer = await connect(driver)
             writer.write(greeting(tie(driver.server.address.key, procs=procs)))
             await reader.readexactly(LENGTH.size)
