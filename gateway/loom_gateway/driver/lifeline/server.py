@@ -226,6 +226,8 @@ class LifelineServer:
     def close(self) -> None:
         """Stop listening and cut every connection."""
         self._server.close()
+        for stranger in list(self._strangers):
+            stranger.transport.abort()
         for held in self._lines.values():
             held.carry_by(None)
 

@@ -59,6 +59,9 @@ class Driver:
 
     async def __aexit__(self, *error: object) -> None:
         self.server.close()
+        if serving := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(serving, timeout=BOUND)
+        await asyncio.sleep(0)  # a transport is closed one round of the loop after its task
 
     def _note(self, where: list[tuple[int, int]]) -> Callable[[int, int], None]:
         def note(procs: int, rank: int) -> None:
