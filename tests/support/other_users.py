@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import loom
+import loom_gateway
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other user ids")
 
 _OPEN = """
@@ -34,12 +37,20 @@ def reachable_python() -> Iterator[list[str]]:
     The processes have the ids of those without it.
     """
     base = Path(sys.base_prefix).resolve()
-    closed = [parent for parent in reversed(base.parents) if not parent.stat().st_mode & 0o001]
+    for needed in (Path(sys.prefix), Path(loom.__file__), Path(loom_gateway.__file__)):
+        for parent in needed.absolute().parents:
+            if not parent.is_relative_to(base) and not base.is_relative_to(parent) and _is_closed(parent):
+                pytest.skip(f"{parent} is closed to other user ids, and {needed} is below it")
+    closed = [parent for parent in reversed(base.parents) if _is_closed(parent)]
     if not closed:
         yield []
         return
     with tempfile.TemporaryDirectory(prefix="loom-test-python-") as aside:
         yield ["unshare", "--mount", "sh", "-c", _OPEN, "open", str(base), str(closed[0]), aside]
+
+
+def _is_closed(folder: Path) -> bool:
+    return not folder.stat().st_mode & 0o001
 
 
 def as_user(uid: int) -> list[str]:

@@ -93,14 +93,14 @@ def list_sessions(
 ) -> None:
     """List your living sessions and those that are shared with you; with a token of scope admin, all."""
     sessions = Gateway(url, token, ca=ca, insecure=insecure).sessions()
-    columns = ["name", "user", "shared with", "state", "client", "created", "pid", "operations"]
+    columns = ["name", "state", "client", "user", "shared with", "created", "pid", "operations"]
     rows = [
         [
             one["name"],
-            one.get("user", ""),
-            ", ".join(f"{user}: {scope}" for user, scope in one.get("shared", {}).items()),
             one["state"],
             "connected" if one["client_connected"] else "away",
+            one.get("user", ""),
+            ", ".join(f"{user}: {scope}" for user, scope in one.get("shared", {}).items()),
             when(one["created_at"]),
             one["pid"],
             one["operations"],

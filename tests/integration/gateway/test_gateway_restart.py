@@ -38,6 +38,13 @@ def gateway(cluster: LocalCluster) -> Iterator[Gateway]:
         yield running
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="loom-test-") as folder:
+        yield Path(folder)
+
+
 def counters_of(job: loom.Job) -> loom.ActorMeshProxy:
     return job.hosts.spawn_procs(name="procs").spawn("counters", Counter)
 
@@ -429,8 +436,8 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         StateFolder.open(str(path))
 
 
-def test_a_place_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "open"
+def test_a_place_that_others_can_write_to_is_refused(short_path: Path) -> None:
+    place = short_path / "open"
     place.mkdir()
     place.chmod(0o777)
     with pytest.raises(loom.UnsafeStateFolder, match=rf"they can write to {place} \(mode 777\): `chmod \+t"):
@@ -450,17 +457,17 @@ def test_a_new_volume_of_a_container_is_closed_to_others(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_place_of_another_user_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    os.chown(tmp_path / "theirs", 65534, 65534)
+def test_a_place_of_another_user_is_refused(short_path: Path) -> None:
+    (short_path / "theirs").mkdir()
+    os.chown(short_path / "theirs", 65534, 65534)
     with pytest.raises(loom.UnsafeStateFolder, match="belongs to user 65534, who can put another in its place"):
-        StateFolder.open(str(tmp_path / "theirs" / "state"))
+        StateFolder.open(str(short_path / "theirs" / "state"))
 
 
-def test_a_folder_that_drivers_with_other_ids_cannot_reach_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    with pytest.raises(loom.UnsafeStateFolder, match=rf"{tmp_path} is closed to them \(mode 700\)"):
-        StateFolder.open(str(tmp_path / "state"), separate=True)
+def test_a_folder_that_drivers_with_other_ids_cannot_reach_is_refused(short_path: Path) -> None:
+    short_path.chmod(0o700)
+    with pytest.raises(loom.UnsafeStateFolder, match=rf"{short_path} is closed to them \(mode 700\)"):
+        StateFolder.open(str(short_path / "state"), separate=True)
 
 
 def test_the_default_folder_is_there_after_a_logout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
