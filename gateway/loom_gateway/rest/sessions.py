@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
-from loom.errors import LoomError
+from loom.errors import LoomError, UnknownSession
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal
@@ -137,7 +137,10 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         text. A follower gets empty lines as signs of life.
         """
         query = LogQuery(mesh, rank, stream, tail)
-        session = access.find_readable(principal, name)
+        try:
+            session = access.find_readable(principal, name)
+        except UnknownSession as error:
+            raise UnknownSession(f"no log of a session named {name!r}: {error}") from error
         if follow:
             followed = _while_valid(
                 await manager.logs.follow(name, query, principal.identity.user), access, principal, session
