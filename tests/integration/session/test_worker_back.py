@@ -228,11 +228,10 @@ def delivery_timeout() -> str:
     return str(get_global_config()["message_delivery_timeout"])
 
 
-@pytest.mark.xfail(reason="processes wait for --worker-patience and 30 s since the line resumes: say so here")
 def test_the_driver_is_more_patient_than_processes(job: loom.Job) -> None:
     asked = job.hosts.spawn_procs().spawn("asked", Asked)
 
-    assert set(asked.patience.call().get(BOUND).values()) == {"30s"}
+    assert set(asked.patience.call().get(BOUND).values()) == {"1m 30s"}
     assert "years" in job.run(delivery_timeout)
 
 
