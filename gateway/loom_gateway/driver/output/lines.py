@@ -62,8 +62,8 @@ class Aggregate:
 class Aggregator:
     """Merges equal lines of several ranks, and consecutive equal lines of one rank.
 
-    Each rank's lines keep their order. Two equal lines of a rank with others between them stay apart, so that the
-    traceback of eight ranks becomes one complete traceback.
+    Lines come in the order in which they first appeared. Two equal lines of a rank with others between them stay apart,
+    so that the traceback of eight ranks becomes one complete traceback.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Aggregator:
         line.ranks.append(rank)
 
     def take(self) -> list[Aggregate]:
-        """Return the lines so far by the time of their first appearance, and start anew."""
+        """Return the lines so far in the order of their first appearance, and start anew."""
         lines = list(self._lines.values())
         self._lines, self._last, self._seen = {}, {}, Counter()
         return lines
