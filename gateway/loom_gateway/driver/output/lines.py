@@ -62,8 +62,8 @@ class Aggregate:
 class Aggregator:
     """Merges equal lines of several ranks, and consecutive equal lines of one rank.
 
-    Lines come in the order in which they first appeared. Two equal lines of a rank with others between them stay apart,
-    so that the traceback of eight ranks becomes one complete traceback.
+    Lines come in the order in which they first appeared. Two equal lines of a rank with others between them stay
+    apart, so that the traceback of eight ranks becomes one complete traceback.
     """
 
     def __init__(self) -> None:
