@@ -10,11 +10,16 @@ from typing import Any
 
 import psutil
 
+from loom_gateway.driver.lifeline.silence import REFUSED_FOR
+
 STARTED_IN_TIME = 40.0
 """Seconds that a program may take to say that it is ready, on a busy machine."""
 
-ENDED_IN_TIME = 10.0
-"""Seconds in which a program and all its descendants must be gone."""
+ENDED_IN_TIME = REFUSED_FOR + 15.0
+"""Seconds in which a program and all its descendants must be gone.
+
+An agent whose line to its driver was reset, and not closed, asks for the driver for `REFUSED_FOR` seconds.
+"""
 
 HIDDEN = "import sys; sys.modules[{module!r}] = None; "
 """Python code that makes a module look as if it were not installed."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from loom.process import tasks
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
-from loom_gateway.driver.lifeline.host_watch import watch_host
+from loom_gateway.driver.lifeline.host_watch import HostEnd, watch_host
 from loom_gateway.driver.monarch.root_client import unreachable
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler, notice
@@ -38,11 +38,20 @@ class HostWatcher:
         self._syncs = syncs
         self._following: asyncio.Task[None] | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}  # one for each host that lives
+        self._restarted: set[int] = set()  # lost hosts in whose place a worker has been seen
         self._refreshing = asyncio.Lock()
         self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
 
-    def start(self, read: Callable[[], WorkerList | None]) -> None:
-        """Start watching for lost hosts, and for new addresses in the gateway's list of workers."""
+    def start(
+        self, read: Callable[[], WorkerList | None], connected: Callable[[], Iterable[tuple[int, int]]]
+    ) -> None:
+        """Start watching for lost hosts, and for new addresses in the gateway's list of workers.
+
+        Args:
+            read: returns the list of workers.
+            connected: returns the connected processes, by proc mesh and rank.
+        """
+        self._connected = connected
         for host in range(len(self._hosts.addresses)):
             self._watch(host)
         self._following = tasks.keep_running("follow the workers", lambda: self._follow(read))
@@ -51,8 +60,19 @@ class HostWatcher:
         self._watches[host] = tasks.run("watch a host", self._await_end(host))
 
     async def _await_end(self, host: int) -> None:
-        await watch_host(parse_worker_address(self._hosts.addresses[host]), self._context.lifeline.patience)
+        address, patience = parse_worker_address(self._hosts.addresses[host]), self._context.lifeline.patience
+        end = await watch_host(address, patience, lambda: self._lives(host))
         self._gone(host)
+        if end == HostEnd.RESTARTED:
+            self._restarted.add(host)
+
+    def _lives(self, host: int) -> bool:
+        """Return whether a process on a host is connected."""
+        for procs, rank in self._connected():
+            entry = self._context.meshes.known(procs)
+            if entry is not None and entry.hosts[rank] == host:
+                return True
+        return False
 
     def _gone(self, host: int) -> None:
         self._hosts.lost.add(host)
@@ -71,7 +91,7 @@ class HostWatcher:
             for host, address in enumerate(() if known is None else known.addresses):
                 if host < len(self._hosts.addresses) and address != self._hosts.addresses[host]:
                     self._move(host, address)
-            away = self._hosts.moved & self._hosts.lost
+            away = (self._hosts.moved | self._restarted) & self._hosts.lost
             if away:
                 await self._take_back(away)
             await asyncio.sleep(FOLLOW_EVERY)
@@ -93,6 +113,7 @@ class HostWatcher:
             back = await self._context.loop.run_in_executor(None, self._attach_again, lost)
             for host in back:
                 self._hosts.lost.discard(host)
+                self._restarted.discard(host)
                 self._watch(host)
             await asyncio.gather(*map(self._syncs.host_back, back))
             for host in back:

@@ -4,41 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
+from collections.abc import Callable
 
 from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, Refusals, break_after
 from loom_gateway.workers.sources import WorkerAddress
 
+SAME_AFTER = 2 * ATTEMPT  # seconds after the network is back in which the processes of a worker are back too
 
-async def watch_host(address: WorkerAddress, patience: float) -> None:
+LOOK_EVERY = 1.0  # seconds between two looks whether processes live
+
+
+class HostEnd(enum.Enum):
+    """Why the watch over a host has ended."""
+
+    GONE = enum.auto()
+    RESTARTED = enum.auto()  # another worker is in its place
+
+
+async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[], bool]) -> HostEnd:
     """Return when a worker host is gone: its worker has ended, or has been silent for ``patience`` seconds.
 
     Monarch keeps a silent connection open, so an idle one reveals the worker's end. The lifelines do not suffice: a
     process that is still being spawned has none yet. An idle connection outlives a network that is away for less
-    than ``patience``. If it was reset all the same, another one tells whether the worker still listens.
+    than ``patience``. If it was reset all the same, another one tells whether the worker still listens. It may be
+    the next worker that does. That has none of the processes of the one before.
+
+    Args:
+        lives: tells whether a process of the host is connected.
     """
     loop = asyncio.get_running_loop()
     refusals = Refusals(clean=False)
     gone_since = loop.time()
+    suspicious = False
     while True:
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_connection(address.host, address.port), ATTEMPT)
         except ConnectionRefusedError:
             if refusals.refused(loop.time()):
-                return
+                return HostEnd.GONE
         except (OSError, asyncio.TimeoutError):
             refusals.other()
         else:
             connected_at = loop.time()
+            end = asyncio.ensure_future(_ends_cleanly(reader, writer, patience))
             try:
-                refusals = Refusals(clean=await _ends_cleanly(reader, writer, patience))
+                if suspicious and not await _done(end, SAME_AFTER) and not lives():
+                    return HostEnd.RESTARTED
+                lived = lives()
+                while not await _done(end, LOOK_EVERY):
+                    lived = lives()
+                clean = end.result()
             except TimeoutError:
-                return
+                return HostEnd.GONE
+            finally:
+                end.cancel()
+                await asyncio.wait([end])
+            refusals = Refusals(clean)
+            suspicious = clean or lived
             if loop.time() - connected_at >= ATTEMPT:  # else a proxy accepts in its place
                 gone_since = loop.time()
                 continue  # at once: a worker that has ended refuses the next connection
         if loop.time() - gone_since >= patience:
-            return
+            return HostEnd.GONE
         await asyncio.sleep(RETRY)
+
+
+async def _done(task: asyncio.Future[bool], seconds: float) -> bool:
+    return bool((await asyncio.wait([task], timeout=seconds))[0])
 
 
 async def _ends_cleanly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> bool:

@@ -231,6 +231,10 @@ class LifelineServer:
         for held in self._lines.values():
             held.carry_by(None)
 
+    def connected(self) -> list[tuple[int, int]]:
+        """Return the processes, by proc mesh and rank, of which a connection holds."""
+        return [key for key, held in self._lines.items() if held.writer is not None and not held.ended]
+
     def give_up(self, procs: int, rank: int) -> None:
         """Give up a process whose host is lost. If it lives all the same, it ends when it comes back."""
         held = self._lines.get((procs, rank))

@@ -71,7 +71,6 @@ _WATCHES = (
     "get_proc_state_max_idle",
     "host_spawn_ready_timeout",
     "mesh_proc_spawn_max_idle",
-    "supervision_watchdog_timeout",
 )
 """Monarch's own timeouts for a silent host, half a minute to two. After the shortest it stops the actors there
 ("no status received from process", torchmonarch 0.7), though they live. So all have to be longer than the patience,
@@ -83,8 +82,12 @@ def _use_transport(here: str, port: int, patience: float) -> None:
     from monarch.actor import enable_transport
     from monarch.config import configure
 
-    watches = dict.fromkeys(_WATCHES, f"{2 * patience + 60:g}s")
-    configure(message_delivery_timeout=UNDELIVERABLE_AFTER, **watches)
+    configure(
+        message_delivery_timeout=UNDELIVERABLE_AFTER,
+        # The controllers of a mesh wait for its lost hosts, and say nothing meanwhile. They are in this process.
+        supervision_watchdog_timeout=UNDELIVERABLE_AFTER,
+        **dict.fromkeys(_WATCHES, f"{2 * patience + 60:g}s"),
+    )
     enable_transport(f"tcp://{listen.bracketed(here)}:{port if _is_free(here, port) else 0}")
 
 

@@ -90,7 +90,7 @@ class Session:
             self._dispatcher.logs.printer,
             self._context.weaver.address,
         )
-        self._dispatcher.hosts.start(self._read_workers)
+        self._dispatcher.hosts.start(self._read_workers, self._lifeline.connected)
         weaver, latencies = self.weaver, self._context.replies.latencies
         tasks.keep_running("report to the weaver", lambda: weaver.report_calls(latencies, self._worker_addresses))
 

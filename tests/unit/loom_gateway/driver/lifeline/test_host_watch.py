@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from loom_gateway.driver.lifeline import host_watch
-from loom_gateway.driver.lifeline.host_watch import watch_host
+from loom_gateway.driver.lifeline.host_watch import HostEnd, watch_host
 from loom_gateway.workers.sources import parse_worker_address
 from tests.support.network.gate import Gate
 from tests.unit.loom_gateway.driver.lifeline.processes import BOUND
@@ -47,8 +47,10 @@ async def worker() -> AsyncIterator[tuple[Worker, asyncio.Server, int]]:
             writer.transport.abort()
 
 
-def watched(port: int, patience: float = 10 * BOUND) -> asyncio.Task[None]:
-    return asyncio.ensure_future(watch_host(parse_worker_address(f"tcp://127.0.0.1:{port}"), patience))
+def watched(port: int, patience: float = 10 * BOUND, lives: bool = True) -> asyncio.Task[HostEnd]:
+    return asyncio.ensure_future(
+        watch_host(parse_worker_address(f"tcp://127.0.0.1:{port}"), patience, lambda: lives)
+    )
 
 
 async def test_a_worker_that_ends_is_gone_at_once() -> None:
@@ -106,3 +108,44 @@ async def test_a_worker_is_gone_when_the_patience_is_over(monkeypatch: pytest.Mo
             await made.connected(1)
             gate.shut()
             await asyncio.wait_for(watch, BOUND)
+
+
+@pytest.fixture
+def known_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "SAME_AFTER", 0.1)
+
+
+@pytest.mark.usefixtures("known_soon")
+async def test_a_worker_in_the_place_of_one_that_ended_is_another_one() -> None:
+    async with worker() as (made, _, port):
+        watch = watched(port, lives=False)
+        await made.connected(1)
+        made.connections[0].close()
+        assert await asyncio.wait_for(watch, BOUND) == HostEnd.RESTARTED
+
+
+@pytest.mark.usefixtures("known_soon")
+async def test_a_worker_whose_processes_do_not_come_back_after_a_reset_is_another_one() -> None:
+    async with worker() as (made, _, port):
+        with Gate(port) as gate:
+            living = [True]
+            address = parse_worker_address(f"tcp://127.0.0.1:{gate.port}")
+            watch = asyncio.ensure_future(watch_host(address, 10 * BOUND, lambda: bool(living)))
+            await made.connected(1)
+            living.clear()
+            gate.cut()
+            assert await asyncio.wait_for(watch, BOUND) == HostEnd.RESTARTED
+
+
+@pytest.mark.usefixtures("known_soon")
+async def test_a_worker_without_processes_outlives_a_reset() -> None:
+    async with worker() as (made, _, port):
+        with Gate(port) as gate:
+            watch = watched(gate.port, lives=False)
+            await made.connected(1)
+            gate.cut()
+            await made.connected(2)
+            gate.cut()
+            await made.connected(3)
+            assert not watch.done()
+            watch.cancel()
