@@ -37,6 +37,7 @@ def test_the_group_of_an_evicted_worker_goes_on_elsewhere_and_loses_no_step(own_
     assert_exact(summary, groups=2)
 
 
+@pytest.mark.slow
 def test_when_all_workers_are_evicted_training_goes_on_with_the_last_step(
     own_cluster: LocalCluster, tmp_path: Path
 ) -> None:
