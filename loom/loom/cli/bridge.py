@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loom.bridge.envelopes import Format
-from loom.cli.options import Ca, Insecure, Token, Url
+from loom.cli.options import Access, asking
 from loom.errors import WrongArguments
 from loom.extras import require
 from loom.process.lifeline import when_parent_ends
@@ -28,12 +28,10 @@ NATS_MODULES = {"nats": "nats-py", "google": "protobuf"}
 """Modules that a bridge imports, and the distributions that bring them."""
 
 
+@asking
 def bridge(
+    access: Access,
     nats: Annotated[str, typer.Argument(metavar="nats://HOST:4222", help="Address of NATS; tls://… with TLS.")],
-    url: Url,
-    token: Token = None,
-    ca: Ca = None,
-    insecure: Insecure = False,
     prefix: Annotated[str, typer.Option(help="The beginning of the subjects.")] = "torchLoom",
     format: Annotated[
         Format, typer.Option(help="Format of the bridge's messages; it takes both, and replies in the sender's.")
@@ -64,14 +62,12 @@ def bridge(
 
     from loom.bridge.bridge import Bridge
     from loom.bridge.nats_link import NatsLogin
-    from loom.rest import Gateway
     from loom_proxy.weaver.watch import WeaverWatch
 
     async def run() -> None:
-        messages = WeaverWatch(url, token, ca, insecure).messages_async()
+        messages = WeaverWatch(access.url, access.token, access.ca, access.insecure).messages_async()
         login = NatsLogin(nats_user, nats_password, nats_token, str(nats_creds) if nats_creds else None, nats_ca)
-        gateway = Gateway(url, token, ca=ca, insecure=insecure)
-        await _until_ended(Bridge(gateway, messages, nats, login, prefix, format))
+        await _until_ended(Bridge(access.gateway(), messages, nats, login, prefix, format))
 
     if exit_with_parent:
         # End the same way as on SIGTERM, so that there is one way to stop.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import Ca, Insecure, Json, Timeout, Token, Url, acknowledgements, read_assignments, weaver_of
+from loom.cli.options import Access, Ca, Insecure, Json, Timeout, Token, acknowledgements, asking, read_assignments
 from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -49,8 +49,7 @@ def _described(kind: Any) -> dict[str, Any]:
 def check(
     plan: PlanFile,
     url: Annotated[
-        str | None,
-        typer.Option(envvar="LOOM_URL", help="Gateway, to check that each fault has a target."),
+        str | None, typer.Option(envvar="LOOM_URL", help="Gateway, to check that each fault has a target.")
     ] = None,
     token: Token = None,
     ca: Ca = None,
@@ -62,22 +61,20 @@ def check(
 
     read = read_plan(plan)
     if url is not None:
-        Run(read, weaver_of(url, token, ca, insecure)).check()
+        Run(read, Access(url, token, ca, insecure).weaver()).check()
     typer.echo(f"{plan}: {len(read.faults)} faults, {len(read.expect)} expectations of the whole, seed {read.seed}")
 
 
 @app.command()
+@asking
 def run(
+    access: Access,
     plan: PlanFile,
-    url: Url,
     seed: Annotated[int | None, typer.Option(min=0, help="A seed in place of the plan's own.")] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the report goes. Default: NAME-SEED-report.")
     ] = None,
-    token: Token = None,
     as_json: Json = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
 ) -> None:
     """Carry out a plan and write a report. Exits with 1 unless all of the plan's expectations held."""
     from dataclasses import replace
@@ -89,7 +86,7 @@ def run(
     read = read_plan(plan)
     if seed is not None:
         read = replace(read, seed=seed)
-    running = Run(read, weaver_of(url, token, ca, insecure), lambda line: typer.echo(line, err=True))
+    running = Run(read, access.weaver(), lambda line: typer.echo(line, err=True))
     running.run()
     found = Report(running)
     written = found.write(report or Path(f"{read.name}-{read.seed}-report"))
@@ -100,9 +97,10 @@ def run(
 
 
 @app.command()
+@asking
 def once(
+    access: Access,
     fault: Annotated[str, typer.Argument(metavar="KIND", help="A kind that `loom inject list` shows.")],
-    url: Url,
     replica: Annotated[str | None, typer.Option(metavar="NAME", help="A replica, or a glob.")] = None,
     mesh: Annotated[str | None, typer.Option(help="A proc mesh, or a group.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="The rank in the mesh.")] = None,
@@ -115,10 +113,7 @@ def once(
         list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="A parameter of the fault.")
     ] = None,
     timeout: Timeout = 10.0,
-    token: Token = None,
     as_json: Json = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
 ) -> None:
     """Inject one fault, and show the evidence. Exits with 1 if no replica has it."""
     from loom.chaos.durations import parse_time
@@ -130,7 +125,7 @@ def once(
         read_assignments(params or [], "NAME=VALUE, such as seconds=0.5"),
         None if duration is None else parse_time(duration),
     )
-    weaver = weaver_of(url, token, ca, insecure)
+    weaver = access.weaver()
     target: Any = session or "*"
     if kind.place is not Place.GATEWAY:
         wanted = Target(replica, mesh, rank, host, session, pick)
@@ -154,16 +149,14 @@ def once(
 
 
 @app.command()
+@asking
 def remove(
+    access: Access,
     injection: Annotated[str, typer.Argument(metavar="ID", help="The id that `loom inject once` shows.")],
-    url: Url,
     timeout: Timeout = 10.0,
-    token: Token = None,
-    ca: Ca = None,
-    insecure: Insecure = False,
 ) -> None:
     """Remove a fault before its time is over. Exits with 1 if no replica could."""
-    command = weaver_of(url, token, ca, insecure).remove_injection(injection)
+    command = access.weaver().remove_injection(injection)
     outcomes = acknowledgements(command, timeout)
     done = [id for id, one in outcomes.items() if one.ok]
     typer.echo(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import Ca, Insecure, Token, Url
+from loom.cli.options import Access, asking
 from loom.errors import UnknownSession, WrongArguments
 from loom.rest import Gateway
 
@@ -21,9 +21,9 @@ class StreamName(str, Enum):
     stderr = "stderr"
 
 
+@asking
 def logs(
-    url: Url,
-    token: Token = None,
+    access: Access,
     session: Annotated[str | None, typer.Option(help="Name of a session; not needed if only one lives.")] = None,
     mesh: Annotated[str | None, typer.Option(help="Only this proc mesh; driver: the output of job.run.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank of the mesh.")] = None,
@@ -31,8 +31,6 @@ def logs(
     tail: Annotated[int | None, typer.Option(min=0, help="Only this many of the last lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends or Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line.")] = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
 ) -> None:
     """Show the output of a session's processes, also of a session that ended recently.
 
@@ -40,7 +38,7 @@ def logs(
     """
     if rank is not None and mesh is None:
         raise WrongArguments(f"--rank {rank} needs --mesh NAME: ranks are counted in each mesh")
-    gateway = Gateway(url, token, ca=ca, insecure=insecure)
+    gateway = access.gateway()
     session = session or _only_session(gateway)
     wanted = {"mesh": mesh, "rank": rank, "stream": stream.value if stream else None, "tail": tail}
     with suppress(KeyboardInterrupt):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loom.errors import WaitTimeout, WrongArguments
+from loom.rest import Gateway
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
@@ -26,19 +29,58 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure", envvar="LOOM_INSECURE", help="Go without TLS to another machine, for ws://."),
 ]
-User = Annotated[
-    str | None,
-    typer.Option("--user", metavar="NAME", help="Another user's replicas, or * for everyone's; for admins."),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for acknowledgements.")]
 
 
-def weaver_of(url: str, token: str | None, ca: str | None, insecure: bool, user: str | None = None) -> WeaverProxy:
-    """Return a proxy for the weaver behind a gateway. No request is sent yet."""
-    from loom_proxy.weaver.client import WeaverProxy
+@dataclass(frozen=True)
+class Access:
+    """The options with which a command asks a gateway."""
 
-    return WeaverProxy(url, token, ca, insecure=insecure, user=user)
+    url: Url
+    token: Token = None
+    ca: Ca = None
+    insecure: Insecure = False
+
+    def gateway(self) -> Gateway:
+        """Return the gateway. No request is sent yet."""
+        return Gateway(self.url, self.token, ca=self.ca, insecure=self.insecure)
+
+    def weaver(self, user: str | None = None) -> WeaverProxy:
+        """Return a proxy for the weaver behind the gateway. No request is sent yet."""
+        from loom_proxy.weaver.client import WeaverProxy
+
+        return WeaverProxy(self.url, self.token, self.ca, insecure=self.insecure, user=user)
+
+
+@dataclass(frozen=True)
+class UserAccess(Access):
+    """The options with which a command asks about a user's replicas."""
+
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="NAME", help="Another user's replicas, or * for everyone's; for admins."),
+    ] = None
+
+    def weaver(self, user: str | None = None) -> WeaverProxy:
+        return super().weaver(user or self.user)
+
+
+def asking(run: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for Typer that has the options of an `Access` in place of the parameter ``access``."""
+    parameters = dict(inspect.signature(run, eval_str=True).parameters)
+    access = parameters.pop("access").annotation
+
+    def with_options(**options: Any) -> None:
+        given = {option.name: options.pop(option.name) for option in fields(access)}
+        run(access(**given), **options)
+
+    shown = [*parameters.values(), *inspect.signature(access, eval_str=True).parameters.values()]
+    with_options.__name__, with_options.__doc__ = run.__name__, run.__doc__
+    with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
+    )
+    return with_options
 
 
 def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import Ca, Insecure, Json, Token, Url
+from loom.cli.options import Access, Json, asking
 from loom.cli.output import counted, print_json, print_table, show, when
 from loom.errors import WeaverUnavailable
-from loom.rest import Gateway
 
 ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
 
@@ -25,9 +24,10 @@ class SharedScope(str, Enum):
     drive = "drive"
 
 
-def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None, insecure: Insecure = False) -> None:
+@asking
+def status(access: Access, as_json: Json = False) -> None:
     """Show a gateway's version, its workers, sessions and replicas, and why the last sessions ended."""
-    gateway = Gateway(url, token, ca=ca, insecure=insecure)
+    gateway = access.gateway()
     answer, ended = gateway.status(), gateway.ended_sessions()
     away: str | None = None
     try:
@@ -39,7 +39,7 @@ def status(url: Url, token: Token = None, as_json: Json = False, ca: Ca = None, 
         print_json({**answer, "ended": ended, **weaver})
         return
     print_table(
-        f"gateway {answer.get('version', '?')} at {url}, {counted(answer.get('sessions', 0), 'session')}",
+        f"gateway {answer.get('version', '?')} at {access.url}, {counted(answer.get('sessions', 0), 'session')}",
         ["worker", "reachable"],
         [[worker["address"], "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
     )
@@ -88,11 +88,10 @@ def _goodput_line(job: dict[str, Any]) -> str:
 
 
 @sessions_app.command("list")
-def list_sessions(
-    url: Url, token: Token = None, as_json: Json = False, ca: Ca = None, insecure: Insecure = False
-) -> None:
+@asking
+def list_sessions(access: Access, as_json: Json = False) -> None:
     """List your living sessions and those that are shared with you; with a token of scope admin, all."""
-    sessions = Gateway(url, token, ca=ca, insecure=insecure).sessions()
+    sessions = access.gateway().sessions()
     columns = ["name", "state", "client", "user", "shared with", "created", "pid", "operations"]
     rows = [
         [
@@ -107,46 +106,37 @@ def list_sessions(
         ]
         for one in sessions
     ]
-    show(as_json, {"sessions": sessions}, f"{counted(len(sessions), 'session')} at {url}", columns, rows)
+    show(as_json, {"sessions": sessions}, f"{counted(len(sessions), 'session')} at {access.url}", columns, rows)
 
 
 @sessions_app.command("end")
-def end_session(
-    name: Annotated[str, typer.Argument(help="Name of the session.")],
-    url: Url,
-    token: Token = None,
-    ca: Ca = None,
-    insecure: Insecure = False,
-) -> None:
+@asking
+def end_session(access: Access, name: Annotated[str, typer.Argument(help="Name of the session.")]) -> None:
     """End a session, with its meshes and their processes."""
-    Gateway(url, token, ca=ca, insecure=insecure).end_session(name)
+    access.gateway().end_session(name)
     typer.echo(f"ended session {name}")
 
 
 @sessions_app.command("share")
+@asking
 def share_session(
+    access: Access,
     name: Annotated[str, typer.Argument(help="Name of the session.")],
     user: Annotated[str, typer.Argument(help="The user, as `loom token list` shows it.")],
-    url: Url,
     scope: Annotated[SharedScope, typer.Option(help="What the user may do.")] = SharedScope.view,
-    token: Token = None,
-    ca: Ca = None,
-    insecure: Insecure = False,
 ) -> None:
     """Let another user see a session: view reads and watches, operate also commands, drive also takes it over."""
-    Gateway(url, token, ca=ca, insecure=insecure).share_session(name, user, scope.value)
+    access.gateway().share_session(name, user, scope.value)
     typer.echo(f"session {name} is shared with {user} for {scope.value}")
 
 
 @sessions_app.command("unshare")
+@asking
 def unshare_session(
+    access: Access,
     name: Annotated[str, typer.Argument(help="Name of the session.")],
     user: Annotated[str, typer.Argument(help="The user.")],
-    url: Url,
-    token: Token = None,
-    ca: Ca = None,
-    insecure: Insecure = False,
 ) -> None:
     """Take a share back. The user's connections to the session are closed."""
-    Gateway(url, token, ca=ca, insecure=insecure).unshare_session(name, user)
+    access.gateway().unshare_session(name, user)
     typer.echo(f"session {name} is not shared with {user} any more")

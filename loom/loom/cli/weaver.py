@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loom.cli.options import (
-    Ca,
-    Insecure,
-    Json,
-    Timeout,
-    Token,
-    Url,
-    User,
-    acknowledgements,
-    read_assignments,
-    weaver_of,
-)
+from loom.cli.options import Json, Timeout, UserAccess, acknowledgements, asking, read_assignments
 from loom.cli.output import print_json, print_table, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -39,75 +28,55 @@ FIRST_WAIT = 1.0
 config_app = typer.Typer(help="The configuration that training processes run with.", no_args_is_help=True)
 
 Replicas = Annotated[
-    str,
-    typer.Option("--replica", metavar="NAME", help="A replica, a group, or a glob over both; * for all."),
+    str, typer.Option("--replica", metavar="NAME", help="A replica, a group, or a glob over both; * for all.")
 ]
 Replica = Annotated[str, typer.Argument(help="Id of the replica.")]
 
 
+@asking
 def watch(
-    url: Url,
-    token: Token = None,
+    access: UserAccess,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each change.")] = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    user: User = None,
 ) -> None:
     """Show every replica and device as they change, until Ctrl-C."""
     from loom.cli.weaver_display import json_line, live
 
-    proxy = weaver_of(url, token, ca, insecure, user)
+    proxy = access.weaver()
     with suppress(KeyboardInterrupt):
         if as_json:
             for update in proxy.watch():
                 typer.echo(json_line(update))
         else:
-            live(proxy.watch(), lambda: (proxy.replicas(), proxy.devices()), url)
+            live(proxy.watch(), lambda: (proxy.replicas(), proxy.devices()), access.url)
 
 
 @config_app.command("set")
+@asking
 def config_set(
-    url: Url,
+    access: UserAccess,
     values: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="Values are JSON, or else text.")],
     replica: Replicas = "*",
     timeout: Timeout = 30.0,
-    token: Token = None,
     as_json: Json = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    user: User = None,
 ) -> None:
     """Change the configuration of replicas while they train, and show at which step each took it.
 
     Exits with 1 unless every replica did.
     """
     config = read_assignments(values, "KEY=VALUE, such as learning_rate=0.002")
-    command = weaver_of(url, token, ca, insecure, user).command(
-        "update_config", config, replica, wait=min(timeout, FIRST_WAIT)
-    )
+    command = access.weaver().command("update_config", config, replica, wait=min(timeout, FIRST_WAIT))
     _report(command, replica, timeout, as_json)
 
 
 def _command(kind: str, text: str) -> Callable[..., None]:
     """Return a command of the command line for a command to replicas without parameters."""
 
-    def give(
-        url: Url,
-        replica: Replicas = "*",
-        timeout: Timeout = 30.0,
-        token: Token = None,
-        as_json: Json = False,
-        ca: Ca = None,
-        insecure: Insecure = False,
-        user: User = None,
-    ) -> None:
-        command = weaver_of(url, token, ca, insecure, user).command(
-            kind, target=replica, wait=min(timeout, FIRST_WAIT)
-        )
+    def give(access: UserAccess, replica: Replicas = "*", timeout: Timeout = 30.0, as_json: Json = False) -> None:
+        command = access.weaver().command(kind, target=replica, wait=min(timeout, FIRST_WAIT))
         _report(command, replica, timeout, as_json)
 
     give.__name__, give.__doc__ = kind, text
-    return give
+    return asking(give)
 
 
 COMMANDS = (
@@ -119,24 +88,19 @@ COMMANDS = (
 """``loom pause``, ``resume``, ``stop`` and ``drain``."""
 
 
-def weaver(url: Url, token: Token = None, ca: Ca = None, insecure: Insecure = False, user: User = None) -> None:
+@asking
+def weaver(access: UserAccess) -> None:
     """Print LOOM_WEAVER=…, with which a training script that Loom does not spawn finds the weaver.
 
     The address contains the key of the weaver: keep it secret, as you keep a token.
     """
-    typer.echo(f"LOOM_WEAVER={weaver_of(url, token, ca, insecure, user).address()}")
+    typer.echo(f"LOOM_WEAVER={access.weaver().address()}")
 
 
-def devices(
-    url: Url,
-    token: Token = None,
-    as_json: Json = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    user: User = None,
-) -> None:
+@asking
+def devices(access: UserAccess, as_json: Json = False) -> None:
     """List the devices, and the replicas on them."""
-    found = weaver_of(url, token, ca, insecure, user).devices()
+    found = access.weaver().devices()
     from loom.cli.weaver_display import device_row
 
     columns = ["uuid", "state", "server", "type", "memory", "use", "replicas"]
@@ -144,18 +108,15 @@ def devices(
     show(as_json, answer, f"{len(found)} devices", columns, map(device_row, found.values()))
 
 
+@asking
 def fail_device(
-    url: Url,
+    access: UserAccess,
     device: Annotated[str, typer.Argument(metavar="UUID", help="The device, as `loom devices` names it.")],
     reason: Annotated[str, typer.Option(help="Why it has failed.")] = "",
-    token: Token = None,
     as_json: Json = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    user: User = None,
 ) -> None:
     """Report that a device has failed: its replicas are notified, and their groups' policies are carried out."""
-    event = weaver_of(url, token, ca, insecure, user).report_device_failure(device, reason)
+    event = access.weaver().report_device_failure(device, reason)
     chain = event.data.get("replicas") or []
     show(
         as_json,
@@ -166,18 +127,15 @@ def fail_device(
     )
 
 
+@asking
 def policy(
-    url: Url,
+    access: UserAccess,
     group: Annotated[str | None, typer.Argument(help="A group, or a glob; * for all.")] = None,
     action: Annotated[str | None, typer.Argument(help="notify, pause, stop or respawn.")] = None,
-    token: Token = None,
     as_json: Json = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    user: User = None,
 ) -> None:
     """Choose the action for a group's replicas when a device of theirs fails; without arguments, show them."""
-    proxy = weaver_of(url, token, ca, insecure, user)
+    proxy = access.weaver()
     if (group is None) != (action is None):
         raise WrongArguments("give a group and an action, or neither")
     found = proxy.policies() if group is None or action is None else proxy.set_policy(group, action)
@@ -185,37 +143,34 @@ def policy(
     show(as_json, {"policies": found}, title, ["group", "action"], found.items())
 
 
+@asking
 def events(
-    url: Url,
+    access: UserAccess,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     after: Annotated[int | None, typer.Option(min=0, help="Begin after the event with this id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many of the newest, without --after.")] = 100,
     kind: Annotated[str | None, typer.Option(help="Only those of this kind.")] = None,
     replica: Annotated[str | None, typer.Option(help="Only those about this replica.")] = None,
-    token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each event.")] = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    user: User = None,
 ) -> None:
     """Show the events of replicas and devices, the oldest first."""
     from loom.cli.weaver_display import event_line
 
-    found = weaver_of(url, token, ca, insecure, user).events(after, follow, limit=limit, kind=kind, replica=replica)
+    found = access.weaver().events(after, follow, limit=limit, kind=kind, replica=replica)
     with suppress(KeyboardInterrupt):
         for event in found:
             typer.echo(json.dumps(_event(event)) if as_json else event_line(event))
 
 
-def stacks(
-    url: Url, replica: Replica, token: Token = None, ca: Ca = None, insecure: Insecure = False, user: User = None
-) -> None:
+@asking
+def stacks(access: UserAccess, replica: Replica) -> None:
     """Show the stacks of a replica's threads."""
-    typer.echo(weaver_of(url, token, ca, insecure, user).stacks(replica))
+    typer.echo(access.weaver().stacks(replica))
 
 
+@asking
 def metrics(
-    url: Url,
+    access: UserAccess,
     replica: Replica,
     metric: Annotated[str | None, typer.Argument(help="Its name; without one, all names are listed.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw it.")] = False,
@@ -223,14 +178,10 @@ def metrics(
         float | None, typer.Option(min=0, metavar="SECONDS", help="Only the points since then.")
     ] = None,
     points: Annotated[int, typer.Option(min=1, max=20_000, help="The most to show; more are averaged.")] = 500,
-    token: Token = None,
     as_json: Json = False,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    user: User = None,
 ) -> None:
     """Show the history of a metric of a replica, or the names of its metrics."""
-    proxy = weaver_of(url, token, ca, insecure, user)
+    proxy = access.weaver()
     if metric is None:
         newest = proxy.replica(replica).metrics
         known = {name: newest.get(name) for name in proxy.metrics(replica)}
