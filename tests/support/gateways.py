@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,6 +77,16 @@ class Gateway:
         request.add_header("Authorization", f"Bearer {TOKEN}")
         with urllib.request.urlopen(request, timeout=BOUND) as response:
             return json.load(response)
+
+    def ready(self) -> tuple[int, dict[str, Any]]:
+        """What a readiness probe sees: the status code and the answer."""
+        try:
+            with urllib.request.urlopen(
+                self.url.replace("ws://", "http://") + "/readyz", timeout=BOUND
+            ) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
 
     def session(self, name: str) -> dict[str, Any]:
         """What the gateway tells of a living session."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,9 @@ import pytest
 import loom
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
-from tests.support.gateways import Gateway, await_true, gateway_of
+from tests.support.gateways import await_true, gateway_of
 
 BOUND = 30.0
-
-
-def ready(gateway: Gateway) -> tuple[int, str]:
-    url = gateway.url.replace("ws://", "http://") + "/readyz"
-    try:
-        with urllib.request.urlopen(url, timeout=BOUND) as response:
-            return response.status, json.load(response)["status"]
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)["reason"]
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -48,13 +38,13 @@ def test_what_cannot_be_written_down_is_refused_and_sessions_go_on(cluster: Loca
         with pytest.raises(urllib.error.HTTPError) as refused:
             gateway.rest(f"/sessions/{job.session}", "DELETE")
         assert refused.value.code == 503
-        status, why = ready(gateway)
+        status, answer = gateway.ready()
         assert status == 503
-        assert why.startswith("the audit cannot be written: ")
+        assert answer["reason"].startswith("the audit cannot be written: ")
         assert counter.add.call_one(1).get(BOUND) == 1
 
         folder.mkdir()
-        await_true(lambda: ready(gateway) == (200, "ok"))
+        await_true(lambda: gateway.ready()[0] == 200)
         gateway.connect().close()
         assert counter.add.call_one(1).get(BOUND) == 2
         gateway.rest(f"/sessions/{job.session}", "DELETE")

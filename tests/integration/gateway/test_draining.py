@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -31,13 +28,8 @@ def draining(cluster: LocalCluster) -> Iterator[Gateway]:
 
 
 def ready(gateway: Gateway) -> tuple[int, str]:
-    """What a readiness probe sees: the status code and the word."""
-    url = gateway.url.replace("ws:", "http:") + "/readyz"
-    try:
-        with urllib.request.urlopen(url, timeout=BOUND) as response:
-            return response.status, json.load(response)["status"]
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)["status"]
+    status, answer = gateway.ready()
+    return status, answer["status"]
 
 
 def told(job: loom.Job) -> Event:

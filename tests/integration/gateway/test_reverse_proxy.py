@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import grp
 import json
-import os
-import pwd
-import shutil
 import ssl
-import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,40 +13,21 @@ from pathlib import Path
 import trustme
 
 import loom
-from loom.process.listen import free_ports
 from loom.rest import Gateway
 from loom_proxy.local import LocalCluster
-from tests.support.needs import skip_because
+from tests.support.nginx import nginx
 from tests.support.raw_client import BOUND
 
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-
-CONFIGURATION = """
-daemon off;
-user {user};
-pid {folder}/pid;
-error_log {folder}/error.log;
-events {{}}
-http {{
-  access_log off;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
-  server {{
-    listen 127.0.0.1:{port} ssl;
+SERVER = """
     ssl_certificate {folder}/certificate.pem;
     ssl_certificate_key {folder}/key.pem;
     location /loom/ {{
-      proxy_pass http://{gateway}/;
-      proxy_http_version 1.1;
-      proxy_set_header Upgrade $http_upgrade;
-      proxy_set_header Connection upgrade;
-      proxy_set_header X-Forwarded-For $http_x_test_address;
+        proxy_pass http://{gateway}/;
+        proxy_http_version 1.1;
+        proxy_set_header Upgrade $http_upgrade;
+        proxy_set_header Connection upgrade;
+        proxy_set_header X-Forwarded-For $http_x_test_address;
     }}
-  }}
-}}
 """
 """The address of a client is what the client says, as if it came from there."""
 
@@ -60,26 +35,16 @@ http {{
 @contextmanager
 def behind_nginx(folder: Path, *options: str) -> Iterator[tuple[str, LocalCluster]]:
     """The URL of a gateway behind nginx, and the gateway."""
-    if NGINX is None:
-        skip_because("the program nginx (Debian package nginx-light) is not installed")
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     issued.cert_chain_pems[0].write_to_path(str(folder / "certificate.pem"))
     issued.private_key_pem.write_to_path(str(folder / "key.pem"))
-    (port,) = free_ports(1)
     limits = ["--login-failures", "3", "--login-window", "3600", "--audit", str(folder / "audit"), *options]
     with LocalCluster(1, gateway_options=limits) as cluster:
-        configuration = folder / "nginx.conf"
-        gateway = cluster.url.removeprefix("ws://")
-        user = f"{pwd.getpwuid(os.getuid()).pw_name} {grp.getgrgid(os.getgid()).gr_name}"  # whose folder it is
-        configuration.write_text(CONFIGURATION.format(folder=folder, user=user, port=port, gateway=gateway))
-        server = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(configuration)], stdin=subprocess.DEVNULL)
-        try:
+        server = SERVER.format(folder=folder, gateway=cluster.url.removeprefix("ws://"))
+        with nginx(folder, server, tls=True) as port:
             yield f"wss://127.0.0.1:{port}/loom", cluster
-        finally:
-            server.terminate()
-            server.wait(BOUND)
 
 
 def status(url: str, folder: Path, token: str, address: str) -> int:
@@ -88,16 +53,11 @@ def status(url: str, folder: Path, token: str, address: str) -> int:
     request.add_header("Authorization", f"Bearer {token}")
     request.add_header("X-Test-Address", address)
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-    deadline = time.monotonic() + BOUND
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=BOUND, context=context) as response:
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except urllib.error.URLError:  # nginx does not listen yet
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    try:
+        with urllib.request.urlopen(request, timeout=BOUND, context=context) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def peers(folder: Path) -> set[str]:

@@ -5,16 +5,12 @@
 from __future__ import annotations
 
 import contextlib
-import grp
 import http.client
 import http.server
 import json
 import logging
 import os
-import pwd
-import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -44,8 +40,8 @@ from tests.integration.calls.test_failures import driver_pid, rest
 from tests.integration.calls.test_large import forget_peak, gateway_of, peak_mib
 from tests.integration.calls.test_ports import attach
 from tests.integration.gateway.test_tls import issue
+from tests.support import nginx as reverse_proxy
 from tests.support.actors import BadLuck, Counter, Hang
-from tests.support.needs import skip_because
 from tests.support.network.delay_proxy import DelayProxy, Link, Passed
 from tests.support.network.gate import Gate
 from tests.support.network.http_proxy import Fault, HttpProxy, Lossy, without_websockets
@@ -511,64 +507,14 @@ def test_a_tunnel_is_not_there_for_another_token(guarded: tuple[LocalCluster, To
 
 # -- nginx --------------------------------------------------------------------------------------------------
 
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-
-CONFIGURATION = """
-daemon off;
-user {user};
-worker_processes 1;
-pid {folder}/pid;
-error_log stderr;
-events {{ worker_connections 64; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    server {{
-        listen 127.0.0.1:{port};
-        location /team/ {{
-            proxy_pass http://127.0.0.1:{gateway}/;
-        }}
-    }}
-}}
-"""
-"""As nginx comes: it passes no upgrade on, buffers bodies and answers, and takes bodies of 1 MiB."""
-
 
 @pytest.fixture
 def nginx(cluster: LocalCluster, tmp_path: Path) -> Iterator[str]:
-    """URL of the gateway behind nginx."""
-    if NGINX is None:
-        skip_because("the program nginx (Debian package nginx-light) is not installed")
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
-    configuration = tmp_path / "nginx.conf"
-    user = f"{pwd.getpwuid(os.getuid()).pw_name} {grp.getgrgid(os.getgid()).gr_name}"  # whose folder it is
-    configuration.write_text(CONFIGURATION.format(folder=tmp_path, user=user, port=port, gateway=port_of(cluster)))
-    command = [NGINX, "-p", str(tmp_path), "-c", str(configuration)]
-    with open(tmp_path / "output", "wb") as output:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        await_port(port, server)
+    """URL of the gateway behind nginx as it comes: it passes no upgrade on, and buffers bodies and answers."""
+    with reverse_proxy.nginx(
+        tmp_path, f"location /team/ {{ proxy_pass http://127.0.0.1:{port_of(cluster)}/; }}"
+    ) as port:
         yield f"http://127.0.0.1:{port}/team"
-    finally:
-        server.terminate()
-        server.wait(BOUND)
-
-
-def await_port(port: int, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + BOUND
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), BOUND).close()
-            return
-        except ConnectionRefusedError:
-            assert server.poll() is None, "nginx ended"
-            assert time.monotonic() < deadline, "nginx does not listen"
-            time.sleep(0.02)
 
 
 def test_a_session_behind_an_nginx_that_breaks_websockets(cluster: LocalCluster, nginx: str) -> None:
