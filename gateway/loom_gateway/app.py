@@ -20,6 +20,7 @@ from loom.token_file import ADMIN
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
 from loom_gateway.access.session_commands import audit_session_commands
+from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
@@ -173,8 +174,8 @@ def create_app(
 
         A token of the user admin, or of scope admin, sees the numbers of all users, any other its own user's.
         """
-        identity = request.scope["loom.principal"].identity
-        only = None if identity.is_admin or identity.user == ADMIN else identity.user
+        principal: Principal = request.scope["loom.principal"]
+        only = None if principal.is_admin or principal.user == ADMIN else principal.user
         return Response(await metrics_text(manager, weaver, only), media_type=CONTENT_TYPE)
 
     app.include_router(session_routes(manager, access))

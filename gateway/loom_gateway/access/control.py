@@ -221,7 +221,7 @@ class AccessControl(SessionAccess):
     @contextmanager
     def opening(self, principal: Principal) -> Iterator[None]:
         """Count a new session while it is being opened. Raise `LimitReached` if the user has all that one may."""
-        user = principal.identity.user
+        user = principal.user
         most = self.limits.max_sessions
         has = sum(session.user == user for session in self._manager.sessions()) + self._opening[user]
         if most and has >= most:

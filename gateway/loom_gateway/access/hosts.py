@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 from loom.errors import Denied
+from loom.rest import is_loopback
 
 
 class AllowedHosts:
@@ -24,7 +25,7 @@ class AllowedHosts:
 
     def __init__(self, address: str = "", names: Sequence[str] = (), trusts_proxy: bool = False) -> None:
         self._names = {name.lower().rstrip(".") for name in (*names, "localhost")}
-        self._checks = bool(names) or (_is_loopback(address) and not trusts_proxy)
+        self._checks = bool(names) or (is_loopback(address) and not trusts_proxy)
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raise `Denied` if a request's header ``Host`` has a name that is not allowed."""
@@ -55,7 +56,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(address: str) -> bool:
-    return _is_address(address) and ipaddress.ip_address(address).is_loopback

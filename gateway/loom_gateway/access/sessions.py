@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loom.errors import LimitReached, NotFound, ScopeError, UnknownSession, WrongArguments
-from loom.token_file import SCOPES, Token
+from loom.token_file import ADMIN, SCOPES, Token
 from loom_gateway.access.audit import Audit
-from loom_gateway.access.tokens import Identity
 from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
@@ -35,9 +34,21 @@ class Principal:
     """The address that the connection came from."""
 
     @property
-    def identity(self) -> Identity:
-        """The user, and what the token allows."""
-        return Identity.of(self.token)
+    def user(self) -> str:
+        """The user to whom the token, and the sessions opened with it, belong."""
+        return self.token.user
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether what belongs to other users is reachable, too."""
+        return self.token.scope == ADMIN
+
+    def right(self, session: Session | EndedSession) -> str | None:
+        """Return the largest scope in which a session is reachable; None if it is not."""
+        if self.is_admin or self.user == session.user:
+            return self.token.scope
+        given = session.shared.get(self.user)
+        return None if given is None else min(given, self.token.scope, key=SCOPES.index)
 
 
 class SessionAccess:
@@ -64,13 +75,11 @@ class SessionAccess:
 
     def sessions(self, principal: Principal) -> list[Session]:
         """Return the living sessions that a principal may see: the user's own, and those shared with the user."""
-        seen = self._manager.sessions()
-        return [one for one in seen if principal.identity.right(one.user, one.shared) is not None]
+        return [one for one in self._manager.sessions() if principal.right(one) is not None]
 
     def ended_sessions(self, principal: Principal) -> list[EndedSession]:
         """Return the sessions that have ended and that a principal could see."""
-        seen = self._manager.ended.all()
-        return [one for one in seen if principal.identity.right(one.user, one.shared) is not None]
+        return [one for one in self._manager.ended.all() if principal.right(one) is not None]
 
     def find_session(self, principal: Principal, name: str, scope: str, what: str) -> Session:
         """Return a living session for a principal who has a scope in it.
@@ -93,7 +102,7 @@ class SessionAccess:
             ScopeError: it is shared with the principal.
         """
         user = self._with_right(principal, name, "view", what).user
-        if not (principal.identity.is_admin or user == principal.identity.user):
+        if not (principal.is_admin or user == principal.user):
             raise self._denied(principal, f"{what} is for {user!r}, whose session {name!r} is, and for an admin")
         self.require(principal, "operate", what)
         return self._manager.get(name)
@@ -103,9 +112,8 @@ class SessionAccess:
         return self._with_right(principal, name, "view", "to read a session's log")
 
     def _with_right(self, principal: Principal, name: str, scope: str, what: str) -> Session | EndedSession:
-        identity = principal.identity
         session = self._manager.find(name)
-        right = None if session is None else identity.right(session.user, session.shared)
+        right = None if session is None else principal.right(session)
         if session is None or right is None:
             seen = ", ".join(repr(other.name) for other in self.sessions(principal)) or "none"
             error = UnknownSession(f"no session named {name!r}; living sessions: {seen}. It may have ended.")
@@ -117,7 +125,7 @@ class SessionAccess:
             raise self._denied(
                 principal,
                 f"{what} needs scope {scope}; {session.user!r} shares session {name!r} with you for {right}. "
-                f"Ask for more: `loom sessions share {name} {identity.user} --scope {scope}`",
+                f"Ask for more: `loom sessions share {name} {principal.user} --scope {scope}`",
             )
         return session
 
@@ -156,12 +164,11 @@ class SessionAccess:
 
     def guest(self, principal: Principal, session: Session) -> str | None:
         """Return a principal's user if a session is shared with the user, and not the user's own or an admin's."""
-        who = principal.identity
-        return None if who.is_admin or who.user == session.user else who.user
+        return None if principal.is_admin or principal.user == session.user else principal.user
 
     def check_shared(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
         """Raise `ScopeError` if a principal has not a scope in a session any more."""
-        right = principal.identity.right(session.user, session.shared)
+        right = principal.right(session)
         if right is None or SCOPES.index(right) < SCOPES.index(scope):
             raise ScopeError(f"session {session.name!r} is not shared with you for {scope} any more")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
 from loom.proof import key_id, proof_of
-from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
+from loom.token_file import ADMIN, OPENID_PREFIX, Token, TokenFile, digest
 from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.own_token import OwnTokenFile
 
@@ -20,35 +20,6 @@ logger = logging.getLogger(__name__)
 
 OWN = "gateway"
 """The id and name of the gateway's own token, which is not in the file, does not expire, and may do everything."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a token says about who shows it."""
-
-    token: str
-    """The token's id."""
-    name: str
-    """The token's name."""
-    scope: str
-    user: str
-    """The user to whom the token, and the sessions opened with it, belong."""
-
-    @property
-    def is_admin(self) -> bool:
-        """Whether what belongs to other users is reachable, too."""
-        return self.scope == ADMIN
-
-    @classmethod
-    def of(cls, token: Token) -> Identity:
-        return cls(token.id, token.name, token.scope, token.user)
-
-    def right(self, owner: str, shared: Mapping[str, str]) -> str | None:
-        """Return the largest scope in which a session of a user, shared with others, is reachable; None if not."""
-        if self.is_admin or self.user == owner:
-            return self.scope
-        given = shared.get(self.user)
-        return None if given is None else min(given, self.scope, key=SCOPES.index)
 
 
 class KeyWanted(IssuerUnreachable):

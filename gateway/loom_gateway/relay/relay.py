@@ -95,7 +95,7 @@ class Relay:
 
     async def _open(self, principal: Principal, opening: str) -> Session:
         """Return a new session, or the one that an earlier hello has opened whose answer did not arrive."""
-        user = principal.identity.user
+        user = principal.user
         opened = self._manager.opened_by(user, opening)
         if opened is not None:
             return opened

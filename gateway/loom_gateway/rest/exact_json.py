@@ -11,6 +11,8 @@ import json
 import math
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 
 def exact_json(value: Any) -> str:
     """Return the JSON text of a value. Values that JSON cannot express become strings."""
@@ -18,6 +20,13 @@ def exact_json(value: Any) -> str:
         return json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (ValueError, TypeError):
         return json.dumps(_plain(value), ensure_ascii=False)
+
+
+class ExactJson(JSONResponse):
+    """A response with such JSON."""
+
+    def render(self, content: Any) -> bytes:
+        return exact_json(content).encode()
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from loom.weaver.states import LIVING
 from loom.weaver.views import CommandState
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
-from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.rest.exact_json import ExactJson
 from loom_gateway.rest.sessions import Sender
 from loom_gateway.rest.weaver import By, CommandRequest, ReplicaList
 from loom_gateway.sessions.session import Session
@@ -30,7 +30,7 @@ def session_replica_routes(weaver: WeaverClient, access: AccessControl) -> APIRo
     async def replicas(name: str, principal: Sender) -> Response:
         """The replicas of a session, including failed and finished ones."""
         session = access.find_session(principal, name, "view", "to see a session's replicas")
-        return _answer({"replicas": await _replicas(weaver, session)})
+        return ExactJson({"replicas": await _replicas(weaver, session)})
 
     @router.post("/{name}/commands", response_model=CommandState)
     async def give_command(
@@ -47,7 +47,7 @@ def session_replica_routes(weaver: WeaverClient, access: AccessControl) -> APIRo
         command: dict[str, Any] = {**asked.model_dump(), "kind": asked.kind.value, "target": target}
         state = await weaver.do("command", by, session.user, **command)
         request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
-        return _answer(state)
+        return ExactJson(state)
 
     return router
 
@@ -70,7 +70,3 @@ def _matching(target: str | list[str], replicas: list[dict[str, Any]], session: 
         known = ", ".join(repr(one["id"]) for one in replicas[:10]) or "none"
         raise UnknownReplica(f"no replica of session {session!r} is meant by {target!r:.80}; it has: {known}")
     return found
-
-
-def _answer(value: Any) -> Response:
-    return Response(exact_json(value), media_type="application/json")

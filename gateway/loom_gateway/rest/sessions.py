@@ -143,7 +143,7 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
             raise UnknownSession(f"no log of a session named {name!r}: {error}") from error
         if follow:
             followed = _while_valid(
-                await manager.logs.follow(name, query, principal.identity.user), access, principal, session
+                await manager.logs.follow(name, query, principal.user), access, principal, session
             )
             return StreamingResponse(followed, media_type="application/x-ndjson")
         found = await asyncio.to_thread(manager.logs.read, name, query)

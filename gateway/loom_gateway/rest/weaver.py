@@ -30,7 +30,7 @@ from loom.weaver.views import (
 )
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
-from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.rest.exact_json import ExactJson
 from loom_gateway.rest.faults import Components
 from loom_gateway.rest.whose import whose
 from loom_gateway.weaver_process import WeaverSupervisor
@@ -194,17 +194,17 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
     @router.get("/status", response_model=WeaverStatus)
     async def status(user: Of) -> Response:
         """The weaver at a glance, as far as the caller's replicas go; for an admin, ``user=*`` is everyone's."""
-        return _answer(await weaver.ask("status", user=user))
+        return ExactJson(await weaver.ask("status", user=user))
 
     @router.get("/replicas", response_model=ReplicaList)
     async def replicas(user: Of) -> Response:
         """All known replicas of the caller, including failed and finished ones."""
-        return _answer({"replicas": await weaver.ask("replicas", user=user)})
+        return ExactJson({"replicas": await weaver.ask("replicas", user=user)})
 
     @router.get("/devices", response_model=DeviceList)
     async def devices(user: Of) -> Response:
         """Every device that the caller's replicas use, with those replicas and its state."""
-        return _answer({"devices": await weaver.ask("devices", user=user)})
+        return ExactJson({"devices": await weaver.ask("devices", user=user)})
 
     @router.get("/events", response_model=EventList)
     async def events(
@@ -216,17 +216,17 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
     ) -> Response:
         """Past events: the first ones after an event, or else the newest."""
         found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica, user=user)
-        return _answer({"events": found})
+        return ExactJson({"events": found})
 
     @router.get("/goodput", response_model=GoodputList)
     async def goodput(user: Of, job: Name | None = None) -> Response:
         """The time accounting of each job, or of one: how much of its time went to steps that count."""
-        return _answer({"jobs": await weaver.ask("goodput", job=job, user=user)})
+        return ExactJson({"jobs": await weaver.ask("goodput", job=job, user=user)})
 
     @router.get("/replicas/{replica:path}/metrics", response_model=MetricList)
     async def metrics(replica: str, user: Of) -> Response:
         """The names of the metrics that a replica reports."""
-        return _answer({"metrics": await weaver.ask("metrics", replica=replica, user=user)})
+        return ExactJson({"metrics": await weaver.ask("metrics", replica=replica, user=user)})
 
     @router.get("/replicas/{replica:path}/metrics/{metric:path}", response_model=MetricHistory)
     async def history(
@@ -240,7 +240,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         """The history of a metric between two times. If it has more points than requested, it is averaged."""
         wanted: dict[str, Any] = {"replica": replica, "metric": metric, "since": since, "until": until}
         found = await weaver.ask("history", points=points, user=user, **wanted)
-        return _answer({"replica": replica, "metric": metric, "points": found})
+        return ExactJson({"replica": replica, "metric": metric, "points": found})
 
     @router.get(
         "/replicas/{replica:path}/stacks",
@@ -254,7 +254,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
     @router.get("/replicas/{replica:path}", response_model=ReplicaInfo)
     async def replica(replica: str, user: Of) -> Response:
         """A replica."""
-        return _answer(await weaver.ask("replica", id=replica, user=user))
+        return ExactJson(await weaver.ask("replica", id=replica, user=user))
 
     @router.get("/address", response_model=WeaverAddressInfo)
     async def address(request: Request, user: Of) -> Response:
@@ -263,7 +263,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         It contains a key of the caller's: a process that registers with it is a replica of the caller.
         """
         access.require(request.scope["loom.principal"], "operate", "to add replicas")
-        return _answer({"address": await weaver.ask("address", user=user)})
+        return ExactJson({"address": await weaver.ask("address", user=user)})
 
     @router.post("/commands", response_model=CommandState)
     async def give_command(asked: CommandRequest, request: Request, by: By, user: Of) -> Response:
@@ -273,12 +273,12 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         command: dict[str, Any] = {**asked.model_dump(), "kind": asked.kind.value}
         state = await weaver.do("command", by, user, **command)
         request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
-        return _answer(state)
+        return ExactJson(state)
 
     @router.get("/commands/{command}", response_model=CommandState)
     async def command(command: str, user: Of, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
         """The acknowledgements of a command; with ``wait``, once all replicas have answered or it has expired."""
-        return _answer(await weaver.do("command_state", "", user, id=command, wait=wait))
+        return ExactJson(await weaver.do("command_state", "", user, id=command, wait=wait))
 
     @router.post(
         "/inject",
@@ -301,18 +301,18 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
             if not isinstance(asked.target, str):
                 raise WrongArguments(f"{kind.name} strikes one {kind.of}, not {asked.target!r:.80}")
             evidence = await components.kill(kind.name, asked.target, request.scope["loom.principal"])
-            return _answer(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
+            return ExactJson(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
         fault: dict[str, Any] = {"fault": kind.name, "params": params, "duration": duration, "target": asked.target}
-        admin = request.scope["loom.principal"].identity.is_admin
+        admin = request.scope["loom.principal"].is_admin
         state = await weaver.do("inject", by, user, **fault, admin=admin, wait=asked.wait)
         request.scope[DONE] = ("injected", {**about, "command": state["id"], "replicas": state["replicas"][:100]})
-        return _answer({**state, "evidence": {}})
+        return ExactJson({**state, "evidence": {}})
 
     @router.delete("/inject/{injection}", response_model=CommandState)
     async def remove_fault(injection: str, request: Request, by: By, user: Of) -> Response:
         """Remove a fault before its time is over. The replicas on its host are asked; one of them removes it."""
         request.scope[DONE] = ("injected", {"removed": injection[:200], "of": user})
-        return _answer(await weaver.do("remove_fault", by, user, injection=injection))
+        return ExactJson(await weaver.do("remove_fault", by, user, injection=injection))
 
     @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
     async def fail_device(
@@ -323,25 +323,21 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         An admin who names no user reports it for every user whose replicas use the device. The answer is the
         resulting event: the device, the replicas, and the action for each.
         """
-        if user is None and request.scope["loom.principal"].identity.is_admin:
+        if user is None and request.scope["loom.principal"].is_admin:
             of = EVERYONE
         request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200], "of": of})
-        return _answer(await weaver.do("fail_device", by, of, device=device, reason=failure.reason))
+        return ExactJson(await weaver.do("fail_device", by, of, device=device, reason=failure.reason))
 
     @router.get("/policies", response_model=PolicyList)
     async def policies(user: Of) -> Response:
         """The action for each group when a device fails."""
-        return _answer({"policies": await weaver.ask("policies", user=user)})
+        return ExactJson({"policies": await weaver.ask("policies", user=user)})
 
     @router.post("/policies", response_model=PolicyList)
     async def set_policy(asked: PolicyRequest, request: Request, by: By, user: Of) -> Response:
         """Set the action for a group when a device fails."""
         request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value, "of": user})
         found = await weaver.do("policy", by, user, group=asked.group, action=asked.action.value)
-        return _answer({"policies": found})
+        return ExactJson({"policies": found})
 
     return router
-
-
-def _answer(value: Any) -> Response:
-    return Response(exact_json(value), media_type="application/json")

@@ -57,7 +57,7 @@ class WeaverSocket:
             user = await whose(principal, named, self._access, self._weaver)
             with (
                 self._access.connected(principal, disconnect),
-                self._watches.reading(principal.identity.user, user, reader),
+                self._watches.reading(principal.user, user, reader),
             ):
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not left.done():

@@ -18,7 +18,7 @@ async def whose(principal: Principal, user: str | None, access: AccessControl, w
         ScopeError: the principal names another user and is no admin.
         NotFound: the weaver knows no user of that name.
     """
-    own = principal.identity.user
+    own = principal.user
     if user is None or user == own:
         return own
     access.require(principal, ADMIN, "to name another user")

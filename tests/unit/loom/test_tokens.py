@@ -15,7 +15,8 @@ import pytest
 import loom
 from loom.token_file import Token, TokenFile, default_path, digest
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.tokens import Identity, TokenAuthority, digest_shown
+from loom_gateway.access.sessions import Principal
+from loom_gateway.access.tokens import TokenAuthority, digest_shown
 from tests.support.processes import run
 
 LOOM = "import sys; from loom.cli import main; main()"
@@ -259,7 +260,7 @@ def test_the_gateways_own_token_may_do_everything_for_ever(file: TokenFile) -> N
     accepted = authority.check(digest_shown(bearer("own")))
 
     assert (accepted.user, accepted.scope) == ("admin", "admin")
-    assert Identity.of(accepted).is_admin
+    assert Principal(accepted, "").is_admin
     authority.confirm(accepted.id)
 
 
