@@ -59,28 +59,40 @@ def corrupt(folder: str, bytes: int = 64, seed: int = 0) -> Injected:
     if not files:
         raise FaultRefused(f"the newest checkpoint {newest} is empty: there is nothing to corrupt")
     chosen = random.Random(seed)
-    before = {one: _digest(one) for one in files}
-    changed = {}
-    for one in files:
-        size = one.stat().st_size
-        changed[one] = sorted(chosen.sample(range(size), min(bytes, size)))
-    note(*(Corrupted(str(one.resolve()), before[one], changed[one], _values(one, changed[one])) for one in files))
-    for one in files:
-        _invert(one, changed[one])
+    damage = [_chosen(file, bytes, chosen) for file in files]
+    note(*damage)
+    for one in damage:
+        _invert(one)
     evidence = {
         "checkpoint": str(newest),
-        "before": {str(one): digest for one, digest in before.items()},
-        "after": {str(one): _digest(one) for one in files},
+        "before": {str(file): one.digest for file, one in zip(files, damage, strict=True)},
+        "after": {str(file): _digest(file) for file in files},
     }
 
     def undo() -> Evidence:
-        for file, places in changed.items():
-            # Retention may have removed the file, or a newer checkpoint may have replaced it.
-            if file.exists() and _digest(file) == evidence["after"][str(file)]:  # type: ignore[index]
-                _invert(file, places)
+        for one in damage:
+            restore(one)
         return {"checkpoint": str(newest), "after": {str(one): _digest(one) for one in files if one.exists()}}
 
     return Injected("corrupt_checkpoint", evidence, undo)
+
+
+def restore(damage: Corrupted) -> bool:
+    """Put the original bytes back, unless they are there, or retention or a newer checkpoint replaced the file."""
+    path = Path(damage.path)
+    if not path.exists():
+        return False
+    now = path.read_bytes()
+    if len(now) <= damage.places[-1]:
+        return False
+    values = bytes.fromhex(damage.values)
+    before = bytearray(now)
+    for place, value in zip(damage.places, values, strict=True):
+        before[place] = value
+    if before == now or hashlib.sha256(before).hexdigest() != damage.digest:
+        return False
+    _write(path, damage.places, values)
+    return True
 
 
 def _folder(folder: str) -> Path:
@@ -109,23 +121,24 @@ def _write_all_room(ballast: Path) -> int:
     return written
 
 
-def _invert(file: Path, places: list[int]) -> None:
+def _chosen(file: Path, count: int, chosen: random.Random) -> Corrupted:
+    content = file.read_bytes()
+    places = sorted(chosen.sample(range(len(content)), min(count, len(content))))
+    values = bytes(content[place] for place in places).hex()
+    return Corrupted(str(file.resolve()), hashlib.sha256(content).hexdigest(), places, values)
+
+
+def _invert(damage: Corrupted) -> None:
+    _write(Path(damage.path), damage.places, bytes(value ^ 0xFF for value in bytes.fromhex(damage.values)))
+
+
+def _write(file: Path, places: list[int], values: bytes) -> None:
     with file.open("r+b") as opened:
-        for place in places:
+        for place, value in zip(places, values, strict=True):
             opened.seek(place)
-            (value,) = opened.read(1)
-            opened.seek(place)
-            opened.write(bytes([value ^ 0xFF]))
-
-
-def _values(file: Path, places: list[int]) -> str:
-    """Return the bytes at these places, in hexadecimal digits."""
-    values = bytearray()
-    with file.open("rb") as opened:
-        for place in places:
-            opened.seek(place)
-            values += opened.read(1)
-    return values.hex()
+            opened.write(bytes([value]))
+        opened.flush()
+        os.fsync(opened.fileno())
 
 
 def _digest(file: Path) -> str:

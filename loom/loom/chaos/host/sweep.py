@@ -6,7 +6,6 @@ Each start of a worker or of an agent sweeps, and so does a training process who
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.chaos.host.commands import run
+from loom.chaos.host.disks import restore
 from loom.chaos.host.processes import ProcessId, state_of
 from loom.chaos.host.records import (
     Corrupted,
@@ -83,7 +83,7 @@ def _repair(damage: Damage) -> str:
             Path(damage.path).unlink()
             return f"removed {damage.path}"
         case Corrupted():
-            return _restore(damage)
+            return f"restored {damage.path}" if restore(damage) else ""
     if damage.namespace != network_namespace():
         raise FaultRefused("it is in another network namespace")
     match damage:
@@ -112,28 +112,6 @@ def _continue(damage: Stopped) -> str:
         return ""
     os.kill(damage.pid, signal.SIGCONT)
     return f"process {damage.pid} goes on"
-
-
-def _restore(damage: Corrupted) -> str:
-    """Put the original bytes back, unless another file is there now."""
-    path = Path(damage.path)
-    if not path.exists():
-        return ""
-    now = path.read_bytes()
-    if damage.places and len(now) <= damage.places[-1]:
-        return ""
-    before = bytearray(now)
-    for place, value in zip(damage.places, bytes.fromhex(damage.values), strict=True):
-        before[place] = value
-    if before == now or hashlib.sha256(before).hexdigest() != damage.digest:
-        return ""
-    with path.open("r+b") as opened:
-        for place in damage.places:
-            opened.seek(place)
-            opened.write(before[place : place + 1])
-        opened.flush()
-        os.fsync(opened.fileno())
-    return f"restored {path}"
 
 
 def _tables() -> list[tuple[str, str]]:
