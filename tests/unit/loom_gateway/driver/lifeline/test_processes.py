@@ -106,11 +106,14 @@ async def test_a_process_that_ends_while_the_network_is_away_is_known_to_have_en
 
 
 async def test_a_process_ends_at_once_with_its_driver() -> None:
-    async with printing() as (driver, _, process):
-        agent = agent_of(process)
-        driver.server.close()  # as the kernel does for a driver that was killed
-        assert await process.ended() == -signal.SIGKILL
-        await asyncio.to_thread(agent.wait, BOUND)
+    async with Driver(patience=10 * BOUND) as driver:
+        with Process(driver.server.address) as process:
+            process.tell("print before")
+            await driver.until(lambda: ONE in driver.printed)
+            agent = agent_of(process)
+            driver.server.close()  # as the kernel does for a driver that was killed
+            assert await process.ended() == -signal.SIGKILL
+            await asyncio.to_thread(agent.wait, BOUND)
 
 
 async def test_either_end_gives_up_the_other_after_the_patience() -> None:
