@@ -156,6 +156,7 @@ def test_the_example_is_short() -> None:
 # -- broken in the middle ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(FINISHED_IN_TIME + 20)
 def test_sigkill_while_it_trains_leaves_no_process(marked_environment: dict[str, str]) -> None:
     with start_demo("--no-failure", "--steps", "1000000", env=marked_environment) as demo:

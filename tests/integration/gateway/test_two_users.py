@@ -49,7 +49,7 @@ def check_audit(house: House, persons: list[Person]) -> None:
 
 
 def test_two_users_see_and_change_nothing_of_each_others(house: House) -> None:
-    persons = live_together(house, seed=21, seconds=20)
+    persons = live_together(house, seed=21, seconds=8)
 
     assert all(sum(person.counts.values()) > 10 for person in persons), [person.counts for person in persons]
     check_audit(house, persons)
