@@ -22,6 +22,8 @@ MONARCH_ENVIRONMENT = {
     # When a host of a mesh is gone, Monarch's controller of the mesh prolongs the life of what is on the others no
     # more, and they end it a minute later. With Loom it ends with its driver, by a line of its own.
     "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "3650d",
+    # Its file in the temporary folder, which it never shortens, would get lines about every process and call.
+    "MONARCH_FILE_LOG": "error",
 }
 """Variables and their values, for those that the user has not set."""
 

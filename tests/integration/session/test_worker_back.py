@@ -234,6 +234,14 @@ class Asked(loom.Actor):
     def patience(self) -> str:
         return delivery_timeout()
 
+    @loom.endpoint
+    def log_level(self) -> str | None:
+        return log_level()
+
+
+def log_level() -> str | None:
+    return os.environ.get("MONARCH_FILE_LOG")
+
 
 def delivery_timeout() -> str:
     from monarch.config import get_global_config
@@ -246,6 +254,13 @@ def test_the_driver_is_more_patient_than_processes(job: loom.Job) -> None:
 
     assert set(asked.patience.call().get(BOUND).values()) == {"1m 30s"}
     assert "years" in job.run(delivery_timeout)
+
+
+def test_the_file_of_monarchs_log_gets_errors_only(job: loom.Job) -> None:
+    """It grows by 100 MB an hour otherwise, and nothing shortens it."""
+    asked = job.hosts.spawn_procs().spawn("asked", Asked)
+
+    assert {*asked.log_level.call().get(BOUND).values(), job.run(log_level)} == {"error"}
 
 
 @pytest.mark.slow
