@@ -17,16 +17,15 @@ RETRY = 0.2  # seconds between two attempts
 
 
 def break_after(sock: socket.socket, seconds: float) -> None:
-    """Have the kernel break a connection when the peer has not acknowledged anything for about so many seconds."""
+    """Have the kernel break a connection when the peer has been silent for so many seconds, and little more."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        idle = max(1, round(seconds / 2))
-        every = max(1, round(seconds / 8))
+        idle = max(1, round(seconds / 12))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-        # For data that is not acknowledged. The probes heed it too.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(idle / 4)))
+        # For data that is not acknowledged, and for the probes, instead of their number. The kernel counts from the
+        # last that came, which may be ``idle`` seconds before the network went away.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round((seconds + idle) * 1000))
 
 
 class Refusals:
