@@ -15,7 +15,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal
 from loom_gateway.sessions.history import EndedSession, EndedSessionInfo
-from loom_gateway.sessions.log_reader import LogQuery
+from loom_gateway.sessions.log_feed import LogQuery
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session, SessionState
 

@@ -22,7 +22,8 @@ from loom import Actor, current_rank, endpoint
 from loom.wire.bodies import LogLines
 from loom_gateway.driver.output.lines import LONGEST_LINE, Aggregator, LineSplitter
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.sessions.log_reader import KEEP_ENDED, LogQuery, SessionLogs
+from loom_gateway.sessions.log_feed import LogQuery
+from loom_gateway.sessions.log_reader import KEEP_ENDED, SessionLogs
 from loom_proxy.local import LocalCluster
 from loom_proxy.logs import LogLine, LogReceiver
 from tests.integration.calls.test_failures import BOUND, driver_pid, rest

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
+import random
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,10 @@ import pytest
 
 from loom.errors import LimitReached
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.sessions import log_reader
-from loom_gateway.sessions.log_reader import LogQuery, SessionLogs
+from loom_gateway.sessions import log_cursor, log_feed, log_reader
+from loom_gateway.sessions.log_cursor import MOST, PIECE, LogCursor
+from loom_gateway.sessions.log_feed import LogQuery
+from loom_gateway.sessions.log_reader import SessionLogs
 
 
 def line(text: str, mesh: str = "trainers", rank: int = 0) -> dict[str, Any]:
@@ -99,3 +106,173 @@ def test_followers_are_bounded_for_each_user(tmp_path: Path, monkeypatch: pytest
             await follower.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(follow())
+
+
+def texts(piece: bytes) -> list[str]:
+    return [json.loads(found)["text"] for found in piece.splitlines() if found]
+
+
+async def next_text(follower: AsyncIterator[bytes]) -> str:
+    """Return the next lines of a follower that are no sign of life, as one text."""
+    while not (found := texts(await anext(follower))):
+        pass
+    return " ".join(found)
+
+
+async def test_followers_of_a_log_share_one_reader(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    spool = LogSpool(str(path))
+    spool.append([line("old")])
+    logs = SessionLogs()
+    logs.add("a", str(path))
+    followers = [await logs.follow("a", LogQuery(), f"user {number % 4}") for number in range(40)]
+    for follower in followers:
+        assert await next_text(follower) == "old"
+    waiting = [asyncio.ensure_future(next_text(follower)) for follower in followers]
+    await until(lambda: len(open_files(path)) == 2)  # the writer's, and one for all readers
+    spool.append([line("new")])
+    assert await asyncio.gather(*waiting) == ["new"] * 40
+    for follower in followers:
+        await follower.aclose()  # type: ignore[attr-defined]
+    await until(lambda: len(open_files(path)) == 1)
+    spool.close()
+
+
+async def until(what: Callable[[], bool]) -> None:
+    for _ in range(3000):  # 30 s
+        if what():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("not within 30 s")
+
+
+def open_files(path: Path) -> list[str]:
+    """Return this process's descriptors of a file."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+                found.append(descriptor)
+        except FileNotFoundError:  # that of the folder itself
+            continue
+    return found
+
+
+async def test_a_slow_follower_loses_lines_and_is_told_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_feed, "BUFFER", 1000)
+    path = tmp_path / "log"
+    spool = LogSpool(str(path))
+    spool.append([line("old")])
+    logs = SessionLogs()
+    logs.add("a", str(path))
+    slow, quick = [await logs.follow("a", LogQuery()) for _ in range(2)]
+    for follower in (slow, quick):
+        assert await next_text(follower) == "old"
+    waiting = [asyncio.ensure_future(next_text(follower)) for follower in (slow, quick)]
+    await until(lambda: [len(feed._followers) for feed in logs._feeds.values()] == [2])
+    spool.append([line("line 0")])
+    assert await asyncio.gather(*waiting) == ["line 0"] * 2
+    for number in range(1, 50):
+        spool.append([line(f"line {number}")])
+        assert await next_text(quick) == f"line {number}"
+    spool.close()
+    logs.ended("a", str(path))
+    note, *rest = [text async for piece in slow for text in texts(piece)]
+    assert rest == [f"line {number}" for number in range(50 - len(rest), 50)]
+    assert note == f"… {49 - len(rest)} lines came faster than they were read, and are left out …"
+    assert len(rest) < 12
+
+
+async def test_followers_that_come_while_a_log_turns_miss_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_feed, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(log_reader, "LOOK_EVERY", 0.001)
+    randomly = random.Random(8)
+    path = tmp_path / "log"
+    spool = LogSpool(str(path), limit=2000)  # some twenty lines
+    spool.append([line("0")])
+    logs = SessionLogs()
+    logs.add("a", str(path))
+
+    async def follow() -> list[str]:
+        return [text async for piece in await logs.follow("a", LogQuery()) for text in texts(piece)]
+
+    following = []
+    for number in range(1, 400):
+        if number % 20 == 0:
+            following.append(asyncio.ensure_future(follow()))
+        spool.append([line(str(number))])
+        await asyncio.sleep(randomly.choice([0, 0, 0.002]))
+    spool.close()
+    logs.ended("a", str(path))
+    for seen in await asyncio.gather(*following):
+        assert seen[-1] == "399"
+        for before, after in itertools.pairwise(seen):
+            if (before + after).isdecimal():  # else a note says that some are missing
+                assert int(after) == int(before) + 1
+
+
+def test_a_reader_that_misses_a_whole_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(written("first"))
+    cursor = LogCursor(str(path))
+    assert [entry["text"] for _, entry in cursor.read()] == ["first"]
+    for text in ("second", "third", "fourth"):
+        os.replace(path, tmp_path / "log.1")
+        path.write_bytes(written(text))
+    found = []
+    while entries := cursor.read():
+        found += [entry["text"] for _, entry in entries]
+    assert found == ["… lines came faster than they were read, and are left out …", "third", "fourth"]
+    cursor.close()
+
+
+def test_a_log_that_turns_twice_while_it_is_opened_is_read_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(written("first"))
+    texts_to_come = ["second", "third"]
+    open_file = log_cursor._open_if_there
+
+    def turn_before_the_older_is_opened(name: str) -> Any:
+        while name.endswith(".1") and texts_to_come:
+            os.replace(path, name)
+            path.write_bytes(written(texts_to_come.pop(0)))
+        return open_file(name)
+
+    monkeypatch.setattr(log_cursor, "_open_if_there", turn_before_the_older_is_opened)
+    assert [entry["text"] for entry in read(path, LogQuery())] == ["second", "third"]
+
+
+def test_a_file_that_user_code_has_made_huge_fills_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"\n")
+    os.truncate(path, 1 << 30)  # a hole: no disk is used
+    with path.open("ab") as file:
+        file.write(b"\n" + written("last"))
+    tracemalloc.start()
+    try:
+        found = read(path, LogQuery())
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found[-1]["text"] == "last"
+    assert len(found) <= MOST // PIECE + 2
+    assert most < 4 * PIECE
+
+
+def test_logs_of_many_users_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "KEEP_IN_ALL", 10)
+    logs = SessionLogs()
+    for number in range(30):
+        path = tmp_path / f"{number}.log"
+        path.write_bytes(written("kept"))
+        logs.ended(str(number), str(path), "ann" if number < 5 else f"user {number}")
+    kept = sorted(int(path.stem) for path in tmp_path.iterdir())
+    assert len(kept) == 10
+    assert kept[-1] == 29
+    assert not {0, 1, 2, 3} & set(kept)  # the oldest of the user with the most go first
