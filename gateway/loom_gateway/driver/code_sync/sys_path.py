@@ -115,8 +115,9 @@ class DriverPath:
             for root in entry.roots
         ]
         sys.path[:0] = self._paths
-        if before is not None and not same:
-            _forget_modules(lambda name, place: place.startswith(f"{before[1].folder}/"))
+        if before is not None:
+            if not same:
+                _forget_modules(lambda name, place: place.startswith(f"{before[1].folder}/"))
             before[1].close()
         _forget_modules(
             lambda name, place: (

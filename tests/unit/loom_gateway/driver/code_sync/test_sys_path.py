@@ -1,0 +1,33 @@
+"""The trees that a driver imports from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from loom_gateway.driver.code_sync.cache import Hold
+from loom_gateway.driver.code_sync.sys_path import DriverPath, SyncedTree
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_folder_that_is_synced_again_unchanged_takes_no_further_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    descriptors = [os.open(tmp_path, os.O_RDONLY) for _ in range(3)]
+    path, tree = DriverPath(), SyncedTree("project", "digest", ("",), (str(tmp_path),))
+    for descriptor in descriptors:
+        path.show(tree, Hold(tmp_path, descriptor), frozenset())
+    assert [is_open(descriptor) for descriptor in descriptors] == [False, False, True]
+    assert sys.path.count(str(tmp_path)) == 1
+    os.close(descriptors[-1])
