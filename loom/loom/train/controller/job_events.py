@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ ASK_EVERY = 0.5  # seconds between two requests for the replicas to respawn
 MOST_AT_ONCE = 1000  # replicas to respawn in one answer
 
 CLOSE_TIMEOUT = 2.0
+
+KEPT = 10_000
+"""Events that a job keeps for its status. The weaver's log has older ones."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class JobEvents:
     """
 
     def __init__(self, job: str, session: Session, respawn: Callable[[str, str], object]) -> None:
-        self.recorded: list[JobEvent] = []
+        self.recorded: deque[JobEvent] = deque(maxlen=KEPT)
+        """The newest events, the oldest first."""
         self._job = job
         self._session = session
         self._respawn = respawn

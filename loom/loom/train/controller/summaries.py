@@ -44,6 +44,7 @@ class JobStatus:
     hosts: tuple[int, ...]
     """Numbers of the hosts on which groups may be started."""
     events: tuple[JobEvent, ...]
+    """The newest 10,000, the oldest first."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +67,4 @@ class JobSummary:
     failures: int
     """The number of lost groups."""
     events: tuple[JobEvent, ...]
+    """The newest 10,000, the oldest first."""
