@@ -20,6 +20,7 @@ from tests.benchmarks import (
     doors,
     lanes,
     large,
+    meshes,
     methods,
     ports,
     ray_environment,
@@ -151,6 +152,18 @@ def measure_large(
     """A large tensor's echo, small calls while it moves, the gateway's memory, and a stream's first result."""
     plan = large.LargePlan(mebibytes << 20, rounds)
     _report(lambda say: large.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("meshes")
+def measure_meshes(
+    rounds: Rounds = 3,
+    meshes_a_round: Annotated[int, typer.Option("--meshes", min=10, help="Actor meshes of a round.")] = 200,
+    as_json: Json = False,
+    write: Write = None,
+) -> None:
+    """What a stopped actor mesh leaves in the memory of each process: Monarch alone, and through Loom."""
+    plan = meshes.MeshPlan(rounds, meshes_a_round)
+    _report(lambda say: meshes.measure(plan, _command(), say), as_json, False, write)
 
 
 @app.command("methods")

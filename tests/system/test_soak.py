@@ -213,6 +213,7 @@ def test_a_session_that_remakes_its_meshes_stays_as_large_as_it_is(
     with loom.connect(cluster.url, cluster.token, timeout=BOUND) as job:
         native = max(0.0, job.run(native_round_growth, job.hosts, NATIVE_ROUNDS))
         pids = {"laptop": os.getpid(), "gateway": cluster.pids[0], "driver": job.run(os.getpid)}
+        pids |= {f"worker {number}": pid for number, pid in enumerate(cluster.pids[1:])}
         samples: list[dict[str, int]] = []
         began = time.monotonic()
         rounds = 0
@@ -228,10 +229,9 @@ def test_a_session_that_remakes_its_meshes_stays_as_large_as_it_is(
             rounds += 1
             if gone > seconds / 2:
                 samples.append(resident(pids))
-        workers = resident({f"worker {number}": pid for number, pid in enumerate(cluster.pids[1:])})
     assert len(samples) >= 2 * SAMPLES, f"only {rounds} rounds in {seconds:g} s"
     apart = len(samples) - SAMPLES  # rounds between the medians
-    print(f"{rounds} rounds; natively {native / 1024:.0f} KiB a round; workers: {workers}")
+    print(f"{rounds} rounds; natively {native / 1024:.0f} KiB a round")
     for name in pids:
         first, last = (
             statistics.median(sample[name] for sample in part) for part in (samples[:SAMPLES], samples[-SAMPLES:])
