@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from loom.errors import TokenFileError, UnknownToken, WrongArguments
+from loom.process.state_file import replace_file
 
 SCOPES = ("view", "operate", "drive", "admin")  # the scopes of tokens; each includes the ones before it
 
@@ -187,17 +188,7 @@ class TokenFile:
 
     def _write(self, tokens: list[Token]) -> None:
         text = json.dumps({"version": _VERSION, "tokens": [asdict(token) for token in tokens]}, indent=1)
-        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
-        fresh.unlink(missing_ok=True)  # a killed process with the same pid may have left it
-        try:
-            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-        finally:
-            fresh.unlink(missing_ok=True)
+        replace_file(self.path, text + "\n")
 
     def _unusable(self, why: str) -> TokenFileError:
         return TokenFileError(f"cannot use the token file {self.path}: {why}")

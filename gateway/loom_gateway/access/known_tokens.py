@@ -10,8 +10,8 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from loom.process.state_file import write_json
 from loom.token_file import Token
-from loom_gateway.sessions.driver_files import write_json
 
 logger = logging.getLogger(__name__)
 

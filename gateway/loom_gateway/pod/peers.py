@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import http.client
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from loom.errors import LoomError, PodUnreachable
 from loom.process.listen import bracketed
+from loom.process.state_file import replace_file
 from loom_gateway.pod.settings import PodSettings
 
 NONCE_HEADER = "x-loom-nonce"
@@ -50,11 +50,7 @@ def same(shown: str, proof: str) -> bool:
 def make_pod_key(folder: Path) -> str:
     """Return a new key of a pod, kept in a file in the keeper's folder that only this user can read."""
     key = secrets.token_hex(32)
-    fresh = folder / "key.new"
-    fresh.unlink(missing_ok=True)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(key)
-    fresh.replace(folder / "key")
+    replace_file(folder / "key", key)
     return key
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.errors import WrongArguments
-from loom_gateway.sessions.driver_files import write_json
+from loom.process.state_file import write_json
 from loom_gateway.workers.sources import MONARCH_PORT
 
 GATEWAY_PORT = 8470
@@ -69,7 +69,7 @@ class PodSettings:
     def write(self, folder: Path) -> None:
         """Write the settings to a folder that only this user can open."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(str(folder / "settings.json"), self)
+        write_json(folder / "settings.json", self)
 
     @classmethod
     def read(cls, folder: Path) -> PodSettings:

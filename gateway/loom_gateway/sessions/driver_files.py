@@ -10,11 +10,12 @@ import errno
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from loom.process.state_file import write_json
 
 OWN = "driver"  # the beginning of the names of the files in a driver's own folder
 LAST_WORDS_BYTES = 64 << 10
@@ -162,27 +163,3 @@ def open_regular(path: str) -> IO[bytes]:
         os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, "it is no file of its own", path)
     return open(descriptor, "rb")
-
-
-def write_json(path: str, value: object, mode: int = 0o600) -> None:
-    """Write a value, which may contain dataclasses, to a file that by default only this user can read.
-
-    A reader finds either the old content or the new one, whole, also after a power cut.
-    """
-    folder, name = os.path.split(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
-    try:
-        os.fchmod(descriptor, mode)
-        with open(descriptor, "w") as file:
-            json.dump(value, file, default=asdict)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)

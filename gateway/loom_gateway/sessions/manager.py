@@ -14,8 +14,9 @@ from dataclasses import replace
 from loom.errors import LoomError, UnknownSession
 from loom.process import tasks
 from loom.process.child import python
+from loom.process.state_file import write_json
 from loom.token_file import ADMIN
-from loom_gateway.sessions.driver_files import DriverFiles, write_json
+from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_ports import FreshPorts
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver

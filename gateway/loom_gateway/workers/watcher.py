@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from loom.errors import WorkerUnreachable
 from loom.process import tasks
-from loom_gateway.sessions.driver_files import write_json
+from loom.process.state_file import write_json
 from loom_gateway.workers.sources import WorkerHosts, WorkerList
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.errors import FaultRefused
+from loom.process.state_file import write_json
 
 FOLDER_VARIABLE = "LOOM_CHAOS_DIR"
 """The environment variable for the folder of a host's records; the default is in ``/tmp``."""
@@ -104,12 +105,7 @@ class Record:
     def write(self) -> None:
         """Write the record to the disk, whole or not at all."""
         damage = [{"what": type(each).__name__, **asdict(each)} for each in self.damage]
-        draft = self.path.with_suffix(".draft")
-        with draft.open("w") as opened:
-            json.dump({"agent": self.agent, "damage": damage}, opened)
-            opened.flush()
-            os.fsync(opened.fileno())
-        draft.replace(self.path)
+        write_json(self.path, {"agent": self.agent, "damage": damage})
 
 
 def folder(create: bool = True) -> Path:

@@ -20,6 +20,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from loom.process.state_file import sync_folder
+
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -144,15 +146,6 @@ def remove_leftovers(folder: Path) -> list[Path]:
             os.close(lock)
             removed.append(path)
     return removed
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _hold(folder: Path, wait: bool) -> int | None:

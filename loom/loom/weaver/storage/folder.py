@@ -12,6 +12,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from loom.process.held_folder import hold
+from loom.process.state_file import replace_file, write_json
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys, read_secret
 
@@ -70,9 +71,7 @@ class WeaverFolder:
             return self.path / "weaver.sqlite"
         folder = self._users / _folder_name(user)
         folder.mkdir(0o700, parents=True, exist_ok=True)
-        fresh = folder / "user.new"
-        fresh.write_text(user, encoding="utf-8")
-        fresh.replace(folder / "user")
+        replace_file(folder / "user", user)
         return folder / "weaver.sqlite"
 
     def remembered(self) -> Remembered | None:
@@ -85,13 +84,7 @@ class WeaverFolder:
             return None
 
     def remember(self, listens: Remembered) -> None:
-        fresh = self._link.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(listens._asdict(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._link)
+        write_json(self._link, listens._asdict())
 
 
 def _folder_name(user: str) -> str:

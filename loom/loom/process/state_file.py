@@ -1,0 +1,39 @@
+"""Files of a process's state: a reader finds the old content or the new one, whole, also after a power cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict
+
+
+def write_json(path: str | os.PathLike[str], value: object, mode: int = 0o600) -> None:
+    """Replace a file by the JSON of a value, which may contain dataclasses."""
+    replace_file(path, json.dumps(value, default=asdict), mode)
+
+
+def replace_file(path: str | os.PathLike[str], text: str, mode: int = 0o600) -> None:
+    """Replace a file, or make it. By default only this user can read it."""
+    folder, name = os.path.split(os.path.abspath(path))
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
+    try:
+        os.fchmod(descriptor, mode)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Sync the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
