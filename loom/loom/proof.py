@@ -79,11 +79,11 @@ def check_proof(sock: socket.socket, url: str, token: str | None) -> None:
     try:
         connection.request("GET", path)
         with connection.getresponse() as response:
-            answer = _json_object(response.read(4096))
+            answer = json_object(response.read(4096))
     except http.client.HTTPException as error:
         raise _unproven(url, f"it does not answer a challenge: {error or type(error).__name__}") from error
-    if isinstance(answer.get("error"), dict):
-        raise _refusal(answer["error"])
+    if (refusal := error_in(answer)) is not None:
+        raise refusal
     if not hmac.compare_digest(str(answer.get("proof")).encode(), proof_of(shown, challenge).encode()):
         raise _unproven(url, "it gives no right answer to a challenge")
     if connection.sock is None:
@@ -109,7 +109,8 @@ def _prefix(path: str) -> str:
     return path
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes) -> dict[str, Any]:
+    """Return the object in a gateway's answer; an empty one if the answer is something else."""
     try:
         answer = json.loads(body)
     except ValueError:
@@ -117,7 +118,11 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _refusal(described: dict[str, Any]) -> LoomError:
+def error_in(answer: dict[str, Any]) -> LoomError | None:
+    """Return the error that a gateway's answer describes; None if it describes none."""
+    described = answer.get("error")
+    if not isinstance(described, dict):
+        return None
     return error_for_code(str(described.get("code")), str(described.get("message")))
 
 

@@ -22,9 +22,8 @@ from loom.errors import (
     LoomError,
     NotAGateway,
     WrongArguments,
-    error_for_code,
 )
-from loom.proof import check_proof
+from loom.proof import check_proof, error_in, json_object
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
 
@@ -131,7 +130,7 @@ class Gateway:
             for line in response:
                 # The gateway sends empty lines to a follower, as a keep-alive.
                 if line.strip():
-                    entry = _json_object(line)
+                    entry = json_object(line)
                     if "text" not in entry:
                         raise self._not_a_gateway()
                     yield entry
@@ -161,7 +160,7 @@ class Gateway:
         self, method: str, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0
     ) -> dict[str, Any]:
         with self._open(method, path, body, patience) as response:
-            answer = _json_object(response.read())
+            answer = json_object(response.read())
         if expect not in answer:
             raise self._not_a_gateway()
         return answer
@@ -224,9 +223,8 @@ class Gateway:
         return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=self._context)
 
     def _refusal(self, response: http.client.HTTPResponse) -> LoomError:
-        described = _json_object(response.read()).get("error")
-        if isinstance(described, dict):
-            return error_for_code(str(described.get("code")), str(described.get("message")))
+        if (refusal := error_in(json_object(response.read()))) is not None:
+            return refusal
         if response.status in _NOBODY_BEHIND:
             return self._unreachable(f"{response.status} {response.reason}")
         return self._not_a_gateway()
@@ -301,12 +299,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    """Return the object in a response's body; an empty one if the body is something else."""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
