@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,20 +13,13 @@ from loom.errors import UnknownSession, WrongArguments
 from loom.rest import Gateway
 
 
-class StreamName(str, Enum):
-    """A stream of a process's output."""
-
-    stdout = "stdout"
-    stderr = "stderr"
-
-
 @asking
 def logs(
     access: Access,
     session: Annotated[str | None, typer.Option(help="Name of a session; not needed if only one lives.")] = None,
     mesh: Annotated[str | None, typer.Option(help="Only this proc mesh; driver: the output of job.run.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank of the mesh.")] = None,
-    stream: Annotated[StreamName | None, typer.Option(help="Only this stream.")] = None,
+    stream: Annotated[Literal["stdout", "stderr"] | None, typer.Option(help="Only this stream.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, help="Only this many of the last lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends or Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line.")] = False,
@@ -40,7 +32,7 @@ def logs(
         raise WrongArguments(f"--rank {rank} needs --mesh NAME: ranks are counted in each mesh")
     gateway = access.gateway()
     session = session or _only_session(gateway)
-    wanted = {"mesh": mesh, "rank": rank, "stream": stream.value if stream else None, "tail": tail}
+    wanted = {"mesh": mesh, "rank": rank, "stream": stream, "tail": tail}
     with suppress(KeyboardInterrupt):
         for line in gateway.logs(session, follow, **wanted):
             typer.echo(json.dumps(line) if as_json else _shown(line))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,14 +13,6 @@ from loom.errors import WeaverUnavailable
 ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
 
 sessions_app = typer.Typer(help="List the sessions of a gateway, share one, or end one.", no_args_is_help=True)
-
-
-class SharedScope(str, Enum):
-    """The scopes for which a session can be shared."""
-
-    view = "view"
-    operate = "operate"
-    drive = "drive"
 
 
 @asking
@@ -123,11 +114,11 @@ def share_session(
     access: Access,
     name: Annotated[str, typer.Argument(help="Name of the session.")],
     user: Annotated[str, typer.Argument(help="The user, as `loom token list` shows it.")],
-    scope: Annotated[SharedScope, typer.Option(help="What the user may do.")] = SharedScope.view,
+    scope: Annotated[Literal["view", "operate", "drive"], typer.Option(help="What the user may do.")] = "view",
 ) -> None:
     """Let another user see a session: view reads and watches, operate also commands, drive also takes it over."""
-    access.gateway().share_session(name, user, scope.value)
-    typer.echo(f"session {name} is shared with {user} for {scope.value}")
+    access.gateway().share_session(name, user, scope)
+    typer.echo(f"session {name} is shared with {user} for {scope}")
 
 
 @sessions_app.command("unshare")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,19 +25,10 @@ File = Annotated[
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-class Scope(str, Enum):
-    """The rights of a token."""
-
-    view = "view"
-    operate = "operate"
-    drive = "drive"
-    admin = "admin"
-
-
 @app.command()
 def create(
     scope: Annotated[
-        Scope,
+        Literal["view", "operate", "drive", "admin"],
         typer.Option(
             help="view reads; operate also sends commands and ends sessions; drive also opens them; admin reaches "
             "what is other users', too."
@@ -57,7 +47,7 @@ def create(
     if name is None:
         raise WrongArguments("say whose token it is, with --user NAME")
     file = TokenFile(tokens or default_path())
-    token, text = file.create(name, scope.value, None if expires is None else _seconds(expires), user)
+    token, text = file.create(name, scope, None if expires is None else _seconds(expires), user)
     if as_json:
         print_json({"id": token.id, "user": token.user, "token": text, "expires": token.expires})
         return
