@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout
 from loom.rest import Gateway, TokenSource
@@ -35,6 +35,9 @@ from loom_proxy.session.calls import Calls
 from loom_proxy.weaver.aio import AsyncWeaverProxy
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
 from loom_proxy.weaver.feed import WeaverFeed
+
+if TYPE_CHECKING:
+    from loom_proxy.weaver.watch import WeaverWatch
 
 logger = logging.getLogger("loom")
 
@@ -84,7 +87,13 @@ class WeaverProxy:
         self._ask: Ask = partial(self._gateway.ask, as_user=user)
         if session is not None:
             self._ask = SessionWeaver(session, self._gateway).ask
-        self._feed = WeaverFeed(url, token, ca, transport, self._ask, self._look, insecure, user)
+
+        def socket() -> WeaverWatch:
+            from loom_proxy.weaver.watch import WeaverWatch  # it takes a while, and few programs need it
+
+            return WeaverWatch(url, token, ca, insecure, user)
+
+        self._feed = WeaverFeed(transport, self._ask, self._look, socket)
 
     @property
     def aio(self) -> AsyncWeaverProxy:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable
-from loom.rest import TokenSource
 from loom.weaver.serving.operations import Ask
 from loom.weaver.views import CHANGING_FIELDS, Away, Delta, Snapshot, WeaverEvent, WeaverUpdate
 from loom_proxy.transport.websocket import NoUpgrade
@@ -24,23 +23,24 @@ _TRANSIENT = (WeaverUnavailable, GatewayUnreachable, NotAGateway, RateLimited)
 
 
 class WeaverFeed:
-    """The updates and the events of one weaver; ``look`` returns the state of all replicas and devices."""
+    """The updates and the events of one weaver.
+
+    Args:
+        look: returns the state of all replicas and devices.
+        socket: returns a watch over the weaver's WebSocket.
+    """
 
     def __init__(
         self,
-        url: str,
-        token: TokenSource,
-        ca: str | None,
         transport: str,
         ask: Ask,
         look: Callable[[], Snapshot],
-        insecure: bool,
-        user: str | None = None,
+        socket: Callable[[], WeaverWatch],
     ) -> None:
-        self._url, self._token, self._ca, self._insecure, self._user = url, token, ca, insecure, user
         self._transport = transport
         self._ask = ask
         self._look = look
+        self._socket = socket
 
     def watch(self, timeout: float | None) -> Iterator[WeaverUpdate]:
         if self._transport != "http":
@@ -92,11 +92,6 @@ class WeaverFeed:
             after = page[-1].id
             if len(page) < PAGE:
                 return
-
-    def _socket(self) -> WeaverWatch:
-        from loom_proxy.weaver.watch import WeaverWatch  # imported late: it takes a while, and few programs need it
-
-        return WeaverWatch(self._url, self._token, self._ca, self._insecure, self._user)
 
 
 class _Reader:

@@ -20,7 +20,15 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 from websockets.sync.client import connect
 
-from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WatcherTooSlow, error_for_code
+from loom.errors import (
+    GatewayUnreachable,
+    LoomError,
+    NotAGateway,
+    RateLimited,
+    TokenRevoked,
+    WatcherTooSlow,
+    error_for_code,
+)
 from loom.proof import check_proof, is_forwarded
 from loom.rest import TokenSource, safe_url, token_now
 from loom.tls import client_context, tls_error
@@ -40,10 +48,14 @@ _TRANSIENT = (GatewayUnreachable, NotAGateway, RateLimited, WatcherTooSlow)
 
 
 class _Attempts:
-    """The attempts to connect, one after the other, until nothing has come for ``timeout`` seconds."""
+    """The attempts to connect, one after the other, until nothing has come for ``timeout`` seconds.
 
-    def __init__(self, timeout: float | None) -> None:
+    ``renews``: whether a token that has expired has a successor.
+    """
+
+    def __init__(self, timeout: float | None, renews: bool) -> None:
         self._timeout = timeout
+        self._renews = renews
         self._opened = False
         self.heard()
 
@@ -60,7 +72,7 @@ class _Attempts:
     def lost(self, error: Exception) -> tuple[Away | None, float]:
         """Return an `Away` and the seconds to wait; None in its place if there is no time for another attempt."""
         if isinstance(error, ConnectionClosed):
-            error = _closed(error)
+            error = _closed(error, self._renews)
         elif not self._opened:
             raise error
         wait = next(self._waits)
@@ -89,7 +101,6 @@ class WeaverWatch:
         self._context = client_context(ca) if self.url.startswith("wss:") else None
         self._token = token
         self._options: dict[str, Any] = {
-            "additional_headers": {"Authorization": f"Bearer {shown}"} if (shown := token_now(token)) else {},
             "ssl": self._context,
             "open_timeout": OPEN_TIMEOUT,
             "max_size": None,  # a snapshot of many replicas is large
@@ -100,7 +111,7 @@ class WeaverWatch:
 
     def updates(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
         """Yield the present state, and then each change."""
-        attempts = _Attempts(timeout)
+        attempts = _Attempts(timeout, callable(self._token))
         while True:
             try:
                 with self._open() as socket:
@@ -131,7 +142,7 @@ class WeaverWatch:
     async def _watch(
         self, read: Callable[[str | bytes], V | None], timeout: float | None = None
     ) -> AsyncIterator[V | Away]:
-        attempts = _Attempts(timeout)
+        attempts = _Attempts(timeout, callable(self._token))
         while True:
             try:
                 async with await self._open_async() as socket:
@@ -150,14 +161,20 @@ class WeaverWatch:
             yield away
             await asyncio.sleep(wait)
 
-    def _proven(self) -> socket.socket | None:
+    def _connection(self) -> dict[str, Any]:
+        """Return the options of one connection. It shows the present token, to a gateway that has proved itself."""
+        token = token_now(self._token)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return {**self._options, "additional_headers": headers, "sock": self._proven(token)}
+
+    def _proven(self, token: str | None) -> socket.socket | None:
         """Return a connection to a forwarded port, whose gateway has proved itself; None for other addresses."""
         parts = urlsplit(self.url)
         if parts.port is None or not is_forwarded(parts.port):
             return None
         sock = socket.create_connection((str(parts.hostname), parts.port), OPEN_TIMEOUT)
         try:
-            check_proof(sock, self.url, token_now(self._token))
+            check_proof(sock, self.url, token)
         except BaseException:
             sock.close()
             raise
@@ -165,7 +182,7 @@ class WeaverWatch:
 
     def _open(self) -> Any:
         try:
-            return connect(self.url, sock=self._proven(), **self._options)
+            return connect(self.url, **self._connection())
         except LoomError:
             raise
         except (OSError, InvalidHandshake, EOFError) as error:
@@ -173,7 +190,7 @@ class WeaverWatch:
 
     async def _open_async(self) -> Any:
         try:
-            return await _Connect(self.url, sock=await asyncio.to_thread(self._proven), **self._options)
+            return await _Connect(self.url, **await asyncio.to_thread(self._connection))
         except LoomError:
             raise
         except (OSError, InvalidHandshake, EOFError) as error:
@@ -214,12 +231,12 @@ def _read_json(text: str | bytes) -> dict[str, Any] | None:
     return message
 
 
-def _closed(closed: ConnectionClosed) -> LoomError:
+def _closed(closed: ConnectionClosed, renews: bool) -> LoomError:
     """Return why the connection has ended; raise the error if it has ended for good."""
     came = closed.rcvd
     if came is None or came.code != _REFUSED:
         return GatewayUnreachable(f"the connection to the gateway is lost: {closed}")
     error = error_for_code(came.reason, f"the gateway has ended the connection: {came.reason}")
-    if isinstance(error, _TRANSIENT):
+    if isinstance(error, _TRANSIENT) or (renews and isinstance(error, TokenRevoked)):
         return error
     raise error from closed

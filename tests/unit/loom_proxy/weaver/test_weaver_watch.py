@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -12,10 +14,12 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 import loom
-from loom.weaver.views import Away
+from loom.weaver.views import Away, Snapshot
 from loom_proxy.weaver.watch import WeaverWatch
 
 BOUND = 30.0
+
+SNAPSHOT = json.dumps({"type": "snapshot", "status": {}, "replicas": [], "devices": []})
 
 
 @pytest.fixture
@@ -47,6 +51,34 @@ def test_a_connection_that_is_lost_is_an_update_and_prints_nothing(
     assert isinstance(first, Away)
     assert "keepalive ping timeout" in first.reason
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_watch_goes_on_with_the_next_token_when_one_expires(is_async: bool) -> None:
+    shown: list[str] = []
+    tokens = iter(["first", "second"])
+
+    def expire(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        shown.append(socket.request.headers["Authorization"])
+        if len(shown) == 1:
+            socket.close(4000, "token_revoked")
+        socket.send(SNAPSHOT)
+        socket.recv(BOUND)
+
+    with serve(expire, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        watch = WeaverWatch(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", lambda: next(tokens))
+
+        async def both() -> list[object]:
+            updates = watch.updates_async(timeout=BOUND)
+            return [await anext(updates), await anext(updates)]
+
+        away, snapshot = asyncio.run(both()) if is_async else itertools.islice(watch.updates(timeout=BOUND), 2)
+        server.shutdown()
+    assert isinstance(away, Away)
+    assert isinstance(snapshot, Snapshot)
+    assert shown == ["Bearer first", "Bearer second"]
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 308])
