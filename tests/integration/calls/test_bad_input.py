@@ -74,7 +74,7 @@ def test_malformed_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_url_of_an_ordinary_web_server() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
-        serving = threading.Thread(target=server.serve_forever)
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
         serving.start()
         try:
             with pytest.raises(loom.NotAGateway, match="not a Loom gateway"):

@@ -37,7 +37,7 @@ def environment(cluster: LocalCluster) -> dict[str, str]:
 def web_server() -> Iterator[str]:
     """A server that is no gateway."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"ws://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()

@@ -354,7 +354,7 @@ def test_an_answer_that_ends_between_two_frames_is_asked_for_again(cut: bytes) -
             self.close_connection = True
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
-        serving = threading.Thread(target=server.serve_forever)
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
         serving.start()
         try:
             transport = HttpTransport.open(f"ws://127.0.0.1:{server.server_port}/ws/v1", "token", BOUND)

@@ -93,7 +93,7 @@ class HttpProxy:
         self._server = _Server(("127.0.0.1", listen), Handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self.port: int = self._server.server_port
         """Where it listens, on 127.0.0.1."""
 

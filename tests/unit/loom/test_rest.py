@@ -61,7 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[tuple[Server, Gateway]]:
     with Server() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield server, Gateway(f"ws://127.0.0.1:{server.server_port}", "a token")

@@ -54,7 +54,7 @@ class Remote:
 @pytest.fixture
 def controller() -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Controller) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

@@ -105,7 +105,7 @@ def test_the_token_does_not_follow_a_redirect(code: int, is_async: bool) -> None
 
     with HTTPServer(("127.0.0.1", 0), Elsewhere) as elsewhere, HTTPServer(("127.0.0.1", 0), Redirecting) as server:
         for each in (elsewhere, server):
-            threading.Thread(target=each.serve_forever, daemon=True).start()
+            threading.Thread(target=each.serve_forever, args=(0.02,), daemon=True).start()
         watch = WeaverWatch(f"ws://127.0.0.1:{server.server_port}", "a secret")
 
         async def first() -> object:
