@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from loom.process.state_file import write_json
+from loom_gateway.sessions.peer import Peer
 
 OWN = "driver"  # the beginning of the names of the files in a driver's own folder
 LAST_WORDS_BYTES = 64 << 10
@@ -52,6 +53,11 @@ class DriverRecord:
     """The numbers of the workers that are leased to the session's user; empty if workers are shared."""
     boot: str = ""
     """The `boot_id` at its start: after another, a process with its id and start is not the driver."""
+
+    @property
+    def peer(self) -> Peer:
+        """The process at the other end of its socket."""
+        return Peer(self.pid, os.geteuid() if self.uid is None else self.uid)
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ class DriverProcess(ABC):
 
     def check_peer(self, sock: socket.socket) -> None:
         """Raise `NotOurDriver` if another process than the driver is at the other end of its socket."""
-        uid = os.geteuid() if self.record.uid is None else self.record.uid
-        check_peer(sock, Peer(self.pid, uid), self.files.socket)
+        check_peer(sock, self.record.peer, self.files.socket)
 
     @property
     def how_it_ended(self) -> str:
@@ -200,7 +199,7 @@ class AdoptedDriver(DriverProcess):
     def _reached(cls, files: DriverFiles, record: DriverRecord, pidfd: int) -> AdoptedDriver:
         unreachable = ""
         try:
-            _check_listener(files.socket, record.pid, os.geteuid() if record.uid is None else record.uid)
+            _check_listener(files.socket, record.peer)
         except NotOurDriver as error:
             if os.fsencode(files.socket) not in _command_line(record.pid):
                 raise
@@ -240,16 +239,16 @@ def _command_line(pid: int) -> list[bytes]:
         return []
 
 
-def _check_listener(path: str, pid: int, uid: int) -> None:
-    """Raise `NotOurDriver` unless this process of a user id listens on a socket."""
+def _check_listener(path: str, expected: Peer) -> None:
+    """Raise `NotOurDriver` unless this process listens on a socket."""
     try:
         found = os.lstat(path)
-        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != uid:
-            raise NotOurDriver(f"{path} is not a socket of user id {uid}")
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != expected.uid:
+            raise NotOurDriver(f"{path} is not a socket of user id {expected.uid}")
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(CONNECT_TIMEOUT)
             sock.connect(path)
-            check_peer(sock, Peer(pid, uid), path)
+            check_peer(sock, expected, path)
     except OSError as error:
         raise NotOurDriver(f"nobody listens on {path} ({error.strerror or error})") from error
 
