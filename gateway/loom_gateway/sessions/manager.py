@@ -243,6 +243,7 @@ class SessionManager:
         self.worker_watch.start()
         workers = await self.worker_watch.there(self._patience)
         lease = None if self._leases is None else await self._leases.acquire(user, workers, self._patience)
+        driver: OwnDriver | None = None
         try:
             driver = await self._take_spare()
             name, hosts = f"session-{secrets.token_hex(4)}", () if lease is None else lease.hosts
@@ -250,6 +251,8 @@ class SessionManager:
             if lease is not None:
                 write_json(driver.files.workers, lease.part_of(workers), driver.files.mode)
         except BaseException:
+            if driver is not None:  # nobody would ever find it
+                tasks.run("end a driver", driver.end("its session could not be opened"))
             if self._leases is not None:
                 self._leases.release(user)
             raise

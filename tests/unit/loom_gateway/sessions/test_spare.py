@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from loom.errors import SessionLost
+from loom_gateway.sessions import driver_files
 from loom_gateway.sessions import manager as module
 from loom_gateway.sessions.driver_process import OwnDriver
 from loom_gateway.sessions.manager import SessionManager
@@ -48,4 +51,25 @@ async def test_what_fails_now_is_told(failures: list[str]) -> None:
     with pytest.raises(SessionLost, match="the disk is full"):
         await manager.create()
 
+    await manager.close()
+
+
+async def test_a_session_that_cannot_be_written_down_leaves_no_driver(
+    failures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = SessionManager(["tcp://127.0.0.1:1"])
+    manager.prepare_spare()
+    assert manager._spare is not None
+    spare = await manager._spare
+
+    def full_disk(*written: object) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver_files, "write_json", full_disk)
+        with pytest.raises(OSError, match="no room"):
+            await manager.create()
+        await asyncio.wait_for(spare.exited.wait(), 10.0)
+
+    assert manager.sessions() == []
     await manager.close()
