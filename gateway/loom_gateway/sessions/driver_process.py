@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loom.errors import LoomError, SessionLost
+from loom.errors import LoomError, SessionLost, Unavailable
 from loom.process.child import Child
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, boot_id, start_time
 from loom_gateway.sessions.driver_ids import clear_away, environment
@@ -55,9 +55,14 @@ class DriverProcess(ABC):
         return self.record.pid
 
     def note(self, **changes: Any) -> None:
-        """Change the record, for the next gateway too."""
-        self.record = replace(self.record, **changes)
-        self.files.write_record(self.record)
+        """Change the record, for the next gateway too. Raise `Unavailable` if it cannot be written."""
+        changed = replace(self.record, **changes)
+        try:
+            self.files.write_record(changed)
+        except OSError as error:
+            why = error.strerror or error
+            raise Unavailable(f"the gateway cannot write its state folder ({why}): nothing was done") from error
+        self.record = changed
 
     def _ended(self, exit_code: int | None) -> None:
         words = self.files.read_last_words()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 
-from loom.errors import SessionLost
+from loom.errors import SessionLost, Unavailable
 from loom_gateway.sessions import driver_files
 from loom_gateway.sessions import manager as module
 from loom_gateway.sessions.driver_process import OwnDriver
@@ -54,7 +55,7 @@ async def test_what_fails_now_is_told(failures: list[str]) -> None:
     await manager.close()
 
 
-async def test_a_session_that_cannot_be_written_down_leaves_no_driver(
+async def test_a_session_that_cannot_be_written_down_is_refused_and_leaves_no_driver(
     failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = SessionManager(["tcp://127.0.0.1:1"])
@@ -63,11 +64,11 @@ async def test_a_session_that_cannot_be_written_down_leaves_no_driver(
     spare = await manager._spare
 
     def full_disk(*written: object) -> None:
-        raise OSError("no room")
+        raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patched:
         patched.setattr(driver_files, "write_json", full_disk)
-        with pytest.raises(OSError, match="no room"):
+        with pytest.raises(Unavailable, match="no space left"):
             await manager.create()
         await asyncio.wait_for(spare.exited.wait(), 10.0)
 
