@@ -131,7 +131,11 @@ class OwnDriver(DriverProcess):
             os.close(output)
         pid = self._child.pid
         super().__init__(files, DriverRecord(pid, start_time(pid) or 0, uid=uid, boot=boot_id()))
-        self.note()
+        try:
+            self.note()
+        except BaseException:
+            self._child.end(0)  # no gateway would ever find it, and its user id may be given again
+            raise
         self._loop = asyncio.get_running_loop()
         self._child.ended.add_done_callback(self._note_end)
 

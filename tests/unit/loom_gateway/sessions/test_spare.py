@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 
+import psutil
 import pytest
 
 from loom.errors import SessionLost, Unavailable
@@ -55,6 +56,25 @@ async def test_what_fails_now_is_told(failures: list[str]) -> None:
     await manager.close()
 
 
+def full_disk(*written: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+async def test_a_driver_that_cannot_be_written_down_is_ended_at_once(
+    failures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = SessionManager(["tcp://127.0.0.1:1"])
+    before = psutil.Process().children()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver_files, "write_json", full_disk)
+        with pytest.raises(Unavailable, match="no space left"):
+            await manager.create()
+
+    assert psutil.Process().children() == before
+    await manager.close()
+
+
 async def test_a_session_that_cannot_be_written_down_is_refused_and_leaves_no_driver(
     failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,9 +82,6 @@ async def test_a_session_that_cannot_be_written_down_is_refused_and_leaves_no_dr
     manager.prepare_spare()
     assert manager._spare is not None
     spare = await manager._spare
-
-    def full_disk(*written: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patched:
         patched.setattr(driver_files, "write_json", full_disk)
