@@ -112,6 +112,7 @@ def test_a_session_uses_a_worker_that_has_taken_the_place_of_another(listed: Lis
             assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_mesh_with_another_python_has_it_on_a_worker_that_has_moved(listed: Listed, tmp_path: Path) -> None:
     python = tmp_path / "python"
