@@ -20,6 +20,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
 from loom.errors import LoomError, WrongArguments
+from loom.rest import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ def check_url(url: str, name: str, loopback: bool = True) -> None:
 def _is_plain(url: str) -> bool:
     """Return whether a URL is ``http`` of this machine."""
     parts = urlsplit(url)
-    return parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+    return parts.scheme == "http" and is_loopback(parts.hostname or "")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from joserfc import jws
@@ -123,7 +122,7 @@ class OpenIdIssuer:
             settings.oidc_scope_claim,
             dict(_grant(given) for given in settings.oidc_grant),
             settings.oidc_user_claim,
-            _path(settings.oidc_ca),
+            str(settings.oidc_ca) if settings.oidc_ca else None,
         )
 
     def check(self, text: str) -> Token:
@@ -287,10 +286,6 @@ def _grant(given: str) -> tuple[str, str]:
     if not value or not scope:
         raise WrongArguments(f"--oidc-grant {given!r} is not VALUE=SCOPE, such as ml-team=drive")
     return value, scope
-
-
-def _path(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def _refused(why: str) -> AuthenticationError:
