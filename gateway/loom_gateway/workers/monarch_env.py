@@ -19,9 +19,6 @@ MONARCH_ENVIRONMENT = {
     # For so long it tries, or waits for, a new connection: longer than the patience with a silent host. A lost host
     # is noticed by other means.
     "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "1h",
-    # When a host of a mesh is gone, Monarch's controller of the mesh prolongs the life of what is on the others no
-    # more, and they end it a minute later. With Loom it ends with its driver, by a line of its own.
-    "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "3650d",
     # Its file in the temporary folder, which it never shortens, would get lines about every process and call.
     "MONARCH_FILE_LOG": "error",
 }

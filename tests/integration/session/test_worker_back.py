@@ -207,11 +207,12 @@ def test_a_host_that_returns_before_it_has_acknowledged_a_spawn_takes_nothing_do
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_lives_beside_a_lost_host_goes_on_for_good(own_cluster: LocalCluster) -> None:
+def test_what_lives_beside_a_lost_host_goes_on_for_good() -> None:
     """Monarch ends a minute later, or after two or three, what was spawned together with what is lost."""
     with (
-        loom.connect(own_cluster.url, own_cluster.token) as job,
-        workers_of(own_cluster) as workers,
+        LocalCluster(2, gateway_options=["--worker-patience", "1"]) as cluster,
+        workers_of(cluster) as workers,
+        loom.connect(cluster.url, cluster.token) as job,
     ):
         counters = job.hosts.spawn_procs().spawn("counters", Counter)
         assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
@@ -222,7 +223,7 @@ def test_what_lives_beside_a_lost_host_goes_on_for_good(own_cluster: LocalCluste
         await_event(job, "host_lost")
 
         with pytest.raises(TimeoutError):
-            hanging.get(300)
+            hanging.get(200)  # the longest of Monarch's own timeouts is 96 s then
 
         assert counters.slice(hosts=1).add.call_one(1).get(BOUND) == 2
 

@@ -229,9 +229,12 @@ def test_a_lighthouse_does_not_wait_for_the_host_that_lost_it(own_cluster: Local
 
 
 @pytest.mark.slow
-def test_a_group_that_its_host_does_not_prepare_is_tried_on_another_next(own_cluster: LocalCluster) -> None:
-    """The worker hangs, its host seems well: Monarch gives up a process that does not start after 30 s."""
-    with loom.connect(own_cluster.url, own_cluster.token) as job:
+def test_a_group_that_its_host_does_not_prepare_is_tried_on_another_next() -> None:
+    """The worker hangs, its host seems well: a process that does not start is given up 30 s after the patience."""
+    with (
+        LocalCluster(2, gateway_options=["--worker-patience", "1"]) as own_cluster,
+        loom.connect(own_cluster.url, own_cluster.token) as job,
+    ):
         watched = Watched(job, a_job(steps=100_000))
         watched.await_steps()
         pids, hosts = watched.pids(), watched.hosts()

@@ -82,11 +82,15 @@ def _use_transport(here: str, port: int, patience: float) -> None:
     from monarch.actor import enable_transport
     from monarch.config import configure
 
+    longest = 2 * patience + 30
     configure(
         message_delivery_timeout=UNDELIVERABLE_AFTER,
+        # A mesh's controller keeps the mesh's processes alive, but not while it waits for a host that is lost. What
+        # is not kept alive for so long ends.
+        mesh_orphan_timeout=f"{3 * longest:g}s",
         # The controllers of a mesh wait for its lost hosts, and say nothing meanwhile. They are in this process.
         supervision_watchdog_timeout=UNDELIVERABLE_AFTER,
-        **dict.fromkeys(_WATCHES, f"{2 * patience + 60:g}s"),
+        **dict.fromkeys(_WATCHES, f"{longest:g}s"),
     )
     enable_transport(f"tcp://{listen.bracketed(here)}:{port if _is_free(here, port) else 0}")
 
