@@ -223,7 +223,7 @@ def test_what_lives_beside_a_lost_host_goes_on_for_good() -> None:
         await_event(job, "host_lost")
 
         with pytest.raises(TimeoutError):
-            hanging.get(200)  # the longest of Monarch's own timeouts is 96 s then
+            hanging.get(400)  # the longest of Monarch's own timeouts is 320 s then
 
         assert counters.slice(hosts=1).add.call_one(1).get(BOUND) == 2
 

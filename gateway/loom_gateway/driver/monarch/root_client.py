@@ -87,7 +87,7 @@ def _use_transport(here: str, port: int, patience: float) -> None:
         message_delivery_timeout=UNDELIVERABLE_AFTER,
         # A mesh's controller keeps the mesh's processes alive, but not while it waits for a host that is lost. What
         # is not kept alive for so long ends.
-        mesh_orphan_timeout=f"{3 * longest:g}s",
+        mesh_orphan_timeout=f"{10 * longest:g}s",
         # The controllers of a mesh wait for its lost hosts, and say nothing meanwhile. They are in this process.
         supervision_watchdog_timeout=UNDELIVERABLE_AFTER,
         **dict.fromkeys(_WATCHES, f"{longest:g}s"),
