@@ -53,7 +53,8 @@ class Child:
     """A child process, in a session of its own: Ctrl-C in a terminal does not reach it.
 
     Args:
-        lifeline: whether its standard input is a `Lifeline` of this process, or empty.
+        lifeline: whether its standard input is a `Lifeline` of this process, or empty. Held as long as this object:
+            what is started in the child's place, as by an injected fault, may hold on to it too.
         errors: descriptor of a file for its standard error, which is kept with its other output by default.
         understand: returns the announcement in a line of its standard output, if the line says that it is ready.
         on_line: called with each other line that it prints, on a thread.
@@ -158,7 +159,6 @@ class Child:
             # The child's last lines say why it ended. The timeout is for a process of the child's that holds the
             # pipe open.
             reader.join(timeout=1.0)
-        self.cut()
         self.ended.set_result(code)
         if not self.ready.done():
             self.ready.set_exception(self._early_end(code))

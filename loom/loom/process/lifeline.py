@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import weakref
@@ -19,7 +18,7 @@ class Lifeline:
 
     def __init__(self) -> None:
         self.child_end, ours = os.pipe()
-        self._ours = io.FileIO(ours, "wb")
+        self._close = weakref.finalize(self, os.close, ours)
         _held.add(self)
 
     def given(self) -> None:
@@ -28,7 +27,7 @@ class Lifeline:
 
     def close(self) -> None:
         """Tell the child to end."""
-        self._ours.close()
+        self._close()
 
 
 def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:
