@@ -47,11 +47,8 @@ Target = str | Sequence[str]
 ANSWER_TIMEOUT = 10.0  # seconds that an answer may take on top of those for which the operation itself waits
 
 BY_GATEWAY = frozenset(("inject", "remove_fault", "fail_device", "address"))
-"""Operations that always go to the gateway.
-
-It injects faults of drivers and its own, audits all faults, knows who is an admin, and has keys of users, not only
-of sessions.
-"""
+"""Operations for the gateway, which injects faults of drivers and its own, audits all faults, knows who is an
+admin, and has keys of users, not only of sessions."""
 
 
 class WeaverProxy:
