@@ -25,7 +25,7 @@ from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
-from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus, accepts
+from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.session_replicas import session_replica_routes
 from loom_gateway.rest.sessions import session_routes
 from loom_gateway.rest.weaver import weaver_routes
@@ -33,6 +33,7 @@ from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.sessions.draining import Draining
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
+from loom_gateway.workers.health import answers
 
 
 class WorkerInfo(BaseModel):
@@ -40,7 +41,7 @@ class WorkerInfo(BaseModel):
 
     address: str
     reachable: bool
-    """Whether the host's port accepts connections now."""
+    """Whether the worker answers now."""
 
 
 class Proof(BaseModel):
@@ -194,4 +195,4 @@ def create_app(
 
 
 async def _worker_info(address: str) -> WorkerInfo:
-    return WorkerInfo(address=address, reachable=await accepts(address))
+    return WorkerInfo(address=address, reachable=await answers(address))

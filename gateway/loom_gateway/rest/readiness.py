@@ -7,19 +7,15 @@ import contextlib
 import tempfile
 import time
 from enum import Enum
-from typing import Any
 
 from pydantic import BaseModel
 
 from loom_gateway.access.audit import Audit
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.workers.sources import parse_worker_address
+from loom_gateway.workers.health import answers
 
 CHECKED_FOR = 5.0
 """Seconds for which an answer is given again: nobody needs a token to ask."""
-
-ANSWERS_WITHIN = 2.0
-"""Seconds in which a worker has to accept a connection."""
 
 
 class ReadyStatus(str, Enum):
@@ -46,7 +42,7 @@ class Ready(BaseModel):
     workers: int = 0
     """The number of known workers."""
     workers_reachable: int = 0
-    """The number of workers that accept connections."""
+    """The number of workers that answer."""
 
 
 class Readiness:
@@ -74,22 +70,10 @@ class Readiness:
 
     async def _check(self) -> Ready:
         addresses = list(self._manager.worker_watch.hosts.addresses)
-        answers = await asyncio.gather(*map(accepts, addresses))
+        answering = await asyncio.gather(*map(answers, addresses))
         writable = await asyncio.to_thread(is_writable, self._manager.folder.path)
         status = ReadyStatus.OK if writable else ReadyStatus.STATE_NOT_WRITABLE
-        return Ready(status=status, workers=len(addresses), workers_reachable=sum(answers))
-
-
-async def accepts(address: str) -> bool:
-    """Return whether a worker's port accepts connections."""
-    worker = parse_worker_address(address)
-    connecting: Any = asyncio.open_connection(worker.host, worker.port)
-    try:
-        _, writer = await asyncio.wait_for(connecting, ANSWERS_WITHIN)
-    except (OSError, asyncio.TimeoutError):
-        return False
-    writer.close()
-    return True
+        return Ready(status=status, workers=len(addresses), workers_reachable=sum(answering))
 
 
 def is_writable(folder: str) -> bool:

@@ -11,7 +11,6 @@ from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, Refusals, break
 from loom_gateway.workers.sources import WorkerAddress
 
 SAME_AFTER = 2 * ATTEMPT  # seconds after the network is back in which the processes of a worker are back too
-
 LOOK_EVERY = 1.0  # seconds between two looks whether processes live
 
 

@@ -12,9 +12,7 @@ from loom.wire.messages import Buffer, Message
 from loom.wire.stream import Stream, unnumbered_frame
 
 MAX_FRAME = 1 << 20  # bytes of the largest frame of a lifeline
-
 MAX_GREETING = 4096  # bytes of the largest frame from a peer that has not shown the key
-
 PATIENCE = 60.0  # default of ``--worker-patience``: seconds without network that processes survive
 
 

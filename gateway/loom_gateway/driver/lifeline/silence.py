@@ -12,7 +12,6 @@ the first refusal. After a reset, a firewall may refuse in the peer's name for s
 """
 
 ATTEMPT = 2.0  # seconds that one attempt to connect again, with its greeting, may take
-
 RETRY = 0.2  # seconds between two attempts
 
 

@@ -33,7 +33,6 @@ from loom_gateway.driver.lifeline.line import (
 from loom_gateway.driver.lifeline.silence import REFUSED_FOR, RETRY
 
 CONNECT_TIMEOUT = 10.0  # seconds that the driver has to answer one greeting of a new process
-
 MOST_AGENTS = 10  # how often an agent that was killed is started again
 
 PIPE_SIZE = 256 << 10

@@ -12,14 +12,14 @@ from loom_gateway.access.audit import Audit
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 
 
-def check(folder: Path, addresses: list[str], draining: bool = False) -> Ready:
+async def ask(folder: Path, addresses: list[str], draining: bool = False) -> Ready:
     hosts = SimpleNamespace(hosts=SimpleNamespace(addresses=addresses))
     manager: Any = SimpleNamespace(worker_watch=hosts, folder=SimpleNamespace(path=str(folder)))
+    return await Readiness(manager, Audit(None)).check(draining)
 
-    async def ask() -> Ready:
-        return await Readiness(manager, Audit(None)).check(draining)
 
-    return asyncio.run(ask())
+def check(folder: Path, addresses: list[str], draining: bool = False) -> Ready:
+    return asyncio.run(ask(folder, addresses, draining))
 
 
 def test_a_gateway_that_cannot_write_its_state_is_not_ready(tmp_path: Path) -> None:
@@ -29,14 +29,20 @@ def test_a_gateway_that_cannot_write_its_state_is_not_ready(tmp_path: Path) -> N
     assert check(tmp_path / "removed", []).status is ReadyStatus.STATE_NOT_WRITABLE
 
 
-def test_it_says_how_many_workers_answer(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as ended:
-        ports = [one.getsockname()[1] for one in (server, ended)]
+async def test_it_says_how_many_workers_answer(tmp_path: Path) -> None:
+    async def until_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    reads = await asyncio.start_server(until_the_end, "127.0.0.1", 0)
+    with socket.create_server(("127.0.0.1", 0)) as stuck, socket.create_server(("127.0.0.1", 0)) as ended:
+        ports = [one.getsockname()[1] for one in (reads.sockets[0], stuck, ended)]
         ended.close()
 
-        ready = check(tmp_path, [f"tcp://127.0.0.1:{port}" for port in ports])
+        ready = await ask(tmp_path, [f"tcp://127.0.0.1:{port}" for port in ports])
 
-    assert (ready.status, ready.workers, ready.workers_reachable) == (ReadyStatus.OK, 2, 1)
+    reads.close()
+    assert (ready.status, ready.workers, ready.workers_reachable) == (ReadyStatus.OK, 3, 1)
 
 
 def test_a_gateway_that_drains_says_so(tmp_path: Path) -> None:
