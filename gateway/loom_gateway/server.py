@@ -32,7 +32,7 @@ from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.tokens import Issuer, TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay.websocket import RelaySocket
-from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights
+from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.memory_limit import largest_message
 from loom_gateway.sessions.state_dir import StateFolder
@@ -52,6 +52,7 @@ def serve(settings: GatewaySettings) -> None:
     listener = listen(settings.host, settings.port, "choose another with --port (0 picks one)")
     if ids is not None:
         give_up_other_rights()  # before any file is read, so that what cannot be read later fails now
+        hold_folder_of_logs()
     _check_tls(settings.tls_cert, settings.tls_key)
     generated = "" if settings.token or settings.token_file else generate_token()
     own = _own_token(settings) or generated

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 NEEDED = (Capability.SETUID, Capability.SETGID, Capability.KILL, Capability.CHOWN)
 """What a gateway needs: to start drivers with other ids, to end them, and to give them their folders."""
 
+MONARCHS_LOGS = "/tmp/unknown"
+"""Where Monarch writes the logs of processes whose user id has no name. Nothing can change that but the level."""
+
 _LARGEST = 2**32 - 2
 _CLEAR_TIMEOUT = 30.0  # seconds to end a driver's processes and remove its files
 
@@ -116,6 +119,23 @@ def give_up_other_rights() -> None:
     keep_only(NEEDED)
 
 
+def hold_folder_of_logs(folder: str = MONARCHS_LOGS) -> None:
+    """Make the folder of Monarch's logs, so that no driver has it.
+
+    The first driver would own it. The others would read its log, and write theirs wherever it leads them. Without a
+    folder that is theirs, Monarch writes to standard error (torchmonarch 0.7), which is the driver's own log.
+    """
+    try:
+        os.mkdir(folder, 0o755)
+    except FileExistsError:
+        owner = os.lstat(folder).st_uid
+        if owner != os.geteuid():
+            why = "who can read Monarch's logs there: remove it, and start the gateway again"
+            logger.warning("%s belongs to user id %d, %s", folder, owner, why)
+    except OSError as error:
+        logger.warning("%s cannot be made, where drivers would read each other's logs: %s", folder, error)
+
+
 def make_folder(folder: str, uid: int) -> None:
     """Make the folder of a driver, which only its user id and the gateway can open."""
     os.mkdir(folder, 0o700)
@@ -178,5 +198,7 @@ def _clear(folder: str, uid: int, kept: Sequence[str]) -> None:
     own, group = os.geteuid(), os.getegid()
     os.chown(folder, own, group)
     os.chmod(folder, 0o700)
-    for name in os.listdir(folder):
-        os.chown(os.path.join(folder, name), own, group, follow_symlinks=False)
+    for entry in os.scandir(folder):
+        os.chown(entry, own, group, follow_symlinks=False)
+        if entry.is_file(follow_symlinks=False):
+            os.chmod(entry, 0o600)  # the state folder, where the log goes, is open to drivers that know its name

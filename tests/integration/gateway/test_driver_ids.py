@@ -159,6 +159,8 @@ def test_a_session_works_and_its_log_outlives_it(gateway: Gateway) -> None:
     ended = gateway.ended(job.session)
     assert ended["reason"] == "the client closed it"
     assert "said in the driver" in logs_of(gateway, job.session)
+    (log,) = gateway.folder.rglob("driver-*.log")
+    assert log.stat().st_mode & 0o077 == 0
 
 
 def logs_of(gateway: Gateway, session: str) -> str:
