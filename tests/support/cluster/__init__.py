@@ -3,10 +3,10 @@
 A pod is a set of namespaces of the kernel with an address of its own. dnsmasq answers for Services and pods,
 nftables does what kube-proxy does, nginx has Kubetorch's routes, and Kubetorch's own client on the "laptop" deploys
 to Kubetorch's own server in the pods, code by rsync. Test tools stand in for what cannot be had here: Kubetorch's
-controller (`controller`) and the API of Kubernetes (`kubernetes_api`, `forwarding`), the data store's front
-(`data_store`) and, in pods, uv (`uv`). The laptop has the machine's kubectl where a test asks for it and it is new
-enough, and else one that stands in for it (`kubectl`). Images are not pulled: pods share this machine's files,
-read-only where Python and this checkout are.
+controller (`controller`), the API of Kubernetes (`kubernetes_api`, `forwarding`), the kubelet (`kubelet`), the
+network plugin (`policies`), the data store's front (`data_store`) and, in pods, uv (`uv`). The laptop has the
+machine's kubectl where a test asks for it and it is new enough, and else one that stands in for it (`kubectl`).
+Images are not pulled: pods share this machine's files, read-only where Python and this checkout are.
 
 What Kubetorch 0.5 does that matters to who runs something in its pods:
 

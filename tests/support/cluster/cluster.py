@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +20,20 @@ from typing import Any
 
 import httpx
 
+from tests.support.cluster.kubelet.image import Image
+from tests.support.cluster.kubelet.memory import groups, remove_group
+from tests.support.cluster.kubelet.sandbox import write_image
 from tests.support.cluster.laptop import Laptop
-from tests.support.cluster.network import CONTROL, LAPTOP_SIDE, NGINX_PORT, Network, owner_prefix, remove_stale
+from tests.support.cluster.network import (
+    CONTROL,
+    INGRESS_PORT,
+    LAPTOP_SIDE,
+    NGINX_PORT,
+    Network,
+    owner_prefix,
+    remove_stale,
+)
 from tests.support.cluster.nginx import configuration
-from tests.support.cluster.sandbox import write_image
 from tests.support.paths import ROOT
 
 __all__ = ["OneMachineCluster", "PodInfo"]
@@ -67,7 +77,7 @@ class OneMachineCluster:
     Args:
         namespaces: of Kubernetes, that exist besides ``kubetorch``.
         missing_images: images that cannot be pulled. All others are this machine's file system.
-        images: the environment that an image brings, such as its PATH.
+        images: what those say that are known. Containers of others have a home of their own.
         kubectl: that the laptop has, such as ``/usr/bin/kubectl``; without, it has a stand-in.
     """
 
@@ -75,17 +85,19 @@ class OneMachineCluster:
         self,
         namespaces: Sequence[str] = ("default",),
         missing_images: Sequence[str] = (),
-        images: Mapping[str, Mapping[str, str]] | None = None,
+        images: Mapping[str, Image] | None = None,
         kubectl: str | None = None,
     ) -> None:
         self._network = Network(owner_prefix(next(_numbers)))
         self._namespaces = list(namespaces)
         self._missing_images = list(missing_images)
-        self._images = {image: dict(brings) for image, brings in (images or {}).items()}
+        self._images = {name: asdict(image) for name, image in (images or {}).items()}
         self._kubectl = kubectl
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.kt_api_url = f"http://{LAPTOP_SIDE}:{NGINX_PORT}"
         """Where the laptop reaches nginx."""
+        self.ingress_url = f"http://{LAPTOP_SIDE}:{INGRESS_PORT}"
+        """Where the laptop reaches an ingress, in the namespace ``ingress-nginx``, with nginx's routes."""
 
     def _start(self) -> None:
         remove_stale()
@@ -288,6 +300,11 @@ class OneMachineCluster:
             )
         return str(answer["output"])
 
+    def described(self, name: str, namespace: str = "default") -> dict[str, Any]:
+        """A pod as the API of Kubernetes has it."""
+        found: dict[str, Any] = self._ask("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+        return found
+
     def logs(self, name: str, namespace: str = "default") -> str:
         """What a pod printed; of a pod that is gone, too."""
         log = self.folder / "logs" / f"{namespace}.{name}.log"
@@ -347,6 +364,8 @@ class OneMachineCluster:
                 process.wait()
         self._processes.clear()
         self._network.remove_all()
+        for group in groups(self._network.prefix):
+            remove_group(group)
         if hasattr(self, "folder") and not os.environ.get("KEEP_CLUSTER_FILES"):
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -25,11 +25,12 @@ from fastapi import Body, FastAPI, Query, Request, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from tests.support.cluster.forwarding import serve_forwards
+from tests.support.cluster.kubelet.image import Image
+from tests.support.cluster.kubelet.pod import Pod
+from tests.support.cluster.kubelet.probes import port_number
 from tests.support.cluster.kubernetes_api import add_kubernetes_api
 from tests.support.cluster.kubetorch_pods import Registered, Servers
 from tests.support.cluster.network import CONTROL, Network
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.probes import port_number
 from tests.support.cluster.state import FRONT, INSTALLED, NotFound, State
 
 __all__ = ["make_app"]
@@ -386,7 +387,8 @@ def main() -> None:
 
 async def _serve(options: argparse.Namespace) -> None:
     network = Network(options.prefix)
-    state = State(network, options.folder, options.namespaces, options.missing_images, options.images)
+    images = {name: Image(**says) for name, says in options.images.items()}
+    state = State(network, options.folder, options.namespaces, options.missing_images, images)
     for_pods = socket.create_server((CONTROL, PORT))
     for_nginx = socket.create_server(("127.0.0.1", PORT))
     for_tests = socket.socket(socket.AF_UNIX)

@@ -65,6 +65,7 @@ RESOURCES = [
     Resource("v1", "pods", "Pod", "po"),
     Resource("v1", "services", "Service", "svc"),
     Resource("v1", "secrets", "Secret", ""),
+    Resource("v1", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc"),
     Resource("apps/v1", "deployments", "Deployment", "deploy"),
     Resource("apps/v1", "statefulsets", "StatefulSet", "sts"),
     Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", "pdb"),

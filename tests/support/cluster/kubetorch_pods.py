@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
 
-from tests.support.cluster.pods import Pod
+from tests.support.cluster.kubelet.pod import Pod
 from tests.support.cluster.state import State
 
 __all__ = ["Registered", "Servers"]

@@ -7,6 +7,9 @@
                        controller,       ├─ pod
                        dnsmasq)          └─ …
 
+The control namespace has an address for each part that policies tell apart: Kubetorch's nginx and controller, the
+ingress, the node (probes, port-forwards), and the service that gives a cloud's credentials to who asks.
+
 The laptop has a link to the control namespace only, which forwards nothing and lets in from there only what is for
 nginx. Namespaces are named after the process that owns the cluster, so that the next cluster removes what a killed
 one left behind.
@@ -25,12 +28,26 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.cluster.kubelet.memory import groups, remove_group
 from tests.support.network.netns import run, why_not
 
-__all__ = ["CONTROL", "LAPTOP_SIDE", "NGINX_PORT", "Network", "missing", "owner_prefix", "remove_stale"]
+__all__ = [
+    "CONTROL",
+    "INGRESS_PORT",
+    "LAPTOP_SIDE",
+    "METADATA",
+    "NGINX_PORT",
+    "Network",
+    "missing",
+    "owner_prefix",
+    "remove_stale",
+]
 
+NODE = "10.244.0.1"
 CONTROL = "10.244.0.2"
 DATA_STORE = "10.244.0.3"
+INGRESS = "10.244.0.4"
+METADATA = "169.254.169.254"
 PODS = "10.244"
 """Pods have 10.244.1.1 and up; no address is given out twice."""
 
@@ -40,6 +57,7 @@ SERVICES = "10.96.0.0/16"
 LAPTOP_SIDE = "10.243.0.1"
 LAPTOP = "10.243.0.2"
 NGINX_PORT = 8080
+INGRESS_PORT = 8088
 
 _PROGRAMS = (
     ("ip", "iproute2"),
@@ -81,6 +99,9 @@ def remove_stale() -> None:
     for line in run("ip", "netns", "list").splitlines():
         if _is_stale(name := line.split()[0]):
             remove_namespace(name)
+    for group in groups("kube-"):
+        if _is_stale(group.name):
+            remove_group(group)
     for folder in Path(tempfile.gettempdir()).glob("kube-*"):
         if _is_stale(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
@@ -125,6 +146,8 @@ class Network:
         self._ip("bridge", "link", "add", "bridge", "type", "bridge")
         self._ip("bridge", "link", "set", "bridge", "up")
         self._join_bridge("control", CONTROL)
+        for address in (f"{NODE}/16", f"{INGRESS}/16", f"{METADATA}/32"):
+            self._ip("control", "address", "add", address, "dev", "eth0")
         self.add("data-store", DATA_STORE)
         self._ip("control", "link", "add", "laptop", "type", "veth",
                  "peer", "name", "eth0", "netns", self.name("laptop"))  # fmt: skip
@@ -184,7 +207,9 @@ class Network:
         self._ip("bridge", "link", "set", port, "master", "bridge", "up")
         self._ip(host, "address", "add", f"{address}/16", "dev", "eth0")
         self._ip(host, "link", "set", "eth0", "up")
-        self._ip(host, "route", "add", SERVICES, "dev", "eth0")
+        for known in (SERVICES, METADATA):
+            if host != "control" or known != METADATA:
+                self._ip(host, "route", "add", known, "dev", "eth0")
 
     def _ip(self, host: str, *command: str) -> None:
         run("ip", "-n", self.name(host), *command)
@@ -195,7 +220,7 @@ table inet laptop {{
   chain in {{
     type filter hook input priority 0
     iifname "laptop" ct state established,related accept
-    iifname "laptop" ip daddr {LAPTOP_SIDE} tcp dport {NGINX_PORT} accept
+    iifname "laptop" ip daddr {LAPTOP_SIDE} tcp dport {{ {NGINX_PORT}, {INGRESS_PORT} }} accept
     iifname "laptop" reject
   }}
   chain forward {{

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.support.cluster.forwarding import FORWARDING_PORT
-from tests.support.cluster.network import CONTROL, NGINX_PORT
+from tests.support.cluster.network import CONTROL, INGRESS, INGRESS_PORT, METADATA, NGINX_PORT
 
 __all__ = ["configuration"]
 
@@ -73,6 +73,28 @@ http {
             return 404;
         }
 
+        @ROUTE@
+    }
+
+    # An ingress: the same routes, from a pod of another namespace.
+    server {
+        listen @INGRESS_PORT@;
+        client_max_body_size 0;
+        proxy_bind @INGRESS@;
+        @ROUTE@
+    }
+
+    # Where a cloud gives the credentials of a node to who asks for them.
+    server {
+        listen @METADATA@:80;
+        location / {
+            return 200 'credentials';
+        }
+    }
+}
+"""
+
+_ROUTE = """
         # /{namespace}/{service}:{port}/{path}
         location ~ ^/([^/]+)/([^/:]+):(\\d+)(/.*)?$ {
             proxy_pass http://$2.$1.svc.cluster.local:$3$4$is_args$args;
@@ -85,8 +107,6 @@ http {
             proxy_send_timeout 300s;
             proxy_read_timeout 30d;
         }
-    }
-}
 """
 
 
@@ -98,8 +118,9 @@ def configuration(folder: Path, version: str) -> str:
         "config": {"log_streaming_enabled": False, "metrics_enabled": False},
     }
     values = {"FOLDER": str(folder), "DNS": CONTROL, "PORT": str(NGINX_PORT), "HEALTH": json.dumps(health)}
-    values["FORWARDING"] = str(FORWARDING_PORT)
-    text = _TEXT
+    values |= {"FORWARDING": str(FORWARDING_PORT), "INGRESS": INGRESS, "INGRESS_PORT": str(INGRESS_PORT)}
+    values["METADATA"] = METADATA
+    text = _TEXT.replace("@ROUTE@", _ROUTE)
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.cluster.kubelet.pod import Pod
+from tests.support.cluster.kubelet.probes import port_number
 from tests.support.cluster.network import SERVICES, Network
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.probes import port_number
 
 __all__ = ["DOMAIN", "Service", "cluster_ips", "hosts_file", "load_rules", "publish_names"]
 
@@ -124,12 +124,12 @@ table ip services {{
 """
 
 
-def load_rules(network: Network, hosts: Iterable[str], rules: str) -> set[str]:
-    """Load the rules on those of the hosts that are there; which they are."""
+def load_rules(network: Network, rules: Mapping[str, str]) -> set[str]:
+    """Load each host's rules on those of the hosts that are there; which they are."""
     loaded = set()
-    for host in hosts:
+    for host, text in rules.items():
         try:
-            network.filter(host, rules)
+            network.filter(host, text)
         except subprocess.CalledProcessError as error:
             # Whoever removes a host kills what runs there, this too: then it has ended by a signal.
             if error.returncode >= 0 and network.can_enter(host):

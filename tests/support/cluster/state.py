@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.cluster.network import CONTROL, DATA_STORE, NGINX_PORT, PODS, Network
-from tests.support.cluster.pods import Pod
+from tests.support.cluster.kubelet.image import Image
+from tests.support.cluster.kubelet.pod import Pod
+from tests.support.cluster.network import CONTROL, DATA_STORE, INGRESS, NGINX_PORT, PODS, Network
+from tests.support.cluster.policies import Peer, policy_rules
 from tests.support.cluster.services import DOMAIN, Service, cluster_ips, hosts_file, load_rules, publish_names
 
 __all__ = ["FRONT", "INSTALLED", "NotFound", "State", "Workload"]
@@ -26,6 +28,18 @@ INSTALLED = "kubetorch"
 
 FRONT = "kubetorch-controller-0"
 """The pod in which Kubetorch's nginx and controller are. Here they run in the control namespace."""
+
+INGRESS_NAMESPACE = "ingress-nginx"
+
+PARTS = [
+    Peer(INSTALLED, CONTROL, {"app": FRONT}),
+    Peer(INSTALLED, DATA_STORE, {"app": "kubetorch-data-store"}),
+    Peer(INGRESS_NAMESPACE, INGRESS, {"app.kubernetes.io/name": "ingress-nginx"}),
+]
+"""What is a pod in a cluster, and has no network namespace of its own here."""
+
+EVICTION = 1.0
+"""Seconds that a pod has that is evicted for what it keeps on the disk."""
 
 STARTING_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 """Pods of Kubetorch that start at once: its server gives a helper 5 s, and is broken if that is too short."""
@@ -81,7 +95,7 @@ class State:
     Args:
         namespaces: those that exist.
         missing_images: images that cannot be pulled.
-        images: the environment that an image brings.
+        images: what those say that are known.
     """
 
     def __init__(
@@ -90,7 +104,7 @@ class State:
         folder: Path,
         namespaces: list[str],
         missing_images: list[str],
-        images: dict[str, dict[str, str]],
+        images: Mapping[str, Image],
     ) -> None:
         self.network = network
         self.folder = folder
@@ -112,8 +126,8 @@ class State:
         self._service_addresses = (f"10.96.{number // 250}.{10 + number % 240}" for number in itertools.count())
         self._turn = asyncio.Semaphore(STARTING_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rules = ""
-        self._ruled: set[str] = set()
+        self._rules: dict[str, str] = {}
+        """The rules that each host has."""
 
     @property
     def pods(self) -> list[Pod]:
@@ -140,6 +154,7 @@ class State:
         if kind == "Namespace":
             self.namespaces.add(name)
             self.manifests[kind, "", name] = manifest
+            self.changed.set()
             return
         namespace = metadata.setdefault("namespace", "default")
         self.require_namespace(namespace)
@@ -164,6 +179,10 @@ class State:
             plain = manifest.get("stringData", {})
             encoded = {key: base64.b64encode(text.encode()).decode() for key, text in plain.items()}
             self.secrets[namespace, name] = {**manifest, "data": {**manifest.get("data", {}), **encoded}}
+        elif kind == "NetworkPolicy":
+            self.changed.set()
+        elif kind == "PersistentVolumeClaim":
+            (self.folder / "claims" / namespace / name).mkdir(parents=True, exist_ok=True)
         else:
             log.info("a %s does nothing here: %s", kind, name)
 
@@ -296,6 +315,8 @@ class State:
             changed=changed,
             environment=self._environment,
             secret=self._secret,
+            evicted=self._evict,
+            images=self.images,
             missing_images=self.missing_images,
             turn=self._turn if "kubetorch.com/service" in labels else None,
         )
@@ -304,7 +325,7 @@ class State:
         self.changed.set()
 
     def _environment(self, pod: Pod, container: Mapping[str, Any]) -> dict[str, str]:
-        found = dict(self.images.get(container.get("image", ""), {}))
+        found: dict[str, str] = {}
         for variable in container.get("env") or []:
             source = variable.get("valueFrom", {})
             if "fieldRef" in source:
@@ -319,9 +340,14 @@ class State:
         # $(NAME) in a value is another variable's value.
         return {name: _expanded(value, found) for name, value in found.items()}
 
-    def _secret(self, pod: Pod, name: str) -> dict[str, bytes]:
-        found = self.secrets.get((pod.namespace, name), {"data": {}})
-        return {key: base64.b64decode(value) for key, value in found["data"].items()}
+    def _secret(self, pod: Pod, name: str) -> dict[str, bytes] | None:
+        found = self.secrets.get((pod.namespace, name))
+        return None if found is None else {key: base64.b64decode(value) for key, value in found["data"].items()}
+
+    def _evict(self, pod: Pod) -> None:
+        task = asyncio.create_task(self._end(pod, EVICTION))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def publish(self) -> None:
         """Keep DNS and the addresses of Services as the pods are, until cancelled."""
@@ -332,17 +358,42 @@ class State:
             fixed |= {f"kubetorch-data-store.{namespace}.{DOMAIN}": DATA_STORE for namespace in self.namespaces}
             services, pods = list(self.services.values()), self.pods
             publish_names(self.folder, hosts_file(services, pods, fixed))
-            rules = cluster_ips(services, pods)
-            hosts = {"control", "data-store", *(pod.host for pod in pods if pod.networked and not pod.ending)}
-            known = self._ruled & hosts if rules == self._rules else set()
-            self._ruled = known | await asyncio.to_thread(load_rules, self.network, hosts - known, rules)
-            self._rules = rules
+            routes = cluster_ips(services, pods)
+            rules = {"control": routes, "data-store": routes}
+            for pod in pods:
+                if pod.networked and not pod.ending:
+                    # With the pod's own id: the next pod of this name has a host that is as yet without rules.
+                    rules[pod.host] = f"# {pod.uid}\n{routes}{self._policy_rules(pod)}"
+            new = {host: text for host, text in rules.items() if self._rules.get(host) != text}
+            loaded = await asyncio.to_thread(load_rules, self.network, new)
+            self._rules = {host: text for host, text in rules.items() if host in loaded or host not in new}
+            for pod in pods:
+                if pod.uid in self._rules.get(pod.host, ""):
+                    pod.ruled.set()
+
+    def _policy_rules(self, pod: Pod) -> str:
+        policies = [manifest for (kind, _, _), manifest in self.manifests.items() if kind == "NetworkPolicy"]
+        if not policies:
+            return policy_rules(_peer(pod), (), (), {})
+        namespaces = {
+            name: {**self._labels("Namespace", name), "kubernetes.io/metadata.name": name}
+            for name in self.namespaces | {INGRESS_NAMESPACE}
+        }
+        return policy_rules(_peer(pod), policies, [*PARTS, *map(_peer, self.pods)], namespaces)
+
+    def _labels(self, kind: str, name: str) -> dict[str, str]:
+        manifest = self.manifests.get((kind, "", name), {"metadata": {}})
+        return dict(manifest["metadata"].get("labels") or {})
 
     async def close(self) -> None:
         """End all pods, at once."""
         for workload in self.workloads.values():
             workload.removed = True
         await asyncio.gather(*(pod.end(0.0) for pod in self.pods))
+
+
+def _peer(pod: Pod) -> Peer:
+    return Peer(pod.namespace, pod.address, pod.labels, pod.spec["containers"][0])
 
 
 def _field(pod: Pod, path: str) -> str:

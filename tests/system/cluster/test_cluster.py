@@ -203,7 +203,7 @@ def test_a_host_that_is_removed_while_it_is_given_its_rules_is_left_out(monkeypa
 
     monkeypatch.setattr(Network, "filter", filtered)
     monkeypatch.setattr(Network, "can_enter", lambda network, host: True)
-    assert load_rules(Network("kube-"), ["staying", "going"], "") == {"staying"}
+    assert load_rules(Network("kube-"), {"staying": "", "going": ""}) == {"staying"}
 
 
 def test_a_controller_that_has_ended_is_named_with_its_last_words() -> None:

@@ -20,13 +20,12 @@ from tests.support.cluster import OneMachineCluster, PodInfo, missing
 from tests.support.cluster.laptop import real_kubectl
 from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
+from tests.system.cluster.test_pages import IMAGES
 from tests.system.images.test_manifests import BASE
 
 pytestmark = [skipped_if(missing()), pytest.mark.timeout(400)]
 
 PROGRAM = ROOT / "tests/support/cluster/programs" / "digits.py"
-
-IMAGES = ROOT / "images"
 
 OUTAGE = 30.0
 """Seconds for which the laptop's link is dead."""
@@ -45,7 +44,7 @@ SERVER = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[OneMachineCluster]:
-    with OneMachineCluster(kubectl=real_kubectl()) as cluster:
+    with OneMachineCluster(images=IMAGES, kubectl=real_kubectl()) as cluster:
         yield cluster
 
 
@@ -66,25 +65,29 @@ def volume() -> Iterator[Path]:
 
 @pytest.fixture
 def plain(cluster: OneMachineCluster) -> Iterator[dict[str, str]]:
-    """What `kubectl apply -k images/kubernetes/base` runs, with three workers; what its clients are to know."""
+    """What `kubectl apply -k images/kubernetes/base` runs, with three workers and a volume for checkpoints.
+
+    What its clients have in their environment.
+    """
     manifests = copy.deepcopy(BASE)
     of_kind = {manifest["kind"]: manifest for manifest in manifests}
     for owner in (of_kind["Deployment"], of_kind["StatefulSet"]):
-        (container,) = owner["spec"]["template"]["spec"]["containers"]
-        container["env"].append({"name": "PATH", "value": f"{IMAGES}:{Path(sys.executable).parent}:/usr/bin:/bin"})
+        pod = owner["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
         container["args"] = [argument.replace("count=2", "count=3") for argument in container["args"]]
-        owner["spec"]["template"]["spec"].pop("volumes")  # a pod has folders of its own here
-        container.pop("volumeMounts")
+        container["volumeMounts"].append({"name": "checkpoints", "mountPath": "/srv/checkpoints"})
+        pod["volumes"].append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}})
     of_kind["StatefulSet"]["spec"]["replicas"] = 3
-    kinds = ("Secret", "Service", "Deployment", "StatefulSet")
-    cluster.apply(*(manifest for manifest in manifests if manifest["kind"] in kinds))
+    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints", "namespace": "default"}}
+    cluster.apply(claim, *manifests)
     try:
         cluster.wait_ready("loom-worker", 3)
         cluster.wait_ready("loom-gateway", 1)
         token = base64.b64decode(of_kind["Secret"]["data"]["token"]).decode()
         yield {
             "LOOM_TOKEN": token,
-            "LOOM_URL": f"{cluster.kt_api_url}/default/loom-gateway:8470".replace("http", "ws", 1),
+            "CHECKPOINTS": "/srv/checkpoints",
+            "LOOM_URL": f"{cluster.ingress_url}/default/loom-gateway:8470".replace("http", "ws", 1),
             "LOOM_INSECURE": "1",  # nobody else is on this network
         }
     finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import OneMachineCluster, missing
+from tests.support.cluster.kubelet.image import Image
 from tests.support.cluster.laptop import real_kubectl
 from tests.support.docs import Page
 from tests.support.needs import skipped_if
@@ -28,7 +29,8 @@ pytestmark = [
 ]
 
 PATH = f"{ROOT / 'images'}:{Path(sys.executable).parent}:/usr/bin:/bin"
-IMAGES = {f"{name}:{tag}": {"PATH": PATH} for name in ("loom", "loom-gpu") for tag in ("0.1.0", "0.1.1")}
+OURS = Image({"PATH": PATH}, working_dir="/home/loom", user=10001)
+IMAGES = {f"{name}:{tag}": OURS for name in ("loom", "loom-gpu") for tag in ("0.1.0", "0.1.1")}
 PAGE = Page.of("docs/deploy/kubernetes.md")
 
 FOLLOW = """

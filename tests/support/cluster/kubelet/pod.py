@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
-import os
 import re
-import signal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.cluster.kubelet.container import POLL, Container
+from tests.support.cluster.kubelet.image import Image
+from tests.support.cluster.kubelet.memory import MemoryGroup, can_limit, quantity
+from tests.support.cluster.kubelet.probes import passes, verdicts
+from tests.support.cluster.kubelet.rights import Rights
+from tests.support.cluster.kubelet.sandbox import Sandbox
+from tests.support.cluster.kubelet.volumes import Volumes
 from tests.support.cluster.network import Network, remove_namespace
-from tests.support.cluster.probes import passes
-from tests.support.cluster.sandbox import Sandbox
 
-__all__ = ["Container", "Pod"]
+__all__ = ["Pod"]
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 5.0
 """Seconds before a container that exited is started again: doubled each time. A kubelet has 10 s and 5 min."""
-
-PROBE_PERIOD = 0.3
-"""Seconds between readiness probes, whatever longer period the manifest has."""
 
 GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL where the manifest says nothing. Kubernetes has 30 s."""
@@ -32,59 +31,10 @@ GRACE = 3.0
 LONGEST_START = 20.0
 """Seconds for which a pod that starts may keep others from starting."""
 
-OWN_PLACES = ("/tmp", "/dev/shm", "/home/loom")
-"""Where every pod of this machine has a folder of its own anyhow."""
+SYNC = 1.0
+"""Seconds between looks at a pod's storage, and at its Secrets. A kubelet has 10 s, and a minute."""
 
 Environment = Callable[["Pod", Mapping[str, Any]], dict[str, str]]
-
-
-@dataclass
-class Container:
-    """One container of a pod."""
-
-    spec: dict[str, Any]
-    process: asyncio.subprocess.Process | None = None
-    ready: bool = False
-    restarts: int = 0
-    waiting: str = "ContainerCreating"
-    """Why it does not run; empty if it does."""
-    message: str = ""
-    exit_code: int | None = None
-    """Of the last time that it ended; negative: the signal."""
-
-    @property
-    def init(self) -> int | None:
-        """The process id, on this machine, of the container's first process."""
-        if self.process is None or self.process.returncode is not None:
-            return None
-        with contextlib.suppress(OSError):
-            pid = self.process.pid
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            return int(children[0]) if children else None
-        return None
-
-    def kill(self) -> None:
-        """Kill all its processes: the kernel does when the first is killed, which its parent then reaps."""
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.init or self.process.pid, signal.SIGKILL)
-
-    def state(self) -> dict[str, Any]:
-        """As in a pod's ``status.containerStatuses``."""
-        if self.waiting:
-            return {"waiting": {"reason": self.waiting, "message": self.message}}
-        return {"running": {}}
-
-    def to_json(self) -> dict[str, Any]:
-        last = {} if self.exit_code is None else {"terminated": {"exitCode": self.exit_code, "reason": "Error"}}
-        return {
-            "name": self.spec["name"],
-            "image": self.spec.get("image", ""),
-            "ready": self.ready,
-            "restartCount": self.restarts,
-            "state": self.state(),
-            "lastState": last,
-        }
 
 
 @dataclass
@@ -94,7 +44,9 @@ class Pod:
     Args:
         changed: called whenever its readiness changes.
         environment: the variables of a container, from its manifest.
-        secret: the content of a Secret, given its name.
+        secret: the content of a Secret, given its name; None if there is none.
+        evicted: called when it uses more of the disk than it may.
+        images: what those say that are known.
         missing_images: images that cannot be pulled.
         turn: limits how many pods start at once. A pod has its turn until it is ready, but not for ever.
     """
@@ -112,7 +64,9 @@ class Pod:
     subdomain: str
     changed: Callable[[], None]
     environment: Environment
-    secret: Callable[[Pod, str], dict[str, bytes]]
+    secret: Callable[[Pod, str], dict[str, bytes] | None]
+    evicted: Callable[[Pod], None]
+    images: Mapping[str, Image]
     missing_images: frozenset[str]
     turn: asyncio.Semaphore | None = None
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -120,12 +74,18 @@ class Pod:
     networked: bool = False
     """Whether its network namespace is there."""
     ending: bool = False
+    ruled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its host has the rules of Services and policies."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has ended."""
 
     def __post_init__(self) -> None:
-        self.containers = [Container(spec) for spec in self.spec["containers"]]
+        self.containers = [Container(spec, self._memory(spec)) for spec in self.spec["containers"]]
         self.sandbox = Sandbox(self.network, self.folder, self.host, self.name, self.address, self.namespace)
+        self.volumes = Volumes(
+            self.spec, self.sandbox.own / "volumes", self.folder / "claims" / self.namespace,
+            lambda name: self.secret(self, name),
+        )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._its_turn = False
 
@@ -154,13 +114,14 @@ class Pod:
         await asyncio.to_thread(self._make)
         self.networked = True
         self.changed()
+        await self.ruled.wait()
         if self.turn is not None:
             await self.turn.acquire()
             self._its_turn = True
             asyncio.get_running_loop().call_later(LONGEST_START, self._end_turn)
         for spec in self.spec.get("initContainers", []):
             await self._run_to_success(spec)
-        await asyncio.gather(*(self._keep(container) for container in self.containers))
+        await asyncio.gather(self._sync(), *(self._keep(container) for container in self.containers))
 
     def _end_turn(self) -> None:
         if self._its_turn and self.turn is not None:
@@ -171,10 +132,17 @@ class Pod:
         self.network.add(self.host, self.address)
         self.sandbox.prepare()
 
+    def _memory(self, spec: Mapping[str, Any]) -> MemoryGroup | None:
+        limit = ((spec.get("resources") or {}).get("limits") or {}).get("memory")
+        if limit is None or not can_limit():
+            return None
+        return MemoryGroup(f"{self.network.name(self.host)}.{spec['name']}", quantity(limit))
+
     async def _run_to_success(self, spec: dict[str, Any]) -> None:
-        container = Container(spec)
+        container = Container(spec, self._memory(spec))
         while True:
-            if await self._run_once(container) == 0:
+            await self._run_once(container)
+            if container.exit_code == 0:
                 return
             await asyncio.sleep(FIRST_BACKOFF)
 
@@ -185,66 +153,110 @@ class Pod:
             return
         backoff = FIRST_BACKOFF
         while True:
-            probing = asyncio.create_task(self._probe(container))
             try:
-                container.exit_code = await self._run_once(container)
-            finally:
-                probing.cancel()
+                await self._run_once(container)
+            except (LookupError, ValueError) as error:
+                container.waiting, container.message = "CreateContainerConfigError", str(error)
+                await asyncio.sleep(SYNC)
+                continue
+            container.started = False
             self._set_ready(container, False)
             container.waiting = "CrashLoopBackOff"
-            container.message = f"restarting after {backoff:g} s; exit code {container.exit_code}"
+            container.message = (
+                f"restarting after {backoff:g} s; {container.reason}, exit code {container.exit_code}"
+            )
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
             container.restarts += 1
 
-    async def _run_once(self, container: Container) -> int:
+    async def _run_once(self, container: Container) -> None:
+        """Run a container to its end. Raises LookupError for what its manifest names and is not there."""
         spec = container.spec
+        image, rights = self._image(spec), self._rights(spec)
         environment = self.environment(self, spec)
         command = [expanded(word, environment) for word in (*spec.get("command", []), *spec.get("args", []))]
-        command = [*_rights(spec), *command]
-        volumes = await asyncio.to_thread(self._volumes, spec)
-        self.log.parent.mkdir(exist_ok=True)
+        mounts = await asyncio.to_thread(self.volumes.mounts, spec)
+        if container.memory is not None:
+            container.memory.make()
         with self.log.open("ab") as log:
             container.process = await asyncio.create_subprocess_exec(
-                *self.sandbox.command(command, spec.get("workingDir"), volumes),
-                env=self.sandbox.environment(environment),
+                *self.sandbox.command(command, self._working_dir(spec), image, rights, mounts, container.memory),
+                env=self.sandbox.environment(environment, image, rights),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
         container.waiting = ""
-        return await container.process.wait()
+        beside = [asyncio.create_task(self._probe(container))]
+        if container.memory is not None:
+            beside.append(asyncio.create_task(container.keep_within_memory()))
+        try:
+            await container.wait()
+        finally:
+            for task in beside:
+                task.cancel()
 
-    def _volumes(self, spec: Mapping[str, Any]) -> dict[str, Path]:
-        """The volumes of a container, by where it has them: those of the pod's own folders, and Secrets."""
-        volumes = {volume["name"]: volume for volume in self.spec.get("volumes") or []}
-        found = {}
-        for mount in spec.get("volumeMounts") or []:
-            volume = volumes.get(mount["name"], {})
-            if mount["mountPath"] in OWN_PLACES or not volume.keys() & {"emptyDir", "secret"}:
-                continue
-            folder = self.sandbox.home.parent / "volumes" / mount["name"]
-            if not folder.exists():
-                folder.mkdir(parents=True)
-                folder.chmod(0o777)  # as a kubelet makes it
-            if "secret" in volume:
-                self._write_secret(folder, volume["secret"])
-            found[mount["mountPath"]] = folder
-        return found
+    def _image(self, spec: Mapping[str, Any]) -> Image:
+        return self.images.get(spec.get("image", ""), Image())
 
-    def _write_secret(self, folder: Path, source: Mapping[str, Any]) -> None:
-        folder.chmod(0o755)
-        for name, content in self.secret(self, source["secretName"]).items():
-            file = folder / name
-            file.write_bytes(content)
-            file.chmod(source.get("defaultMode", 0o644))
+    def _rights(self, spec: Mapping[str, Any]) -> Rights:
+        return Rights.of(self.spec, spec, self._image(spec))
+
+    def _working_dir(self, spec: Mapping[str, Any]) -> str:
+        return str(spec.get("workingDir") or self._image(spec).working_dir or self.sandbox.home)
+
+    async def _sync(self) -> None:
+        """Keep Secrets as they are now, and see that the pod's storage is within its limits."""
+        limits = [((one.spec.get("resources") or {}).get("limits") or {}) for one in self.containers]
+        sizes = [quantity(one["ephemeral-storage"]) for one in limits if "ephemeral-storage" in one]
+        while True:
+            await asyncio.sleep(SYNC)
+            await asyncio.to_thread(self.volumes.write_secrets)
+            why = await asyncio.to_thread(
+                self.volumes.over_limit, sum(sizes) if sizes else None, self.sandbox.own / "over", self.log
+            )
+            if why:
+                with self.log.open("a") as log:
+                    log.write(f"Evicted: {why}\n")
+                self.evicted(self)
+                return
 
     async def _probe(self, container: Container) -> None:
-        probe = container.spec.get("readinessProbe")
-        while True:
-            ready = container.init is not None and (probe is None or await passes(probe, self, container))
-            self._set_ready(container, ready)
-            await asyncio.sleep(PROBE_PERIOD)
+        """Have a container be ready, and end it, as its probes say."""
+        spec = container.spec
+        if "startupProbe" in spec:
+            async for passed in self._verdicts("startupProbe", container):
+                if passed:
+                    break
+                await self._stop(container)
+                return
+        container.started = True
+        tasks = [asyncio.create_task(self._follow_readiness(container))]
+        if "livenessProbe" in spec:
+            tasks.append(asyncio.create_task(self._follow_liveness(container)))
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _follow_readiness(self, container: Container) -> None:
+        if "readinessProbe" not in container.spec:
+            while not container.ready:
+                await asyncio.sleep(POLL)
+                self._set_ready(container, container.init is not None)
+            return
+        async for passed in self._verdicts("readinessProbe", container):
+            self._set_ready(container, passed)
+
+    async def _follow_liveness(self, container: Container) -> None:
+        async for passed in self._verdicts("livenessProbe", container):
+            if not passed:
+                await self._stop(container)
+
+    def _verdicts(self, kind: str, container: Container) -> AsyncIterator[bool]:
+        probe = container.spec[kind]
+        return verdicts(probe, lambda: passes(probe, self, container))
 
     def _set_ready(self, container: Container, ready: bool) -> None:
         if ready != container.ready:
@@ -253,32 +265,38 @@ class Pod:
         if self.ready:
             self._end_turn()
 
+    @property
+    def _grace(self) -> float:
+        return float(self.spec.get("terminationGracePeriodSeconds", GRACE))
+
+    async def _stop(self, container: Container, grace: float | None = None) -> None:
+        hook = (container.spec.get("lifecycle") or {}).get("preStop")
+
+        async def before() -> object:
+            if "sleep" in hook:
+                return await asyncio.sleep(float(hook["sleep"]["seconds"]))
+            if "exec" in hook:
+                return await self.execute(hook["exec"]["command"], container)
+            return await passes({**hook, "timeoutSeconds": self._grace}, self, container)
+
+        await container.stop(self._grace if grace is None else grace, before if hook and grace != 0 else None)
+
     async def end(self, grace: float | None = None) -> None:
-        """End it: SIGTERM, and SIGKILL ``grace`` seconds later; with 0, SIGKILL at once."""
+        """End it: ``preStop``, SIGTERM, and SIGKILL after ``grace`` seconds; with 0, SIGKILL at once."""
         self.ending = True
         self.changed()
         if self._task is not None and not any(container.process for container in self.containers):
             # What makes its network namespace runs in a thread, and cannot be cancelled.
             await asyncio.wait([self._task], timeout=0.5)
-        if grace is None:
-            grace = float(self.spec.get("terminationGracePeriodSeconds", GRACE))
         if self._task is not None:
             self._task.cancel()
         self._end_turn()
-        processes = [container.process for container in self.containers if container.process]
-        if grace > 0:
-            for container in self.containers:
-                if (init := container.init) is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(init, signal.SIGTERM)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), grace)
-        for container in self.containers:
-            container.kill()
-        for process in processes:
-            await process.wait()
+        await asyncio.gather(*(self._stop(container, grace) for container in self.containers))
         self.lost.set()
         await asyncio.to_thread(remove_namespace, self.network.name(self.host))
+        for container in self.containers:
+            if container.memory is not None:
+                container.memory.remove()
         await asyncio.to_thread(self.sandbox.remove)
 
     async def execute(self, command: list[str], container: Container | None = None) -> tuple[int, str]:
@@ -286,10 +304,14 @@ class Pod:
         container = container or self.containers[0]
         if container.init is None:
             return 1, f"container {container.spec['name']} of pod {self.name} does not run"
+        spec = container.spec
+        image, rights = self._image(spec), self._rights(spec)
+        group = container.memory.folder / "cgroup.procs" if container.memory else "/dev/null"
         process = await asyncio.create_subprocess_exec(
-            *("setpriv", "--pdeathsig", "KILL", "nsenter", "--target", str(container.init), "--all"),
-            *(f"--wdns={container.spec.get('workingDir') or self.sandbox.home}", "--", *command),
-            env=self.sandbox.environment(self.environment(self, container.spec)),
+            *("setpriv", "--pdeathsig", "KILL", "sh", "-c", f'echo 0 > {group} && exec "$@"', "join"),
+            *("nsenter", "--target", str(container.init), "--all", f"--wdns={self._working_dir(spec)}", "--"),
+            *(*rights.command(), *command),
+            env=self.sandbox.environment(self.environment(self, spec), image, rights),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -326,12 +348,3 @@ class Pod:
 def expanded(word: str, environment: Mapping[str, str]) -> str:
     """A word of a container's command, with ``$(NAME)`` replaced as Kubernetes does: unknown names stay."""
     return re.sub(r"\$\((\w+)\)", lambda found: environment.get(found[1], found[0]), word)
-
-
-def _rights(spec: Mapping[str, Any]) -> list[str]:
-    """The beginning of a command with the rights of a container of root's that drops all but a few capabilities."""
-    capabilities = (spec.get("securityContext") or {}).get("capabilities") or {}
-    if capabilities.get("drop") != ["ALL"] or not capabilities.get("add"):
-        return []
-    kept = ",".join(f"+{name.lower()}" for name in capabilities["add"])
-    return ["setpriv", "--no-new-privs", "--bounding-set", f"-all,{kept}"]
