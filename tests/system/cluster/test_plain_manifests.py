@@ -17,6 +17,7 @@ from tests.support.cluster import OneMachineCluster, PodInfo, missing
 from tests.support.cluster.kubelet.memory import can_limit
 from tests.support.cluster.laptop import real_kubectl
 from tests.support.cluster.network import METADATA
+from tests.support.docs import Page
 from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
 from tests.support.processes import tree
@@ -145,11 +146,34 @@ def test_the_gateway_knows_its_limit_of_memory(cluster: OneMachineCluster) -> No
     assert cluster.execute(the_gateway(cluster).name, ["python3", "-c", program], NAMESPACE) == "8 2\n"
 
 
+def status_of(cluster: OneMachineCluster, path: str, bearer: str = "") -> str:
+    """The HTTP status with which the gateway answers a client that comes through the ingress."""
+    url = f"{cluster.ingress_url}/{NAMESPACE}/loom-gateway:8470/{path}"
+    command = ["curl", "-s", "-m", "2", "-o", "/dev/null", "-w", "%{http_code}", url]
+    return cluster.laptop.run([*command, "-H", f"Authorization: Bearer {bearer}"]).stdout
+
+
+def test_tokens_that_are_put_into_the_secrets_come_in_without_a_restart(cluster: OneMachineCluster) -> None:
+    gateway, own = the_gateway(cluster), token(cluster)
+    (page,) = [one for one in Page.of("docs/deploy/tokens.md").blocks("sh") if "create secret" in one.lines[-1]]
+    anns, *_ = ran(cluster, list(page.lines)).splitlines()
+    cluster.wait_until(lambda: status_of(cluster, "api/v1/status", anns) == "200", 60.0, "ann's token to come in")
+
+    written = cluster.laptop.home / "images" / "kubernetes" / "base" / "token.env"
+    written.write_text("token=the-next-token-of-the-gateway\n")
+    ran(cluster, deploy()[2:])
+
+    cluster.wait_until(
+        lambda: status_of(cluster, "api/v1/status", own) == "401", 60.0, "the old token to be refused"
+    )
+    assert status_of(cluster, "api/v1/status", "the-next-token-of-the-gateway") == "200"
+    assert status_of(cluster, "api/v1/status", anns) == "200"
+    assert the_gateway(cluster).pid == gateway.pid
+
+
 def behind_the_service(cluster: OneMachineCluster) -> bool:
     """Whether the Service leads anywhere."""
-    health = f"{cluster.ingress_url}/{NAMESPACE}/loom-gateway:8470/healthz"
-    command = ["curl", "-s", "-m", "2", "-o", "/dev/null", "-w", "%{http_code}", health]
-    return cluster.laptop.run(command).stdout == "200"
+    return status_of(cluster, "healthz") == "200"
 
 
 def test_a_gateway_without_its_state_is_taken_out_of_the_service_and_its_sessions_go_on(
