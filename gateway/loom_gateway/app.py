@@ -74,6 +74,8 @@ class GatewayStatus(BaseModel):
     spare_ready: bool
     """Whether a warm driver waits for the next session."""
     isolation: Isolation
+    refused: dict[str, int] | None
+    """How often the gateway refused what since it started, by reason; None for who does not see all users."""
 
 
 class Health(BaseModel):
@@ -163,6 +165,7 @@ def create_app(
             sessions=len(access.sessions(request.scope["loom.principal"])),
             spare_ready=manager.spare_ready,
             isolation=Isolation.of(manager),
+            refused=dict(access.audit.refusals) if _sees_all(request) else None,
         )
 
     @app.get(
@@ -175,9 +178,9 @@ def create_app(
 
         A token of the user admin, or of scope admin, sees the numbers of all users, any other its own user's.
         """
-        principal: Principal = request.scope["loom.principal"]
-        only = None if principal.is_admin or principal.user == ADMIN else principal.user
-        return Response(await metrics_text(manager, weaver, only), media_type=CONTENT_TYPE)
+        only = None if _sees_all(request) else request.scope["loom.principal"].user
+        page = await metrics_text(manager, weaver, only, access.audit.refusals)
+        return Response(page, media_type=CONTENT_TYPE)
 
     app.include_router(session_routes(manager, access))
     app.include_router(session_replica_routes(weaver, access))
@@ -192,6 +195,12 @@ def create_app(
         *app.state.tunnels.routes,
     ]
     return app
+
+
+def _sees_all(request: Request) -> bool:
+    """Return whether numbers of all users are for who asks."""
+    principal: Principal = request.scope["loom.principal"]
+    return principal.is_admin or principal.user == ADMIN
 
 
 async def _worker_info(address: str) -> WorkerInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -199,12 +200,18 @@ class _Server(uvicorn.Server):
         assert sockets
         settings = self._settings
         connections = Connections(
-            settings.max_connections, settings.max_connections_per_address, settings.trusted_proxy
+            settings.max_connections,
+            settings.max_connections_per_address,
+            settings.trusted_proxy,
+            refusals=self._app.state.access.audit.refusals,
         )
         self.servers.append(Acceptor(sockets[0], connections, self._protocol, self.config.ssl))  # type: ignore[arg-type]
         host, port = sockets[0].getsockname()[:2]
         scheme = "wss" if self._settings.tls_cert else "ws"
         url = f"{scheme}://{bracketed(reachable(host, '127.0.0.1'))}:{port}"
+        # What was imported stays. Each full collection would look at all of it, and nothing is relayed meanwhile.
+        gc.collect()
+        gc.freeze()
         # The line ends up in a log, so it has no token that was given.
         announce(url=url, **({"token": self._generated} if self._generated else {}))
 

@@ -10,6 +10,7 @@ import json
 import logging.handlers
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -44,6 +45,8 @@ class Audit:
     ) -> None:
         self._handler: _PrivateFile | None = None
         self._required = required
+        self.refusals: Counter[str] = Counter()
+        """How often was refused what, since the gateway started: codes of errors, and `Unheard` connections."""
         self.failure = ""  # why the last line could not be written; empty if it could
         self._clock = clock
         # By address, user and kind of refusal: the number since the last line, and that line's time.
@@ -93,6 +96,7 @@ class Audit:
 
     def refused(self, error: LoomError, who: Token | None, peer: str) -> None:
         """Note a refusal. Refusals in quick succession share one line, which has their number."""
+        self.refusals[error.code] += 1
         if self._handler is None:
             return
         now = self._clock()

@@ -14,7 +14,9 @@ import logging
 import resource
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterable, MutableMapping
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -31,11 +33,21 @@ REQUEST_TIMEOUT = 10.0
 KEPT_DESCRIPTORS = 200
 """Descriptors that connections never use: those of listeners, logs, the weaver, and drivers that start."""
 
-_ACCEPTS = 16  # connections to accept before sessions' frames are relayed again
+_ACCEPTS = 4  # connections to accept before sessions' frames are relayed again
 _FULL_PAUSE = 0.1  # seconds before accepting again if the process or the machine has no descriptor left
 
 CONNECTION = "loom.connection"
 """The key of a request's `Connection` in its scope."""
+
+
+class Unheard(Enum):
+    """Why a connection was closed on which no request with a good token had come."""
+
+    ADDRESS_FULL = "too_many_of_address"
+    FULL = "too_many_connections"
+    MALFORMED = "no_http"
+    NO_TLS = "no_tls"
+    TIMEOUT = "no_token_in_time"
 
 
 class Connection:
@@ -47,28 +59,40 @@ class Connection:
         self._sock = sock
         self._deadline: asyncio.TimerHandle | None = None
         self._over = False
+        self._good = False  # whether a request with a good token has come
         self.abort: Callable[[], object] = self._shut_down
         """Closes the connection without sending what waits. The TLS handshake has no transport for that."""
 
     def admit(self) -> None:
         """Note that a request with a good token has come."""
+        self._good = True
+        self._leave()
+
+    def _leave(self) -> None:
+        """Wait no longer."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         self._all.admitted(self)
 
     def wait(self) -> None:
-        """Note that the connection waits for a request. It has `REQUEST_TIMEOUT` seconds."""
+        """Note that the connection waits for a request. It has as long as `Connections.timeout`."""
         if self._deadline is not None:
             self._deadline.cancel()
         if not self._over:
-            self._deadline = asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, self.cut)
+            self._deadline = asyncio.get_running_loop().call_later(self._all.timeout, self.cut, Unheard.TIMEOUT)
             self._all.waits(self)
 
-    def cut(self) -> None:
+    def cut(self, why: Unheard) -> None:
         """Close the connection at once."""
+        self.refused(why)
         self.abort()
         self.closed()
+
+    def refused(self, why: Unheard) -> None:
+        """Count that the connection is closed for a reason, unless a good token has come on it."""
+        if not self._good and not self._over:
+            self._all.refusals[why.value] += 1
 
     def _shut_down(self) -> None:
         with contextlib.suppress(OSError):  # it is closed
@@ -78,7 +102,7 @@ class Connection:
         """Note that the connection is closed."""
         if not self._over:
             self._over = True
-            self.admit()
+            self._leave()
             self._all.closed()
 
 
@@ -89,19 +113,35 @@ class Connections:
         most: the number of connections; 0: as many as the process has descriptors for, which always is a bound.
         most_of_address: the number of waiting connections of one address; 0: no limit.
         proxies: addresses and networks of trusted proxies, whose connections are those of many clients.
+        timeout: seconds that a waiting connection has for a request; None: `REQUEST_TIMEOUT`.
+        refusals: counts the values of `Unheard`.
     """
 
-    def __init__(self, most: int = 0, most_of_address: int = 0, proxies: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        most: int = 0,
+        most_of_address: int = 0,
+        proxies: Iterable[str] = (),
+        timeout: float | None = None,
+        refusals: Counter[str] | None = None,
+    ) -> None:
         room = max((_descriptors() - KEPT_DESCRIPTORS) // 2, 16)  # each may need a second one, towards a driver
         self.most = min(most or room, room)
         self._most_of_address = most_of_address
         self._proxies = list(proxies)
+        self._timeout = timeout
+        self.refusals: Counter[str] = Counter() if refusals is None else refusals
         self._count = 0
         self._waiting: dict[Connection, None] = {}  # the oldest first
         self._by_address: dict[str, dict[Connection, None]] = {}
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a waiting connection has for a request."""
+        return REQUEST_TIMEOUT if self._timeout is None else self._timeout
 
     @property
     def waiting(self) -> int:
@@ -112,12 +152,13 @@ class Connections:
         """Return a new connection, which waits; None if there are too many and none of them waits."""
         if self._count >= self.most:
             if not self._waiting:
+                self.refusals[Unheard.FULL.value] += 1
                 return None
-            next(iter(self._waiting)).cut()
+            next(iter(self._waiting)).cut(Unheard.FULL)
         connection = Connection(self, sock, "" if _is_among(host, self._proxies) else address_key(host))
         of_address = self._by_address.get(connection.address, {})
         if connection.address and self._most_of_address and len(of_address) >= self._most_of_address:
-            next(iter(of_address)).cut()
+            next(iter(of_address)).cut(Unheard.ADDRESS_FULL)
         self._count += 1
         connection.wait()
         return connection
@@ -153,6 +194,10 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection.abort = transport.abort
+
+    def send_400_response(self, msg: str) -> None:
+        self._connection.refused(Unheard.MALFORMED)
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         self._connection.wait()
@@ -237,6 +282,7 @@ class Acceptor:
         try:
             await self._loop.connect_accepted_socket(protocol, sock, ssl=self._tls, **timeout)
         except (OSError, asyncio.TimeoutError):  # no TLS, or not in time
+            connection.refused(Unheard.NO_TLS)
             connection.closed()
             sock.close()
 

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgpack
@@ -48,11 +49,16 @@ _DEVICE_GAUGES = (
 )
 
 
-async def metrics_text(manager: SessionManager, weaver: WeaverClient, only: str | None) -> bytes:
+async def metrics_text(
+    manager: SessionManager,
+    weaver: WeaverClient,
+    only: str | None,
+    refusals: Mapping[str, int] = MappingProxyType({}),
+) -> bytes:
     """Return the page, of all users or of ``only`` one.
 
-    While the weaver is away, ``loom_weaver_up`` is 0 and its own numbers are missing. The page is made on another
-    thread, because the event loop relays every session's calls.
+    ``refusals`` by reason are for who sees all users. While the weaver is away, ``loom_weaver_up`` is 0 and its own
+    numbers are missing. The page is made on another thread, because the event loop relays every session's calls.
     """
     try:
         packed: bytes | None = await weaver.ask("numbers", user=EVERYONE)
@@ -60,7 +66,8 @@ async def metrics_text(manager: SessionManager, weaver: WeaverClient, only: str 
         packed = None
     sessions = [_SessionNumbers.of(session) for session in manager.sessions() if only in (None, session.user)]
     ended = sum(only in (None, session.user) for session in manager.ended.all())
-    return await asyncio.to_thread(_page, packed, sessions, ended, only)
+    refused = [(reason, count) for reason, count in sorted(refusals.items()) if only is None]
+    return await asyncio.to_thread(_page, packed, sessions, ended, only, refused)
 
 
 class _SessionNumbers(NamedTuple):
@@ -82,12 +89,20 @@ Numbers = Mapping[str, dict[str, Any]]
 """The weaver's numbers by user."""
 
 
-def _page(packed: bytes | None, sessions: Sequence[_SessionNumbers], ended: int, only: str | None) -> bytes:
+def _page(
+    packed: bytes | None,
+    sessions: Sequence[_SessionNumbers],
+    ended: int,
+    only: str | None,
+    refused: Sequence[tuple[str, int]],
+) -> bytes:
     numbers: dict[str, dict[str, Any]] | None = None
     if packed is not None:
         every: dict[str, dict[str, Any]] = msgpack.unpackb(packed)
         numbers = {user: one for user, one in every.items() if only in (None, user)}
-    return generate_latest(_Page(list(_families(sessions, ended, numbers))))
+    about = "What the gateway refused since it started: codes of errors, and connections without a good token."
+    by_reason = _labelled(CounterMetricFamily, "loom_refused", about, ["reason"], refused)
+    return generate_latest(_Page([by_reason, *_families(sessions, ended, numbers)]))
 
 
 class _Page(Collector):
@@ -105,7 +120,7 @@ def _families(sessions: Sequence[_SessionNumbers], ended: int, numbers: Numbers 
     yield from _sessions(sessions, ended)
     yield _tasks_died(sessions, numbers or {})
     yield GaugeMetricFamily("loom_weaver_up", "Whether the weaver answers.", numbers is not None)
-    if numbers is not None:
+    if numbers:  # a user of whom the weaver knows nothing has none
         yield from _weaver(numbers)
         yield _calls(sessions, numbers)
         yield from _goodput(numbers)

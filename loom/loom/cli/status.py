@@ -42,6 +42,11 @@ def status(access: Access, as_json: Json = False) -> None:
         )
         per_user = "a user's own" if isolation["workers"] == "per user" else "shared by all users"
         typer.echo(f"isolation of drivers: {own}; workers: {per_user}")
+    if refused := answer.get("refused"):
+        each = ", ".join(
+            f"{count} x {reason}" for reason, count in sorted(refused.items(), key=lambda one: -one[1])
+        )
+        typer.echo(f"refused since it started: {each}")
     if away is not None:
         typer.echo(away)
     if replicas:

@@ -28,6 +28,8 @@ from tests.support.processes import read_json, run
 from tests.support.processes import start as start_program
 from tests.support.raw_client import BOUND, exchange, refusal, status_of, websocket
 
+LOOM = "import sys; from loom.cli import main; main()"
+
 
 class Waiter(Actor):
     @endpoint
@@ -176,6 +178,28 @@ def test_a_wrong_token_is_refused_and_told_of(doors: Doors) -> None:
 
 
 # -- tokens that are not good any more ------------------------------------------------------------------------
+
+
+def test_what_was_refused_is_shown_by_reason_to_who_sees_all_users(doors: Doors) -> None:
+    before = Gateway(doors.url, doors.token).status()["refused"]
+    assert doors.rest("GET", "/api/v1/status", "wrong")[0] == 401
+    assert status_of(exchange(doors.url, b"\x16\x03\x01 no HTTP\r\n\r\n")) == 400
+
+    _, of_another_user = doors.make("view", user="another")
+    after = Gateway(doors.url, doors.token).status()["refused"]
+
+    assert {reason: after[reason] - before.get(reason, 0) for reason in ("authentication", "no_http")} == {
+        "authentication": 1,
+        "no_http": 1,
+    }
+    assert Gateway(doors.url, of_another_user).status()["refused"] is None
+    assert (
+        "refused since it started: " in run("-c", LOOM, "status", "--url", doors.url, "--token", doors.token).stdout
+    )
+    request = urllib.request.Request(doors.url.replace("ws:", "http:") + "/metrics")
+    request.add_header("Authorization", f"Bearer {doors.token}")
+    with urllib.request.urlopen(request, timeout=BOUND) as response:
+        assert 'loom_refused_total{reason="no_http"}' in response.read().decode()
 
 
 def test_a_revoked_token_is_cut_off_and_its_sessions_end(doors: Doors) -> None:

@@ -214,3 +214,35 @@ def test_2000_silent_connections_keep_nobody_out() -> None:
                 sock.close()
 
     run(come())
+
+
+def test_connections_that_are_closed_without_a_good_token_are_counted_by_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def come() -> None:
+        async with door(most=3, of_address=2) as gateway:
+            refusals = gateway.connections.refusals
+            malformed = await gateway.come()
+            malformed.writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
+            await until(lambda: refusals == {"no_http": 1})
+            await malformed.reader.read()
+            await until(lambda: not len(gateway.connections))
+            for address in ("127.0.0.1",) * 3 + ("127.0.0.2", "127.0.0.3"):
+                await gateway.come(address)
+            await until(lambda: refusals == {"no_http": 1, "too_many_of_address": 1, "too_many_connections": 1})
+
+    run(come())
+
+
+def test_a_good_client_that_has_been_idle_is_closed_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def come() -> None:
+        async with door() as gateway:
+            good = await gateway.come()
+            assert await good.ask(GOOD) == b"ok"
+            silent = await gateway.come()
+            await good.is_cut()
+            await silent.is_cut()
+            assert gateway.connections.refusals == {"no_token_in_time": 1}
+
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT", 0.2)
+    run(come())

@@ -159,3 +159,22 @@ def test_a_user_sees_only_their_own_numbers() -> None:
     assert samples(everyone, "loom_devices") == {("anna",): 8, ("bert",): 3}
     assert samples(bert, "loom_devices") == {("bert",): 3}
     assert "anna" not in bert
+
+
+def test_a_user_of_whom_the_weaver_knows_nothing_has_a_page() -> None:
+    gateway: Any = StandIn({"anna": NUMBERS})
+
+    text = asyncio.run(metrics_text(gateway, gateway, "bert")).decode()
+
+    assert samples(text, "loom_weaver_up") == {(): 1}
+
+
+def test_who_sees_all_users_sees_what_was_refused() -> None:
+    gateway: Any = StandIn({})
+    refusals = {"authentication": 3, "no_http": 1}
+
+    everyone = asyncio.run(metrics_text(gateway, gateway, None, refusals)).decode()
+    bert = asyncio.run(metrics_text(gateway, gateway, "bert", refusals)).decode()
+
+    assert samples(everyone, "loom_refused") == {("authentication",): 3, ("no_http",): 1}
+    assert samples(bert, "loom_refused") == {}
