@@ -15,7 +15,7 @@ from starlette.routing import WebSocketRoute
 from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
 from loom.process import tasks
-from loom.proof import PROOF_PATH
+from loom.proof.forwarded import PROOF_PATH
 from loom.token_file import ADMIN
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
@@ -47,6 +47,8 @@ class WorkerInfo(BaseModel):
 class Proof(BaseModel):
     """The proof that the gateway knows a token: see `loom.proof`."""
 
+    nonce: str
+    """The gateway's own part of what the proof is over."""
     proof: str
 
 
@@ -153,7 +155,7 @@ def create_app(
     @app.get(PROOF_PATH)
     async def proof(request: Request, key: str = "", challenge: str = "") -> Proof:
         """Prove that the gateway knows a token, to a client that has not shown it yet. Needs no token."""
-        return Proof(proof=access.prove(key, challenge, request.client.host if request.client else ""))
+        return Proof(**access.prove(key, challenge, request.client.host if request.client else ""))
 
     @app.get("/api/v1/status")
     async def status(request: Request) -> GatewayStatus:

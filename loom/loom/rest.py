@@ -23,7 +23,7 @@ from loom.errors import (
     NotAGateway,
     WrongArguments,
 )
-from loom.proof import check_proof, error_in, json_object
+from loom.proof.forwarded import check_proof, error_in, json_object
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
 

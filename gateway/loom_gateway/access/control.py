@@ -29,6 +29,7 @@ from loom.errors import (
     WrongArguments,
 )
 from loom.process import tasks
+from loom.proof.exchange import checked_nonce
 from loom.token_file import Token, digest
 from loom.wire.batches import TUNNELS
 from loom.wire.handshake import Hello
@@ -47,7 +48,7 @@ BURST = 5.0  # the number of seconds whose allowance of connections an address m
 SIGNATURES = 20.0  # signatures a second to check for addresses that have shown too many wrong tokens
 TICK = 1.0  # seconds between two checks of connected clients' tokens
 
-_HEX = re.compile("[0-9a-f]{16,64}")
+_KEY_ID = re.compile("[0-9a-f]{32}")
 
 Disconnect = Callable[[LoomError], Coroutine[Any, Any, None]]
 
@@ -154,18 +155,21 @@ class AccessControl(SessionAccess):
             self._signed.popitem(last=False)
         return token
 
-    def prove(self, key: str, challenge: str, peer: str) -> str:
+    def prove(self, key: str, challenge: str, peer: str) -> dict[str, str]:
         """Return the gateway's proof that it knows a token; see `loom.proof`. Nobody needs a token to ask.
 
         Raises:
-            WrongArguments: a value is not of the form that a client sends.
+            WrongArguments: the key is not of the form that a client sends.
+            ProtocolMismatch: the challenge is not, or is of another version of the proof.
             AuthenticationError: no good token has the key; `RateLimited` if an address asks for too many such keys.
         """
-        if not _HEX.fullmatch(key) or not _HEX.fullmatch(challenge):
-            raise WrongArguments("a proof needs key=… and challenge=…, of 16 to 64 hexadecimal digits each")
+        if not _KEY_ID.fullmatch(key):
+            raise WrongArguments("a proof needs key=…, of 32 hexadecimal digits, and challenge=…")
+        checked_nonce(challenge)
         try:
             return self._authority.prove(key, challenge)
         except AuthenticationError as error:
+            self.audit.refused(error, None, peer)
             if not isinstance(error, TokenRevoked):
                 self._count_failure(address_key(peer), counts=True)
             raise

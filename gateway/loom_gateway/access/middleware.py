@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loom.errors import AuthenticationError, LoomError, RateLimited
-from loom.proof import PROOF_PATH
+from loom.proof.forwarded import PROOF_PATH
 from loom_gateway.access.connections import admit
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.hosts import AllowedHosts

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
-from loom.proof import key_id, proof_of
+from loom.proof.forwarded import gateway_proof, key_id
 from loom.token_file import ADMIN, OPENID_PREFIX, Token, TokenFile, digest
 from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.own_token import OwnTokenFile
@@ -139,16 +139,17 @@ class TokenAuthority:
         self.reload()
         return shown not in self._by_digest
 
-    def prove(self, key: str, challenge: str) -> str:
-        """Return the proof that the gateway knows a token, for a client that asks before it shows the token.
+    def prove(self, key: str, challenge: str) -> dict[str, str]:
+        """Return the `gateway_proof` with a token, for a client that asks before it shows the token.
 
         Raises:
-            AuthenticationError: no token has this `loom.proof.key_id`; `TokenRevoked` if it is not good any more.
+            AuthenticationError: no token has this `loom.proof.forwarded.key_id`.
+            TokenRevoked: it has, and is not good any more.
         """
         self.reload()
         for shown in (self._own.sha256, *self._by_digest):
             if hmac.compare_digest(key_id(shown), key):
-                return proof_of(self.check(shown).sha256, challenge)
+                return gateway_proof(self.check(shown).sha256, challenge)
         raise AuthenticationError("this gateway does not accept the token; ask for one who runs the gateway")
 
     def check(self, shown: str, text: str = "") -> Token:

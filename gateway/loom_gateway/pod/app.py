@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, HTTPException
@@ -13,14 +13,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom.errors import LoomError
 from loom.process.listen import bracketed
-from loom_gateway.pod.peers import (
-    CONFIGURE,
-    NONCE_HEADER,
-    PROOF_HEADER,
-    proof_of_answer,
-    proof_of_request,
-    same,
-)
+from loom.proof.exchange import Purpose
+from loom.proof.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, proof_of_answer
+from loom_gateway.pod.peers import CONFIGURE, body_digest
 from loom_gateway.pod.settings import PodSettings
 from loom_gateway.pod.supervisor import PodSupervisor
 
@@ -111,23 +106,23 @@ class KeyFirst:
         self._app = app
         self._keeper = keeper
         self._own_key = own_key
+        self._challenges = Challenges(Purpose.POD)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        path, nonce = scope["path"], headers.get(NONCE_HEADER.encode(), "")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        path, host = scope["path"], headers.get("host", "")
         key = self._own_key if path == CONFIGURE else self._keeper.settings.token_sha256
-        host = headers.get(b"host", "")
-        proof = proof_of_request(key, nonce, scope["method"], path, host)
-        # The host is part of the proof: what another pod was sent is worth nothing here.
-        if host not in self._hosts(path) or not same(headers.get(PROOF_HEADER.encode(), ""), proof):
-            await _refuse(send, 403, "this pod is another job's, or the job has another token")
+        exchange = self._challenges.check(key, headers, scope["method"], host, path)
+        if exchange is None or host not in self._hosts(path):
+            why = "this pod is another job's, or the job has another token"
+            await _refuse(send, 403, why, {CHALLENGE_HEADER: self._challenges.new()})
             return
-        if not headers.get(b"content-length", "0").isdecimal() or b"transfer-encoding" in headers:
+        if not headers.get("content-length", "0").isdecimal() or "transfer-encoding" in headers:
             await _refuse(send, 411, "a body needs a length")
             return
-        if int(headers.get(b"content-length", "0")) > MAX_BODY:
+        if int(headers.get("content-length", "0")) > MAX_BODY:
             await _refuse(send, 413, f"a body has {MAX_BODY} bytes at most")
             return
         began: list[Message] = []
@@ -138,8 +133,8 @@ class KeyFirst:
                 began.append(message)
                 return
             start = began.pop()
-            proven = proof_of_answer(key, nonce, message.get("body", b"")).encode()
-            await send({**start, "headers": [*start["headers"], (PROOF_HEADER.encode(), proven)]})
+            proven = proof_of_answer(exchange, start["status"], body_digest(message.get("body", b"")))
+            await send({**start, "headers": [*start["headers"], (PROOF_HEADER.encode(), proven.encode())]})
             await send(message)
 
         await self._app(scope, receive, send_proven)
@@ -151,8 +146,9 @@ class KeyFirst:
         return [f"{bracketed(address)}:{port}" for address in addresses]
 
 
-async def _refuse(send: Send, status: int, why: str) -> None:
+async def _refuse(send: Send, status: int, why: str, more: Mapping[str, str] = {}) -> None:
     body = json.dumps({"detail": why}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **more}
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})

@@ -1,9 +1,8 @@
-"""Requests to the keepers of a job's pods, and the proofs by which both sides know each other."""
+"""Requests to the keepers of a job's pods. Either side proves that it knows the SHA-256 of the job's token."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import http.client
 import json
 import secrets
@@ -11,14 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loom.errors import LoomError, PodUnreachable
-from loom.process.listen import bracketed
+from loom.errors import LoomError, PodUnreachable, ProtocolMismatch
 from loom.process.state_file import replace_file
+from loom.proof.exchange import Purpose
+from loom.proof.over_http import ask
 from loom_gateway.pod.settings import PodSettings
-
-NONCE_HEADER = "x-loom-nonce"
-PROOF_HEADER = "x-loom-proof"
-"""Proves that the sender knows the key, without the key: the job's is the SHA-256 of its token."""
 
 CONFIGURE = "/configure"
 """The path for new settings, for which the key is the pod's own: the job's may be another from then on."""
@@ -30,21 +26,9 @@ COMMAND_TIMEOUT = 60.0
 """Seconds that a keeper has to carry out a command."""
 
 
-def proof_of_request(key: str, nonce: str, method: str, path: str, host: str) -> str:
-    """Return the proof for a request to a host, given as in the header ``Host``."""
-    return hmac.new(key.encode(), "\n".join(("ask", nonce, method, path, host)).encode(), "sha256").hexdigest()
-
-
-def proof_of_answer(key: str, nonce: str, body: bytes) -> str:
-    """Return the proof for the answer to the request with a nonce."""
-    return hmac.new(
-        key.encode(), f"answer\n{nonce}\n".encode() + hashlib.sha256(body).digest(), "sha256"
-    ).hexdigest()
-
-
-def same(shown: str, proof: str) -> bool:
-    """Compare in a time that says nothing about the proof."""
-    return hmac.compare_digest(shown.encode(), proof.encode())
+def body_digest(body: bytes) -> str:
+    """Return what stands for the body of an answer in its proof."""
+    return hashlib.sha256(body).hexdigest()
 
 
 def make_pod_key(folder: Path) -> str:
@@ -78,26 +62,22 @@ def ask_pod(
     """
     key = settings.token_sha256 if key is None else key
     connection = http.client.HTTPConnection(address, settings.keeper_port, timeout=timeout)
-    nonce, host = secrets.token_hex(16), f"{bracketed(address)}:{settings.keeper_port}"
-    proof = proof_of_request(key, nonce, method, path, host)
-    headers = {"host": host, NONCE_HEADER: nonce, PROOF_HEADER: proof, "content-type": "application/json"}
     try:
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        response = connection.getresponse()
-        content = response.read(MAX_ANSWER)
-        proven = same(response.headers.get(PROOF_HEADER, ""), proof_of_answer(key, nonce, content))
-        if not proven and response.status == 403:
+        asked = ask(connection, Purpose.POD, key, method, path, None if body is None else json.dumps(body))
+        content = asked.response.read(MAX_ANSWER)
+        status, proven = asked.response.status, asked.proves(body_digest(content))
+        if not proven and status == 403:
             raise PodUnreachable(f"the keeper of pod {address} is another job's, or has another token")
         answer: Any = json.loads(content) if proven else None
         if not isinstance(answer, dict):
             raise ValueError("it answers as no keeper of this job does")
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ProtocolMismatch, ValueError) as error:
         if isinstance(error, PodUnreachable):
             raise
         reason = str(error) or type(error).__name__
         raise PodUnreachable(f"the keeper of pod {address} does not answer: {reason}") from error
     finally:
         connection.close()
-    if response.status != 200:
-        raise LoomError(f"the keeper of pod {address}: {answer.get('detail') or f'status {response.status}'}")
+    if status != 200:
+        raise LoomError(f"the keeper of pod {address}: {answer.get('detail') or f'status {status}'}")
     return answer

@@ -97,6 +97,7 @@ class Kind(enum.IntEnum):
     OUTPUT_FLUSHED = 102
     PROCESS_ENDED = 103
     LINE_HELD = 104
+    CHALLENGE = 105
 
 
 ADVERBS = {

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from loom.errors import InvalidAddress, LoomError, MissingDependency, Unavailable
 from loom.process.backoff import Backoff
 from loom.process.child import Child
-from loom.proof import note_forwarded
+from loom.proof.forwarded import note_forwarded
 
 logger = logging.getLogger(__name__)
 

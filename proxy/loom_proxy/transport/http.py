@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, TooLarge
 from loom.process.backoff import Backoff
-from loom.proof import check_proof
+from loom.proof.forwarded import check_proof
 from loom.rest import WEBSOCKET_PATH
 from loom.tls import client_context
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch

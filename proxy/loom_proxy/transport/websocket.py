@@ -31,7 +31,7 @@ from loom.errors import (
     NotAGateway,
     error_for_code,
 )
-from loom.proof import check_proof
+from loom.proof.forwarded import check_proof
 from loom.tls import client_context, tls_error
 from loom.wire.frames import MAX_FRAME
 from loom.wire.lane import LENGTH

@@ -29,7 +29,7 @@ from loom.errors import (
     WatcherTooSlow,
     error_for_code,
 )
-from loom.proof import check_proof, is_forwarded
+from loom.proof.forwarded import check_proof, is_forwarded
 from loom.rest import TokenSource, safe_url, token_now
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update

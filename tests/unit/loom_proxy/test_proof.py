@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import loom
-from loom import proof
 from loom.errors import AuthenticationError, NotAGateway
-from loom.proof import key_id, listener_of, note_forwarded, proof_of
+from loom.proof import forwarded
+from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
+from loom.proof.forwarded import gateway_proof, key_id, listener_of, note_forwarded
 from loom.rest import Gateway
 from loom.token_file import digest
 from loom_proxy.weaver.watch import WeaverWatch
@@ -77,7 +78,7 @@ def squat() -> Iterator[Callable[..., Squatter]]:
 
     yield start
     for squatter in all_of_them:
-        proof._forwarded.discard(squatter.port)
+        forwarded._forwarded.discard(squatter.port)
         squatter.close()
 
 
@@ -96,14 +97,26 @@ def ways(url: str, token: str = TOKEN) -> list[Callable[[], object]]:
     ]
 
 
+def reflected(challenge: str) -> dict[str, Any]:
+    """The proof of who asks in place of that of who answers."""
+    exchange = Exchange(Purpose.GATEWAY, digest(TOKEN), challenge, new_nonce())
+    return {"nonce": exchange.answering, "proof": exchange.proof(Side.ASKS)}
+
+
 @pytest.mark.parametrize("way", range(5))
 @pytest.mark.parametrize(
     "answer",
     [
         lambda asked: None,
         lambda asked: {"proof": "0" * 64},
-        lambda asked: {"proof": asked["challenge"]},
-        lambda asked: {"proof": proof_of(digest("another token"), asked["challenge"])},
+        lambda asked: {"nonce": new_nonce(), "proof": "0" * 64},
+        lambda asked: {"nonce": asked["challenge"], "proof": asked["challenge"]},
+        lambda asked: gateway_proof(digest("another token"), asked["challenge"]),
+        lambda asked: gateway_proof(digest(TOKEN), new_nonce()),  # an earlier one
+        lambda asked: {**gateway_proof(digest(TOKEN), asked["challenge"]), "nonce": new_nonce()},
+        lambda asked: {name: said + "0" for name, said in gateway_proof(digest(TOKEN), asked["challenge"]).items()},
+        lambda asked: {name: said[:-1] for name, said in gateway_proof(digest(TOKEN), asked["challenge"]).items()},
+        lambda asked: reflected(asked["challenge"]),
     ],
 )
 def test_who_cannot_prove_it_gets_no_token(
@@ -123,7 +136,7 @@ def test_who_cannot_prove_it_gets_no_token(
 def test_who_proves_it_gets_the_token(squat: Callable[..., Squatter], way: int) -> None:
     def answer(asked: dict[str, str]) -> dict[str, Any] | None:
         if asked.get("key") == key_id(digest(TOKEN)):
-            return {"proof": proof_of(digest(TOKEN), asked["challenge"])}
+            return gateway_proof(digest(TOKEN), asked["challenge"])
         return None
 
     squatter = squat(answer)
@@ -138,12 +151,18 @@ def test_the_gateways_refusal_is_told(squat: Callable[..., Squatter]) -> None:
         loom.connect(f"ws://127.0.0.1:{squatter.port}", TOKEN)
 
 
+def test_a_gateway_of_another_version_of_the_proof_is_named(squat: Callable[..., Squatter]) -> None:
+    squatter = squat(lambda asked: {**gateway_proof(digest(TOKEN), asked["challenge"]), "nonce": f"2-{'0' * 64}"})
+    with pytest.raises(NotAGateway, match="by version 2 of the proof, and this one by version 1"):
+        loom.connect(f"ws://127.0.0.1:{squatter.port}", TOKEN)
+
+
 def test_a_port_of_another_user_gets_nothing_at_all(
     squat: Callable[..., Squatter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which could pass the challenge on to the gateway."""
-    squatter = squat(lambda asked: {"proof": proof_of(digest(TOKEN), asked["challenge"])})
-    monkeypatch.setattr(proof, "listener_of", lambda port: os.getuid() + 1)
+    squatter = squat(lambda asked: gateway_proof(digest(TOKEN), asked["challenge"]))
+    monkeypatch.setattr(forwarded, "listener_of", lambda port: os.getuid() + 1)
 
     for token in (TOKEN, "an.openid.token"):
         with pytest.raises(NotAGateway, match="in place of kubectl"):
@@ -155,7 +174,7 @@ def test_an_openid_token_is_shown_only_where_the_listener_is_known(
     squat: Callable[..., Squatter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     squatter = squat(lambda asked: None)
-    monkeypatch.setattr(proof, "listener_of", lambda port: None)
+    monkeypatch.setattr(forwarded, "listener_of", lambda port: None)
     with pytest.raises(NotAGateway, match="before it sees it"):
         Gateway(f"ws://127.0.0.1:{squatter.port}", "an.openid.token").status()
     assert squatter.received == b""

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from loom.errors import ProtocolMismatch
-from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Tied
-from loom.wire.messages import Kind, Message
-from loom_gateway.driver.lifeline.line import MAX_GREETING, FrameSplitter, Line, greeting, read_greeting
+from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Untied
+from loom.wire.messages import Kind
+from loom_gateway.driver.lifeline.introduction import Introduction
+from loom_gateway.driver.lifeline.line import Line
 from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, Refusals, break_after
 from loom_gateway.driver.output.pump import Pump
 
@@ -94,7 +95,7 @@ class Agent:
         self._reported = False  # whether the end of the process is on the line
         self._given_up = False  # whether the driver is gone
         self._unsent = b""  # bytes that the socket has not taken
-        self._greeting: FrameSplitter | None = None  # while the driver's answer to a greeting is awaited
+        self._introduction: Introduction | None = None  # until the driver has answered
         self._connecting = False
         self._refusals = Refusals(clean=False)
         self._gone_since: float | None = None  # the time since which no connection holds
@@ -161,7 +162,7 @@ class Agent:
         sock = self._socket
         if sock is None or self._connecting:
             return
-        if self._greeting is None:
+        if self._introduction is None:
             self._unsent += self._line.to_send(acknowledge)
         try:
             while self._unsent:
@@ -183,8 +184,8 @@ class Agent:
             data = sock.recv(64 << 10)
             if not data:
                 self._disconnected(clean=True)
-            elif self._greeting is not None:
-                self._answered(data)
+            elif self._introduction is not None:
+                self._introduce(self._introduction, data)
             else:
                 self._received(data)
         except BlockingIOError:
@@ -222,7 +223,7 @@ class Agent:
             self._poll.unregister(self._socket)
             self._socket.close()
         self._socket = None
-        self._greeting, self._connecting, self._unsent = None, False, b""
+        self._introduction, self._connecting, self._unsent = None, False, b""
 
     def _attempt_failed(self, refused: bool) -> None:
         self._close()
@@ -261,24 +262,19 @@ class Agent:
             raise OSError(failed, os.strerror(failed))  # of the class for this number
         self._connecting = False
         break_after(sock, self._setup.patience / 3)
-        self._greeting = FrameSplitter(MAX_GREETING)
-        self._unsent = greeting(tie(self._setup, again=True, received=self._line.received))
+        self._introduction = introduction(self._setup, again=True, received=self._line.received)
         self._poll.modify(sock, select.POLLIN)
-        self._send()
 
-    def _answered(self, data: bytes) -> None:
-        assert self._greeting is not None
-        frames = self._greeting.feed(data)
-        frame = next(frames, None)
-        if frame is None:
-            return
-        message = read_greeting(frame)
-        if message.kind == Kind.UNTIED:
+    def _introduce(self, introduced: Introduction, data: bytes) -> None:
+        self._unsent += introduced.feed(data)
+        if introduced.answer is None:
+            self._send()
+        elif isinstance(introduced.answer, Untied):
             self._give_up()
-            return
-        rest, self._greeting, self._gone_since = self._greeting.rest, None, None
-        self._line.connected(Tied.from_body(message.body).received)
-        self._received(rest)
+        else:
+            self._introduction, self._gone_since = None, None
+            self._line.connected(introduced.answer.received)
+            self._received(introduced.rest)
 
     def _give_up(self) -> None:
         """End the process, whose driver is gone. Its orphans' output still needs a reader."""
@@ -288,9 +284,9 @@ class Agent:
             self._process.kill()
 
 
-def tie(setup: Setup, again: bool, received: int = 0) -> Message:
-    """Return the greeting of a process's end."""
-    return Tie(setup.key, setup.name, setup.procs, setup.rank, again, received).message()
+def introduction(setup: Setup, again: bool, received: int = 0) -> Introduction:
+    """Return the beginning of a process's end on a connection."""
+    return Introduction(setup.key, Tie("", "", setup.name, setup.procs, setup.rank, again, received))
 
 
 def main() -> NoReturn:

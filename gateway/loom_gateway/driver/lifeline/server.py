@@ -1,8 +1,8 @@
 """The driver's end of the lifelines of its processes.
 
-A connection has to show the driver's key before anything else that it sends is believed. When a connection of a
-process breaks, the process counts as living until its agent reports its end, its host is lost, or nothing has come
-for as long as the user has patience.
+Who connects has to prove that it knows the driver's key before anything else that it sends is believed. When a
+connection of a process breaks, the process counts as living until its agent reports its end, its host is lost, or
+nothing has come for as long as the user has patience.
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 from loom.errors import ProtocolMismatch
-from loom.wire.bodies import Tie, Tied, Untied
+from loom.proof.exchange import Exchange, new_nonce
+from loom.wire.bodies import Challenge, Tie, Tied, Untied
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.lifeline.line import (
-    MAX_GREETING,
-    PATIENCE,
-    LifelineAddress,
-    Line,
-    greeting,
-    read_greeting,
-)
+from loom_gateway.driver.lifeline.introduction import answer_of, tie_of
+from loom_gateway.driver.lifeline.line import MAX_GREETING, PATIENCE, LifelineAddress, Line, greeting
 from loom_gateway.driver.lifeline.silence import break_after
 
 STRANGER_TIMEOUT = 5.0  # seconds that a connection has to show the key
@@ -124,14 +119,15 @@ class LifelineServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with self._as_stranger(writer):
-                tie = await asyncio.wait_for(_read_tie(reader), STRANGER_TIMEOUT)
-                if not secrets.compare_digest(tie.key.encode(), self.address.key.encode()):
-                    raise ProtocolMismatch("a stranger showed another key than the driver's")
+                challenge = new_nonce()
+                writer.write(greeting(Challenge(challenge).message()))
+                frame = await asyncio.wait_for(_read_greeting(reader), STRANGER_TIMEOUT)
+                tie, exchange = tie_of(frame, self.address.key, challenge)
             held = self._find(tie)
             if held is None:
-                writer.write(greeting(Untied().message()))
+                writer.write(answer_of(exchange, Untied("")))
             else:
-                await self._hold(held, tie, reader, writer)
+                await self._hold(held, tie, exchange, reader, writer)
         except (OSError, EOFError, asyncio.TimeoutError, ProtocolMismatch) as error:
             logger.info("a connection to the lifelines' port is cut off: %s", error)
         finally:
@@ -167,13 +163,18 @@ class LifelineServer:
         return new
 
     async def _hold(
-        self, held: ProcessLine, tie: Tie, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        held: ProcessLine,
+        tie: Tie,
+        exchange: Exchange,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         held.carry_by(writer)
         break_after(writer.get_extra_info("socket"), self._patience / 3)
         silent, clean = 0.0, False
         try:
-            writer.write(greeting(Tied(held.line.received, await self._weaver()).message()))
+            writer.write(answer_of(exchange, Tied("", held.line.received, await self._weaver())))
             held.line.connected(tie.received)
             held.flush()
             while data := await reader.read(_READ):
@@ -243,11 +244,8 @@ class LifelineServer:
             self._forget(held)
 
 
-async def _read_tie(reader: asyncio.StreamReader) -> Tie:
+async def _read_greeting(reader: asyncio.StreamReader) -> bytes:
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if length > MAX_GREETING:
         raise ProtocolMismatch(f"a greeting of {length} bytes is over the limit of {MAX_GREETING}")
-    message = read_greeting(await reader.readexactly(length))
-    if message.kind != Kind.TIE:
-        raise ProtocolMismatch(f"a process begins with TIE, not with message {message.kind}")
-    return Tie.from_body(message.body)
+    return await reader.readexactly(length)

@@ -20,16 +20,9 @@ import msgpack
 import loom
 import loom_gateway
 from loom.errors import ProtocolMismatch
-from loom.wire.bodies import Tied
-from loom.wire.messages import Kind
-from loom_gateway.driver.lifeline.agent import Setup, tie
-from loom_gateway.driver.lifeline.line import (
-    MAX_GREETING,
-    FrameSplitter,
-    LifelineAddress,
-    greeting,
-    read_greeting,
-)
+from loom.wire.bodies import Untied
+from loom_gateway.driver.lifeline.agent import Setup, introduction
+from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.lifeline.silence import REFUSED_FOR, RETRY
 
 CONNECT_TIMEOUT = 10.0  # seconds that the driver has to answer one greeting of a new process
@@ -118,15 +111,13 @@ class Lifeline:
     def _greet(self, setup: Setup, again: bool) -> socket.socket:
         driver = socket.create_connection((setup.host, setup.port), CONNECT_TIMEOUT)
         try:
-            driver.sendall(greeting(tie(setup, again)))
-            splitter = FrameSplitter(MAX_GREETING)
+            introduced = introduction(setup, again)
             # One byte at a time: what follows the answer is the agent's.
-            while (frame := next(splitter.feed(driver.recv(1) or _closed()), None)) is None:
-                pass
-            message = read_greeting(frame)
-            if message.kind == Kind.UNTIED:
+            while introduced.answer is None:
+                driver.sendall(introduced.feed(driver.recv(1) or _closed()))
+            if isinstance(introduced.answer, Untied):
                 raise DriverGone
-            self.weaver = Tied.from_body(message.body).weaver
+            self.weaver = introduced.answer.weaver
             return driver
         except BaseException:
             driver.close()

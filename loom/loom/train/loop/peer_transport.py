@@ -7,9 +7,7 @@ and unpickles whatever it gets.
 
 from __future__ import annotations
 
-import hmac
 import http.client
-import secrets
 import socket
 import threading
 import warnings
@@ -25,16 +23,16 @@ from torch.utils._pytree import tree_map
 from torchft.checkpointing._rwlock import RWLock
 from torchft.checkpointing.transport import CheckpointTransport
 
-from loom.errors import AuthenticationError, ConnectionLost
+from loom.errors import AuthenticationError, ConnectionLost, ProtocolMismatch
 from loom.process.listen import bracketed
+from loom.proof.exchange import Purpose
+from loom.proof.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, ask, proof_of_answer
 
 # torch warns that the state of a peer is read-only, but nothing writes to it.
 warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
 
 CONNECTIONS = 256
 """Requests at once; further ones are closed."""
-
-NONCE, PROOF = "X-Loom-Nonce", "X-Loom-Proof"
 
 
 class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
@@ -47,7 +45,8 @@ class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
     """
 
     def __init__(self, own_address: str, key: str, timeout: float) -> None:
-        self._key = key.encode()
+        self._key = key
+        self._challenges = Challenges(Purpose.PEER)
         self._step = -1
         self._state: dict[str, Any] = {}
         self._lock = RWLock(timeout=timeout)  # held for writing except while the state may be read
@@ -85,19 +84,18 @@ class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
             ConnectionLost: it refuses.
         """
         url = urlsplit(f"{metadata}{step}")
-        nonce = secrets.token_hex(16)
         connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=timeout.total_seconds())
+        stranger = f"what answers at {url.netloc} is no process of this job: it lacks the key"
         try:
-            headers = {NONCE: nonce, PROOF: self._proof("ask", nonce, url.netloc, url.path)}
-            connection.request("GET", url.path, headers=headers)
-            answer = connection.getresponse()
-            if not self._proves(answer.headers.get(PROOF, ""), "answer", nonce, url.netloc, url.path):
-                raise AuthenticationError(
-                    f"what answers at {url.netloc} is no process of this job: it lacks the key"
-                )
+            asked = ask(connection, Purpose.PEER, self._key, "GET", url.path)
+            if not asked.proves():
+                raise AuthenticationError(stranger)
+            answer = asked.response
             if answer.status != 200:
                 raise ConnectionLost(f"the process at {url.netloc} does not give its state: {answer.reason}")
             state: Any = _streaming_load(answer, weights_only=True)
+        except ProtocolMismatch as error:
+            raise AuthenticationError(f"{stranger}, and {error}") from error
         finally:
             connection.close()
         return dict(state)
@@ -110,29 +108,22 @@ class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
             ending.join()
 
     def _serve(self, request: BaseHTTPRequestHandler) -> None:
-        nonce, host, path = request.headers.get(NONCE, ""), request.headers.get("Host", ""), request.path
-        # The host is part of the proof: what a process sends to one address is worth nothing at another.
-        ours = self._url.startswith(f"http://{host}/checkpoint/")
-        if not (ours and nonce and self._proves(request.headers.get(PROOF, ""), "ask", nonce, host, path)):
-            request.send_error(403, "only for processes of this job")
-            return
-        proof = self._proof("answer", nonce, host, path)
-        with self._lock.r_lock():
-            if path != f"/checkpoint/{self._step}":
-                request.send_response(404, f"it has the state of step {self._step}")
-                request.send_header(PROOF, proof)
-                request.end_headers()
-                return
-            request.send_response(200)
-            request.send_header(PROOF, proof)
+        host, path = request.headers.get("Host", ""), request.path
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        exchange = self._challenges.check(self._key, headers, "GET", host, path)
+        if exchange is None or not self._url.startswith(f"http://{host}/checkpoint/"):
+            request.send_response(403, "only for processes of this job")
+            request.send_header(CHALLENGE_HEADER, self._challenges.new())
             request.end_headers()
-            _streaming_save(self._state, request.wfile)
-
-    def _proof(self, *said: str) -> str:
-        return hmac.new(self._key, "\n".join(said).encode(), "sha256").hexdigest()
-
-    def _proves(self, shown: str, *said: str) -> bool:
-        return hmac.compare_digest(shown.encode(), self._proof(*said).encode())
+            return
+        with self._lock.r_lock():
+            there = path == f"/checkpoint/{self._step}"
+            status = 200 if there else 404
+            request.send_response(status, None if there else f"it has the state of step {self._step}")
+            request.send_header(PROOF_HEADER, proof_of_answer(exchange, status))
+            request.end_headers()
+            if there:
+                _streaming_save(self._state, request.wfile)
 
 
 class _Server(ThreadingHTTPServer):

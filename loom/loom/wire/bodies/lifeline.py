@@ -8,6 +8,7 @@ from loom.wire.bodies.base import Body, Id
 from loom.wire.messages import Kind
 
 __all__ = [
+    "Challenge",
     "FlushOutput",
     "LineHeld",
     "OutputFlushed",
@@ -21,11 +22,21 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Tie(Body, kind=Kind.TIE):
-    """Greet the driver on a connection. Outside the numbered stream, as are `Tied` and `Untied`."""
+class Challenge(Body, kind=Kind.CHALLENGE):
+    """Ask who connects for a proof. From the driver; outside the numbered stream, as the next three."""
 
-    key: str
-    """The driver's secret."""
+    nonce: str
+    """The driver's part of what the proofs are over; see `loom.proof.exchange`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tie(Body, kind=Kind.TIE):
+    """Answer the driver's challenge."""
+
+    nonce: str
+    """The process's part of what the proofs are over."""
+    proof: str
+    """That the process's end knows the driver's key, and says the rest."""
     name: str
     """A name that the process's end has chosen at random, by which its later connections resume the line."""
     procs: Id
@@ -36,20 +47,38 @@ class Tie(Body, kind=Kind.TIE):
     received: int
     """Number of the last frame that this end has received."""
 
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What the proof is for."""
+        return self.name, *map(str, (self.procs, self.rank, self.again, self.received))
+
 
 @dataclass(frozen=True, slots=True)
 class Tied(Body, kind=Kind.TIED):
     """Accept the process's end. From the driver."""
 
+    proof: str
     received: int
     """Number of the last frame that the driver has received."""
     weaver: str
     """The weaver's address, perhaps empty."""
 
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What the proof is for."""
+        return "tied", str(self.received), self.weaver
+
 
 @dataclass(frozen=True, slots=True)
 class Untied(Body, kind=Kind.UNTIED):
     """Refuse the process's end: the session has given up the process, which ends at once. From the driver."""
+
+    proof: str
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What the proof is for."""
+        return ("untied",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,10 @@ from torch.distributed import TCPStore
 from torch.distributed._serialization import _streaming_save
 
 import loom
+from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
+from loom.proof.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER, Answer
 from loom.train.loop.network import open_store
-from loom.train.loop.peer_transport import NONCE, PROOF, PeerTransport
+from loom.train.loop.peer_transport import PeerTransport
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 
@@ -48,14 +50,25 @@ def port_of(transport: PeerTransport) -> int:
     return int(transport.metadata().split(":")[2].split("/")[0])
 
 
-def get(port: int, path: str = "/checkpoint/7", **headers: str) -> tuple[int, bytes]:
+def get(port: int, path: str = "/checkpoint/7", **headers: str) -> tuple[int, bytes, str]:
+    """Status, body and challenge."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
-        connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        return answer.status, answer.read(), answer.headers.get(CHALLENGE_HEADER, "")
     finally:
         connection.close()
+
+
+def proven(port: int, key: str = "the job's key") -> dict[str, str]:
+    """What a request for the state has whose sender knows a key."""
+    exchange = Exchange(Purpose.PEER, key, new_nonce(), get(port)[2])
+    return {
+        CHALLENGE_HEADER: exchange.answering,
+        NONCE_HEADER: exchange.asking,
+        PROOF_HEADER: exchange.proof(Side.ASKS, "GET", f"127.0.0.1:{port}", "/checkpoint/7"),
+    }
 
 
 def test_a_process_of_the_job_gets_the_state(giver: PeerTransport, taker: PeerTransport) -> None:
@@ -67,10 +80,22 @@ def test_a_process_of_the_job_gets_the_state(giver: PeerTransport, taker: PeerTr
 
 
 def test_who_does_not_know_the_key_gets_nothing(giver: PeerTransport) -> None:
-    for headers in ({}, {NONCE: "n", PROOF: "wrong"}, {PROOF: ""}):
-        status, body = get(port_of(giver), **headers)
+    port = port_of(giver)
+    good = proven(port)
+    wrong: list[dict[str, str]] = [
+        {},
+        proven(port, "another key"),
+        {**proven(port), PROOF_HEADER: ""},
+        {**proven(port), NONCE_HEADER: ""},
+        {name: said for name, said in proven(port).items() if name != CHALLENGE_HEADER},
+        {**proven(port), CHALLENGE_HEADER: new_nonce()},
+    ]
+    for headers in wrong:
+        status, body, _ = get(port, **headers)
         assert status == 403
         assert b"weight" not in body
+    assert get(port, **good)[0] == 200
+    assert get(port, **good)[0] == 403  # it was overheard
 
 
 def test_another_jobs_process_gets_nothing_and_is_told_nothing(giver: PeerTransport) -> None:
@@ -98,7 +123,8 @@ class Attacker:
             def do_GET(self) -> None:
                 attacker.asked.append(dict(self.headers))
                 self.send_response(200)
-                self.send_header(PROOF, proof or self.headers[PROOF])
+                self.send_header(CHALLENGE_HEADER, self.headers.get(NONCE_HEADER) or new_nonce())
+                self.send_header(PROOF_HEADER, proof or self.headers.get(PROOF_HEADER, ""))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -131,11 +157,13 @@ def test_an_answer_without_the_key_is_not_read(taker: PeerTransport, giver: Peer
         attacker.close()
 
     assert not (tmp_path / "ran").exists()
-    (asked,) = attacker.asked
-    assert "the job's key" not in str(asked)
+    _, asked = attacker.asked
+    assert "the job's key" not in str(attacker.asked)
     # What it was shown opens no other process's state.
-    status, _ = get(port_of(giver), **{NONCE: asked[NONCE], PROOF: asked[PROOF]})
-    assert status == 403
+    shown = {name: asked[name] for name in (NONCE_HEADER, PROOF_HEADER)}
+    port = port_of(giver)
+    assert get(port, **shown, **{CHALLENGE_HEADER: get(port)[2]})[0] == 403
+    assert get(port, **shown, **{CHALLENGE_HEADER: asked[CHALLENGE_HEADER]})[0] == 403
 
 
 def test_a_state_cannot_run_code(taker: PeerTransport, tmp_path: Path) -> None:
@@ -200,13 +228,15 @@ def test_garbage_does_not_end_the_transport(giver: PeerTransport, taker: PeerTra
     assert taker.recv_checkpoint(0, giver.metadata(), 7, TIMEOUT)["torchft"] == {"step": 7}
 
 
-def test_what_the_stand_in_attacker_sends_would_be_read_with_the_key(taker: PeerTransport, tmp_path: Path) -> None:
+def test_what_the_stand_in_attacker_sends_would_be_read_with_the_key(
+    taker: PeerTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The refusal above is for the key, and not for a mistake of the attacker's."""
     path = tmp_path / "state"
     with path.open("wb") as file:
         _streaming_save({"user": {}}, file)
     attacker = Attacker(path.read_bytes())
-    taker._proves = lambda *_: True  # type: ignore[method-assign]
+    monkeypatch.setattr(Answer, "proves", lambda _: True)
     try:
         assert taker.recv_checkpoint(0, attacker.url, 7, TIMEOUT) == {"user": {}}
     finally:

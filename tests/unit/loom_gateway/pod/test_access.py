@@ -8,7 +8,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,17 +20,11 @@ import uvicorn
 
 from loom.errors import LoomError, PodUnreachable
 from loom.process.listen import listen
+from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
+from loom.proof.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER
 from loom_gateway.pod import app as keeper_app
 from loom_gateway.pod.app import MAX_BODY, KeeperProtocol, create_app
-from loom_gateway.pod.peers import (
-    CONFIGURE,
-    NONCE_HEADER,
-    PROOF_HEADER,
-    ask_pod,
-    make_pod_key,
-    pod_key,
-    proof_of_request,
-)
+from loom_gateway.pod.peers import CONFIGURE, ask_pod, make_pod_key, pod_key
 from loom_gateway.pod.settings import MeshPods, PodSettings
 
 BASE = PodSettings("workers", (MeshPods("workers", "w", 2),), "the job's key")
@@ -75,17 +69,31 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 
 def send(keeper: Keeper, method: str, path: str, body: bytes = b"", **headers: str) -> int:
+    return answer_to(keeper, method, path, body, headers)[0]
+
+
+def answer_to(
+    keeper: Keeper, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = {}
+) -> tuple[int, str]:
+    """The status, and the challenge."""
     connection = http.client.HTTPConnection("127.0.0.1", keeper.settings.keeper_port, timeout=20)
     try:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        return connection.getresponse().status
+        connection.request(method, path, body, dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get(CHALLENGE_HEADER, "")
     finally:
         connection.close()
 
 
-def proven(keeper: Keeper, key: str, method: str, path: str) -> dict[str, str]:
-    host = f"127.0.0.1:{keeper.settings.keeper_port}"
-    return {NONCE_HEADER: "n", PROOF_HEADER: proof_of_request(key, "n", method, path, host)}
+def proven(keeper: Keeper, key: str, method: str, path: str, host: str = "") -> dict[str, str]:
+    """What a request has whose sender knows a key, after a challenge."""
+    exchange = Exchange(Purpose.POD, key, new_nonce(), answer_to(keeper, method, path)[1])
+    host = host or f"127.0.0.1:{keeper.settings.keeper_port}"
+    return {
+        CHALLENGE_HEADER: exchange.answering,
+        NONCE_HEADER: exchange.asking,
+        PROOF_HEADER: exchange.proof(Side.ASKS, method, host, path),
+    }
 
 
 def test_a_keeper_of_the_job_is_answered(keeper: Keeper) -> None:
@@ -114,12 +122,20 @@ def test_who_does_not_know_the_key_is_refused_whatever_it_asks(keeper: Keeper, m
 
 
 def test_a_request_for_another_pod_is_worth_nothing_here(keeper: Keeper) -> None:
-    stolen = proof_of_request(keeper.settings.token_sha256, "n", "POST", "/shutdown", "10.0.0.7:26599")
+    stolen = proven(keeper, keeper.settings.token_sha256, "POST", "/shutdown", host="10.0.0.7:26599")
 
-    status = send(keeper, "POST", "/shutdown", Host="10.0.0.7:26599", **{NONCE_HEADER: "n", PROOF_HEADER: stolen})
-
-    assert status == 403
+    assert send(keeper, "POST", "/shutdown", Host="10.0.0.7:26599", **stolen) == 403
     assert keeper.told == []
+
+
+def test_a_request_that_is_sent_again_is_refused(keeper: Keeper) -> None:
+    overheard = proven(keeper, keeper.settings.token_sha256, "POST", "/restart_worker")
+
+    assert send(keeper, "POST", "/restart_worker", **overheard) == 200
+    assert send(keeper, "POST", "/restart_worker", **overheard) == 403
+    with_a_new_challenge = {**overheard, CHALLENGE_HEADER: answer_to(keeper, "POST", "/restart_worker")[1]}
+    assert send(keeper, "POST", "/restart_worker", **with_a_new_challenge) == 403
+    assert keeper.told == ["restart"]
 
 
 def test_new_settings_need_the_pods_own_key(keeper: Keeper, tmp_path: Path) -> None:
@@ -151,11 +167,11 @@ def test_settings_that_make_no_sense_are_an_error(keeper: Keeper, tmp_path: Path
 
 
 def test_a_large_body_is_not_read(keeper: Keeper, tmp_path: Path) -> None:
-    host = f"127.0.0.1:{keeper.settings.keeper_port}"
-    with_key = {NONCE_HEADER: "n", PROOF_HEADER: proof_of_request(pod_key(tmp_path), "n", "POST", CONFIGURE, host)}
+    def with_key() -> dict[str, str]:
+        return proven(keeper, pod_key(tmp_path), "POST", CONFIGURE)
 
-    assert announces(keeper, with_key, f"content-length: {MAX_BODY + 1}") == 413
-    assert announces(keeper, with_key, "transfer-encoding: chunked") == 411
+    assert announces(keeper, with_key(), f"content-length: {MAX_BODY + 1}") == 413
+    assert announces(keeper, with_key(), "transfer-encoding: chunked") == 411
     assert announces(keeper, {}, "content-length: 99999999999") == 403
 
 
@@ -192,9 +208,12 @@ def test_a_connection_without_a_request_is_closed(keeper: Keeper, monkeypatch: p
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda _: ({}, b'{"gateway": true}'),
-        lambda asked: ({PROOF_HEADER: asked[PROOF_HEADER]}, b'{"gateway": true}'),
-        lambda _: ({}, b"{" * 100_000),
+        lambda _: ({CHALLENGE_HEADER: new_nonce()}, b'{"gateway": true}'),
+        lambda asked: (
+            {CHALLENGE_HEADER: asked.get(NONCE_HEADER) or new_nonce(), PROOF_HEADER: asked.get(PROOF_HEADER, "")},
+            b'{"gateway": true}',
+        ),
+        lambda _: ({CHALLENGE_HEADER: new_nonce()}, b"{" * 100_000),
     ],
 )
 def test_what_is_no_keeper_is_not_believed(answer: Callable[[Any], tuple[dict[str, str], bytes]]) -> None:
@@ -221,4 +240,33 @@ def test_what_is_no_keeper_is_not_believed(answer: Callable[[Any], tuple[dict[st
     finally:
         server.shutdown()
         server.server_close()
-    assert BASE.token_sha256 not in seen[0]
+    assert len(seen) == 2
+    assert BASE.token_sha256 not in "".join(seen)
+
+
+@pytest.mark.parametrize(
+    ("challenge", "why"),
+    [("", "it is no Loom, or another version"), (f"2-{'0' * 64}", "by version 2 of the proof"), ("1-0", "no Loom")],
+)
+def test_a_keeper_without_a_challenge_of_this_version_gets_no_proof(challenge: str, why: str) -> None:
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(str(self.headers).lower())
+            self.send_response(403)
+            self.send_header(CHALLENGE_HEADER, challenge)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        with pytest.raises(PodUnreachable, match=why):
+            ask_pod(replace(BASE, keeper_port=server.server_port), "127.0.0.1", "GET", "/pod")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert PROOF_HEADER not in "".join(seen)

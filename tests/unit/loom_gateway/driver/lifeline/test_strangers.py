@@ -5,20 +5,39 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from loom.wire.bodies import ProcessEnded, Tie
+from loom.errors import ProtocolMismatch
+from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
+from loom.wire.bodies import Challenge, ProcessEnded, Tie, Tied, Untied
 from loom.wire.frames import encode_frame
 from loom.wire.lane import LENGTH, behind_length
-from loom.wire.messages import Message
+from loom.wire.messages import Kind, Message
 from loom_gateway.driver.lifeline import server as lifelines
-from loom_gateway.driver.lifeline.line import greeting
+from loom_gateway.driver.lifeline.introduction import Introduction, answer_of, tie_of
+from loom_gateway.driver.lifeline.line import greeting, read_greeting
 from tests.unit.loom_gateway.driver.lifeline.processes import BOUND, Driver, Process
 
 
 async def connect(driver: Driver) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", driver.server.address.port)
+
+
+async def message_of(reader: asyncio.StreamReader) -> Message:
+    """What the driver says before anything is numbered."""
+    (length,) = LENGTH.unpack(await asyncio.wait_for(reader.readexactly(LENGTH.size), BOUND))
+    return read_greeting(await asyncio.wait_for(reader.readexactly(length), BOUND))
+
+
+async def challenged(driver: Driver) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+    """A connection, and the driver's challenge."""
+    reader, writer = await connect(driver)
+    message = await message_of(reader)
+    assert message.kind == Kind.CHALLENGE
+    return reader, writer, Challenge.from_body(message.body).nonce
 
 
 async def is_cut_off(reader: asyncio.StreamReader) -> bool:
@@ -29,8 +48,11 @@ async def is_cut_off(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-def tie(key: str, again: bool = False, procs: int = 7) -> Message:
-    return Tie(key, "a name", procs, 0, again, 0).message()
+def tie(key: str, challenge: str, again: bool = False, procs: int = 7, side: Side = Side.ASKS) -> Tie:
+    """What a process says on a connection who knows a key."""
+    exchange = Exchange(Purpose.LIFELINE, key, new_nonce(), challenge)
+    unproven = Tie(exchange.asking, "", "a name", procs, 0, again, 0)
+    return replace(unproven, proof=exchange.proof(side, *unproven.said))
 
 
 ENDED = behind_length(encode_frame(1, 0, [ProcessEnded().message()]))
@@ -44,9 +66,6 @@ ENDED = behind_length(encode_frame(1, 0, [ProcessEnded().message()]))
         LENGTH.pack(0xFFFFFFFF),
         LENGTH.pack(4097),
         LENGTH.pack(8) + b"\0" * 8,
-        greeting(tie("another key")) + ENDED,
-        greeting(tie("")) + ENDED,
-        greeting(tie("schlüssel")) + ENDED,
         greeting(ProcessEnded().message()),
         ENDED,
     ],
@@ -56,7 +75,7 @@ async def test_what_a_stranger_says_is_not_believed(said: bytes) -> None:
         with Process(driver.server.address) as process:
             process.tell("print before")
             await driver.until(lambda: (7, 0) in driver.printed)
-            reader, writer = await connect(driver)
+            reader, writer, _ = await challenged(driver)
             writer.write(said)
             assert await is_cut_off(reader)
             writer.close()
@@ -66,11 +85,86 @@ async def test_what_a_stranger_says_is_not_believed(said: bytes) -> None:
             assert driver.started == [(7, 0)]
 
 
+WRONG: list[Callable[[str, str], Tie]] = [
+    lambda key, challenge: tie("another key", challenge),
+    lambda key, challenge: tie("", challenge),
+    lambda key, challenge: tie("schlüssel", challenge),
+    lambda key, challenge: tie(key, new_nonce()),
+    lambda key, challenge: tie(key, challenge, side=Side.ANSWERS),
+    lambda key, challenge: replace(tie(key, challenge), nonce=challenge),
+    lambda key, challenge: replace(tie(key, challenge), nonce=f"2-{'0' * 64}"),
+    lambda key, challenge: replace(tie(key, challenge), procs=8),
+    lambda key, challenge: replace(tie(key, challenge), again=True),
+    lambda key, challenge: replace(tie(key, challenge), proof=tie(key, challenge).proof[:-1]),
+    lambda key, challenge: replace(tie(key, challenge), proof=tie(key, challenge).proof + "0"),
+    lambda key, challenge: replace(tie(key, challenge), proof="0" * 4000),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_who_does_not_prove_to_know_the_key_is_not_believed(wrong: Callable[[str, str], Tie]) -> None:
+    async with Driver() as driver:
+        reader, writer, challenge = await challenged(driver)
+        writer.write(greeting(wrong(driver.server.address.key, challenge).message()) + ENDED)
+        assert await is_cut_off(reader)
+        writer.close()
+        assert driver.started == driver.gone == []
+
+
+async def test_what_was_overheard_on_one_connection_opens_no_other() -> None:
+    async with Driver() as driver:
+        _, first, challenge = await challenged(driver)
+        reader, second, _ = await challenged(driver)
+        overheard = greeting(tie(driver.server.address.key, challenge).message())
+        first.write(overheard)
+        await driver.until(lambda: driver.started == [(7, 0)])
+        second.write(overheard)
+        assert await is_cut_off(reader)
+        first.close()
+        second.close()
+
+
+def introduced(key: str = "a key") -> tuple[Introduction, Exchange]:
+    """A process's end that awaits the driver's answer, and the driver's exchange."""
+    introduction, challenge = Introduction("a key", Tie("", "", "a name", 7, 0, False, 0)), new_nonce()
+    said = introduction.feed(greeting(Challenge(challenge).message()))
+    return introduction, replace(tie_of(said[LENGTH.size :], "a key", challenge)[1], key=key)
+
+
+def test_a_process_believes_the_answer_of_its_driver_and_leaves_what_follows() -> None:
+    introduction, exchange = introduced()
+    for byte in answer_of(exchange, Tied("", 3, "weaver")) + b"rest":
+        if introduction.answer is None:
+            assert introduction.feed(bytes([byte])) == b""
+    assert isinstance(introduction.answer, Tied)
+    assert introduction.answer.weaver == "weaver"
+
+
+@pytest.mark.parametrize("answer", [Tied("", 3, "weaver"), Untied("")])
+def test_a_process_does_not_believe_who_has_taken_its_drivers_port(answer: Tied | Untied) -> None:
+    own, exchange = introduced()
+    for wrong in (
+        answer_of(introduced("another key")[1], answer),
+        answer_of(introduced()[1], answer),  # of another connection
+        greeting(answer.message()),
+        greeting(replace(answer, proof=exchange.proof(Side.ASKS, *answer.said)).message()),
+        greeting(tie("a key", new_nonce()).message()),
+    ):
+        with pytest.raises(ProtocolMismatch):
+            own.feed(wrong)
+        assert own.answer is None
+
+    with pytest.raises(ProtocolMismatch, match="no Loom, or another version"):
+        Introduction("a key", Tie("", "", "", 7, 0, False, 0)).feed(greeting(Challenge("x").message()))
+    with pytest.raises(ProtocolMismatch, match="begins with CHALLENGE"):
+        Introduction("a key", Tie("", "", "", 7, 0, False, 0)).feed(answer_of(exchange, answer))
+
+
 async def test_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifelines, "STRANGER_TIMEOUT", 0.05)
     async with Driver() as driver:
-        reader, writer = await connect(driver)
-        writer.write(greeting(tie(driver.server.address.key))[:-1])
+        reader, writer, challenge = await challenged(driver)
+        writer.write(greeting(tie(driver.server.address.key, challenge).message())[:-1])
         assert await is_cut_off(reader)
         writer.close()
         assert driver.started == []
@@ -83,17 +177,18 @@ async def test_a_crowd_of_strangers_keeps_no_process_out(monkeypatch: pytest.Mon
         with Process(driver.server.address) as process:
             process.tell("print here")
             await driver.until(lambda: driver.printed.get((7, 0)) == b"here\n")
-        assert all([await is_cut_off(reader) for reader, _ in crowd[:30]])
+        for reader, _ in crowd[:30]:
+            assert (await message_of(reader)).kind == Kind.CHALLENGE
+            assert await is_cut_off(reader)
         for _, writer in crowd:
             writer.close()
 
 
 async def test_a_process_that_the_driver_has_never_seen_cannot_come_back() -> None:
     async with Driver() as driver:
-        reader, writer = await connect(driver)
-        writer.write(greeting(tie(driver.server.address.key, again=True)))
-        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-        assert lifelines.read_greeting(await reader.readexactly(length)).kind == lifelines.Kind.UNTIED
+        reader, writer, challenge = await challenged(driver)
+        writer.write(greeting(tie(driver.server.address.key, challenge, again=True).message()))
+        assert (await message_of(reader)).kind == Kind.UNTIED
         writer.close()
         assert driver.started == []
 
@@ -109,9 +204,9 @@ async def test_a_process_that_ends_before_its_agent_holds_the_line_is_given_up_s
     monkeypatch.setattr(lifelines, "START_GRACE", 0.05)
     async with Driver(patience=10 * BOUND) as driver:
         for procs, end in ((7, asyncio.StreamWriter.close), (8, reset)):
-            reader, writer = await connect(driver)
-            writer.write(greeting(tie(driver.server.address.key, procs=procs)))
-            await reader.readexactly(LENGTH.size)
+            reader, writer, challenge = await challenged(driver)
+            writer.write(greeting(tie(driver.server.address.key, challenge, procs=procs).message()))
+            await message_of(reader)
             end(writer)
         await driver.until(lambda: driver.gone)
         assert driver.gone == [(7, 0)]  # a reset may be the network's, and the agent has the whole patience
@@ -122,8 +217,9 @@ async def test_garbage_after_the_key_breaks_the_connection_and_nothing_else() ->
         with Process(driver.server.address) as process:
             process.tell("print before")
             await driver.until(lambda: (7, 0) in driver.printed)
-            reader, writer = await connect(driver)
-            writer.write(greeting(tie(driver.server.address.key, procs=8)) + LENGTH.pack(0xFFFFFFFF))
+            reader, writer, challenge = await challenged(driver)
+            known = greeting(tie(driver.server.address.key, challenge, procs=8).message())
+            writer.write(known + LENGTH.pack(0xFFFFFFFF))
             await asyncio.wait_for(reader.read(), BOUND)
             writer.close()
             process.tell("print after")

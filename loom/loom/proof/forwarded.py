@@ -9,22 +9,19 @@ that nobody can pass the challenge on to the gateway.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import http.client
 import json
 import os
-import secrets
 import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from loom.errors import LoomError, NotAGateway, error_for_code
+from loom.errors import LoomError, NotAGateway, ProtocolMismatch, error_for_code
+from loom.proof.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.token_file import digest
 
 PROOF_PATH = "/api/v1/proof"
-
-CHALLENGE_BYTES = 32
 
 _forwarded: set[int] = set()
 """Ports of this machine that `kubectl` has forwarded for this process; for good, as old URLs may still be used."""
@@ -45,9 +42,10 @@ def key_id(token_digest: str) -> str:
     return hashlib.sha256(b"loom key id " + token_digest.encode()).hexdigest()[:32]
 
 
-def proof_of(token_digest: str, challenge: str) -> str:
-    """Return the answer to a challenge."""
-    return hmac.new(token_digest.encode(), b"loom gateway proof " + challenge.encode(), "sha256").hexdigest()
+def gateway_proof(token_digest: str, challenge: str) -> dict[str, str]:
+    """Return the gateway's answer to a client's challenge: its own ``nonce``, and the ``proof``."""
+    exchange = Exchange(Purpose.GATEWAY, token_digest, challenge, new_nonce())
+    return {"nonce": exchange.answering, "proof": exchange.proof(Side.ANSWERS)}
 
 
 def check_proof(sock: socket.socket, url: str, token: str | None) -> None:
@@ -71,7 +69,7 @@ def check_proof(sock: socket.socket, url: str, token: str | None) -> None:
         if owner is None:
             raise _unproven(url, "no gateway knows an OpenID token before it sees it: use `loom token create`")
         return
-    challenge = secrets.token_hex(CHALLENGE_BYTES)
+    challenge = new_nonce()
     shown = digest(token)
     path = _prefix(parts.path) + PROOF_PATH + "?" + urlencode({"key": key_id(shown), "challenge": challenge})
     connection = http.client.HTTPConnection(str(parts.hostname), parts.port)
@@ -84,7 +82,11 @@ def check_proof(sock: socket.socket, url: str, token: str | None) -> None:
         raise _unproven(url, f"it does not answer a challenge: {error or type(error).__name__}") from error
     if (refusal := error_in(answer)) is not None:
         raise refusal
-    if not hmac.compare_digest(str(answer.get("proof")).encode(), proof_of(shown, challenge).encode()):
+    try:
+        exchange = Exchange(Purpose.GATEWAY, shown, challenge, checked_nonce(str(answer.get("nonce"))))
+    except ProtocolMismatch as error:
+        raise _unproven(url, str(error)) from error
+    if not exchange.proves(str(answer.get("proof")), Side.ANSWERS):
         raise _unproven(url, "it gives no right answer to a challenge")
     if connection.sock is None:
         raise ConnectionError("the gateway closed the connection after its proof")
