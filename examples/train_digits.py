@@ -22,8 +22,13 @@ class Trainer(Actor):
         """On rank 0 only: open the store where the processes find each other, on a free port."""
         from torch.distributed import TCPStore  # imported where it runs
 
-        self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        return socket.gethostbyname(socket.gethostname()), self.store.port
+        host = socket.gethostbyname(socket.gethostname())
+        listener = socket.create_server((host, 0))  # torch's own would listen on every address
+        port = listener.getsockname()[1]
+        self.store = TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return host, port
 
     @endpoint
     def setup(self, address):

@@ -30,9 +30,13 @@ class DigitsActor(Actor):
         """Open the store where the ranks find each other, on a free port; only rank 0 is asked to."""
         from torch.distributed import TCPStore
 
-        # It listens on all interfaces; "localhost" is only this rank's own way to it.
-        self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        return socket.gethostbyname(socket.gethostname()), self.store.port
+        host = socket.gethostbyname(socket.gethostname())
+        listener = socket.create_server((host, 0))  # torch's own would listen on every address
+        port: int = listener.getsockname()[1]
+        self.store = TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return host, port
 
     @endpoint
     def setup(self, rendezvous: tuple[str, int]) -> None:
