@@ -114,7 +114,7 @@ def _report(
     log = Console(stderr=True)
     with log.status("starting") as status:
         try:
-            findings = measure(status.update)
+            findings = measure(status.update if log.is_terminal else log.print)
         except CallerError as error:
             log.print(f"error: {error}", style="red", highlight=False, markup=False)
             raise typer.Exit(1) from error
@@ -208,15 +208,19 @@ def measure_doors(
 
 @app.command("siege")
 def measure_siege(
+    rounds: Rounds = siege.SiegePlan.rounds,
     connections: Annotated[int, typer.Option(min=1, max=10_000, help="Connections without a token.")] = 2000,
     sessions: Annotated[int, typer.Option(min=1, max=64, help="Sessions that make calls.")] = 8,
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each measurement takes.")] = 5.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=60, help="How long each measurement takes.")
+    ] = siege.SiegePlan.seconds,
+    kind: Annotated[list[str] | None, typer.Option(help="Only this kind of connection; may be repeated.")] = None,
     as_json: Json = False,
     check: Check = False,
     write: Write = None,
 ) -> None:
     """Calls of sessions beside thousands of connections that show no token, and without these."""
-    plan = siege.SiegePlan(connections, sessions, seconds)
+    plan = siege.SiegePlan(rounds, connections, sessions, seconds, kinds=tuple(kind or siege.SiegePlan.kinds))
     _report(lambda say: siege.measure(plan, _command(), say), as_json, check, write)
 
 

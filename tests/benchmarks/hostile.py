@@ -16,7 +16,10 @@ from urllib.parse import urlsplit
 __all__ = ["KINDS", "Hostile"]
 
 AGAIN = 5.0
-"""Seconds after which a connection that the gateway has closed is made again."""
+"""Seconds after which a connection that the gateway has closed is made again.
+
+The first time it is after a part of them, so that the connections come again at an even pace.
+"""
 
 DRIP = 1.0
 """Seconds between two bytes of what is sent slowly."""
@@ -85,6 +88,7 @@ class Hostile:
 
     async def _hold(self, request: bytes, number: int, gate: asyncio.Semaphore, made: asyncio.Event) -> None:
         host = f"127.0.0.{number % self._hosts + 1}"
+        again = AGAIN * (number + 1) / self._count
         while True:
             with contextlib.suppress(OSError):
                 async with gate:
@@ -99,7 +103,8 @@ class Hostile:
                 finally:
                     writer.transport.abort()
             made.set()  # the gateway was faster
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(again)
+            again = AGAIN
 
 
 async def main(url: str, count: int, hosts: int) -> None:
