@@ -13,7 +13,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -28,7 +29,13 @@ ADMIN = "admin"
 OPENID_PREFIX = "oidc:"
 """Begins the names of users whose tokens an OpenID issuer signs. No token of the file has such a name."""
 
+MAX_NAME = 100
+"""Characters of the name of a user, or of a token."""
+
 _VERSION = 1
+
+_ALPHABETS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE")
+"""Alphabets with letters that look the same."""
 
 
 def generate_token() -> str:
@@ -79,6 +86,10 @@ class Token:
         return "expired" if self.expires is not None and self.expires <= now else "valid"
 
 
+_OWN = Token("gateway", "gateway", ADMIN, "", 0.0, user=ADMIN)
+"""The record of a gateway's own token, as far as others may not look like it."""
+
+
 class TokenFile:
     """The tokens in a file. A file that does not exist has none; the first token makes it and its folder.
 
@@ -124,15 +135,15 @@ class TokenFile:
         """Make a token of a user, by default the one with its name; return its record and the token itself.
 
         It expires in ``expires_in`` seconds, or never.
+
+        Raises:
+            WrongArguments: the scope or the time makes no sense, or the user or the name looks like another's.
         """
         user = name if user is None else user
         if scope not in SCOPES:
             raise WrongArguments(f"there is no scope {scope!r}; choose one of {', '.join(SCOPES)}")
-        for what, text in (("user", user), ("name", name)):
-            if not text or not text.isprintable() or len(text) > 100:
-                raise WrongArguments(f"a token's {what} has 1 to 100 printable characters")
-            if text.startswith(OPENID_PREFIX):
-                raise WrongArguments(f"names that begin with {OPENID_PREFIX} are those of users of OpenID Connect")
+        _check_name("user", user)
+        _check_name("name", name)
         if expires_in is not None and not 0 < expires_in < float("inf"):
             raise WrongArguments(f"a token cannot expire in {expires_in:g} s")
         now = time.time()
@@ -140,6 +151,8 @@ class TokenFile:
         expires = None if expires_in is None else now + expires_in
         token = Token(secrets.token_hex(4), name, scope, digest(text), now, expires, user=user)
         with self._changing() as tokens:
+            for other in (_OWN, *tokens):
+                _check_distinct(token, other)
             tokens.append(token)
         return token, text
 
@@ -158,13 +171,25 @@ class TokenFile:
 
     def revoke(self, ident: str) -> Token:
         """Revoke a token and return its record; do nothing if it was revoked before."""
-        with self._changing() as tokens:
-            for place, token in enumerate(tokens):
-                if token.id == ident:
-                    if token.revoked is None:
-                        tokens[place] = replace(token, revoked=time.time())
-                    return tokens[place]
+        found = self._revoke(lambda token: token.id == ident)
+        if not found:
             raise UnknownToken(f"{self.path} has no token with the id {ident!r}; `loom token list` shows them")
+        return found[0]
+
+    def revoke_user(self, user: str) -> list[Token]:
+        """Revoke every token of a user, and return their records."""
+        found = self._revoke(lambda token: token.user == user)
+        if not found:
+            raise UnknownToken(f"{self.path} has no token of a user {user!r}; `loom token list` shows them")
+        return found
+
+    def _revoke(self, wanted: Callable[[Token], bool]) -> list[Token]:
+        with self._changing() as tokens:
+            now = time.time()
+            for place, token in enumerate(tokens):
+                if wanted(token) and token.revoked is None:
+                    tokens[place] = replace(token, revoked=now)
+            return [token for token in tokens if wanted(token)]
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Token]]:
@@ -194,6 +219,19 @@ class TokenFile:
         return TokenFileError(f"cannot use the token file {self.path}: {why}")
 
 
+def _check_distinct(token: Token, other: Token) -> None:
+    """Raise `WrongArguments` if a reader could take a new token for another user's."""
+    if token.user == other.user:
+        return
+    user, name = _folded(token.user), _folded(token.name)
+    if _folded(other.user) in (user, name):
+        raise WrongArguments(f"there is a user {other.user!r} already, and that is not {token.user!r}")
+    if _folded(other.name) == user:
+        raise WrongArguments(
+            f"the user {other.user!r} has a token named {other.name!r}: revoke it, or take another name"
+        )
+
+
 def _token(entry: dict[str, object]) -> Token:
     entry = {"user": entry["name"], **entry}  # a file of an older Loom has no users
     token = Token(**{field.name: entry[field.name] for field in fields(Token)})  # type: ignore[arg-type]
@@ -204,3 +242,34 @@ def _token(entry: dict[str, object]) -> Token:
     if not all(moment is None or isinstance(moment, (int, float)) for moment in times):
         raise ValueError(f"the token {token.id!r:.40} has a strange time")
     return token
+
+
+def _check_name(what: str, name: str) -> None:
+    """Raise `WrongArguments` if a token's user or name, which ``what`` says, looks like another, or like none."""
+    if not name or not name.isprintable() or len(name) > MAX_NAME:
+        raise WrongArguments(f"a token's {what} has 1 to {MAX_NAME} printable characters")
+    plain = unicodedata.normalize("NFKC", name).strip()
+    if name != plain:
+        raise WrongArguments(
+            f"{name!a} looks like {plain!r} and is another {what}: write it without blanks at its ends and "
+            f"without special forms of letters"
+        )
+    if len(_alphabets(name)) > 1:
+        raise WrongArguments(
+            f"the {what} {name!a} has letters of several alphabets ({', '.join(sorted(_alphabets(name)))}), "
+            f"which look the same"
+        )
+    if name == "*":
+        raise WrongArguments(f"'*' is no {what}: it means everyone")
+    if _folded(name).startswith(OPENID_PREFIX):
+        raise WrongArguments(f"names that begin with {OPENID_PREFIX} are those of users of OpenID Connect")
+
+
+def _folded(name: str) -> str:
+    """Return what names have in common that differ in capitals only."""
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def _alphabets(name: str) -> set[str]:
+    words = {unicodedata.name(letter, "").partition(" ")[0] for letter in name if letter.isalpha()}
+    return words.intersection(_ALPHABETS)

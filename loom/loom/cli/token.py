@@ -57,10 +57,14 @@ def create(
 
 
 @app.command("list")
-def list_tokens(tokens: File = None, as_json: Json = False) -> None:
+def list_tokens(
+    user: Annotated[str | None, typer.Option(help="Only this user's tokens.")] = None,
+    tokens: File = None,
+    as_json: Json = False,
+) -> None:
     """List the tokens: their names and scopes, not their secrets."""
     file = TokenFile(tokens or default_path())
-    known = file.read()
+    known = [token for token in file.read() if user in (None, token.user)]
     columns = ["id", "user", "name", "scope", "state", "created", "expires"]
     shown = [_shown(token) for token in known]
     rows = [
@@ -72,12 +76,18 @@ def list_tokens(tokens: File = None, as_json: Json = False) -> None:
 
 @app.command()
 def revoke(
-    ident: Annotated[str, typer.Argument(metavar="ID", help="The id that `loom token list` shows.")],
+    ident: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="The id that `loom token list` shows.", show_default=False)
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Revoke every token of this user.")] = None,
     tokens: File = None,
 ) -> None:
-    """Revoke a token. Gateways close its connections and end its sessions within seconds."""
-    token = TokenFile(tokens or default_path()).revoke(ident)
-    typer.echo(f"revoked token {token.id} ({token.name!r})")
+    """Revoke a token, or all of a user's. Gateways close its connections and end its sessions within seconds."""
+    file = TokenFile(tokens or default_path())
+    if (ident is None) == (user is None):
+        raise WrongArguments("say which token to revoke: its ID, or --user NAME for all of a user's")
+    for token in [file.revoke(ident)] if ident is not None else file.revoke_user(user or ""):
+        typer.echo(f"revoked token {token.id} ({token.name!r})")
 
 
 def _shown(token: Token) -> dict[str, Any]:

@@ -6,12 +6,15 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import loom
 from loom import Actor, endpoint
+from loom.rest import Gateway as Rest
+from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, Gateway, await_true, gateway_of
 from tests.support.openid_issuer import OpenIdIssuerProcess
@@ -34,8 +37,9 @@ def issuer() -> Iterator[OpenIdIssuerProcess]:
 
 
 @pytest.fixture
-def gateway(cluster: LocalCluster, issuer: OpenIdIssuerProcess) -> Iterator[Gateway]:
+def gateway(cluster: LocalCluster, issuer: OpenIdIssuerProcess, tmp_path: Path) -> Iterator[Gateway]:
     options = ["--oidc-audience", "loom", "--oidc-scope", "view", "--oidc-scope-claim", "roles"]
+    options += ["--tokens", str(tmp_path / "tokens.json")]
     with gateway_of(cluster, "--oidc-issuer", issuer.url, *options) as running:
         yield running
 
@@ -91,6 +95,25 @@ def test_a_user_who_signed_in_drives_as_the_claim_says(gateway: Gateway, issuer:
 
     with pytest.raises(loom.ScopeError, match=r"'oidc:bob'.* has scope view"):
         loom.connect(gateway.url, issuer.sign_in("bob"))
+
+
+def test_a_subject_that_is_the_name_of_a_user_is_another_user(
+    gateway: Gateway, issuer: OpenIdIssuerProcess, tmp_path: Path
+) -> None:
+    own = TokenFile(tmp_path / "tokens.json").create("alice", "drive")[1]
+    signed = issuer.sign_in("alice")
+
+    with loom.connect(gateway.url, own) as job, loom.connect(gateway.url, signed) as other:
+        seen = [
+            {one["name"]: one["user"] for one in Rest(gateway.url, token).sessions()} for token in (own, signed)
+        ]
+        assert seen == [{job.session: "alice"}, {other.session: "oidc:alice"}]
+        with pytest.raises(loom.UnknownSession):
+            loom.connect(gateway.url, signed, job.session, take_over=True)
+        with pytest.raises(loom.UnknownSession):
+            loom.connect(gateway.url, own, other.session, take_over=True)
+        job.share("oidc:alice")
+        loom.connect(gateway.url, signed, job.session, mode="watch").detach()
 
 
 def test_a_key_of_the_issuers_is_taken_when_it_is_new_and_known_ones_go_on_without_it(

@@ -89,11 +89,70 @@ def test_the_user_of_an_older_token_is_its_name(file: TokenFile) -> None:
     assert [token.user for token in file.read()] == ["ci"]
 
 
-@pytest.mark.parametrize("user", ["", "a\nb", "x" * 101, "oidc:ann"])
+CYRILLIC_A = "\N{CYRILLIC SMALL LETTER A}"
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        "",
+        " ",
+        "*",
+        "a\nb",
+        "x" * 101,
+        "oidc:ann",
+        "OIDC:ann",
+        "oidc\N{FULLWIDTH COLON}ann",
+        " ann",
+        "ann ",
+        "ann\N{NO-BREAK SPACE}",
+        "a\N{ZERO WIDTH JOINER}nn",
+        "an\N{COMBINING TILDE}n",
+        "\N{FULLWIDTH LATIN SMALL LETTER A}nn",
+        f"{CYRILLIC_A}nn",
+        "\udc61nn",
+    ],
+)
 def test_a_user_that_makes_no_sense_gets_no_token(file: TokenFile, user: str) -> None:
     with pytest.raises(loom.WrongArguments):
         file.create("laptop", "drive", user=user)
     assert not file.path.exists()
+
+
+@pytest.mark.parametrize("user", ["анна", "Ωμέγα", "花子", "josé", "o'neill", "ann@example.com", "x" * 100])
+def test_a_user_may_have_a_name_of_any_language(file: TokenFile, user: str) -> None:
+    file.create(user, "drive")
+    assert [token.user for token in file.read()] == [user]
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [
+        ("Ann", None),
+        ("ANN", "laptop"),
+        ("bob", "ann"),
+        ("bob", "Ann"),
+        ("phone", None),
+        ("Admin", None),
+        ("bob", "admin"),
+        ("gateway", None),
+        ("carol", "\N{LATIN SMALL LETTER LONG S}am"),
+    ],
+)
+def test_a_token_that_looks_like_another_users_is_not_made(file: TokenFile, user: str, name: str | None) -> None:
+    file.create("phone", "view", user="ann")
+    file.create("sam", "view")
+    before = file.read()
+
+    with pytest.raises(loom.WrongArguments):
+        file.create(name or user, "drive", user=user)
+
+    assert file.read() == before
+
+
+def test_a_user_has_many_tokens_also_of_one_name(file: TokenFile) -> None:
+    made = [file.create("ann", "drive")[0] for _ in range(2)] + [file.create("phone", "view", user="ann")[0]]
+    assert file.read() == made
 
 
 def test_a_token_of_a_user_of_openid_in_the_file_is_refused(file: TokenFile) -> None:
@@ -335,6 +394,23 @@ def test_a_token_is_revoked_by_its_id(tmp_path: Path) -> None:
 
     listed = json.loads(command("list", "--json", path=path).stdout)
     assert [token["state"] for token in listed["tokens"]] == ["revoked"]
+
+
+def test_the_tokens_of_one_user_are_listed_and_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    for user, name in [("ann", "laptop"), ("ann", "phone"), ("bob", "bob")]:
+        TokenFile(path).create(name, "drive", user=user)
+
+    listed = json.loads(command("list", "--user", "ann", "--json", path=path).stdout)["tokens"]
+    ended = command("revoke", "--user", "ann", path=path)
+    nobody = command("revoke", "--user", "carol", path=path)
+    neither, both = command("revoke", path=path), command("revoke", "x", "--user", "ann", path=path)
+
+    assert [one["name"] for one in listed] == ["laptop", "phone"]
+    assert ended.returncode == 0, ended.stderr
+    assert [token.state(time.time()) for token in TokenFile(path).read()] == ["revoked", "revoked", "valid"]
+    assert (nobody.returncode, neither.returncode, both.returncode) == (1, 2, 2)
+    assert "no token of a user 'carol'" in nobody.stderr
 
 
 def test_an_unknown_id_is_named(tmp_path: Path) -> None:
