@@ -50,9 +50,9 @@ class Limits:
         None, "Bytes of one message; 0: 16 GiB. Default: a quarter of the container's memory.", min=0
     )
     max_sessions: int = _option(32, "Sessions of one user; 0: no limit.", min=0)
-    max_in_flight: int = _option(100_000, "Unanswered operations of a session.", min=0)
+    max_in_flight: int = _option(100_000, "Unanswered operations of one user, in all sessions; 0: no limit.", min=0)
     keep_results: int = _option(
-        4 << 30, "Bytes of a session's results on the disk for a client that is away; 0: no limit.", min=0
+        4 << 30, "Bytes of one user's results on the disk for clients that are away; 0: no limit.", min=0
     )
     max_connections: int = _option(0, "Connections; 0: as many as there are descriptors for.", min=0)
     max_connections_per_address: int = _option(

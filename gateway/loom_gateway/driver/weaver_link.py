@@ -20,6 +20,7 @@ from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
 from loom.wire.bodies import OpenSession
+from loom_gateway.driver.session.user_limits import UserLimits
 from loom_gateway.sessions.driver_files import DriverFiles
 
 logger = logging.getLogger(__name__)
@@ -92,15 +93,19 @@ class WeaverLink:
             client = self._client
             self._reporting = tasks.keep_running("report to the weaver", lambda: self._keep_reporting(client))
 
-    async def report_calls(self, latencies: Latencies, workers: Callable[[], list[str]]) -> None:
-        """Report the workers and the durations of calls periodically for as long as the session lives."""
+    async def report_calls(
+        self, latencies: Latencies, workers: Callable[[], list[str]], limits: UserLimits
+    ) -> None:
+        """Report periodically, for as long as the session lives, its workers, its calls, and what it uses."""
         if self._client is None:
             await asyncio.Event().wait()  # there is nothing to report to
         while self._client is not None:
+            others = None
             with contextlib.suppress(LoomError):  # the weaver is away: the next report includes these calls
-                about: dict[str, Any] = {"session": self.session, "workers": workers()}
+                about: dict[str, Any] = {"session": self.session, "workers": workers(), **limits.used()}
                 died = sum(tasks.died.values())
-                await self._client.ask("calls", **about, tasks_died=died, **latencies.to_dict())
+                others = await self._client.ask("calls", **about, tasks_died=died, **latencies.to_dict())
+            limits.take(others)
             await asyncio.sleep(CALLS_EVERY)
 
     async def flush(self, timeout: float) -> None:

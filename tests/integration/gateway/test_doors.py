@@ -237,6 +237,23 @@ def test_a_token_that_expires_is_cut_off(doors: Doors) -> None:
     until(lambda: doors.audit(event="ended", session=job.session))
 
 
+def test_a_session_that_was_driven_with_a_new_token_outlives_the_old_one(doors: Doors) -> None:
+    (old, first), (new, second) = doors.make("drive", user="ann"), doors.make("drive", user="ann")
+    kept, left = loom.connect(doors.url, first), loom.connect(doors.url, first)
+    kept.detach()
+    watched = loom.connect(doors.url, second, session=left.session, mode="watch")
+    job = loom.connect(doors.url, second, session=kept.session, take_over=True)
+
+    doors.file.revoke(old)
+
+    until(lambda: doors.audit(event="ended", session=left.session))  # which was only watched with the new one
+    assert job.run(len, "abc") == 3
+    doors.file.revoke(new)
+    until(lambda: doors.audit(event="ended", session=kept.session))
+    assert watched.closed
+    assert job.closed
+
+
 def test_a_revoked_token_does_not_end_the_session_of_another(doors: Doors) -> None:
     ident, text = doors.make("drive")
     job = loom.connect(doors.url, doors.token)
@@ -330,6 +347,42 @@ def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors, 
         (tmp_path / "go").touch()
         assert [future.get(BOUND) for future in futures] == ["done"] * 4
         assert waiter.wait_for.call_one("/").get(BOUND) == "done"
+
+
+@pytest.mark.slow
+def test_operations_in_flight_count_in_all_sessions_of_a_user(tmp_path: Path) -> None:
+    for doors in start(tmp_path, "--max-in-flight", "4"):
+        tokens = [doors.make("drive", user=user)[1] for user in ("ann", "bob")]
+        with (
+            loom.connect(doors.url, tokens[0]) as busy,
+            loom.connect(doors.url, tokens[0]) as other,
+            loom.connect(doors.url, tokens[1]) as bobs,
+        ):
+            waiters = [
+                job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter) for job in (busy, other, bobs)
+            ]
+            assert [waiter.wait_for.call_one("/").get(BOUND) for waiter in waiters] == ["done"] * 3
+            futures = [waiters[0].wait_for.call_one(str(tmp_path / "go")) for _ in range(4)]
+
+            await_refusal(waiters[1], "4 of the user's other sessions")
+            assert refusal_of(waiters[2]) == ""
+            (tmp_path / "go").touch()
+            assert [future.get(BOUND) for future in futures] == ["done"] * 4
+            await_refusal(waiters[1], "")
+
+
+def refusal_of(waiter: Any) -> str:
+    """Why a call is refused; empty if it is not."""
+    try:
+        waiter.wait_for.call_one("/").get(BOUND)
+    except loom.LimitReached as error:
+        return str(error)
+    return ""
+
+
+def await_refusal(waiter: Any, why: str) -> None:
+    """Wait until a call is refused for a reason, or, if it is empty, until none is."""
+    until(lambda: why in refusal_of(waiter) if why else not refusal_of(waiter))
 
 
 def test_a_message_that_is_too_large_is_not_sent_and_the_session_lives_on(strict: Doors) -> None:

@@ -30,18 +30,25 @@ class StoredResults:
 
     Args:
         folder: folder of the files.
-        limit: bytes of results to keep in files; 0 is any number.
+        limit: bytes of results to keep in files, for all sessions of the user together; 0 is any number.
     """
 
     def __init__(self, folder: str, limit: int = 0) -> None:
         self._folder = folder
-        self.limit = limit
+        self.most = limit
+        self.kept_elsewhere = 0
+        """Bytes that the user's other sessions keep."""
         self._lock = threading.Lock()  # guards `_file` and `_used`
         self._file: _ResultFile | None = None  # takes the next result
         self._used = 0  # bytes in all files, without those in `_freed`
         self._freed: deque[int] = deque()  # sizes of files that are gone, filled by the garbage collector
         self.free_some: Callable[[], bool] = lambda: False
         """Frees the result that is least needed; returns False if there is none."""
+
+    @property
+    def limit(self) -> int:
+        """Bytes of results that may be kept here; 0 is any number, and 1, which no result has, none."""
+        return max(1, self.most - self.kept_elsewhere) if self.most else 0
 
     @property
     def used(self) -> int:
@@ -69,15 +76,16 @@ class StoredResults:
             self._file = None
 
     def _make_room(self, size: int) -> bool:
-        if not self.limit or self.used + size <= self.limit:
+        limit = self.limit
+        if not limit or self.used + size <= limit:
             return True
-        if size > self.limit:
+        if size > limit:
             return False
         # More than is needed is freed, so that not every further result has to make room.
-        enough = self.limit - max(size, self.limit // 8)
+        enough = limit - max(size, limit // 8)
         while self.used > enough and self.free_some():
             pass
-        return self.used + size <= self.limit
+        return self.used + size <= limit
 
     def _count_freed(self) -> None:
         if self._file is not None and self._file.is_unused():

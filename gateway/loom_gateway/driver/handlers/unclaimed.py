@@ -115,7 +115,8 @@ class UnclaimedResults:
         logger.warning("the result of %s, %d bytes, is dropped", what, message.size)
         text = (
             f"the result of {what}, {message.size:,} bytes, was not kept while no program took it: there was no "
-            f"room for it (--keep-results {self._context.results.limit:,}). It has run; run it again if you need it"
+            f"room for it (--keep-results {self._context.results.most:,} for all of a user). It has run; run "
+            f"it again if you need it"
         )
         dropped = OperationError(body.rpc_ms, ResultDropped.code, body.index)
         return dropped.message(message.id, [pack_texts({"text": text})])

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession
+from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError
 from loom.wire.messages import READING, Kind, Message
 from loom_gateway.driver.handlers.calls import Calls
 from loom_gateway.driver.handlers.hosts import HostWatcher
@@ -27,6 +27,7 @@ from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
 from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.replies import LIMITED, Handler, Request
+from loom_gateway.driver.session.user_limits import UserLimits
 
 WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when the session ends
 
@@ -41,6 +42,7 @@ class Dispatcher:
         self._end = end
         self._replies = context.replies
         self._max_in_flight = max_in_flight
+        self.limits = UserLimits(max_in_flight, context.results, lambda: context.replies.in_flight)
         self._highest_id = 0  # the highest id that any client has used
         self._closed = False
         self._large_calls = LargeCalls(self._start, context.meshes.root)
@@ -81,8 +83,14 @@ class Dispatcher:
         self._start(message)
 
     def start_for_guest(self, message: Message) -> None:
-        """Start an operation of a client whose user's session it is not, unless it ends the session."""
-        if message.kind != Kind.END:
+        """Start an operation of a client whose user's session it is not, unless it ends the session.
+
+        The session's key to the weaver reaches all replicas of the session's user, so a guest asks the gateway.
+        """
+        if message.kind == Kind.ASK_WEAVER:
+            text = "a guest of a session asks the gateway for its replicas: job.weaver of this version does"
+            self._replies.fail(message.id, time.perf_counter(), ScopeError(text))
+        elif message.kind != Kind.END:
             self.start(message)
 
     def read(self, message: Message) -> None:
@@ -108,11 +116,14 @@ class Dispatcher:
             self._replies.fail(message.id, started, error)
 
     def _check_in_flight(self) -> None:
-        in_flight = self._replies.in_flight
-        if in_flight >= self._max_in_flight:
+        in_flight, left = self._replies.in_flight, self.limits.in_flight_left
+        if in_flight >= left:
+            others = self._max_in_flight - left
             raise LimitReached(
-                f"{in_flight} operations of this session have not been answered, as many as the gateway's "
-                f"--max-in-flight allows: wait for some. This one was not begun"
+                f"{in_flight} operations of this session have not been answered"
+                + (f", and {others} of the user's other sessions" if others else "")
+                + f": the gateway's --max-in-flight allows {self._max_in_flight} to a user, so wait for some. "
+                "This one was not begun"
             )
 
     def _end_session(self, message: Message, started: float) -> None:

@@ -92,7 +92,10 @@ class Session:
         )
         self._dispatcher.hosts.start(self._read_workers, self._lifeline.connected)
         weaver, latencies = self.weaver, self._context.replies.latencies
-        tasks.keep_running("report to the weaver", lambda: weaver.report_calls(latencies, self._worker_addresses))
+        limits = self._dispatcher.limits
+        tasks.keep_running(
+            "report to the weaver", lambda: weaver.report_calls(latencies, self._worker_addresses, limits)
+        )
 
     def admit(self, connection: Carrier, hello: Hello, guest: str | None) -> tuple[Client, bool]:
         """Return the greeting client, and whether it is new. Raise `LoomError` if it is refused.

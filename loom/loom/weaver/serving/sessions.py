@@ -13,6 +13,12 @@ from loom.weaver.serving.arguments import count, seconds, text
 LIVES_FOR = 15.0
 """Seconds after its last report for which a session counts as living: several times the pause between two."""
 
+USES_FOR = 6.0
+"""Seconds after its last report for which what a session uses counts: it is kept from the others no longer."""
+
+MOST_USED = 1 << 53
+"""The largest sum that is told."""
+
 _MAX_SESSIONS = 1_000
 _MAX_WORKERS = 10_000
 
@@ -22,6 +28,8 @@ class _Report:
     time: float
     latencies: dict[str, Any]
     workers: frozenset[str]
+    in_flight: int
+    kept: int
 
 
 class Sessions:
@@ -45,8 +53,12 @@ class Sessions:
         living = (report for report in self._reports.values() if now < report.time + LIVES_FOR)
         return any(not report.workers.isdisjoint(workers) for report in living)
 
-    def take(self, arguments: dict[str, Any], now: float) -> None:
-        """Take a driver's report: its ``session`` and ``workers``, and ``counts`` and ``sum`` of its calls."""
+    def take(self, arguments: dict[str, Any], now: float) -> dict[str, int]:
+        """Take a driver's report; return what the user's other sessions use of the limits that count by user.
+
+        A report has ``session`` and ``workers``, ``counts`` and ``sum`` of the calls, and what the session uses:
+        its unanswered operations ``in_flight``, and the bytes of results that it has ``kept``.
+        """
         session, counts, workers = text(arguments, "session"), arguments.get("counts"), arguments.get("workers", [])
         if not isinstance(counts, list) or len(counts) != len(BOUNDS) + 1:
             raise WrongArguments(f"counts are {len(BOUNDS) + 1} numbers, not {counts!r:.80}")
@@ -56,6 +68,10 @@ class Sessions:
         latencies = {"bounds": list(BOUNDS), "counts": counts, "sum": seconds(arguments, "sum", 0.0)}
         latencies["tasks_died"] = count(arguments, "tasks_died", 0)
         self._reports.pop(session, None)  # reinsert it at the end: the first entry is dropped first
-        self._reports[session] = _Report(now, latencies, frozenset(workers))
+        used = count(arguments, "in_flight", 0), count(arguments, "kept", 0)
+        self._reports[session] = _Report(now, latencies, frozenset(workers), *used)
         if len(self._reports) > _MAX_SESSIONS:
             del self._reports[next(iter(self._reports))]
+        others = [one for name, one in self._reports.items() if name != session and now < one.time + USES_FOR]
+        sums = {"in_flight": sum(one.in_flight for one in others), "kept": sum(one.kept for one in others)}
+        return {name: min(value, MOST_USED) for name, value in sums.items()}
