@@ -59,7 +59,7 @@ class _Connection:
 
     principal: Principal
     disconnect: Disconnect
-    session: Session | None
+    session: Session | EndedSession | None
     scope: str
     """The scope in the session that it needs."""
 
@@ -245,7 +245,11 @@ class AccessControl(SessionAccess):
 
     @contextmanager
     def connected(
-        self, principal: Principal, disconnect: Disconnect, session: Session | None = None, scope: str = "view"
+        self,
+        principal: Principal,
+        disconnect: Disconnect,
+        session: Session | EndedSession | None = None,
+        scope: str = "view",
     ) -> Iterator[None]:
         """Call ``disconnect`` if a connected principal's token is revoked or expires.
 
@@ -272,6 +276,26 @@ class AccessControl(SessionAccess):
         self.confirm(principal)
         self.check_shared(principal, session, scope)
 
+    def has_right(self, principal: Principal, session: Session | EndedSession, scope: str) -> bool:
+        """Return whether `confirm_right` would raise nothing."""
+        try:
+            self.confirm_right(principal, session, scope)
+        except (TokenRevoked, ScopeError):
+            return False
+        return True
+
+    def share(self, principal: Principal, name: str, user: str, scope: str) -> Session:
+        """Do as `SessionAccess.share`, and disconnect the clients for whom the share has become too small."""
+        session = super().share(principal, name, user, scope)
+        self._disconnect_denied()
+        return session
+
+    def unshare(self, principal: Principal, name: str, user: str) -> Session:
+        """Do as `SessionAccess.unshare`, and disconnect the clients that the share let in."""
+        session = super().unshare(principal, name, user)
+        self._disconnect_denied()
+        return session
+
     def _disconnect_denied(self) -> None:
         """Disconnect clients whose token or share of a session is not valid any more."""
         for key, connection in list(self._connected.items()):
@@ -295,7 +319,7 @@ class AccessControl(SessionAccess):
             self._disconnect_denied()
             for session in manager.sessions():
                 try:
-                    self._authority.confirm(session.owner)
+                    self._authority.confirm_any(session.tokens)
                 except TokenRevoked as error:
                     if not session.is_ending:
                         tasks.run("end a session", manager.end(session, str(error).partition(":")[0]))

@@ -150,7 +150,7 @@ class SessionAccess:
         return session
 
     def unshare(self, principal: Principal, name: str, user: str) -> Session:
-        """Take back a share of a session; `AccessControl.watch` disconnects the clients that it let in.
+        """Take back a share of a session.
 
         Raises:
             NotFound: the session is not shared with the user. Others: as `find_own_session`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -194,6 +194,15 @@ class TokenAuthority:
         self.confirm(token.id)
         if self._issuer is not None:
             self._issuer.confirm(token)
+
+    def confirm_any(self, idents: Sequence[str]) -> None:
+        """Raise `TokenRevoked`, about the last one, unless a token with one of these ids is still good."""
+        for ident in idents:
+            try:
+                return self.confirm(ident)
+            except TokenRevoked as error:
+                revoked = error
+        raise revoked
 
     def confirm(self, ident: str) -> None:
         """Raise `TokenRevoked` if the token with an id, which was accepted, was revoked or has expired.

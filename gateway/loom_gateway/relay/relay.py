@@ -152,6 +152,8 @@ class Relay:
         send: Send,
     ) -> None:
         """Relay frames until either side ends the connection."""
+        if hello.mode == "drive" and principal.user == session.user:
+            self._manager.drive(session, principal.token.id)
         # From here on the two call each other, and this task only waits.
         socket.relay_to(link)
         link.relay_to(socket)

@@ -133,8 +133,8 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
     ) -> StreamingResponse:
         """The output of a session's processes, also of a session that ended recently.
 
-        With ``follow``, the answer goes on until the session ends. A line has time, mesh, rank, place, stream and
-        text. A follower gets empty lines as signs of life.
+        With ``follow``, the answer goes on until the session ends, or until its reader may not read it any more. A
+        line has time, mesh, rank, place, stream and text. A follower gets empty lines as signs of life.
         """
         query = LogQuery(mesh, rank, stream, tail)
         try:
@@ -142,9 +142,8 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         except UnknownSession as error:
             raise UnknownSession(f"no log of a session named {name!r}: {error}") from error
         if follow:
-            followed = _while_valid(
-                await manager.logs.follow(name, query, principal.user), access, principal, session
-            )
+            lines = await manager.logs.follow(name, query, principal.user)
+            followed = _while_allowed(lines, access, principal, session)
             return StreamingResponse(followed, media_type="application/x-ndjson")
         found = await asyncio.to_thread(manager.logs.read, name, query)
         return StreamingResponse(_in_pieces(found), media_type="application/x-ndjson")
@@ -152,16 +151,25 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
     return router
 
 
-async def _while_valid(
+async def _while_allowed(
     lines: AsyncIterator[bytes], access: AccessControl, principal: Principal, session: Session | EndedSession
 ) -> AsyncIterator[bytes]:
     """Pass a session's lines on until their reader's token is revoked or expires, or the share is taken back."""
-    async for line in lines:
+    reading: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+    async def disconnect(error: LoomError) -> None:
+        reading.cancel()  # which waits for the next line, perhaps for long
+
+    with access.connected(principal, disconnect, session, "view"):
         try:
-            access.confirm_right(principal, session, "view")
-        except LoomError:
-            return
-        yield line
+            while access.has_right(principal, session, "view"):
+                reading = asyncio.ensure_future(anext(lines, None))
+                await asyncio.wait((reading,))
+                if reading.cancelled() or (line := reading.result()) is None:
+                    return
+                yield line
+        finally:
+            reading.cancel()
 
 
 async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:

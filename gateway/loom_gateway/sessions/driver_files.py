@@ -39,6 +39,8 @@ class DriverRecord:
     """Whether the session never ends for lack of a client."""
     owner: str = ""
     """The id of the token that opened the session; empty for a spare."""
+    driven_with: Sequence[str] = ()
+    """The ids of its user's other tokens that have driven the session, the newest last."""
     user: str = ""
     """The user to whom the session belongs; empty for a spare, and in the record of an older gateway."""
     shared: Mapping[str, str] = field(default_factory=dict)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0  # seconds that a driver has to come up
 
+MOST_TOKENS = 16  # tokens with which a session was driven that count for how long it lives, the newest
+
 STOPPED = "the gateway was stopped"
 
 
@@ -301,6 +303,11 @@ class SessionManager:
         self.logs.ended(ended.name, ended.log, ended.user)
         self.ended.add(ended)
         logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
+
+    def drive(self, session: Session, token: str) -> None:
+        """Note that a session's user drives it with a token of that id, which keeps it when others are revoked."""
+        if token not in session.tokens:
+            session.driver.note(driven_with=(*session.tokens[1:], token)[-MOST_TOKENS:])
 
     def persist(self, session: Session) -> None:
         """Note that a session never ends for lack of a client."""

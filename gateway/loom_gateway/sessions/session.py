@@ -62,8 +62,13 @@ class Session:
 
     @property
     def owner(self) -> str:
-        """The id of the token that opened it, whose revocation ends it."""
+        """The id of the token that opened it."""
         return self.driver.record.owner
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The ids of its user's tokens that opened and drove it. It ends when none of them is good any more."""
+        return self.owner, *self.driver.record.driven_with
 
     @property
     def user(self) -> str:
