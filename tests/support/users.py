@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ USERS = {"ann": "drive", "bob": "drive", "root": "admin"}
 
 
 class House:
-    """A gateway with the users `USERS`, and an audit."""
+    """A gateway with the users `USERS`, and an audit. ``before`` begins its command line."""
 
-    def __init__(self, workers: list[str], folder: Path, *options: str) -> None:
+    def __init__(self, workers: Sequence[str], folder: Path, *options: str, before: Sequence[str] = ()) -> None:
         self.file = TokenFile(folder / "tokens.json")
         self.tokens = {user: self.file.create(user, scope)[1] for user, scope in USERS.items()}
-        self._audit = folder / "audit"
-        files = ["--tokens", str(self.file.path), "--audit", str(self._audit)]
-        self.gateway = Gateway(workers, *files, *options).start()
+        self.audit_path = folder / "audit"
+        files = ["--tokens", str(self.file.path), "--audit", str(self.audit_path)]
+        self.gateway = Gateway(workers, *files, *options)
+        self.gateway.folder.chmod(0o711)
+        self.gateway.before = before
+        self.gateway.start()
 
     @property
     def url(self) -> str:
@@ -56,5 +60,5 @@ class House:
 
     def audit(self, **wanted: Any) -> list[dict[str, Any]]:
         """The audit's lines that have these values."""
-        lines = [json.loads(line) for line in self._audit.read_text().splitlines()]
+        lines = [json.loads(line) for line in self.audit_path.read_text().splitlines()]
         return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
