@@ -135,23 +135,27 @@ class Gateway:
                         raise self._not_a_gateway()
                     yield entry
 
-    def ask(self, operation: str, *, as_user: str | None = None, **arguments: Any) -> Any:
+    def ask(
+        self, operation: str, *, as_user: str | None = None, in_session: str | None = None, **arguments: Any
+    ) -> Any:
         """Ask the weaver to do an operation; see `loom.weaver.serving.operations.Ask`.
 
-        ``as_user`` is another user whose replicas it is about, which only an admin may name.
+        Args:
+            as_user: another user whose replicas it is about, which only an admin may name.
+            in_session: the only session whose replicas it is about.
         """
         method, path, has, only = OPERATIONS[operation]
         given = {name: value for name, value in arguments.items() if value is not None}
         patience = takes(operation, given)
         named = [name for _, name, _, _ in Formatter().parse(path) if name]
         path = "/weaver/" + path.format_map({name: quoted(given.pop(name)) for name in named})
+        about = {"user": as_user, "session": in_session}
+        about = {name: value for name, value in about.items() if value is not None}
         if operation == "stacks":  # the response is plain text
-            path += f"?{urlencode({'user': as_user})}" if as_user is not None else ""
+            path += f"?{urlencode(about)}" if about else ""
             with self._open(method, path, patience=patience) as response:
                 return response.read().decode()
-        query = {} if method == "POST" else dict(given)
-        if as_user is not None:
-            query["user"] = as_user
+        query = {**about, **({} if method == "POST" else given)}
         path += f"?{urlencode(query)}" if query else ""
         answer = self._call(method, path, has, given if method == "POST" else None, patience)
         return answer[has] if only else answer

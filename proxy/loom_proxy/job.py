@@ -125,15 +125,17 @@ class Job:
 
     @functools.cached_property
     def weaver(self) -> WeaverProxy:
-        """The gateway's weaver: its view of every replica and device, of all sessions, and commands to them.
+        """The weaver: the user's replicas and devices, of all their sessions, and commands to them.
 
-        Requests go through this session; or by REST, if the session is over or this client only watches it.
+        In a session that another user shares, it is that user's weaver, limited to this session's replicas.
+
+        Requests go through this session; or by REST, if the session is over, another user's, or only watched.
         """
-        ca = self._connection.address.ca
+        address, guest = self._connection.address, not self._connection.welcome.may_end
         transport = "http" if self.transport == "http" else "auto"
-        session = None if self._calls.watching else self._calls
-        # `connect` has decided about the URL.
-        return WeaverProxy(self._gateway_url, self._connection.address.token, ca, transport, session, insecure=True)
+        through, limit = None if guest or self._calls.watching else self._calls, self.session if guest else None
+        # `connect` has decided about the URL, hence insecure=True.
+        return WeaverProxy(self._gateway_url, address.token, address.ca, transport, through, True, in_session=limit)
 
     def state(self) -> JobState:
         """Return the hosts by the names that the gateway was given; all as ``workers`` if it was given none."""

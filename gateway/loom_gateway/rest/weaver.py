@@ -6,6 +6,7 @@ and its readers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -166,6 +167,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 Count = Annotated[int, Query(ge=0, lt=1 << 53)]
 Name = Annotated[str, Query(max_length=200)]
 User = Annotated[str, Query(max_length=400, min_length=1)]
+Session = Annotated[str, Query(max_length=200, min_length=1)]
 
 
 def _who(request: Request) -> str:
@@ -176,14 +178,20 @@ By = Annotated[str, Depends(_who)]
 """The name of the token that sent a request, for the weaver's events."""
 
 
-async def _for_user(request: Request, user: User | None = None) -> str:
-    """``user``: another user whose replicas the request is about; needs scope admin."""
+async def _asked_of(request: Request, user: User | None = None, session: Session | None = None) -> dict[str, str]:
+    """Return whose replicas a request is about, as `whose` does.
+
+    Args:
+        user: another user, if the caller is an admin.
+        session: the only session whose replicas it is about: the caller's own, or one shared with the caller.
+    """
     state = request.app.state
-    return await whose(request.scope["loom.principal"], user, state.access, state.weaver)
+    needs = "view" if request.method == "GET" else "operate"
+    return await whose(request.scope["loom.principal"], user, session, needs, state.access, state.weaver)
 
 
-Of = Annotated[str, Depends(_for_user)]
-"""The user whose replicas a request is about: the token's, or for an admin the one that ``?user=`` names."""
+Of = Annotated[dict[str, str], Depends(_asked_of)]
+"""Whose replicas a request is about, as arguments for `WeaverClient.ask`."""
 
 
 def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, components: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
@@ -192,54 +200,54 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
     router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])
 
     @router.get("/status", response_model=WeaverStatus)
-    async def status(user: Of) -> Response:
+    async def status(of: Of) -> Response:
         """The weaver at a glance, as far as the caller's replicas go; for an admin, ``user=*`` is everyone's."""
-        return ExactJson(await weaver.ask("status", user=user))
+        return ExactJson(await weaver.ask("status", **of))
 
     @router.get("/replicas", response_model=ReplicaList)
-    async def replicas(user: Of) -> Response:
+    async def replicas(of: Of) -> Response:
         """All known replicas of the caller, including failed and finished ones."""
-        return ExactJson({"replicas": await weaver.ask("replicas", user=user)})
+        return ExactJson({"replicas": await weaver.ask("replicas", **of)})
 
     @router.get("/devices", response_model=DeviceList)
-    async def devices(user: Of) -> Response:
+    async def devices(of: Of) -> Response:
         """Every device that the caller's replicas use, with those replicas and its state."""
-        return ExactJson({"devices": await weaver.ask("devices", user=user)})
+        return ExactJson({"devices": await weaver.ask("devices", **of)})
 
     @router.get("/events", response_model=EventList)
     async def events(
-        user: Of,
+        of: Of,
         after: Count | None = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
         kind: Name | None = None,
         replica: Name | None = None,
     ) -> Response:
         """Past events: the first ones after an event, or else the newest."""
-        found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica, user=user)
+        found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica, **of)
         return ExactJson({"events": found})
 
     @router.get("/goodput", response_model=GoodputList)
-    async def goodput(user: Of, job: Name | None = None) -> Response:
+    async def goodput(of: Of, job: Name | None = None) -> Response:
         """The time accounting of each job, or of one: how much of its time went to steps that count."""
-        return ExactJson({"jobs": await weaver.ask("goodput", job=job, user=user)})
+        return ExactJson({"jobs": await weaver.ask("goodput", job=job, **of)})
 
     @router.get("/replicas/{replica:path}/metrics", response_model=MetricList)
-    async def metrics(replica: str, user: Of) -> Response:
+    async def metrics(replica: str, of: Of) -> Response:
         """The names of the metrics that a replica reports."""
-        return ExactJson({"metrics": await weaver.ask("metrics", replica=replica, user=user)})
+        return ExactJson({"metrics": await weaver.ask("metrics", replica=replica, **of)})
 
     @router.get("/replicas/{replica:path}/metrics/{metric:path}", response_model=MetricHistory)
     async def history(
         replica: str,
         metric: str,
-        user: Of,
+        of: Of,
         since: float | None = None,
         until: float | None = None,
         points: Annotated[int, Query(ge=1, le=20_000)] = 500,
     ) -> Response:
         """The history of a metric between two times. If it has more points than requested, it is averaged."""
         wanted: dict[str, Any] = {"replica": replica, "metric": metric, "since": since, "until": until}
-        found = await weaver.ask("history", points=points, user=user, **wanted)
+        found = await weaver.ask("history", points=points, **of, **wanted)
         return ExactJson({"replica": replica, "metric": metric, "points": found})
 
     @router.get(
@@ -247,38 +255,38 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         response_class=PlainTextResponse,
         responses={200: {"content": {"text/plain": {}}, "description": "The stack of each thread, as text."}},
     )
-    async def stacks(replica: str, user: Of) -> Response:
+    async def stacks(replica: str, of: Of) -> Response:
         """The stack of each of a replica's threads, as text."""
-        return PlainTextResponse(await weaver.do("stacks", "", user, replica=replica))
+        return PlainTextResponse(await weaver.do("stacks", "", **of, replica=replica))
 
     @router.get("/replicas/{replica:path}", response_model=ReplicaInfo)
-    async def replica(replica: str, user: Of) -> Response:
+    async def replica(replica: str, of: Of) -> Response:
         """A replica."""
-        return ExactJson(await weaver.ask("replica", id=replica, user=user))
+        return ExactJson(await weaver.ask("replica", id=replica, **of))
 
     @router.get("/address", response_model=WeaverAddressInfo)
-    async def address(request: Request, user: Of) -> Response:
+    async def address(request: Request, of: Of) -> Response:
         """The address for training processes that Loom did not spawn. Needs a token of scope operate.
 
         It contains a key of the caller's: a process that registers with it is a replica of the caller.
         """
         access.require(request.scope["loom.principal"], "operate", "to add replicas")
-        return ExactJson({"address": await weaver.ask("address", user=user)})
+        return ExactJson({"address": await weaver.ask("address", **of)})
 
     @router.post("/commands", response_model=CommandState)
-    async def give_command(asked: CommandRequest, request: Request, by: By, user: Of) -> Response:
+    async def give_command(asked: CommandRequest, request: Request, by: By, of: Of) -> Response:
         """Give a command to replicas. With ``wait``, answer once all have acknowledged it or it has expired."""
-        about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params), "of": user}
+        about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params), **_about(of)}
         request.scope[DONE] = ("commanded", about)
         command: dict[str, Any] = {**asked.model_dump(), "kind": asked.kind.value}
-        state = await weaver.do("command", by, user, **command)
+        state = await weaver.do("command", by, **of, **command)
         request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
         return ExactJson(state)
 
     @router.get("/commands/{command}", response_model=CommandState)
-    async def command(command: str, user: Of, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
+    async def command(command: str, of: Of, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
         """The acknowledgements of a command; with ``wait``, once all replicas have answered or it has expired."""
-        return ExactJson(await weaver.do("command_state", "", user, id=command, wait=wait))
+        return ExactJson(await weaver.do("command_state", "", **of, id=command, wait=wait))
 
     @router.post(
         "/inject",
@@ -288,13 +296,13 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
             409: {"model": ErrorAnswer, "description": "It cannot have this fault."},
         },
     )
-    async def inject(asked: FaultRequest, request: Request, by: By, user: Of) -> Response:
+    async def inject(asked: FaultRequest, request: Request, by: By, of: Of) -> Response:
         """Inject a fault into replicas or components of Loom that are marked as injectable.
 
         A fault that lasts ends by itself, or by DELETE. One that strikes the gateway, the weaver or a
         host on which another user has processes needs scope admin.
         """
-        about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration, "of": user}
+        about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration, **_about(of)}
         request.scope[DONE] = ("injected", about)
         kind, params, duration = check_fault(asked.fault, asked.params, asked.duration)
         if kind.place is Place.GATEWAY:
@@ -304,15 +312,15 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
             return ExactJson(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
         fault: dict[str, Any] = {"fault": kind.name, "params": params, "duration": duration, "target": asked.target}
         admin = request.scope["loom.principal"].is_admin
-        state = await weaver.do("inject", by, user, **fault, admin=admin, wait=asked.wait)
+        state = await weaver.do("inject", by, **of, **fault, admin=admin, wait=asked.wait)
         request.scope[DONE] = ("injected", {**about, "command": state["id"], "replicas": state["replicas"][:100]})
         return ExactJson({**state, "evidence": {}})
 
     @router.delete("/inject/{injection}", response_model=CommandState)
-    async def remove_fault(injection: str, request: Request, by: By, user: Of) -> Response:
+    async def remove_fault(injection: str, request: Request, by: By, of: Of) -> Response:
         """Remove a fault before its time is over. The replicas on its host are asked; one of them removes it."""
-        request.scope[DONE] = ("injected", {"removed": injection[:200], "of": user})
-        return ExactJson(await weaver.do("remove_fault", by, user, injection=injection))
+        request.scope[DONE] = ("injected", {"removed": injection[:200], **_about(of)})
+        return ExactJson(await weaver.do("remove_fault", by, **of, injection=injection))
 
     @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
     async def fail_device(
@@ -323,21 +331,26 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         An admin who names no user reports it for every user whose replicas use the device. The answer is the
         resulting event: the device, the replicas, and the action for each.
         """
-        if user is None and request.scope["loom.principal"].is_admin:
-            of = EVERYONE
-        request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200], "of": of})
-        return ExactJson(await weaver.do("fail_device", by, of, device=device, reason=failure.reason))
+        if user is None and "in_session" not in of and request.scope["loom.principal"].is_admin:
+            of = {"user": EVERYONE}
+        request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200], **_about(of)})
+        return ExactJson(await weaver.do("fail_device", by, **of, device=device, reason=failure.reason))
 
     @router.get("/policies", response_model=PolicyList)
-    async def policies(user: Of) -> Response:
+    async def policies(of: Of) -> Response:
         """The action for each group when a device fails."""
-        return ExactJson({"policies": await weaver.ask("policies", user=user)})
+        return ExactJson({"policies": await weaver.ask("policies", **of)})
 
     @router.post("/policies", response_model=PolicyList)
-    async def set_policy(asked: PolicyRequest, request: Request, by: By, user: Of) -> Response:
+    async def set_policy(asked: PolicyRequest, request: Request, by: By, of: Of) -> Response:
         """Set the action for a group when a device fails."""
-        request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value, "of": user})
-        found = await weaver.do("policy", by, user, group=asked.group, action=asked.action.value)
+        request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value, **_about(of)})
+        found = await weaver.do("policy", by, **of, group=asked.group, action=asked.action.value)
         return ExactJson({"policies": found})
 
     return router
+
+
+def _about(of: Mapping[str, str]) -> dict[str, str]:
+    """Return whose replicas a request was about, for the audit."""
+    return {"of": of["user"], **({"session": of["in_session"]} if "in_session" in of else {})}

@@ -54,10 +54,10 @@ class WeaverSocket:
         named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("user", [None])[0]
         try:
             self._access.require(principal, "view", "to watch replicas")
-            user = await whose(principal, named, self._access, self._weaver)
+            of = await whose(principal, named, None, "view", self._access, self._weaver)
             with (
                 self._access.connected(principal, disconnect),
-                self._watches.reading(principal.user, user, reader),
+                self._watches.reading(principal.user, of["user"], reader),
             ):
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not left.done():

@@ -11,7 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import Access, Ca, Insecure, Json, Timeout, Token, acknowledgements, asking, read_assignments
+from loom.cli.options import (
+    Ca,
+    Insecure,
+    Json,
+    Timeout,
+    Token,
+    User,
+    UserAccess,
+    acknowledgements,
+    asking,
+    read_assignments,
+)
 from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -54,6 +65,7 @@ def check(
     token: Token = None,
     ca: Ca = None,
     insecure: Insecure = False,
+    user: User = None,
 ) -> None:
     """Check that a plan makes sense; change nothing."""
     from loom.chaos.plans.files import read_plan
@@ -61,14 +73,14 @@ def check(
 
     read = read_plan(plan)
     if url is not None:
-        Run(read, Access(url, token, ca, insecure).weaver()).check()
+        Run(read, UserAccess(url, token, ca, insecure, user).weaver()).check()
     typer.echo(f"{plan}: {len(read.faults)} faults, {len(read.expect)} expectations of the whole, seed {read.seed}")
 
 
 @app.command()
 @asking
 def run(
-    access: Access,
+    access: UserAccess,
     plan: PlanFile,
     seed: Annotated[int | None, typer.Option(min=0, help="A seed in place of the plan's own.")] = None,
     report: Annotated[
@@ -99,7 +111,7 @@ def run(
 @app.command()
 @asking
 def once(
-    access: Access,
+    access: UserAccess,
     fault: Annotated[str, typer.Argument(metavar="KIND", help="A kind that `loom inject list` shows.")],
     replica: Annotated[str | None, typer.Option(metavar="NAME", help="A replica, or a glob.")] = None,
     mesh: Annotated[str | None, typer.Option(help="A proc mesh, or a group.")] = None,
@@ -151,7 +163,7 @@ def once(
 @app.command()
 @asking
 def remove(
-    access: Access,
+    access: UserAccess,
     injection: Annotated[str, typer.Argument(metavar="ID", help="The id that `loom inject once` shows.")],
     timeout: Timeout = 10.0,
 ) -> None:

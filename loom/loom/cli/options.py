@@ -29,6 +29,10 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure", envvar="LOOM_INSECURE", help="Go without TLS to another machine, for ws://."),
 ]
+User = Annotated[
+    str | None,
+    typer.Option("--user", metavar="NAME", help="Another user's replicas, or * for everyone's; for admins."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for acknowledgements.")]
 
@@ -57,10 +61,7 @@ class Access:
 class UserAccess(Access):
     """The options with which a command asks about a user's replicas."""
 
-    user: Annotated[
-        str | None,
-        typer.Option("--user", metavar="NAME", help="Another user's replicas, or * for everyone's; for admins."),
-    ] = None
+    user: User = None
 
     def weaver(self, user: str | None = None) -> WeaverProxy:
         return super().weaver(user or self.user)

@@ -83,13 +83,19 @@ class WeaverClient:
     async def ask(
         self, operation: str, within: float = ANSWER_TIMEOUT, /, user: str | None = None, **arguments: Any
     ) -> Any:
-        """Return the result of an operation. A weaver that goes away before it answers may have done it."""
+        """Return the result of an operation. A weaver that goes away before it answers may have done it.
+
+        With the argument ``in_session``, the operation reaches the replicas of that session only.
+        """
+        session, do = arguments.pop("in_session", None), operation
+        if session is not None:  # an operation of its own, so that an older weaver does not do it without the limit
+            do, arguments = "in_session", {"session": session, "do": operation, "arguments": arguments}
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         while True:
             link = await self._connected()
             try:
-                return await asyncio.wait_for(link.ask(user, operation, arguments), within)
+                return await asyncio.wait_for(link.ask(user, do, arguments), within)
             except asyncio.TimeoutError:
                 raise WeaverUnavailable(f"the weaver did not answer within {within:g} s") from None
             except WeaverUnavailable:

@@ -74,6 +74,11 @@ def unknown(id: str, replicas: dict[str, Replica]) -> str:
     return f'no replica named "{id:.80}"; registered: {few(replicas)}'
 
 
+def unknown_command(id: str) -> NotFound:
+    """Return the error that no command has this id."""
+    return NotFound(f"there is no command {id!r:.80}, or it was done long ago", code="unknown_command")
+
+
 @dataclass(slots=True)
 class GivenCommand:
     """A command, the replicas that it was given to, and their acknowledgements."""
@@ -129,6 +134,13 @@ class Commands:
     def get(self, id: str) -> GivenCommand | None:
         """Return a command; None if no command has that id, or if the command was done long ago."""
         return self._commands.get(id)
+
+    def find(self, id: str) -> GivenCommand:
+        """Return a command as `get`, but raise `NotFound` for None."""
+        found = self.get(id)
+        if found is None:
+            raise unknown_command(id)
+        return found
 
     def add(self, command: GivenCommand, acknowledgements: dict[str, Acknowledgement]) -> None:
         """Add a command, with the acknowledgements that are known already, by replica."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -14,9 +12,10 @@ import pytest
 
 import loom
 from loom.rest import Gateway as Rest
+from loom.wire.bodies import AskWeaver
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, await_true
-from tests.support.processes import run
+from tests.support.processes import run, start
 from tests.support.raw_client import refusal, websocket
 from tests.support.two_users import Trainer
 from tests.support.users import House
@@ -251,14 +250,17 @@ def test_a_share_that_is_taken_back_or_made_smaller_disconnects(
 
 def test_a_watcher_and_a_follower_of_logs_lose_a_share_that_is_taken_back(house: House, job: loom.Job) -> None:
     job.share("bob")
+    job.run(print, "for both")
     watcher = house.watch("bob", job.session)
-    request = urllib.request.Request(
-        f"{house.url.replace('ws:', 'http:')}/api/v1/sessions/{job.session}/logs?follow=1",
-        headers={"Authorization": f"Bearer {house.tokens['bob']}"},
-    )
-    with urllib.request.urlopen(request, timeout=BOUND) as following:
-        job.unshare("bob")
-        following.read()  # ends
+    environment = {**os.environ, "LOOM_URL": house.url, "LOOM_TOKEN": house.tokens["bob"]}
+    following = start("-c", LOOM, "logs", "--session", job.session, "--follow", env=environment)
+    assert following.stdout is not None
+    assert "for both" in following.stdout.readline()
+
+    job.unshare("bob")
+
+    following.communicate(timeout=BOUND)  # ends
+    list(watcher.events())  # ends
     assert watcher._connection.ended.wait(BOUND)
     with pytest.raises(loom.NotFound, match="is not shared with 'bob'"):
         job.unshare("bob")
@@ -321,3 +323,82 @@ def test_sessions_are_shared_from_a_terminal(house: House, job: loom.Job) -> Non
     assert "bob: operate" in sessions("list")
     assert "any more" in sessions("unshare", job.session, "bob")
     assert house.sees("bob") == set()
+
+
+# -- the weaver of a shared session --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def training(house: House, job: loom.Job) -> Iterator[tuple[loom.Job, Any, Any]]:
+    """A session of ann's with the replica ``seen``, its actor, and that of ``hidden`` in her other session."""
+    with house.connect("ann") as another:
+        actors = []
+        for one, name in ((job, "seen"), (another, "hidden")):
+            trainer = one.hosts.spawn_procs().slice(hosts=0).spawn("trainer", Trainer, name)
+            assert trainer.rate.call_one().get(BOUND) == 0.0
+            actors.append(trainer)
+        yield (job, *actors)
+
+
+def joined(house: House, job: loom.Job, scope: str) -> loom.Job:
+    """Bob, in the session as the scope of his share allows."""
+    job.share("bob", scope)  # type: ignore[arg-type]
+    mode: dict[str, Any] = {"take_over": True} if scope == "drive" else {"mode": "watch"}
+    return house.connect("bob", job.session, **mode)
+
+
+@pytest.mark.parametrize("scope", ["view", "operate", "drive"])
+def test_a_guests_weaver_is_the_owners_limited_to_the_session(
+    house: House, training: tuple[loom.Job, Any, Any], scope: str
+) -> None:
+    job, _, beyond = training
+    assert set(job.weaver.replicas()) >= {"seen", "hidden"}
+    weaver = joined(house, job, scope).weaver
+
+    (seen,) = weaver.replicas().values()
+    assert (seen.id, seen.session, seen.user) == ("seen", job.session, "ann")
+    assert weaver.status()["replicas"] == {"running": 1}
+    assert {event.replica for event in weaver.events(0)} == {"seen"}
+    assert [one.replicas for one in weaver.devices().values()] == [("seen",)]
+    assert set(weaver.goodput()) <= {f"train@{job.session}"}
+    with pytest.raises(
+        loom.UnknownReplica, match=f"no replica of session '{job.session}' is meant by 'hidden'; it has: seen$"
+    ):
+        weaver.replica("hidden")
+    for beyond_it in (weaver.policies, weaver.address, lambda: weaver.set_policy("*", "stop")):
+        with pytest.raises(loom.LoomError, match=r"reaches beyond session|with you for view"):
+            beyond_it()
+    if scope == "view":
+        with pytest.raises(loom.ScopeError, match=r"shares session .* with you for view"):
+            weaver.update_config("*", rate=0.5)
+    else:
+        outcomes = weaver.update_config("*", rate=0.5).get(BOUND)
+        assert [(id, one.ok) for id, one in outcomes.items()] == [("seen", True)]
+        with pytest.raises(loom.UnknownReplica, match="is meant by 'hidden'"):
+            weaver.update_config("hidden", rate=0.75)
+    updates, events = weaver.watch(), weaver.events(0, follow=True)
+    assert set(next(updates).replicas) == {"seen"}  # type: ignore[union-attr]
+    assert next(events).replica == "seen"
+    owner = house.watch("ann", job.session)
+    owner.unshare("bob")
+    for followed in (updates, events):
+        with pytest.raises(loom.UnknownSession, match="no session named"):
+            list(followed)
+    with pytest.raises(loom.UnknownSession, match="no session named"):
+        weaver.replicas()
+    owner.detach()
+    assert beyond.rate.call_one().get(BOUND) == 0.0
+
+
+def test_a_guest_who_drives_cannot_ask_the_weaver_with_the_sessions_key(
+    house: House, training: tuple[loom.Job, Any, Any]
+) -> None:
+    job, _, beyond = training
+    guest = joined(house, job, "drive")
+
+    for operation, arguments in [("replicas", {}), ("command", {"kind": "pause", "target": "*"})]:
+        with pytest.raises(loom.ScopeError, match="a guest of a session asks the gateway"):
+            guest._calls.ask(AskWeaver(operation, arguments, BOUND), key=None).get(BOUND)
+
+    guest.close()
+    assert beyond.rate.call_one().get(BOUND) == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -77,6 +78,23 @@ def test_the_command_line_names_another_user_for_an_admin(house: House) -> None:
 
     assert "cli_0" in [one for device in json.loads(shown.stdout)["devices"] for one in device["replicas"]]
     assert paused.returncode == 0, paused.stderr
+
+
+def test_an_admin_injects_into_another_users_replicas(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOM_INJECTABLE", "1")
+    await_true(lambda: has_weaver(house))
+    ann = weaver_of(house, "ann")
+    environment = {**os.environ, "LOOM_URL": house.url, "LOOM_TOKEN": house.tokens["root"]}
+    inject = ["-c", LOOM, "inject", "once", "sigkill", "--replica", "struck_0"]
+    with training(ann.address(), "struck_0") as (trained,):
+        await_true(lambda: "struck_0" in ann.replicas())
+
+        of_own = run(*inject, env=environment)
+        of_ann = run(*inject, "--user", "ann", env=environment)
+
+        assert of_own.returncode != 0
+        assert of_ann.returncode == 0, of_ann.stderr
+        assert trained.process.wait(BOUND) == -signal.SIGKILL
 
 
 def test_faults_that_strike_all_users_need_an_admin(house: House) -> None:

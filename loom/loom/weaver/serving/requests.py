@@ -11,11 +11,12 @@ from typing import Any
 from loom.chaos.faults import fault_kind
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.introduction import Device
-from loom.errors import Denied, NotFound, WrongArguments
+from loom.errors import Denied, WrongArguments
 from loom.weaver.commands import GivenCommand, select
 from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.arguments import count, seconds, text, text_or_none
+from loom.weaver.serving.one_session import OneSession
 from loom.weaver.serving.sessions import Sessions
 from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.views import CommandState, DeviceInfo, WeaverStatus
@@ -81,6 +82,7 @@ class RequestHandler:
             "command_state": self._command_state,
             "replicas_in": self._replicas_in,
             "stacks": self._stacks,
+            "in_session": self._in_session,
         }
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
@@ -113,6 +115,11 @@ class RequestHandler:
         """Return whether a replica lives on one of the hosts, or a session uses one of the workers."""
         living = (one for one in self._known.replicas.values() if one.state in LIVING)
         return self._sessions.use(workers, self._clock()) or any(one.host in hosts for one in living)
+
+    def _in_session(self, arguments: dict[str, Any], now: float) -> Any:
+        """Do an operation on the replicas of one session only."""
+        one = OneSession(text(arguments, "session"), self._weaver, self.answer)
+        return one.answer(text(arguments, "do"), dict(arguments.get("arguments") or {}))
 
     def _own_address(self, arguments: dict[str, Any], now: float) -> str:
         return self._address(self._user, text_or_none(arguments, "session"))
@@ -156,8 +163,8 @@ class RequestHandler:
         after = count(arguments, "after", 0)
         limit = min(count(arguments, "limit", 100), _MAX_EVENTS)
         replica, kind = text_or_none(arguments, "replica"), text_or_none(arguments, "kind")
-        newest = arguments.get("after") is None
-        return [event.to_body() for event in self._known.events.after(after, limit, replica, kind, newest)]
+        newest, among = arguments.get("after") is None, arguments.get("replicas")
+        return [event.to_body() for event in self._known.events.after(after, limit, replica, kind, newest, among)]
 
     def _metrics(self, arguments: dict[str, Any], now: float) -> list[str]:
         return self._known.history.metrics(self._known.replica(text(arguments, "replica")).id)
@@ -254,9 +261,7 @@ class RequestHandler:
     async def _command_state(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         """Return the acknowledgements of a command, once all have come or the time is over."""
         id, timeout = str(arguments.get("id")), _timeout(arguments, 10.0)
-        command = self._known.commands.get(id)
-        if command is None:
-            raise NotFound(f"there is no command {id!r:.80}, or it was done long ago", code="unknown_command")
+        command = self._known.commands.find(id)
         if not command.done and timeout > 0:
             done = self._commands_done.setdefault(id, asyncio.Event())
             with contextlib.suppress(asyncio.TimeoutError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections.abc import Collection
 from typing import Any
 
 import msgpack
@@ -44,10 +46,22 @@ class EventStore:
         return event
 
     def after(
-        self, id: int, limit: int, replica: str | None = None, kind: str | None = None, newest: bool = False
+        self,
+        id: int,
+        limit: int,
+        replica: str | None = None,
+        kind: str | None = None,
+        newest: bool = False,
+        among: Collection[str] | None = None,
     ) -> list[WeaverEvent]:
-        """Return at most ``limit`` events after an id, the oldest first: the first ones, or the ``newest``."""
+        """Return at most ``limit`` events after an id, the oldest first: the first ones, or the ``newest``.
+
+        Args:
+            among: only events about one of these replicas; None: any, and those about none.
+        """
+        ids = None if among is None else json.dumps(list(among))
         wanted = [("id > ?", id), ("replica = ?", replica), ("kind = ?", kind)]
+        wanted.append(("replica IN (SELECT value FROM json_each(?))", ids))
         clauses = [(clause, value) for clause, value in wanted if value is not None]
         where = " AND ".join(clause for clause, _ in clauses)
         order = "DESC" if newest else "ASC"
@@ -65,7 +79,10 @@ class EventStore:
         found += [
             event
             for event in self._new
-            if event.id > id and replica in (None, event.replica) and kind in (None, event.kind)
+            if event.id > id
+            and replica in (None, event.replica)
+            and kind in (None, event.kind)
+            and (among is None or event.replica in among)
         ]
         return found[-limit:] if newest else found[:limit]
 

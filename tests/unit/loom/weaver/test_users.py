@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import msgpack
 import pytest
 
 from loom.control.frame import pack
 from loom.errors import UnsafeStateFolder
+from loom.latencies import BOUNDS
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE, Grant, Keys
 from loom.weaver.serving.server import monotonic_clock
@@ -140,6 +142,21 @@ def test_the_gateway_names_whom_it_acts_for(weaver: WeaverProcess) -> None:
 
     with pytest.raises(Refused, match="has to name the user"):
         gateway.ask("replicas")
+
+
+def test_a_session_is_told_what_its_users_other_sessions_use(weaver: WeaverProcess) -> None:
+    report = {"counts": [0] * (len(BOUNDS) + 1), "sum": 0.0}
+    one, other, berts = (
+        session_of(weaver, user, name) for user, name in (("anna", "a"), ("anna", "b"), ("bert", "c"))
+    )
+
+    first = one.ask("calls", **report, in_flight=7, kept=100)
+    second = other.ask("calls", **report, in_flight=5, kept=20)
+
+    assert first == {"in_flight": 0, "kept": 0}
+    assert second == {"in_flight": 7, "kept": 100}
+    assert one.ask("calls", **report, in_flight=1, kept=1) == {"in_flight": 5, "kept": 20}
+    assert berts.ask("calls", **report) == {"in_flight": 0, "kept": 0}
 
 
 def connected(weaver: WeaverProcess) -> socket.socket:
@@ -358,3 +375,49 @@ async def test_a_store_that_cannot_be_read_is_one_users_trouble() -> None:
     with pytest.raises(UnsafeStateFolder):
         users.of("bert")
     users.close()
+
+
+def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess) -> None:
+    seen = threadlet_of(weaver, "anna", "train_0", session="a", procs="1", rank=0)
+    hidden = threadlet_of(weaver, "anna", "train_1", session="b", procs="1", rank=0)
+    gateway = gateway_for(weaver, "anna")
+
+    def guest(operation: str, **arguments: object) -> Any:
+        return gateway.ask("in_session", session="a", do=operation, arguments=arguments)
+
+    everything = gateway.ask("command", kind="pause", params={}, target="*")
+    own = guest("command", kind="update_config", params={"learning_rate": 0.5}, target=["train*", "trainers", "*"])
+
+    assert own["replicas"] == ["train_0"]
+    assert [one["id"] for one in guest("replicas")] == ["train_0"]
+    assert [one["replicas"] for one in guest("devices")] == [["train_0"]]
+    assert guest("status")["replicas"] == {"running": 1}
+    assert guest("status")["commands"] == 1
+    assert {one["replica"] for one in guest("events", limit=1000)} == {"train_0"}
+    assert guest("command_state", id=own["id"], timeout=0)["replicas"] == ["train_0"]
+    for operation, arguments in [
+        ("replica", {"id": "train_1"}),
+        ("stacks", {"replica": "train_1"}),
+        ("events", {"replica": "train_1"}),
+        ("command", {"kind": "stop", "target": "train_1"}),
+    ]:
+        with pytest.raises(Refused, match=r"no replica of session 'a' is meant by 'train_1'; it has: train_0$"):
+            guest(operation, **arguments)
+    with pytest.raises(Refused, match="no command"):
+        guest("command_state", id=everything["id"], timeout=0)
+    for operation in (
+        "address",
+        "policy",
+        "policies",
+        "fail_device",
+        "inject",
+        "remove_fault",
+        "numbers",
+        "in_session",
+    ):
+        with pytest.raises(Refused, match="reaches beyond session 'a'"):
+            guest(operation)
+    with pytest.raises(Refused, match="a session cannot ask"):
+        session_of(weaver, "anna", "a").ask("in_session", session="b", do="replicas")
+    seen.close()
+    hidden.close()

@@ -17,14 +17,16 @@ import httpx
 import pytest
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from loom.errors import WeaverUnavailable
+from loom.errors import LoomError, ScopeError, WeaverUnavailable
 from loom.token_file import SCOPES, TokenFile
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
+from loom_gateway.sessions import log_feed
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.log_reader import SessionLogs
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
 from loom_gateway.settings import Limits
@@ -252,6 +254,58 @@ async def test_a_tunnel_of_another_user_is_none(house: House, name: str) -> None
 
     assert (there.status_code, code_of(there)) == (404, "connection_lost")
     assert (nowhere.status_code, nowhere.text) == (404, there.text)
+
+
+@pytest.mark.parametrize("name", [name for name in GUARDED if RULES[name].whose == "weaver"])
+async def test_the_weaver_of_another_users_session_is_none(house: House, name: str) -> None:
+    method, body = name.partition(" ")[0], RULES[name].body
+    there, nowhere = [
+        await house.ask(method, f"{path_of(name)}?session={session}", house.bob, body) for session in (SESSION, "x")
+    ]
+
+    assert (there.status_code, code_of(there)) == (404, "unknown_session")
+    assert (nowhere.status_code, nowhere.text.replace("'x'", f"'{SESSION}'")) == (404, there.text)
+
+
+@pytest.mark.parametrize("take_back", ["DELETE", "PUT"])
+async def test_taking_a_share_back_or_making_it_smaller_disconnects_at_once(house: House, take_back: str) -> None:
+    path = f"/api/v1/sessions/{SESSION}/shares/bob"
+    assert (await house.ask("PUT", path, house.tokens["drive"], {"scope": "drive"})).status_code == 200
+    (session,) = house.manager.sessions()
+    headers = [(b"authorization", f"Bearer {house.bob}".encode())]
+    guest = house.access.admit({"type": "http", "headers": headers, "client": ("127.0.0.1", 1)})
+    why: asyncio.Future[LoomError] = asyncio.get_running_loop().create_future()
+
+    async def disconnect(error: LoomError) -> None:
+        why.set_result(error)
+
+    with house.access.connected(guest, disconnect, session, "drive"):
+        await house.ask(take_back, path, house.tokens["drive"], {"scope": "view"})
+        error = await asyncio.wait_for(why, BOUND)  # though nobody looks every second here
+
+    assert type(error) is ScopeError
+
+
+async def test_a_follower_of_a_silent_log_is_ended_when_the_share_is_taken_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, start_feed = asyncio.Event(), SessionLogs._start_feed
+
+    def begin(logs: SessionLogs, *given: Any) -> None:
+        start_feed(logs, *given)
+        begun.set()
+
+    monkeypatch.setattr(SessionLogs, "_start_feed", begin)
+    monkeypatch.setattr(log_feed, "SIGN_OF_LIFE", 10 * BOUND)
+    path = f"/api/v1/sessions/{SESSION}"
+    await house.ask("PUT", f"{path}/shares/bob", house.tokens["drive"], {"scope": "view"})
+    following = asyncio.ensure_future(house.ask("GET", f"{path}/logs?follow=1", house.bob))
+    await asyncio.wait_for(begun.wait(), BOUND)
+
+    await house.ask("DELETE", f"{path}/shares/bob", house.tokens["drive"])
+
+    assert (await following).status_code == 200
+    assert not house.manager.logs._followers["bob"]
 
 
 async def test_lists_and_counts_have_nothing_of_another_user(house: House) -> None:
