@@ -132,7 +132,7 @@ class Job:
         Requests go through this session; or by REST, if the session is over, another user's, or only watched.
         """
         address, guest = self._connection.address, not self._connection.welcome.may_end
-        transport = "http" if self.transport == "http" else "auto"
+        transport = "http" if guest or self.transport == "http" else "auto"
         through, limit = None if guest or self._calls.watching else self._calls, self.session if guest else None
         # `connect` has decided about the URL, hence insecure=True.
         return WeaverProxy(self._gateway_url, address.token, address.ca, transport, through, True, in_session=limit)

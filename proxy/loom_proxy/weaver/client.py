@@ -67,8 +67,7 @@ class WeaverProxy:
         insecure: whether a URL without TLS may lead to another machine; see `loom.connect`.
         user: another user whose replicas everything is about, ``"*"`` for everyone's lists; only an admin may name
             one. The replicas and devices of everyone have ``USER/`` before their id.
-        in_session: a session whose replicas everything is about, and no others: one's own, or one that another user
-            shares. Updates are polled.
+        in_session: the only session whose replicas everything is about, with ``transport="http"``.
     """
 
     def __init__(
@@ -85,8 +84,6 @@ class WeaverProxy:
         self._gateway = Gateway(url, token, ca=ca, insecure=insecure)
         self._user = user
         self._ask: Ask = partial(self._gateway.ask, as_user=user, in_session=in_session)
-        if in_session is not None:
-            transport = "http"  # the WebSocket tells of all replicas of a user
         if session is not None:
             self._ask = SessionWeaver(session, self._gateway).ask
 
