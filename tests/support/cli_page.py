@@ -24,10 +24,8 @@ CLUSTER = """\
 # The command line
 
 This page has the commands for clusters, sessions and tokens; [the other page](cli-training.md) has those that
-watch, steer and break a training. `loom --help` and `loom COMMAND --help` print the same. Every command has
-the same [exit codes](exit-codes.md).
-
-`loom --version` prints the version. Both pages are written by `python -m tests.support.cli_page`.
+watch, steer and break a training. `loom --help` and `loom COMMAND --help` print the same, `loom --version` the
+version. Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py` writes both pages.
 """
 
 TRAINING = """\

@@ -77,7 +77,7 @@ def list_tokens(
 @app.command()
 def revoke(
     ident: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="The id that `loom token list` shows.", show_default=False)
+        str | None, typer.Argument(metavar="ID", help="The id that `loom token list` shows.", show_default=False)
     ] = None,
     user: Annotated[str | None, typer.Option(help="Revoke every token of this user.")] = None,
     tokens: File = None,
