@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from collections import Counter as Counts
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +30,32 @@ def held() -> Counts[str]:
     counts = Counts(f"{kind.__module__}.{kind.__qualname__}" for kind in living)
     # What a driver keeps of a mesh that was stopped: its name, of the last thousand.
     del counts["loom_gateway.driver.monarch.mesh_table.Entry"], counts["loom.errors.SupervisionError"]
+    counts += lengths()
     counts["threads"] = threading.active_count()
     counts["descriptors"] = len(os.listdir("/proc/self/fd"))
+    return counts
+
+
+BOUNDED = {
+    "loom_gateway.driver.handlers.runs.Runs._runs",
+    "loom_gateway.driver.monarch.mesh_table.MeshTable._entries",
+    "loom_gateway.driver.monarch.mesh_table.MeshTable._unusable",
+}
+"""Containers that are full only later: the last 256 runs, and the names of the last thousand stopped meshes."""
+
+
+def lengths() -> Counts[str]:
+    """Count what is in the containers of Loom's objects and modules in this process."""
+    holders = [(type(thing), vars(thing)) for thing in gc.get_objects() if hasattr(thing, "__dict__")]
+    named = [(f"{kind.__module__}.{kind.__qualname__}", content) for kind, content in holders]
+    named += [(name, vars(module)) for name, module in sys.modules.copy().items()]
+    counts: Counts[str] = Counts()
+    for name, content in named:
+        if name.startswith("loom") and not name.startswith("loom.wire.bodies"):
+            for key, value in content.copy().items():
+                bounded = f"{name}.{key}" in BOUNDED or getattr(value, "maxlen", None) is not None
+                if isinstance(value, dict | list | set | deque) and not bounded:
+                    counts[f"{name}.{key}"] += len(value)
     return counts
 
 
@@ -61,10 +87,35 @@ def remake_processes(job: loom.Job) -> None:
     procs.stop().get(timeout=BOUND)
 
 
+def send(port: Any, message: str) -> None:
+    port.send(message)
+
+
+def use_all(job: loom.Job, procs: Any, name: str) -> None:
+    """Use a session in the ways that keep something in a container while they last."""
+    counters = procs.spawn(name, Counter)
+    part = counters.slice(hosts=0)
+    assert part.add.call_one(1).get(timeout=BOUND) == 1
+    with pytest.raises(loom.ActorError):
+        counters.fail.call("bad luck").get(timeout=BOUND)
+    assert len(list(counters.add.stream(1))) == len(procs)
+    port, receiver = job.channel()
+    job.run(send, port, name)
+    assert receiver.recv().get(timeout=BOUND) == name
+    job.run(print, name, name=name)
+    with pytest.raises(TypeError):
+        job.run(len, 1)
+    assert name in job.meshes
+    job.runs()
+    counters.stop().get(timeout=BOUND)
+
+
 def check_that_nothing_grows(job: loom.Job, actors: int, processes: int) -> None:
     standing = job.hosts.spawn_procs(name="standing")
     for number in range(WARM):
         make_and_stop(standing, f"warm {number}")
+    for _ in range(2):
+        use_all(job, standing, "used")
     for _ in range(2):
         remake_processes(job)
     await_no_growth(lambda: {"processes": (1, 2)} if len(job.run(running)) > 1 else {})
@@ -72,6 +123,8 @@ def check_that_nothing_grows(job: loom.Job, actors: int, processes: int) -> None
     most = max(processes // 2, 1)
     for number in range(actors):
         make_and_stop(standing, f"actors {number}")
+        if number % 8 == 0:
+            use_all(job, standing, "used")
     for _ in range(processes):
         remake_processes(job)
     await_no_growth(lambda: job.run(grown, there, most))
