@@ -86,6 +86,34 @@ def test_processes_and_their_output_survive_a_cut_and_what_was_asked_meanwhile_i
     assert lost(job) == []
 
 
+def test_a_spawn_that_is_asked_for_during_a_cut_is_made_or_fails_within_the_patience(
+    far: FarCluster, job: loom.Job
+) -> None:
+    host = job.hosts.slice(hosts=0)
+    old = host.spawn_procs(name="old")
+    assert old.spawn("known", Counter).add.call_one(1).get(BOUND) == 1
+
+    def ask(name: str) -> list[Any]:
+        fresh = host.spawn_procs(name=name).spawn(f"{name}_counter", Counter)
+        return [mesh.add.call_one(1) for mesh in (fresh, old.spawn(f"{name}_beside", Counter))]
+
+    with far.hosts.cut("gateway", "worker0"):
+        asked = ask("early")
+        time.sleep(25.0)  # the length of the cut is what is tested: Monarch gives up a connection after 20 s
+        asked += ask("late")
+        time.sleep(5.0)
+
+    made = 0
+    for one in asked:
+        try:
+            made += one.get(BOUND)
+        except loom.SupervisionError as error:
+            assert "ask again" in str(error)  # noqa: PT017 - it may also be made
+    print(f"{made} of {len(asked)} were made")
+    assert [one.get(BOUND) for one in ask("after")] == [1, 1]
+    assert lost(job) == []
+
+
 def test_a_host_that_is_silent_for_longer_than_the_patience_is_lost_and_its_processes_end(
     far: FarCluster, job: loom.Job
 ) -> None:

@@ -14,7 +14,7 @@ from loom.wire.bodies import OperationError
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Message
 from loom.wire.texts import pack_texts
-from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh
+from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh, unanswered_spawn
 
 __all__ = ["MonarchSupervisionError", "as_loom_error", "error_message", "is_monarchs", "replace_fault_hook"]
 
@@ -51,6 +51,9 @@ def error_message(
     elif isinstance(error, MonarchSupervisionError) or _is_of_a_dead_mesh(error):
         code = SupervisionError.code
         texts = {"text": str(error)}
+    elif isinstance(error, ValueError | RuntimeError) and (why := unanswered_spawn(_text(error))) is not None:
+        code = SupervisionError.code
+        texts = {"text": why}
     elif isinstance(error, LoomError):
         code = error.code
         texts = {"text": str(error)}
@@ -93,6 +96,8 @@ def as_loom_error(error: Exception) -> LoomError:
         return error
     if _is_of_a_dead_mesh(error):
         return SupervisionError(str(error))
+    if (why := unanswered_spawn(_text(error))) is not None:
+        return SupervisionError(why)
     return operation_failed(f"{type(error).__name__}: {error}", error)
 
 

@@ -18,6 +18,8 @@ _CAME_BACK = re.compile(
 _CONTROLLER = re.compile(r"The actor actor_mesh_controller_(?P<mesh>[\w-]+)<")
 
 
+_SPAWN_TIMEOUT = re.compile(r"error spawning \w+ mesh: statuses: .*\bTimeout\(")
+
 _COORDINATE = re.compile(r"'([^']*)': (\d+)/(\d+)")
 
 
@@ -58,6 +60,17 @@ def failed_element(mesh: str, report: str) -> Place | None:
 def is_of_a_dead_mesh(text: str) -> bool:
     """Return whether the text of a RuntimeError says that a spawn failed because a process is dead."""
     return "on mesh with supervision events" in text
+
+
+def unanswered_spawn(text: str) -> str | None:
+    """Return the explanation of a spawn that a host has not answered; None if the text is of another error."""
+    first = text.partition("\n")[0]  # a backtrace of Monarch's follows
+    if _SPAWN_TIMEOUT.search(first) is None:
+        return None
+    return (
+        f"a host has not answered in time: it has died, or the network to it was away when this was asked for; "
+        f"if the host is there, ask again ({first})"
+    )
 
 
 def about_endpoint(text: str, asked: str, meant: str) -> str:

@@ -64,13 +64,17 @@ def address_towards(workers: Sequence[str]) -> str:
     return listen.address_towards(first.host, first.port)
 
 
+_SPAWNS = ("actor_spawn_max_idle", "mesh_proc_spawn_max_idle")
+"""Monarch's timeouts for a spawn. Its answer is lost if it was asked for before Monarch gave up the connection to a
+silent host, after 20 s, although it is carried out later (torchmonarch 0.7). So it fails after the patience."""
+
+SPAWN_LEAST = 30.0  # the least seconds that a spawn may take, Monarch's default
+
 _WATCHES = (
-    "actor_spawn_max_idle",
     "channel_reconnect_timeout",
     "get_actor_state_max_idle",
     "get_proc_state_max_idle",
     "host_spawn_ready_timeout",
-    "mesh_proc_spawn_max_idle",
 )
 """Monarch's own timeouts for a silent host, half a minute to two. After the shortest it stops the actors there
 ("no status received from process", torchmonarch 0.7), though they live. So all have to be longer than the patience,
@@ -91,6 +95,7 @@ def _use_transport(here: str, port: int, patience: float) -> None:
         # The controllers of a mesh wait for its lost hosts, and say nothing meanwhile. They are in this process.
         supervision_watchdog_timeout=UNDELIVERABLE_AFTER,
         **dict.fromkeys(_WATCHES, f"{longest:g}s"),
+        **dict.fromkeys(_SPAWNS, f"{max(patience, SPAWN_LEAST):g}s"),
     )
     enable_transport(f"tcp://{listen.bracketed(here)}:{port if _is_free(here, port) else 0}")
 

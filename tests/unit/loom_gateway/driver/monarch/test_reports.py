@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.driver.monarch.reports import Fault, Place, about_endpoint, failed_element, read_fault
+from loom_gateway.driver.monarch.reports import (
+    Fault,
+    Place,
+    about_endpoint,
+    failed_element,
+    read_fault,
+    unanswered_spawn,
+)
 
 STOPPED = "invalid reference counters<jagGnAUH3Cg>.my-m-1<j5KFJdYHmcM>.tcp://127.0.0.1:38013: actor stopped"
 CAME_BACK = f"""\
@@ -62,3 +69,14 @@ def test_the_element_that_a_report_names(mesh: str, report: str, place: Place | 
 def test_a_failed_sentinel_is_told_of_with_the_endpoint_that_a_client_called(name: str) -> None:
     text = "Endpoint call counters.__sizeof__() failed, its process is gone"
     assert about_endpoint(text, "__sizeof__", name) == "Endpoint call counters.add() failed, its process is gone"
+
+
+@pytest.mark.parametrize("kind", ["proc", "actor"])
+def test_a_spawn_that_a_host_has_not_answered(kind: str) -> None:
+    text = f"error spawning {kind} mesh: statuses: Timeout(60.001704494s)=0..1"
+
+    explained = str(unanswered_spawn(f"{text}\n\nStack backtrace:\n 0: hyperactor"))
+
+    assert text in explained
+    assert "backtrace" not in explained
+    assert unanswered_spawn("error spawning proc mesh: statuses: Failed(no such file)=0..1") is None
