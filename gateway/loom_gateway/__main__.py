@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from loom.process.own_secrets import hide_from_proc, keep_memory_private
+from loom.process.own_secrets import ancestors_that_show, hide_from_proc, keep_memory_private
 
 if TYPE_CHECKING:
     from loom_gateway.settings import GatewaySettings
@@ -40,9 +40,23 @@ def _serve(settings: GatewaySettings) -> None:
     os.environ.pop("LOOM_TOKEN", None)  # drivers and the weaver inherit the environment
     logging.basicConfig(level=settings.log_level.value.upper(), format="%(levelname)s %(name)s: %(message)s")
     require(GATEWAY_MODULES, "a gateway")
+    _warn_of_a_shown_token(settings)
     from loom_gateway.server import serve
 
     serve(settings)
+
+
+def _warn_of_a_shown_token(settings: GatewaySettings) -> None:
+    """Say that user code can read the token, unless the gateway is of the user who drives it, as in `loom up`."""
+    if not settings.token or settings.driver_uids or settings.exit_with_parent:
+        return
+    if shown := ancestors_that_show("LOOM_TOKEN", settings.token):
+        logging.getLogger(__name__).warning(
+            "user code can read the gateway's token: process %s, of the user id that drivers have, has it in its "
+            "environment. Among users who do not trust each other, give --driver-uids, or set LOOM_TOKEN for the "
+            "gateway alone",
+            " and process ".join(map(str, shown)),
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import loom
+from loom.errors import error_for_code
 from loom.train import FaultTolerantJob
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.cli_page import commands
@@ -225,6 +226,12 @@ def test_every_public_error_is_explained() -> None:
     assert not [name for name in errors if f"`{name}`" not in text and name != "LoomError"]
 
 
+def test_every_code_of_an_error_that_a_page_names_exists() -> None:
+    named = {(page.path.name, code) for page in PAGES for code in re.findall(r"\bcode `(\w+)`", page.text)}
+    assert named
+    assert not [one for one in named if type(error_for_code(one[1], "")) is loom.LoomError]
+
+
 def test_every_route_is_explained() -> None:
     text = Page.of("docs/reference/rest.md").text
     routes = set()
@@ -244,3 +251,13 @@ def test_every_test_that_the_guarantees_name_exists() -> None:
     assert named
     for file, name in named:
         assert re.search(rf"^(async )?def {name}\b", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{name}"
+
+
+def test_every_row_of_the_guarantees_names_its_tests_in_full() -> None:
+    rows = [line for line in Page.of("docs/design/guarantees.md").text.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if not row.startswith(("| what holds |", "| --- |"))]
+    assert len(rows) > 100
+    in_full = re.compile(r"`(tests/[\w/]+\.py::\w+|python -m tests\.\w+( [\w-]+)*)`")
+    assert not [
+        row for row in rows if not all(map(in_full.fullmatch, row.split(" | ")[-1].strip(" |").split(", ")))
+    ]

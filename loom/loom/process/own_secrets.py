@@ -7,9 +7,11 @@ kernel reads it from the memory in which the process was given it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 _PR_SET_DUMPABLE = 4
 
@@ -24,6 +26,19 @@ def hide_from_proc(name: str) -> None:
     place = libc.getenv(os.fsencode(name))
     if place:
         ctypes.memset(place, 0, len(os.fsencode(value)))
+
+
+def ancestors_that_show(name: str, value: str) -> list[int]:
+    """Return the ids of this process's ancestors of its user id that were started with a variable of a value."""
+    shown, entry = [], f"{name}={value}".encode()
+    process = Path(f"/proc/{os.getppid()}")
+    with contextlib.suppress(OSError, ValueError):  # of another user, gone, or another system than Linux
+        while process.stat().st_uid == os.geteuid():
+            if entry in (process / "environ").read_bytes().split(b"\0"):
+                shown.append(int(process.name))
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            process = process.with_name(parent)
+    return shown
 
 
 def keep_memory_private() -> None:

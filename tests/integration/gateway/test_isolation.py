@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,18 @@ def test_a_token_that_was_given_is_printed_nowhere(cluster: LocalCluster) -> Non
     with gateway_of(cluster) as gateway:
         assert gateway.announced.keys() == {"event", "url", "pid"}
         assert TOKEN not in (gateway.folder / "output").read_text()
+
+
+@pytest.mark.parametrize(("options", "warns"), [((), True), (("--exit-with-parent",), False)])
+def test_a_token_that_what_starts_the_gateway_shows_is_warned_of(options: Sequence[str], warns: bool) -> None:
+    # It has no workers, and ends with that. A shell starts it that stays, as a container's init does.
+    command = ["sh", "-c", '"$@"; :', "sh", sys.executable, "-m", "loom_gateway", *options]
+    variables = {**os.environ, "LOOM_TOKEN": SECRET}
+    said = subprocess.run(command, env=variables, stdin=subprocess.PIPE, capture_output=True, text=True).stderr
+
+    assert "a gateway needs workers" in said
+    assert ("user code can read the gateway's token" in said) == warns
+    assert SECRET not in said
 
 
 def test_the_own_token_is_replaced_and_its_sessions_go_on(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -327,6 +327,13 @@ def gibibytes(quantity: str) -> int:
     return int(quantity.removesuffix("Gi"))
 
 
+CREDENTIALS = """
+169.254.169.254 169.254.170.2 169.254.170.23 169.254.169.252 168.63.129.16 192.0.0.192 100.100.100.200
+fd00:ec2::254 fd00:ec2::23 fd20:ce::254
+"""
+"""Addresses at which clouds answer with credentials of a node or of a pod."""
+
+
 @pytest.mark.parametrize("name", ["loom-gateway", "loom-workers"])
 def test_no_pod_reaches_the_address_of_a_clouds_credentials(name: str) -> None:
     policy = one("NetworkPolicy", name)["spec"]
@@ -334,7 +341,7 @@ def test_no_pod_reaches_the_address_of_a_clouds_credentials(name: str) -> None:
     everywhere = [rule for rule in policy["egress"] if "to" not in rule]
     assert all({port["port"] for port in rule["ports"]} == {53} for rule in everywhere)
     blocks = [peer["ipBlock"] for rule in policy["egress"] for peer in rule.get("to", ()) if "ipBlock" in peer]
-    for address in map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254")):
+    for address in map(ipaddress.ip_address, CREDENTIALS.split()):
         allowed = [
             block
             for block in blocks

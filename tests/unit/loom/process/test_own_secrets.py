@@ -52,6 +52,24 @@ def test_a_hidden_variable_is_not_in_the_environment_that_the_kernel_shows() -> 
     assert SECRET.encode() not in shown
 
 
+@pytest.mark.parametrize("value", [SECRET, "another"])
+def test_an_ancestor_that_was_started_with_the_variable_is_known(value: str) -> None:
+    looks = f"""
+import os, subprocess, sys
+from loom.process.own_secrets import ancestors_that_show
+if len(sys.argv) == 1:
+    print(os.getpid(), flush=True)
+    del os.environ["LOOM_TEST_SECRET"]
+    subprocess.run(["sh", "-c", '"$@"; :', "sh", sys.executable, "-c", sys.orig_argv[2], "child"])
+else:
+    print(ancestors_that_show("LOOM_TEST_SECRET", {value!r}))
+"""
+    variables = {**os.environ, "LOOM_TEST_SECRET": SECRET}
+    ended = subprocess.run([sys.executable, "-c", looks], env=variables, capture_output=True, text=True, check=True)
+    pid, shown = ended.stdout.split("\n", 1)
+    assert shown == (f"[{pid}]\n" if value == SECRET else "[]\n")
+
+
 @as_root
 @pytest.mark.parametrize("file", ["environ", "mem", "fd", "maps"])
 def test_a_process_of_the_same_user_id_cannot_look_into_a_private_one(file: str) -> None:

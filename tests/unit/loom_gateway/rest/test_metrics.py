@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from loom.errors import WeaverUnavailable
 from loom.latencies import BOUNDS, Latencies
 from loom.process import tasks
 from loom.weaver.keys import EVERYONE
+from loom_gateway.rest import metrics
 from loom_gateway.rest.metrics import metrics_text
 from loom_gateway.sessions.session import SessionState
 
@@ -148,6 +150,21 @@ def test_background_tasks_that_died_are_counted_of_the_gateway_and_of_drivers(
     monkeypatch.setattr(tasks, "died", Counter({"watch tokens": 2, "look for workers": 1}))
     text = page(call_latency={"s": {**Latencies().to_dict(), "tasks_died": 4}})
     assert samples(text, "loom_tasks_died") == {("gateway", "", ""): 3, ("driver", "s", "anna"): 4}
+
+
+def test_the_page_is_made_beside_the_loop_that_relays_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    generate = metrics.generate_latest
+
+    def note_thread(registry: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return generate(registry)
+
+    monkeypatch.setattr(metrics, "generate_latest", note_thread)
+
+    assert "loom_devices" in page()
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_user_sees_only_their_own_numbers() -> None:

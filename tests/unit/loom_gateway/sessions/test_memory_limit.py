@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from loom.wire.mux import MAX_MESSAGE
+from loom_gateway import server
 from loom_gateway.sessions import memory_limit as module
 from loom_gateway.sessions.memory_limit import largest_message, memory_limit
+from loom_gateway.settings import GatewaySettings
 
 V1 = "9:cpu,cpuacct:/kubepods/pod1\n4:memory:/kubepods/pod1\n"
 V1_NONE = "9223372036854771712"
@@ -52,3 +54,26 @@ def test_the_largest_message_is_a_quarter_of_it(
     monkeypatch.setattr(module, "memory_limit", lambda: limit)
 
     assert largest_message() == largest
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "4242"), (1000, "1000"), (0, str(MAX_MESSAGE))])
+def test_drivers_are_told_the_limit_unless_another_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: int | None, told: str
+) -> None:
+    class Told(Exception):
+        pass
+
+    def manager(*arguments: object) -> None:
+        raise Told(*arguments)
+
+    monkeypatch.setattr(server, "largest_message", lambda: 4242)
+    monkeypatch.setattr(server, "SessionManager", manager)
+    settings = GatewaySettings(
+        worker=["tcp://127.0.0.1:1"], port=0, max_message=given, tokens=tmp_path / "tokens", state_dir=str(tmp_path)
+    )
+
+    with pytest.raises(Told) as caught:
+        server.serve(settings)
+
+    options = caught.value.args[4]
+    assert options[options.index("--max-message") + 1] == told
