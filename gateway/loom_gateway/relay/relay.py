@@ -105,6 +105,11 @@ class Relay:
 
     async def _connect(self, session: Session, hello_frame: bytes, guest: str | None) -> DriverLink:
         """Connect to a session's driver, and pass on the client's hello and, of a guest, the user."""
+        if guest is not None and not session.driver.record.knows_users:
+            raise ProtocolMismatch(
+                f"session {session.name!r} is of an older Loom, whose driver would let a guest end it: ask "
+                f"{session.user!r} to open a new one"
+            )
         loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -121,8 +126,9 @@ class Relay:
         except BaseException:
             sock.close()
             raise
-        key = self._weaver_key(session.user, session.name)
-        link.write(b"".join(unnumbered_frame(OpenSession(session.name, session.user, key, guest).message())))
+        opening = OpenSession(session.name, session.user, self._weaver_key(session.user, session.name), guest)
+        knows_users = session.driver.record.knows_users
+        link.write(b"".join(unnumbered_frame(opening.message() if knows_users else opening.message_for_older())))
         link.write(hello_frame)
         return link
 

@@ -55,6 +55,8 @@ class DriverRecord:
     """The numbers of the workers that are leased to the session's user; empty if workers are shared."""
     boot: str = ""
     """The `boot_id` at its start: after another, a process with its id and start is not the driver."""
+    knows_users: bool = False
+    """Whether the driver knows of users: not one that a gateway of before users has started."""
 
     @property
     def peer(self) -> Peer:

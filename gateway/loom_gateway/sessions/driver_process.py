@@ -130,7 +130,7 @@ class OwnDriver(DriverProcess):
         finally:
             os.close(output)
         pid = self._child.pid
-        super().__init__(files, DriverRecord(pid, start_time(pid) or 0, uid=uid, boot=boot_id()))
+        super().__init__(files, DriverRecord(pid, start_time(pid) or 0, uid=uid, boot=boot_id(), knows_users=True))
         try:
             self.note()
         except BaseException:

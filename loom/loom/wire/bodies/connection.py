@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loom.wire.bodies.base import Body
-from loom.wire.messages import Kind
+from loom.wire.messages import Kind, Message
 
 __all__ = ["Chunk", "OpenSession", "Refuse"]
 
@@ -34,6 +34,10 @@ class OpenSession(Body, kind=Kind.OPEN):
     """The session's key to the weaver. It comes this way because a program can read its environment."""
     guest: str | None = None
     """The user of the client, if the session is another user's who shares it: a guest cannot end it."""
+
+    def message_for_older(self) -> Message:
+        """Return the message for a driver of before users, which knows of no field but the session."""
+        return Message(self.KIND, 0, [self.session])
 
 
 @dataclass(frozen=True, slots=True)

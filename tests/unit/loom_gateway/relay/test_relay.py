@@ -12,7 +12,9 @@ import pytest
 import uvloop
 
 from loom.token_file import Token
+from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello
+from loom.wire.lane import LENGTH
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
@@ -27,11 +29,12 @@ BOUND = 10.0
 class SilentDriver:
     """A driver's socket that takes a hello and never answers, and the manager of its one session."""
 
-    def __init__(self, path: Path, opened: bool) -> None:
+    def __init__(self, path: Path, opened: bool, knows_users: bool = True) -> None:
         self.path = str(path)
         self.greeted = asyncio.Event()
         self.left = asyncio.Event()
         self.ended: list[str] = []
+        self.opening: list[Any] = []  # the fields of the gateway's first message
         self._tasks: list[asyncio.Task[None]] = []
         self.session = SimpleNamespace(
             name="session-1",
@@ -41,11 +44,16 @@ class SilentDriver:
             state=SessionState.OPEN if opened else SessionState.STARTING,
             traffic=Traffic(),
             greeted=0,
-            driver=SimpleNamespace(files=SimpleNamespace(socket=self.path), check_peer=lambda sock: None),
+            driver=SimpleNamespace(
+                files=SimpleNamespace(socket=self.path),
+                check_peer=lambda sock: None,
+                record=SimpleNamespace(knows_users=knows_users),
+            ),
         )
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        self.opening = list(decode_frame(await reader.readexactly(length)).messages[0].body)
         self.greeted.set()
         await reader.read()
         self.left.set()
@@ -125,6 +133,38 @@ def test_a_hello_that_is_never_welcomed_leaves_no_connection_and_no_session(
 
     ended = asyncio.run(come_and_go())
     assert len(ended) == (hello.session is None)  # a session that is resumed goes on
+
+
+@pytest.mark.parametrize(
+    ("knows_users", "user", "opening"),
+    [
+        (True, "ann", ["session-1", "ann", "a-key"]),
+        (True, "bob", ["session-1", "ann", "a-key", "bob"]),
+        (False, "ann", ["session-1"]),
+        (False, "bob", []),
+    ],
+)
+def test_a_driver_of_before_users_is_told_what_it_knows_and_gets_no_guests(
+    tmp_path: Path, knows_users: bool, user: str, opening: list[str]
+) -> None:
+    async def come() -> list[Any]:
+        driver = SilentDriver(tmp_path / "driver", opened=True, knows_users=knows_users)
+        driver.session.user, driver.session.shared = "ann", {"bob": "drive"}
+        server = await asyncio.start_unix_server(driver.serve, driver.path)
+        access = AccessControl(TokenAuthority("own"))
+        access.guard(driver)  # type: ignore[arg-type]
+        relay = Relay(driver, access, SimpleNamespace(), lambda user, session: "a-key")  # type: ignore[arg-type]
+        client = Client(Hello(session="session-1"))
+        principal = Principal(Token("1", user, "drive", "", 0.0), "")
+        scope = {"type": "websocket", "loom.principal": principal, "loom.socket": client}
+        serving = asyncio.ensure_future(relay(scope, client.events.get, client.send))
+        await asyncio.wait_for(driver.greeted.wait() if opening else serving, BOUND)
+        client.leave()
+        await asyncio.wait([serving], timeout=BOUND)
+        server.close()
+        return driver.opening
+
+    assert asyncio.run(come()) == opening
 
 
 def test_what_comes_for_a_driver_that_is_gone_is_dropped(tmp_path: Path) -> None:

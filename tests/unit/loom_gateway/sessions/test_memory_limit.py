@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,10 @@ def test_drivers_are_told_the_limit_unless_another_is_given(
         worker=["tcp://127.0.0.1:1"], port=0, max_message=given, tokens=tmp_path / "tokens", state_dir=str(tmp_path)
     )
 
-    with pytest.raises(Told) as caught:
-        server.serve(settings)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(server, "listen", lambda *_: listener)
+        with pytest.raises(Told) as caught:
+            server.serve(settings)
 
     options = caught.value.args[4]
     assert options[options.index("--max-message") + 1] == told
