@@ -189,7 +189,9 @@ def test_the_next_gateway_finds_them(gateway: Gateway) -> None:
 def test_what_a_session_leaves_behind_is_ended_before_its_id_is_used_again(gateway: Gateway) -> None:
     def leave() -> int:
         Path.home().joinpath("closed").mkdir(mode=0)
-        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+        # A daemon: neither a descendant of the driver, nor in its process group.
+        daemon = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+        return int(subprocess.run(["sh", "-c", daemon], stdout=subprocess.PIPE, check=True).stdout)
 
     with gateway.connect() as job:
         folder = socket_of(pid_of(gateway, job)).parent
