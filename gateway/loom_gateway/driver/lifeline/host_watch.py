@@ -40,6 +40,7 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_connection(address.host, address.port), ATTEMPT)
         except ConnectionRefusedError:
+            suspicious = True
             if refusals.refused(loop.time()):
                 return HostEnd.GONE
         except (OSError, asyncio.TimeoutError):

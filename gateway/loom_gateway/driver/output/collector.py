@@ -172,8 +172,13 @@ class LogCollector:
         return printer
 
     def close(self, printer: ProcessPrinter) -> None:
-        """Note that a process will print nothing more."""
-        self._flush_printer(printer)
+        """Note that a process will print nothing more.
+
+        Its last lines wait for at most `WINDOW`, in which those of processes that end with it may come.
+        """
+        self._flush_partial(printer)
+        if printer.source.aggregator:
+            self._flush_window_within(printer.source, WINDOW)
         key = (printer.line.procs, printer.line.rank)
         if self._processes.get(key) is printer:
             del self._processes[key]
@@ -261,7 +266,14 @@ class LogCollector:
         if len(source.aggregator) > _MOST_LINES:
             self._flush_window(source)
         elif source.timer is None:
-            source.timer = self._loop.call_later(source.options.window, self._flush_window, source)
+            self._flush_window_within(source, source.options.window)
+
+    def _flush_window_within(self, source: _Source, seconds: float) -> None:
+        if source.timer is not None and source.timer.when() <= self._loop.time() + seconds:
+            return
+        if source.timer is not None:
+            source.timer.cancel()
+        source.timer = self._loop.call_later(seconds, self._flush_window, source)
 
     def _flush_window(self, source: _Source) -> None:
         if source.timer is not None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncIterator
 
 import pytest
 
 from loom_gateway.driver.lifeline import host_watch
 from loom_gateway.driver.lifeline.host_watch import HostEnd, watch_host
+from loom_gateway.driver.lifeline.silence import Refusals
 from loom_gateway.workers.sources import parse_worker_address
 from tests.support.network.gate import Gate
 from tests.unit.loom_gateway.driver.lifeline.processes import BOUND
@@ -149,3 +152,24 @@ async def test_a_worker_without_processes_outlives_a_reset() -> None:
             await made.connected(3)
             assert not watch.done()
             watch.cancel()
+
+
+@pytest.mark.usefixtures("known_soon")
+async def test_a_worker_that_is_started_again_after_a_reset_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = asyncio.Event()
+
+    def note(self: Refusals, now: float) -> bool:
+        refused.set()
+        return False
+
+    monkeypatch.setattr(Refusals, "refused", note)
+    async with worker() as (made, server, port):
+        watch = watched(port, lives=False)
+        await made.connected(1)
+        server.close()
+        sock: socket.socket = made.connections[0].get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        made.connections[0].transport.abort()
+        await asyncio.wait_for(refused.wait(), BOUND)
+        async with await asyncio.start_server(made.serve, "127.0.0.1", port):
+            assert await asyncio.wait_for(watch, BOUND) == HostEnd.RESTARTED
