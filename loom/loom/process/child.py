@@ -101,6 +101,9 @@ class Child:
                 extra_groups=None if user is None else (),
                 cwd=folder,
             )
+        except BaseException:
+            self.cut()
+            raise
         finally:
             if self._lifeline:
                 self._lifeline.given()
