@@ -67,6 +67,9 @@ Sender = Annotated[Principal, Depends(_sender)]
 """Who sent a request."""
 
 
+_UNBUFFERED = {"x-accel-buffering": "no"}
+"""Has nginx pass each line on as it comes, and not when it has several kilobytes."""
+
 _SHARE_REFUSALS: dict[int | str, dict[str, Any]] = {
     403: {"description": "The session is another user's, who shares it with the caller."},
     404: {"description": "The caller has no living session of this name, or it is not shared with the user."},
@@ -144,7 +147,7 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         if follow:
             lines = await manager.logs.follow(name, query, principal.user)
             followed = _while_allowed(lines, access, principal, session)
-            return StreamingResponse(followed, media_type="application/x-ndjson")
+            return StreamingResponse(followed, headers=_UNBUFFERED, media_type="application/x-ndjson")
         found = await asyncio.to_thread(manager.logs.read, name, query)
         return StreamingResponse(_in_pieces(found), media_type="application/x-ndjson")
 
