@@ -22,13 +22,10 @@ class Trainer(Actor):
         """On rank 0 only: open the store where the processes find each other, on a free port."""
         from torch.distributed import TCPStore  # imported where it runs
 
-        host = socket.gethostbyname(socket.gethostname())
-        listener = socket.create_server((host, 0))  # torch's own would listen on every address
-        port = listener.getsockname()[1]
-        self.store = TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        return host, port
+        sock = socket.create_server((socket.gethostbyname(socket.gethostname()), 0))  # not on every address
+        address = sock.getsockname()
+        self.store = TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=sock.detach())
+        return address
 
     @endpoint
     def setup(self, address):
@@ -67,8 +64,7 @@ class Trainer(Actor):
 
     @endpoint
     def evaluate(self):
-        guesses = self.model.module(self.test_images).argmax(dim=1)
-        return (guesses == self.test_labels).float().mean().item()
+        return (self.model.module(self.test_images).argmax(dim=1) == self.test_labels).float().mean().item()
 
     @endpoint
     def set_learning_rate(self, learning_rate):
@@ -93,8 +89,7 @@ class Trainer(Actor):
 def start(hosts):
     procs = hosts.spawn_procs(per_host={"gpus": 2}, name="trainers")
     trainers = procs.spawn("trainers", Trainer)
-    address = trainers.slice(hosts=0, gpus=0).open_store.call_one().get()
-    trainers.setup.call(address).get()
+    trainers.setup.call(trainers.slice(hosts=0, gpus=0).open_store.call_one().get()).get()
     return procs, trainers
 
 

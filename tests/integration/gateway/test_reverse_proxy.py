@@ -89,5 +89,6 @@ def test_a_trusted_proxy_gives_each_client_its_own_address(tmp_path: Path) -> No
 def test_a_followed_log_comes_through_line_by_line(tmp_path: Path) -> None:
     with behind_nginx(tmp_path) as (url, cluster), loom.connect(cluster.url, cluster.token) as job:
         job.run(print, "one line of a few")
-        lines = Gateway(url, cluster.token, ca=str(tmp_path / "ca.pem"), timeout=BOUND).logs(job.session, follow=True)
+        gateway = Gateway(url, cluster.token, ca=str(tmp_path / "ca.pem"), timeout=BOUND)
+        lines = gateway.logs(job.session, follow=True)
         assert any("one line of a few" in line["text"] for line in lines)  # nginx keeps short ones otherwise

@@ -46,7 +46,9 @@ BOUNDED = {
 
 def lengths() -> Counts[str]:
     """Count what is in the containers of Loom's objects and modules in this process."""
-    holders = [(type(thing), vars(thing)) for thing in gc.get_objects() if hasattr(thing, "__dict__")]
+    kinds = [(thing, type(thing)) for thing in gc.get_objects()]
+    ours = [(thing, kind) for thing, kind in kinds if str(kind.__module__).startswith("loom")]
+    holders = [(kind, vars(thing)) for thing, kind in ours if hasattr(thing, "__dict__")]
     named = [(f"{kind.__module__}.{kind.__qualname__}", content) for kind, content in holders]
     named += [(name, vars(module)) for name, module in sys.modules.copy().items()]
     counts: Counts[str] = Counts()
