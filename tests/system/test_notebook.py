@@ -406,6 +406,7 @@ def test_stopping_the_hosts_stops_all_meshes(job: loom.Job) -> None:
     assert summary(procs) == "4 processes: 4 stopped"
 
 
+@pytest.mark.slow
 def test_a_lost_host_is_shown(own_cluster: LocalCluster) -> None:
     with loom.connect(own_cluster.url, own_cluster.token) as job:
         procs = job.hosts.spawn_procs(per_host={"gpus": 2})

@@ -128,6 +128,7 @@ def test_who_takes_the_port_gets_no_token_and_the_forward_moves(job: loom.Job) -
     assert not any(b"authorization" in request.lower() for request in received)
 
 
+@pytest.mark.slow
 def test_a_forward_through_which_nobody_answers_is_started_again(
     job: loom.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

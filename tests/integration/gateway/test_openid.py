@@ -116,6 +116,7 @@ def test_a_subject_that_is_the_name_of_a_user_is_another_user(
         loom.connect(gateway.url, signed, job.session, mode="watch").detach()
 
 
+@pytest.mark.slow
 def test_a_key_of_the_issuers_is_taken_when_it_is_new_and_known_ones_go_on_without_it(
     gateway: Gateway, issuer: OpenIdIssuerProcess
 ) -> None:

@@ -296,7 +296,8 @@ def test_a_large_result_of_which_some_had_come_to_a_program_is_found_by_the_next
     job.detach()
 
 
-@pytest.mark.parametrize("way", [pytest.param("there", marks=pytest.mark.slow), "back"])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["there", "back"])
 def test_small_calls_are_not_behind_what_moves_over_a_narrow_line(cluster: LocalCluster, way: str) -> None:
     with NarrowProxy(port_of(cluster), 4 * MIB, 2 * MIB) as proxy, through(proxy.port, cluster) as job:
         procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="procs")

@@ -161,6 +161,7 @@ def count_in_the_driver() -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_what_lives_on_other_hosts_goes_on_while_a_host_goes_and_comes_back(own_cluster: LocalCluster) -> None:
     with (
@@ -181,6 +182,7 @@ def test_what_lives_on_other_hosts_goes_on_while_a_host_goes_and_comes_back(own_
         assert job.run(count_in_the_driver) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_host_that_returns_before_it_has_acknowledged_a_spawn_takes_nothing_down(
     monkeypatch: pytest.MonkeyPatch,

@@ -85,6 +85,7 @@ def await_event(job: loom.Job, name: str) -> None:
     raise AssertionError(f"no event {name}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_session_uses_a_worker_that_has_taken_the_place_of_another(listed: Listed) -> None:
     listed.add()

@@ -32,6 +32,7 @@ def await_record(gateway: RawGateway, wanted: Any) -> GoodputRecord:
     return found[-1]
 
 
+@pytest.mark.slow
 def test_a_killed_process_costs_what_it_takes_to_replace_it() -> None:
     with running_weaver() as weaver, training(weaver.address, *REPLICAS) as processes:
         gateway = weaver.gateway()

@@ -18,6 +18,7 @@ from tests.system.train.trainers import BOUND, Watched, a_job
 pytestmark = pytest.mark.timeout(200)
 
 
+@pytest.mark.slow
 def test_the_group_of_an_evicted_worker_goes_on_elsewhere_and_loses_no_step(own_cluster: LocalCluster) -> None:
     with loom.connect(own_cluster.url, own_cluster.token) as job:
         watched = Watched(job, a_job(steps=100_000))

@@ -26,6 +26,7 @@ def of_this_test() -> list[Listener]:
     return list(listeners(tree(psutil.Process().pid)[1:]))
 
 
+@pytest.mark.slow
 def test_every_listening_socket_of_a_training_is_named(local: LocalCluster) -> None:
     with loom.connect(local.url, local.token) as job:
         watched = Watched(job, a_job(steps=100_000))
