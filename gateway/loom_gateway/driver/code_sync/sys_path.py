@@ -130,7 +130,11 @@ class DriverPath:
 def _forget_modules(outdated: Callable[[str, str], bool]) -> None:
     """Remove modules from ``sys.modules``. ``outdated`` decides by a module's name and file."""
     for name, module in list(sys.modules.items()):
-        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        try:
+            place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        except KeyError:  # a folder without __init__.py in a package that is not imported any more
+            del sys.modules[name]
+            continue
         if isinstance(place, str) and outdated(name, place):
             del sys.modules[name]
 

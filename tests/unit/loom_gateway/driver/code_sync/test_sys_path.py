@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -31,3 +32,21 @@ def test_a_folder_that_is_synced_again_unchanged_takes_no_further_descriptor(
     assert [is_open(descriptor) for descriptor in descriptors] == [False, False, True]
     assert sys.path.count(str(tmp_path)) == 1
     os.close(descriptors[-1])
+
+
+def test_a_folder_of_a_package_that_was_forgotten_is_forgotten_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "whole" / "inner").mkdir(parents=True)
+    (tmp_path / "whole" / "__init__.py").touch()
+    importlib.import_module("whole.inner")
+    del sys.modules["whole"]  # by hand: its folder asks for it by name
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+
+    DriverPath().show(
+        SyncedTree("project", "digest", ("",), (str(tmp_path),)), Hold(tmp_path, descriptor), frozenset()
+    )
+
+    assert "whole.inner" not in sys.modules
+    os.close(descriptor)
