@@ -34,6 +34,7 @@ from loom.wire.lane import behind_length
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster
+from loom_proxy.session import handshake
 from loom_proxy.transport import http as http_transport
 from loom_proxy.transport.http import HttpTransport
 from tests.integration.calls.test_failures import driver_pid, rest
@@ -232,8 +233,9 @@ def test_the_gateway_holds_little_of_what_moves(cluster: LocalCluster, counters:
 
 @pytest.mark.parametrize("status", [200, 400, 403, 404, 426, 502, 503, None])
 def test_http_is_used_where_something_breaks_websockets(
-    cluster: LocalCluster, status: int | None, caplog: pytest.LogCaptureFixture
+    cluster: LocalCluster, status: int | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(handshake, "_logged", set())  # a proxy of another test may have had this one's port
     with HttpProxy(port_of(cluster), without_websockets(status)) as proxy:
         for _ in range(2):
             with loom.connect(f"ws://127.0.0.1:{proxy.port}", cluster.token) as job:

@@ -592,7 +592,6 @@ def test_a_tree_that_was_written_to_is_made_anew(job: loom.Job, machines: Machin
     assert values(actors.version_of.call("tampered")) == [1, 1]
 
 
-@pytest.mark.slow
 def test_a_keeper_that_died_is_started_again(job: loom.Job, machines: Machines, project: Project) -> None:
     project.write("kept.py", "VERSION = 1\n")
     digest = job.sync(project.folder).digest

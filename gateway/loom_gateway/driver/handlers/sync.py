@@ -50,6 +50,7 @@ class Syncs:
         self._cache: TreeCache | None = None
         self._driver_path = DriverPath()
         self._agents: dict[int, _HostAgent] = {}  # by host
+        self._ends: list[asyncio.Event] = []  # of every agent process, by its number on the lifelines
         self._lifeline: LifelineServer | None = None
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()  # the newest first
@@ -167,14 +168,14 @@ class Syncs:
         async with self._starting:
             if self._lifeline is None:
                 self._lifeline = LifelineServer(self._context.lifeline.host, self._context.lifeline.patience)
-                await self._lifeline.start(lambda host, rank: self._agents[host].gone.set())
+                await self._lifeline.start(lambda number, rank: self._ends[number].set())
         for host in self._context.meshes.entry(HOST_MESH).ranks:
             if host not in self._agents:
                 self._agents[host] = self._new_agent(host)
 
     def _new_agent(self, host: int) -> _HostAgent:
         assert self._lifeline is not None
-        return _HostAgent(self._context, host, self._lifeline.address)
+        return _HostAgent(self._context, host, self._lifeline.address, self._ends)
 
     async def _give(self, agent: _HostAgent, manifest: Manifest, upload: str) -> Assembled | None:
         """Assemble the tree on a host. Return None if the host is lost."""
@@ -245,21 +246,23 @@ class _HostLost(Exception):
 class _HostAgent:
     """The agent of a host, hidden from the session's meshes."""
 
-    def __init__(self, context: Context, host: int, address: LifelineAddress) -> None:
+    def __init__(self, context: Context, host: int, address: LifelineAddress, ends: list[asyncio.Event]) -> None:
         self.host = host
         self.host_lost = asyncio.Event()
         if host in context.hosts.lost:
             self.host_lost.set()
         self._context = context
         self._address = address
+        self._ends = ends
         self.spawn()
 
     def spawn(self) -> None:
         """Start the agent's process, also after it died."""
-        self.gone = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._ends.append(self._gone)
         here = self._context.meshes.entry(HOST_MESH).mesh.slice(hosts=slice(self.host, self.host + 1))
         here = self._context.hosts.mesh_on((self.host,), here)
-        bootstrap = functools.partial(hold_on, self._address, self.host)
+        bootstrap = functools.partial(hold_on, self._address, len(self._ends) - 1)
         self._procs = here.slice(hosts=0).spawn_procs(bootstrap=bootstrap, name="loom_sync")
         self._actor = self._procs.spawn("loom_sync", TreeAgent)
 
@@ -268,7 +271,7 @@ class _HostAgent:
         if self.host_lost.is_set():
             raise _HostLost
         answer = getattr(self._actor, name).call_one(*args).as_asyncio()
-        lost, gone = (asyncio.ensure_future(event.wait()) for event in (self.host_lost, self.gone))
+        lost, gone = (asyncio.ensure_future(event.wait()) for event in (self.host_lost, self._gone))
         try:
             await asyncio.wait((answer, lost, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
