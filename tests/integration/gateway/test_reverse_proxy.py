@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import trustme
 
 import loom
 from loom.rest import Gateway
+from loom.token_file import TokenFile
+from loom.weaver.views import Snapshot
 from loom_proxy.local import LocalCluster
+from loom_proxy.weaver.watch import WeaverWatch
+from tests.support.gateways import await_true
 from tests.support.nginx import nginx
 from tests.support.raw_client import BOUND
 
@@ -30,6 +35,12 @@ SERVER = """
     }}
 """
 """The address of a client is what the client says, as if it came from there."""
+
+
+class Prints(loom.Actor):
+    @loom.endpoint
+    def print(self, text: str) -> None:
+        print(text)
 
 
 @contextmanager
@@ -86,9 +97,25 @@ def test_a_trusted_proxy_gives_each_client_its_own_address(tmp_path: Path) -> No
         assert status(url, tmp_path, cluster.token, "10.0.0.1") == 200
 
 
-def test_a_followed_log_comes_through_line_by_line(tmp_path: Path) -> None:
-    with behind_nginx(tmp_path) as (url, cluster), loom.connect(cluster.url, cluster.token) as job:
-        job.run(print, "one line of a few")
-        gateway = Gateway(url, cluster.token, ca=str(tmp_path / "ca.pem"), timeout=BOUND)
-        lines = gateway.logs(job.session, follow=True)
-        assert any("one line of a few" in line["text"] for line in lines)  # nginx keeps short ones otherwise
+def test_what_users_do_goes_through_a_prefix(tmp_path: Path) -> None:
+    ca, file = str(tmp_path / "ca.pem"), TokenFile(tmp_path / "tokens.json")
+    tokens = {user: file.create(user, "drive") for user in ("ann", "bob")}
+    with behind_nginx(tmp_path, "--tokens", str(file.path), "--trusted-proxy", "127.0.0.1") as (url, _):
+        (_, ann), (of_bob, bob) = tokens["ann"], tokens["bob"]
+        assert status(url, tmp_path, ann, "10.0.0.1") == 200
+        with loom.connect(url, ann, ca=ca) as job:
+            with pytest.raises(loom.UnknownSession):
+                loom.connect(url, bob, job.session, mode="watch", ca=ca)
+            job.share("bob", "view")
+            watching = loom.connect(url, bob, job.session, mode="watch", ca=ca)
+            lines = Gateway(url, bob, ca=ca).logs(job.session, follow=True)
+            job.hosts.spawn_procs(name="procs").spawn("prints", Prints).print.call("through the prefix").get(BOUND)
+            assert next(line["text"] for line in lines if line["mesh"] == "procs") == "through the prefix"
+            assert isinstance(next(WeaverWatch(url, ann, ca).updates(timeout=BOUND)), Snapshot)
+            with loom.connect(url, ann, ca=ca, transport="http") as polled:
+                assert polled.run(max, 1, 2) == 2
+
+            file.revoke(of_bob.id)
+            assert list(lines) == []
+            await_true(lambda: watching.closed)
+            assert job.run(max, 1, 2) == 2

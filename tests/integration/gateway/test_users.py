@@ -13,11 +13,14 @@ import pytest
 
 import loom
 from loom.rest import Gateway as Rest
-from loom.wire.bodies import AskWeaver
+from loom.wire.bodies import AskWeaver, EndSession, ListMeshes
+from loom.wire.handshake import Welcome
+from loom.wire.messages import Kind
+from loom.wire.stream import Stream
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, await_true
 from tests.support.processes import run, start
-from tests.support.raw_client import refusal, websocket
+from tests.support.raw_client import answer, refusal, say_hello, websocket
 from tests.support.two_users import Trainer
 from tests.support.users import House
 
@@ -179,6 +182,17 @@ def test_who_may_drive_takes_over_and_does_not_end(house: House, job: loom.Job) 
         assert guest.run(len, "abcd") == 4
         with pytest.raises(loom.ScopeError, match="is for 'ann'"):
             house.rest("bob").end_session(job.session)
+
+    with websocket(house.url, house.tokens["bob"]) as guest_socket:  # a client that ends it all the same
+        welcome = Welcome.from_body(say_hello(guest_socket, session=job.session, take_over=True).body)
+        assert not welcome.may_end
+        stream = Stream()
+        stream.put(EndSession().message(welcome.next_id))
+        stream.put(ListMeshes().message(welcome.next_id + 1))
+        frame = stream.next_frame()
+        assert frame is not None
+        guest_socket.send(frame)
+        assert answer(guest_socket).kind == Kind.RESULT
 
     with house.connect("ann", job.session, take_over=True) as again:  # the guest's close left it running
         assert again.run(len, "abc") == 3
