@@ -592,3 +592,36 @@ def test_the_processes_of_a_run_end_with_a_driver_that_is_killed(cluster: LocalC
     os.kill(driver_pid(cluster, job), signal.SIGKILL)
     assert psutil.wait_procs(processes, IN_TIME)[1] == []
     job.close()
+
+
+# -- code in the cluster that opens sessions ----------------------------------------------------------------------
+
+
+def add_apart(url: str, token: str | None) -> tuple[str, int]:
+    with loom.connect(url, token) as own:
+        counters = own.hosts.slice(hosts=0).spawn_procs().spawn("counters", Counter)
+        return own.session, counters.add.call_one(2).get(IN_TIME)
+
+
+class Opens(loom.Actor):
+    @loom.endpoint
+    def add_apart(self, url: str, token: str | None) -> tuple[str, int]:
+        return add_apart(url, token)
+
+
+@pytest.mark.parametrize("where", ["a run", "an actor"])
+def test_code_in_the_cluster_opens_a_session_with_the_token_that_it_is_given_and_none_without(
+    cluster: LocalCluster, where: str
+) -> None:
+    with loom.connect(cluster.url, cluster.token) as job:
+        if where == "a run":
+            opened = job.run(add_apart, cluster.url, cluster.token)
+            with pytest.raises(loom.AuthenticationError, match="needs a token: pass token="):
+                job.run(add_apart, cluster.url, None)
+        else:
+            opens = job.hosts.slice(hosts=0).spawn_procs().spawn("opens", Opens)
+            opened = opens.add_apart.call_one(cluster.url, cluster.token).get(IN_TIME)
+            with pytest.raises(loom.ActorError, match="needs a token: pass token="):
+                opens.add_apart.call_one(cluster.url, None).get(IN_TIME)
+    assert opened[0] != job.session
+    assert opened[1] == 2
