@@ -60,6 +60,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
         server = DriverServer(listener, lifetime, new_session, options.gateway_uid)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifetime.end_on_signal, number)
+        lifetime.watch_socket()
         announce(socket=files.socket)
         os.dup2(2, 1)  # from now on, standard output goes where standard error does
         keep_small(loop)

@@ -22,6 +22,8 @@ from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 
 logger = logging.getLogger(__name__)
 
+LOOK_EVERY = 60.0  # seconds between two checks that clients can find the driver
+
 SHORTEST_TOLD = 1e-3  # seconds of linger time that a client is told if there is none, because 0 means forever
 
 
@@ -97,6 +99,13 @@ class Lifetime:
         self._clients.discard(client)
         if self._opened and not self._clients and not self._persist and self._timer is None:
             self._timer = self._loop.call_later(self._linger, self.end, f"no client for {self._linger:g} s")
+
+    def watch_socket(self) -> None:
+        """End the session once no client is there, and none can come: its socket was removed. On the loop."""
+        if self._clients or os.path.lexists(self._files.socket):
+            self._loop.call_later(LOOK_EVERY, self.watch_socket)
+        else:
+            self.end("its socket was removed, and nobody could reach it any more")
 
     def ends(self, reason: str) -> None:
         """Note why the driver ends. The first reason stays."""

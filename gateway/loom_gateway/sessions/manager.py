@@ -7,11 +7,12 @@ import contextlib
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from loom.errors import LoomError, UnknownSession
+from loom.errors import LoomError, UnknownSession, WrongState
 from loom.process import tasks
 from loom.process.child import python
 from loom.process.state_file import write_json
@@ -252,15 +253,25 @@ class SessionManager:
             driver.note(session=name, created=time.time(), owner=owner, user=user, hosts=hosts, opening=opening)
             if lease is not None:
                 write_json(driver.files.workers, lease.part_of(workers), driver.files.mode)
-        except BaseException:
-            if driver is not None:  # nobody would ever find it
-                tasks.run("end a driver", driver.end("its session could not be opened"))
+        except BaseException as error:
             if self._leases is not None:
                 self._leases.release(user)
+            if driver is not None:  # nobody would ever find it
+                tasks.run("end a driver", driver.end("its session could not be opened"))
+            if isinstance(error, OSError) and not isinstance(error, LoomError):
+                raise self._not_opened(error) from error
             raise
         session = Session(driver)
         self._add(session)
         return session
+
+    def _not_opened(self, error: OSError) -> LoomError:
+        """Return the error for a client whose session could not be opened. The log has it, too."""
+        advice = ""
+        if isinstance(error, PermissionError) and self._ids is not None:
+            advice = f"; with --driver-uids other user ids have to be able to run {sys.executable}"
+        logger.error("no session can be opened: %s%s", error, advice)
+        return WrongState(f"the gateway cannot open a session: {error}{advice}")
 
     def _publish_leased(self, workers: WorkerList) -> None:
         """Tell each session where its leased workers are now."""

@@ -16,6 +16,7 @@ import pytest
 import loom
 from loom.wire.handshake import Hello
 from loom.wire.stream import unnumbered_frame
+from loom_gateway.driver import lifetime as lifetimes
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.own_log import KEPT, LIMIT, cut
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
@@ -250,6 +251,24 @@ async def test_a_client_that_comes_in_time_stops_the_linger_time(tmp_path: Path)
     await turns()
     assert lifetime._timer is None
     assert not ending.reason.done()
+
+
+async def test_a_session_that_no_client_can_reach_ends_though_it_persists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifetimes, "LOOK_EVERY", 0.001)
+    lifetime, ending = lifetime_of(tmp_path, 3600.0)
+    path = tmp_path / "driver-1.sock"
+    path.touch()
+    lifetime.opened(True)
+    lifetime.client_came("one")
+    await turns()
+    lifetime.watch_socket()
+    path.unlink()
+    await asyncio.sleep(0.02)
+    assert not ending.reason.done()  # the client is there, and may go on
+    lifetime.client_left("one")
+    assert "its socket was removed" in await asyncio.wait_for(ending.reason, BOUND)
 
 
 async def test_what_persists_goes_on_to_do_so(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import errno
 import psutil
 import pytest
 
-from loom.errors import SessionLost, Unavailable
+from loom.errors import SessionLost, Unavailable, WrongState
 from loom_gateway.sessions import driver_files
 from loom_gateway.sessions import manager as module
+from loom_gateway.sessions.driver_ids import DriverIds
 from loom_gateway.sessions.driver_process import OwnDriver
 from loom_gateway.sessions.manager import SessionManager
 
@@ -90,4 +91,17 @@ async def test_a_session_that_cannot_be_written_down_is_refused_and_leaves_no_dr
         await asyncio.wait_for(spare.exited.wait(), 10.0)
 
     assert manager.sessions() == []
+    await manager.close()
+
+
+async def test_what_the_machine_refuses_is_told_and_not_a_broken_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = SessionManager(["tcp://127.0.0.1:1"], ids=DriverIds(20000, 20001))
+    monkeypatch.setattr(module, "python", lambda *arguments: ["/etc/passwd"])
+
+    with pytest.raises(WrongState, match=r"Permission denied: '/etc/passwd'; with --driver-uids"):
+        await manager.create()
+
+    assert "no session can be opened" in caplog.text
     await manager.close()
