@@ -19,6 +19,7 @@ from nbclient import NotebookClient
 import loom
 from loom_proxy.local import LocalCluster
 from tests.support.paths import EXAMPLES
+from tests.support.users import House
 
 EXAMPLE = EXAMPLES / "notebook.ipynb"
 
@@ -466,6 +467,38 @@ def test_a_session_outlives_its_kernel_and_is_found_again(environment: dict[str,
         second.check("job.close()")
     finally:
         second.close()
+
+
+@pytest.mark.slow
+def test_two_users_share_a_session_from_their_kernels(cluster: LocalCluster, tmp_path: Path) -> None:
+    house = House(list(cluster.workers), tmp_path)
+    of_ann, of_bob = ({"LOOM_URL": house.url, "LOOM_TOKEN": house.tokens[user]} for user in ("ann", "bob"))
+    kernels = [Kernel(of_ann), Kernel(of_bob)]
+    try:
+        ann, bob = kernels
+        ann.check(SETUP)
+        ann.check("counters.add.call(40).get()")
+        session = ann.check("print(job.session)").stdout.strip()
+        attach = f"import loom; job = loom.connect(session={session!r}, take_over=True)"
+        assert bob.run(attach).error == "UnknownSession"
+
+        ann.check("job.share('bob', 'drive')")
+        bob.check(attach)
+        assert ann.run("one.add.call_one(1).get(timeout=30)").error == "SessionTakenOver"
+        assert bob.check("print(await job.meshes['counters'].slice(hosts=0).add.call_one(1))").stdout == "41\n"
+        bob.check("job.close()")  # a guest's close leaves it running
+
+        ann.close()
+        kernels[0] = ann = Kernel(of_ann)
+        ann.check(attach)
+        assert ann.check("print(job.meshes['counters'].slice(hosts=0).add.call_one(1).get())").stdout == "42\n"
+        ann.check("job.unshare('bob')")
+        assert bob.run(attach).error == "UnknownSession"
+        ann.check("job.close()")
+    finally:
+        for kernel in kernels:
+            kernel.close()
+        house.gateway.close()
 
 
 # -- the example --------------------------------------------------------------------------------------------
