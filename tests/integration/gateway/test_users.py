@@ -15,6 +15,7 @@ import loom
 from loom.rest import Gateway as Rest
 from loom.wire.bodies import AskWeaver, EndSession, ListMeshes
 from loom.wire.handshake import Welcome
+from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream
 from loom_proxy.local import LocalCluster
@@ -191,7 +192,7 @@ def test_who_may_drive_takes_over_and_does_not_end(house: House, job: loom.Job) 
         stream.put(ListMeshes().message(welcome.next_id + 1))
         frame = stream.next_frame()
         assert frame is not None
-        guest_socket.send(frame)
+        guest_socket.send(frame[LENGTH.size :])
         assert answer(guest_socket).kind == Kind.RESULT
 
     with house.connect("ann", job.session, take_over=True) as again:  # the guest's close left it running
