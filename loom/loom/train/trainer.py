@@ -120,7 +120,7 @@ class TrainerActor(TrainerModel, Actor):
             self._loop.leave()
 
     @endpoint
-    async def move(self, lighthouse: str) -> None:
-        """Move to another lighthouse."""
+    async def move(self, lighthouse: str, behind: bool) -> None:
+        """Move to another lighthouse; if ``behind``, take over the state of the groups there."""
         if self._loop is not None:
-            self._loop.move(lighthouse)
+            self._loop.move(lighthouse, behind)

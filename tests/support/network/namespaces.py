@@ -7,8 +7,9 @@
                         ├────── worker1
                         └────── …
 
-The line is a pair of TAP devices, between which this process carries every Ethernet frame after a delay: the kernel
-may have no netem. Loss (nftables), a narrow line (``tc tbf``) and an outage (link down) are the kernel's own.
+A line is a pair of TAP devices, between which this process carries every Ethernet frame after a delay: the kernel
+may have no netem. The workers may be behind lines, too. Loss (nftables), a narrow line (``tc tbf``) and an outage
+(link down) are the kernel's own.
 """
 
 from __future__ import annotations
@@ -90,14 +91,20 @@ def _opened(path: str) -> Iterator[int]:
 
 
 class Hosts:
-    """A laptop, a gateway and some workers, each with a network of its own. A context manager."""
+    """A laptop, a gateway and some workers, each with a network of its own. A context manager.
 
-    def __init__(self, delay: float = 0.0, workers: int = 2) -> None:
+    Args:
+        delay: seconds from the laptop to the others, and as many back.
+        workers: how many hosts for workers, at most three.
+        apart: seconds from each worker to the others, and as many back.
+    """
+
+    def __init__(self, delay: float = 0.0, workers: int = 2, apart: float = 0.0) -> None:
         self.workers = WORKERS[:workers]
         self._hosts = ("gateway", *self.workers, "laptop")
         self._prefix = f"loom-{os.getpid()}-{next(_numbers)}"
-        self._delay = delay
-        self._line: _Line | None = None
+        self._delays = {"laptop": delay, **(dict.fromkeys(self.workers, apart) if apart else {})}
+        self._lines: list[_Line] = []
 
     def name(self, host: str) -> str:
         """The name of a host's namespace, as ``ip netns`` has it."""
@@ -120,16 +127,23 @@ class Hosts:
                 _enter(outside)
 
     def lose(self, percent: int) -> None:
-        """Lose so many of a hundred packets on the line, in each direction."""
+        """Lose so many of a hundred packets on the laptop's line, in each direction."""
         for host, source in (("laptop", "gateway"), ("gateway", "laptop")):
-            # Where they come in: to drop what goes out would tell its sender.
-            rules = (
-                "add table inet loss\n"
-                "add chain inet loss in { type filter hook input priority 0; }\n"
-                f"add rule inet loss in ip saddr {self.address(source)} "
-                f"numgen random mod 100 < {percent} counter drop\n"
-            )
-            run("ip", "netns", "exec", self.name(host), "nft", "-f", "-", given=rules)
+            self._lose(host, f"ip saddr {self.address(source)}", percent)
+
+    def lose_everywhere(self, percent: int) -> None:
+        """Lose so many of a hundred packets between any two hosts, in each direction."""
+        for host in self._hosts:
+            self._lose(host, 'iifname != "lo"', percent)
+
+    def _lose(self, host: str, packets: str, percent: int) -> None:
+        # Where they come in: to drop what goes out would tell its sender.
+        rules = (
+            "add table inet loss\n"
+            "add chain inet loss in { type filter hook input priority 0; }\n"
+            f"add rule inet loss in {packets} numgen random mod 100 < {percent} counter drop\n"
+        )
+        run("ip", "netns", "exec", self.name(host), "nft", "-f", "-", given=rules)
 
     def lost(self) -> list[int]:
         """Packets that have been lost on the way to the laptop, and on the way to the gateway."""
@@ -172,6 +186,29 @@ class Hosts:
         finally:
             run(*inside, "delete", "table", "inet", "cut")
 
+    def reset(self, host: str, ours: tuple[str, int], theirs: tuple[str, int]) -> bool:
+        """Reset one TCP connection of a host, at both ends. Return whether it was there."""
+        ends = ("src", "{}:{}".format(*ours), "dst", "{}:{}".format(*theirs))
+        return "ESTAB" in run("ip", "netns", "exec", self.name(host), "ss", "--kill", "--tcp", *ends)
+
+    @contextlib.contextmanager
+    def silence(self, host: str) -> Iterator[None]:
+        """Lose every packet to and from a host meanwhile, without a word to its senders."""
+        others = [other for other in self._hosts if other != host]
+        dropped = {host: 'iifname != "lo"', **dict.fromkeys(others, f"ip saddr {self.address(host)}")}
+        for where, packets in dropped.items():
+            rules = (
+                "add table inet silence\n"
+                "add chain inet silence in { type filter hook input priority 0; }\n"
+                f"add rule inet silence in {packets} drop\n"
+            )
+            run("ip", "netns", "exec", self.name(where), "nft", "-f", "-", given=rules)
+        try:
+            yield
+        finally:
+            for where in dropped:
+                run("ip", "netns", "exec", self.name(where), "nft", "delete", "table", "inet", "silence")
+
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
         """The laptop's link is down meanwhile."""
@@ -190,13 +227,14 @@ class Hosts:
             self._ip(host, "link", "set", "lo", "up")
         self._ip("bridge", "link", "add", "bridge", "type", "bridge")
         self._ip("bridge", "link", "set", "bridge", "up")
-        with self.on("laptop"):
-            near = _make_tap("eth0")
-        with self.on("bridge"):
-            far = _make_tap("laptop")
-        self._line = _Line(near, far, self._delay)
+        for host, delay in self._delays.items():
+            with self.on(host):
+                near = _make_tap("eth0")
+            with self.on("bridge"):
+                far = _make_tap(host)
+            self._lines.append(_Line(near, far, delay))
         for host in self._hosts:
-            if host != "laptop":
+            if host not in self._delays:
                 self._ip("bridge", "link", "add", host, "type", "veth",
                          "peer", "name", "eth0", "netns", self.name(host))  # fmt: skip
             self._ip("bridge", "link", "set", host, "master", "bridge", "up")
@@ -213,8 +251,8 @@ class Hosts:
 
     def close(self) -> None:
         """Remove everything. A namespace in which a process still runs goes with it."""
-        if self._line is not None:
-            self._line.close()
+        for line in self._lines:
+            line.close()
         for host in (*self._hosts, "bridge"):
             subprocess.run(["ip", "netns", "delete", self.name(host)], capture_output=True, timeout=30.0)
 
@@ -282,10 +320,13 @@ class FarCluster:
         delay: seconds from the laptop to the others, and as many back.
         gateway_options: more command-line options for the gateway.
         workers: how many hosts with a worker, at most three.
+        apart: seconds from each worker to the others, and as many back.
     """
 
-    def __init__(self, delay: float = 0.0, gateway_options: Sequence[str] = (), workers: int = 2) -> None:
-        self.hosts = Hosts(delay, workers)
+    def __init__(
+        self, delay: float = 0.0, gateway_options: Sequence[str] = (), workers: int = 2, apart: float = 0.0
+    ) -> None:
+        self.hosts = Hosts(delay, workers, apart)
         self.token = secrets.token_hex(8)
         self.url = f"ws://{Hosts.address('gateway')}:{GATEWAY_PORT}"
         self._options = list(gateway_options)

@@ -12,6 +12,7 @@ from loom.beside import Session
 from loom.errors import TrainingFailed, WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.controller.group_pool import GroupPool
+from loom.train.controller.host_agents import HostAgents
 from loom.train.controller.job_events import JobEvents
 from loom.train.controller.replica_slots import ReplicaSlots
 from loom.train.controller.summaries import GroupStatus, JobStatus, JobSummary
@@ -47,9 +48,12 @@ class Controller:
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """Calls from other threads: the controller's alone changes slots and groups, so they need no lock."""
         self._events = JobEvents(job.name, session, self._respawn)
-        self._pool = GroupPool(session, job, self._events, lambda: self._messages.put(self._slots.look))
+        self._agents = HostAgents(session, job, self._messages.put)
+        self._pool = GroupPool(
+            session, job, self._events, self._agents, lambda: self._messages.put(self._slots.look)
+        )
         self._support = Support(session, job, self._messages.put, self._events)
-        self._slots = ReplicaSlots(job, self._pool, self._support, self._events)
+        self._slots = ReplicaSlots(job, self._pool, self._support, self._agents, self._events)
         self._support.moved = self._slots.lighthouse_moved
 
     def run(self) -> JobSummary:
@@ -74,6 +78,7 @@ class Controller:
         finally:
             del _controllers[job.name]
             self._pool.close()
+            self._agents.close()
             self._support.close()
             self._events.close()
 
@@ -102,8 +107,10 @@ class Controller:
             threadlet.check_and_apply_updates()
             if threadlet.should_stop:
                 self._slots.stop_all()
-            self._slots.tick(time.monotonic())
+            now = time.monotonic()
+            self._slots.tick(now)
             self._support.tick(self._pool.hosts())
+            self._agents.tick([*self._pool.hosts(), *([] if self._support.host is None else [self._support.host])])
             progress = self._slots.step, len(self._slots.training()), len(self._pool.spares)
             if progress != published:
                 published = progress

@@ -97,9 +97,9 @@ class ReplicaGroup:
         """End the training at the next step boundary."""
         self._in_background(self._call, self.trainers.leave)
 
-    def move(self, lighthouse: str) -> None:
-        """Move the group to another lighthouse."""
-        self._in_background(self._call, self.trainers.move, lighthouse)
+    def move(self, lighthouse: str, behind: bool) -> None:
+        """Move the group to another lighthouse; if ``behind``, it takes over the state of the groups there."""
+        self._in_background(self._call, self.trainers.move, lighthouse, behind)
 
     def stop(self, reason: str) -> None:
         """Stop the processes."""

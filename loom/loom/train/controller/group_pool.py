@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from loom.beside import Session
 from loom.errors import SupervisionError
 from loom.train.controller.group import GroupState, ReplicaGroup
+from loom.train.controller.host_agents import HostAgents
 from loom.train.controller.job_events import JobEvents
 from loom.train.spec import JobSpec
 
@@ -30,6 +31,7 @@ class GroupPool:
     session: Session
     job: JobSpec
     events: JobEvents
+    agents: HostAgents
     changed: Callable[[], object]  # called by other threads when a group has changed
     draining: set[int] = field(default_factory=set)  # numbers of the hosts on which no groups are started
     spares: list[ReplicaGroup] = field(default_factory=list)  # the groups that wait to replace a lost one
@@ -47,7 +49,7 @@ class GroupPool:
         wanted, there, now = self.job.hosts, self.session.hosts(), time.monotonic()
         # A host that was lost and is there again has another worker.
         self._evicted = {host: until for host, until in self._evicted.items() if host in there and now < until}
-        left_out = self.draining | self._evicted.keys()
+        left_out = self.draining | self._evicted.keys() | self.agents.silent()
         return [host for host in there if host not in left_out and (wanted is None or host in wanted)]
 
     def start(self, name: str, rather_not: int | None = None) -> ReplicaGroup | None:
@@ -78,6 +80,11 @@ class GroupPool:
         """Return a ready spare on another host than ``left``, or else start a group there."""
         ready = [spare for spare in self.spares if spare.state is GroupState.READY and spare.host != left]
         return self._take_spare(ready) or self.start(replica, rather_not=left)
+
+    def has_spare(self) -> bool:
+        """Return whether a spare is ready, on a host that answers."""
+        hosts = self.hosts()
+        return any(spare.state is GroupState.READY and spare.host in hosts for spare in self.spares)
 
     def _take_spare(self, spares: list[ReplicaGroup]) -> ReplicaGroup | None:
         if not spares:

@@ -49,6 +49,8 @@ class ReplicaSlot:
     ending: Ending | None = None  # how the slot ended; None unless it is over
     last: TrainerReport = field(default_factory=TrainerReport)  # the last report of any of the slot's groups
     report: TrainerReport = field(default_factory=TrainerReport)  # the group's last that was acted on
+    silent: bool = False  # whether neither the slot's group nor its host answers
+    excused: float = 0.0  # seconds of the group's silence for which its host's is the reason
     moved_at: float = 0.0  # when the slot's group began, made its last step or was paused, on the monotonic clock
 
     @property
@@ -83,6 +85,7 @@ class ReplicaSlot:
         self.group.begin(assignment)
         self.report = self.group.report
         self.moved_at = time.monotonic()
+        self.silent, self.excused = False, 0.0
 
     def rest(self) -> None:
         self._enter(SlotState.STARTING)

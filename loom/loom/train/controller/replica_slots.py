@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from loom.errors import WrongArguments
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.group_pool import GroupPool
+from loom.train.controller.host_agents import HostAgents
 from loom.train.controller.job_events import JobEvents
 from loom.train.controller.replica_slot import ReplicaSlot, SlotState
 from loom.train.controller.support import Support
@@ -23,6 +24,7 @@ class ReplicaSlots:
     job: JobSpec
     pool: GroupPool
     support: Support
+    agents: HostAgents
     events: JobEvents
     failures: int = 0  # the number of lost groups
 
@@ -55,9 +57,9 @@ class ReplicaSlots:
     def are_over(self) -> bool:
         """Whether there is no slot left to wait for."""
         slots = self.all()
-        # A group that is being restored when the others finish would only repeat their work.
+        # A group that is being restored when the others finish, or is silent, would only repeat their work.
         return all(slot.over for slot in slots) or (
-            any(slot.ending is Ending.FINISHED for slot in slots) and not self.training()
+            any(slot.ending is Ending.FINISHED for slot in slots) and all(slot.silent for slot in self.training())
         )
 
     # Changes while the job runs. The first three methods are handlers: an exception refuses the change.
@@ -145,6 +147,8 @@ class ReplicaSlots:
             if slot.state is SlotState.EMPTY and now >= slot.due:
                 self._fill(slot)
             self._hand_over(slot)
+        if self.support.host in self.agents.silent() and self._none_moves(now):
+            self.support.leave_host()
         for slot in self._stuck(now):
             self._lose(slot, f"it has made no step for {now - slot.moved_at:.1f} s, while others did")
         # A spare that starts would slow down the group that replaces a lost one.
@@ -162,7 +166,7 @@ class ReplicaSlots:
     def lighthouse_moved(self) -> None:
         for slot in self.training():
             if slot.group is not None:
-                slot.group.move(self.support.lighthouse)
+                slot.group.move(self.support.lighthouse, behind=slot.group.host in self.agents.silent())
 
     def _look_at(self, slot: ReplicaSlot, group: ReplicaGroup) -> None:
         if slot.trains and group.report is not slot.report:
@@ -173,12 +177,27 @@ class ReplicaSlots:
         elif group.failure:
             self._lose(slot, group.failure)
         elif group.silent >= self.job.silence:
-            self._lose(slot, f"its processes have not answered for {group.silent:.1f} s", hung=True)
+            self._take_silence(slot, group)
         elif slot.is_ready:
             self._begin(slot)
 
+    def _take_silence(self, slot: ReplicaSlot, group: ReplicaGroup) -> None:
+        """Replace a group that hangs. Wait for one whose host is silent too, unless a spare can take its place."""
+        host_is_silent = group.host in self.agents.silent()
+        if host_is_silent and not self.pool.has_spare():
+            # After a cut, some connections come back later than others, by up to the length of the cut.
+            slot.excused = 2 * group.silent
+            if not slot.silent:
+                slot.silent = True
+                self._record("group_silent", slot, group, step=slot.report.step)
+        elif host_is_silent or group.silent >= slot.excused + self.job.silence:
+            self._lose(slot, f"its processes have not answered for {group.silent:.1f} s", hung=True)
+
     def _take_report(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
         before, slot.report, slot.last = slot.report, report, report
+        if slot.silent:
+            slot.silent, slot.excused, slot.moved_at = False, 0.0, time.monotonic()
+            self._record("group_back", slot, group, step=report.step)
         # Neither a pause nor its end counts as a lack of progress.
         if report.step != before.step or report.paused or before.paused:
             slot.moved_at = time.monotonic()
@@ -231,9 +250,15 @@ class ReplicaSlots:
         if all(one.group is None or one.group.host != group.host for one in self.training()):
             self.support.evict(group.host)
 
+    def _none_moves(self, now: float) -> bool:
+        """Return whether no group on a host that answers has made a step for `JobSpec.silence`."""
+        silent = self.agents.silent()
+        heard = [slot for slot in self.training() if slot.group is not None and slot.group.host not in silent]
+        return bool(heard) and all(now - slot.moved_at >= self.job.silence for slot in heard)
+
     def _stuck(self, now: float) -> list[ReplicaSlot]:
         """Return the slots whose groups have made no step for too long, while others did."""
-        training = self.training()
+        training = [slot for slot in self.training() if not slot.silent]
         newest = max((slot.moved_at for slot in training if not slot.report.paused), default=0.0)
         return [slot for slot in training if now - slot.moved_at > self.job.stuck and newest > slot.moved_at]
 
@@ -258,7 +283,10 @@ class ReplicaSlots:
         group = slot.group
         assert group is not None
         restore = Restore.NOTHING if self.job.checkpoints is None else Restore.CHECKPOINT
-        if any(one.has_state for one in self.open() if one is not slot):
+        with_state = [one for one in self.open() if one.has_state and one is not slot]
+        if with_state:
+            if all(one.silent for one in with_state):
+                return  # their hosts come back with the state, or are lost
             restore = Restore.PEERS
         job, support = self.job.for_trainers(), self.support
         slot.begin(Assignment(job, slot.replica, support.lighthouse, group.store, restore, support.key))
@@ -272,7 +300,7 @@ class ReplicaSlots:
         assert group is not None
         self.failures += 1
         group.stop(reason)
-        self.support.kill(group)
+        self.agents.kill(group)
         slot.lost_at = time.time()
         slot.shunned = group.host if hung or not group.members else None
         self._record("group_failed", slot, group, step=slot.report.step, reason=reason)
@@ -317,7 +345,7 @@ class ReplicaSlots:
         successor = slot.successor
         if successor is None or successor.state is not GroupState.READY or slot.leaving:
             return
-        others = any(one.has_state and not one.leaving for one in self.open() if one is not slot)
+        others = any(one.has_state and not one.leaving and not one.silent for one in self.open() if one is not slot)
         if others or (self.job.checkpoints is not None and len(self.training()) == 1):
             self._depart(slot, SlotState.MOVING)
 

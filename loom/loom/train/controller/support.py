@@ -1,21 +1,14 @@
-"""`Support`: a job's lighthouse, and its agents, which kill processes on each host."""
+"""`Support`: a job's lighthouse, which is started again elsewhere when it is lost, or its host is silent."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from loom.actor import Actor, endpoint
 from loom.beside import Session, SpawnedProcs
 from loom.errors import LoomError
-from loom.train.controller.group import ReplicaGroup
 from loom.train.controller.job_events import JobEvents
 from loom.train.controller.lighthouse import LighthouseActor
 from loom.train.spec import JobSpec
@@ -28,18 +21,8 @@ OPEN_AGAIN_AFTER = 1.0
 """Seconds between two attempts to start a lighthouse while there is no host that can run it."""
 
 
-class HostAgent(Actor):
-    """An actor that kills processes of its host that do not end on their own."""
-
-    @endpoint
-    async def kill(self, pids: list[int]) -> None:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
 class Support:
-    """The lighthouse and the agents of one job, for the controller's thread, on which ``on_controller`` calls."""
+    """The lighthouse of one job, for the controller's thread, on which ``on_controller`` calls."""
 
     def __init__(
         self,
@@ -52,7 +35,6 @@ class Support:
         self._job = job
         self._on_controller = on_controller
         self._events = events
-        self._agents: dict[int, tuple[SpawnedProcs, Any]] = {}
         self._procs: SpawnedProcs | None = None  # the lighthouse's
         self._host: int | None = None  # number of the host that runs the lighthouse, or ran the last one
         self._closed = False
@@ -104,8 +86,13 @@ class Support:
         if self._procs is not None and host == self._host:
             self._procs.stop("its host is about to end")
 
+    @property
+    def host(self) -> int | None:
+        """The number of the lighthouse's host; None while there is no lighthouse."""
+        return None if self._procs is None else self._host
+
     def tick(self, hosts: Sequence[int]) -> None:
-        """Start another lighthouse if it was lost, and an agent on each host that has none."""
+        """Start another lighthouse if it was lost, on one of some hosts."""
         if self._reopen_at is not None and time.monotonic() >= self._reopen_at and hosts:
             try:
                 self.open(hosts)
@@ -115,38 +102,14 @@ class Support:
             else:
                 self._reopen_at = None
                 self.moved()
-        for host in hosts:
-            if host not in self._agents:
-                self._start_agent(host)
 
-    def _start_agent(self, host: int) -> None:
-        try:
-            procs = self._session.spawn_procs(
-                f"{self._job.name}_agent_{host}", host, {"gpus": 1}, lambda rank: self._on_controller(lost)
-            )
-        except (LoomError, RuntimeError) as error:
-            _log.info("no agent on host %d: %s", host, error)
-            return
-
-        def lost() -> None:
-            if not self._closed:
-                self._agents.pop(host, None)
-
-        self._agents[host] = procs, procs.mesh.spawn("agent", HostAgent)
-
-    def kill(self, group: ReplicaGroup) -> None:
-        """Kill the processes of a group: stopped or hanging processes end in no other way."""
-        agent = self._agents.get(group.host)
-        if agent is not None and group.pids:
-            threading.Thread(target=self._kill, args=(agent[1], group.pids), daemon=True).start()
-
-    def _kill(self, agent: Any, pids: list[int]) -> None:
-        try:
-            agent.kill.call_one(pids).get(timeout=OPEN_TIMEOUT)
-        except Exception as error:  # noqa: BLE001 - the host is lost with all that is on it
-            _log.info("%s were not killed: %s", pids, error)
+    def leave_host(self) -> None:
+        """Leave the lighthouse's host, which does not answer: the next `tick` starts another lighthouse."""
+        if self._procs is not None:
+            self._procs.stop("its host does not answer")
+            self._lost(self._procs)
 
     def close(self) -> None:
         self._closed = True
-        for procs in [*(procs for procs, _ in self._agents.values()), *([self._procs] if self._procs else [])]:
-            procs.stop("the job is over")
+        if self._procs is not None:
+            self._procs.stop("the job is over")

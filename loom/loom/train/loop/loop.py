@@ -62,9 +62,9 @@ class TrainingLoop:
     def leave(self) -> None:
         self._leaving.set()
 
-    def move(self, lighthouse: str) -> None:
+    def move(self, lighthouse: str, behind: bool) -> None:
         if self._membership is not None:
-            self._membership.move(lighthouse)
+            self._membership.move(lighthouse, behind)
 
     # The following methods run in the training thread.
 

@@ -38,12 +38,18 @@ class Membership:
         self._attend = attend
         self._moved = threading.Event()
         self._lighthouse = state.assignment.lighthouse
+        self._behind = False  # whether the groups at the lighthouse to move to have a state to take over
         self._generation = 0  # the number of managers so far
         self._alone = False  # whether the last attempt to join a quorum failed
         self._manager = self._join(state.report.step)
 
-    def move(self, lighthouse: str) -> None:
-        """Move to another lighthouse before the next step. Any thread may call."""
+    def move(self, lighthouse: str, behind: bool) -> None:
+        """Move to another lighthouse before the next step. Any thread may call.
+
+        ``behind``: the groups there have gone on without this one, which takes over their state even if it has made
+        more steps meanwhile.
+        """
+        self._behind = behind
         self._lighthouse = lighthouse
         self._moved.set()
 
@@ -96,7 +102,7 @@ class Membership:
             if self._moved.is_set():
                 self._moved.clear()
                 self._manager.shutdown(wait=False)
-                self._manager = self._join(self._manager.current_step())
+                self._manager = self._join(0 if self._behind else self._manager.current_step())
             try:
                 self._manager.start_quorum()
             except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or no group comes

@@ -31,6 +31,7 @@ class Group:
         self.failure, self.silent = "", 0.0
         self.assignments: list[Assignment] = []
         self.told_to_leave = False
+        self.moved: list[tuple[str, bool]] = []
         self.stopped = ""
 
     def begin(self, assignment: Assignment) -> None:
@@ -42,6 +43,9 @@ class Group:
 
     def leave(self) -> None:
         self.told_to_leave = True
+
+    def move(self, lighthouse: str, behind: bool) -> None:
+        self.moved.append((lighthouse, behind))
 
     def stop(self, reason: str) -> None:
         self.state, self.stopped = GroupState.OVER, reason
@@ -73,6 +77,9 @@ class Pool:
 
     find = find_elsewhere = start
 
+    def has_spare(self) -> bool:
+        return bool(self.spares)
+
     def keep_spares(self, now: float) -> None: ...
 
     def drop_lost_spares(self) -> None: ...
@@ -91,10 +98,17 @@ class Job:
         self.pool = pool
         self.killed: list[Group] = []
         self.evicted: list[int] = []
+        self.silent: set[int] = set()
+        self.lighthouses_left: list[int] = []
         support: Any = SimpleNamespace(
-            lighthouse="http://lighthouse", key="key", kill=self.killed.append, evict=self.evicted.append
+            lighthouse="http://lighthouse",
+            host=0,
+            key="key",
+            evict=self.evicted.append,
+            leave_host=lambda: self.lighthouses_left.append(0),
         )
-        self.slots = ReplicaSlots(spec, pool, support, events)
+        agents: Any = SimpleNamespace(silent=lambda: self.silent, kill=self.killed.append)
+        self.slots = ReplicaSlots(spec, pool, support, agents, events)
         for _ in range(spec.groups):
             self.slots.add()
 
@@ -309,6 +323,121 @@ def test_a_short_silence_is_no_loss() -> None:
     job.find(group, silent=4.9)
 
     assert not group.stopped
+
+
+def test_a_group_whose_host_is_silent_too_is_waited_for_and_taken_back() -> None:
+    job = Job(silence=5.0)
+    group, other = job.train()
+    job.silent = {group.host}
+
+    for seconds in (5.0, 10.0, 55.0):
+        job.find(group, silent=seconds)
+    assert job.of("group_silent") == [("train_0", {"host": 0, "pids": [100], "step": 1})]
+    job.silent = set()
+    job.find(group, silent=60.0)  # its connection comes back later than its host's
+    job.find(group, silent=0.0, report=TrainerReport(step=90, first_step_at=1.0))
+
+    assert job.of("group_back") == [("train_0", {"host": 0, "pids": [100], "step": 90})]
+    assert (group.stopped, job.slots.failures, job.of("group_failed")) == ("", 0, [])
+    job.find(group, silent=5.0)  # this time its host answers: it hangs
+    assert group.stopped
+    assert not other.stopped
+
+
+def test_a_group_that_does_not_come_back_with_its_host_is_replaced() -> None:
+    job = Job(silence=5.0)
+    group, _ = job.train()
+    job.silent = {group.host}
+    job.find(group, silent=20.0)
+
+    job.silent = set()
+    job.find(group, silent=40.0)
+    assert not group.stopped
+    job.find(group, silent=45.0)
+
+    assert group.stopped == "its processes have not answered for 45.0 s"
+
+
+def test_a_spare_takes_the_place_of_a_group_whose_host_is_silent() -> None:
+    job = Job(silence=5.0)
+    group, other = job.train()
+    job.silent, job.pool.spares = {group.host}, [Group(other.host)]
+
+    job.find(group, silent=5.0)
+
+    assert group.stopped == "its processes have not answered for 5.0 s"
+
+
+def test_a_group_whose_host_is_silent_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    job = Job(stuck=10.0)
+    group, other = job.train()
+    job.silent = {group.host}
+    job.find(group, silent=5.0)
+
+    for second in range(50):
+        now = 1000.0 + second
+        job.make_step(other, second)
+        job.tick()
+    job.silent = set()
+    job.find(group, silent=0.0, report=TrainerReport(step=1, first_step_at=1.0))
+    job.make_step(other, 51)
+    job.tick()
+
+    assert not group.stopped
+
+
+def test_a_group_does_not_begin_anew_while_a_silent_host_has_the_state() -> None:
+    job = Job()
+    group, other = job.train()
+    job.silent = {group.host}
+    job.find(group, silent=5.0)
+
+    job.find(other, failure="process 101 is gone")
+    (replacement,) = job.prepare()
+    assert not replacement.assignments
+    job.silent = set()
+    job.find(group, silent=0.0, report=TrainerReport(step=2, first_step_at=1.0))
+
+    assert [one.restore for one in replacement.assignments] == [Restore.PEERS]
+
+
+def test_a_silent_group_is_not_waited_for_when_the_others_finish() -> None:
+    job = Job()
+    group, other = job.train()
+    job.silent = {group.host}
+    job.find(group, silent=5.0)
+
+    job.end(other, Ending.FINISHED, step=1000, first_step_at=1.0)
+
+    assert job.slots.are_over
+
+
+def test_the_lighthouse_leaves_a_silent_host_if_the_groups_elsewhere_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    job = Job(silence=5.0)
+    group, other = job.train()
+    job.silent = {0}
+
+    for second in range(10):  # the line from here is cut, and not the one between the hosts
+        now = 1000.0 + second
+        job.make_step(other, second)
+        job.tick()
+    assert not job.lighthouses_left
+    now += 5.0
+    job.tick()
+    job.slots.lighthouse_moved()
+
+    assert job.lighthouses_left == [0]
+    assert (group.moved, other.moved) == ([("http://lighthouse", True)], [("http://lighthouse", False)])
+    job.lighthouses_left.clear()
+    job.silent = {0, 1}  # nothing is known of any group
+    job.tick()
+    assert not job.lighthouses_left
 
 
 def test_a_group_that_fails_too_often_is_given_up() -> None:

@@ -1,0 +1,128 @@
+"""`HostAgents`: a job's agent on each host, which kills processes, and tells a silent host from a hung process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loom.actor import Actor, endpoint
+from loom.beside import Session, SpawnedProcs
+from loom.errors import LoomError
+from loom.train.controller.group import ReplicaGroup
+from loom.train.spec import JobSpec
+
+_log = logging.getLogger("loom")
+
+KILL_TIMEOUT = 60.0
+
+
+class HostAgent(Actor):
+    """An actor that answers for its host, and kills processes there that do not end on their own."""
+
+    @endpoint
+    async def answer(self) -> None:
+        """Return at once."""
+
+    @endpoint
+    async def kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class _Agent:
+    """The agent of one host, which a thread asks every ``pause`` seconds."""
+
+    def __init__(self, procs: SpawnedProcs, pause: float) -> None:
+        self.procs = procs
+        self.actor = procs.mesh.spawn("agent", HostAgent)
+        self.gone = threading.Event()
+        self._pause = pause
+        self._asked: float | None = None  # when the question was asked that has no answer yet
+        threading.Thread(target=self._ask, name=procs.name, daemon=True).start()
+
+    @property
+    def silent(self) -> float:
+        """Seconds for which an answer has been awaited."""
+        asked = self._asked
+        return 0.0 if asked is None else time.monotonic() - asked
+
+    def _ask(self) -> None:
+        with contextlib.suppress(Exception):  # the agent is gone
+            self._await_answer()
+            while not self.gone.wait(self._pause):
+                self._asked = time.monotonic()
+                self._await_answer()
+                self._asked = None
+        self._asked = None
+
+    def _await_answer(self) -> None:
+        answer = self.actor.answer.call_one()
+        while not self.gone.is_set():
+            with contextlib.suppress(TimeoutError):
+                answer.get(timeout=self._pause)
+                return
+
+
+class HostAgents:
+    """The agents of one job, for the controller's thread, on which ``on_controller`` calls."""
+
+    def __init__(self, session: Session, job: JobSpec, on_controller: Callable[[Callable[[], None]], None]) -> None:
+        self._session = session
+        self._job = job
+        self._on_controller = on_controller
+        self._agents: dict[int, _Agent] = {}
+
+    def tick(self, hosts: Sequence[int]) -> None:
+        """Start an agent on each host that has none."""
+        for host in hosts:
+            if host not in self._agents:
+                self._start(host)
+
+    def _start(self, host: int) -> None:
+        name = f"{self._job.name}_agent_{host}"
+        try:
+            # `_lost` runs on this thread, and so after `agent` is assigned.
+            procs = self._session.spawn_procs(
+                name, host, {"gpus": 1}, lambda rank: self._on_controller(lambda: self._lost(host, agent))
+            )
+        except (LoomError, RuntimeError) as error:
+            _log.info("no agent on host %d: %s", host, error)
+            return
+        agent = self._agents[host] = _Agent(procs, self._job.silence / 4)
+
+    def _lost(self, host: int, agent: _Agent) -> None:
+        agent.gone.set()
+        if self._agents.get(host) is agent:
+            del self._agents[host]
+
+    def silent(self) -> set[int]:
+        """Return the numbers of the hosts that do not answer. Any thread may call.
+
+        A host counts as silent sooner than a process that hangs there is replaced.
+        """
+        return {host for host, agent in self._agents.copy().items() if agent.silent >= self._job.silence / 2}
+
+    def kill(self, group: ReplicaGroup) -> None:
+        """Kill the processes of a group: stopped or hanging processes end in no other way."""
+        agent = self._agents.get(group.host)
+        if agent is not None and group.pids:
+            threading.Thread(target=_kill, args=(agent.actor, group.pids), daemon=True).start()
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            agent.gone.set()
+            agent.procs.stop("the job is over")
+
+
+def _kill(agent: Any, pids: list[int]) -> None:
+    try:
+        agent.kill.call_one(pids).get(timeout=KILL_TIMEOUT)
+    except Exception as error:  # noqa: BLE001 - the host is lost with all that is on it
+        _log.info("%s were not killed: %s", pids, error)
