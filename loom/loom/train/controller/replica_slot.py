@@ -51,6 +51,7 @@ class ReplicaSlot:
     report: TrainerReport = field(default_factory=TrainerReport)  # the group's last that was acted on
     silent: bool = False  # whether neither the slot's group nor its host answers
     excused: float = 0.0  # seconds of the group's silence for which its host's is the reason
+    back_until: float = 0.0  # until when a group that was silent need not make a step, on the monotonic clock
     moved_at: float = 0.0  # when the slot's group began, made its last step or was paused, on the monotonic clock
 
     @property

@@ -196,7 +196,10 @@ class ReplicaSlots:
     def _take_report(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
         before, slot.report, slot.last = slot.report, report, report
         if slot.silent:
-            slot.silent, slot.excused, slot.moved_at = False, 0.0, time.monotonic()
+            # Its connections to the lighthouse and to the other groups may come back later than the one from here.
+            slot.moved_at = time.monotonic()
+            slot.back_until = slot.moved_at + slot.excused / 2
+            slot.silent, slot.excused = False, 0.0
             self._record("group_back", slot, group, step=report.step)
         # Neither a pause nor its end counts as a lack of progress.
         if report.step != before.step or report.paused or before.paused:
@@ -258,7 +261,7 @@ class ReplicaSlots:
 
     def _stuck(self, now: float) -> list[ReplicaSlot]:
         """Return the slots whose groups have made no step for too long, while others did."""
-        training = [slot for slot in self.training() if not slot.silent]
+        training = [slot for slot in self.training() if not slot.silent and now >= slot.back_until]
         newest = max((slot.moved_at for slot in training if not slot.report.paused), default=0.0)
         return [slot for slot in training if now - slot.moved_at > self.job.stuck and newest > slot.moved_at]
 
