@@ -49,7 +49,7 @@ class GroupPool:
         wanted, there, now = self.job.hosts, self.session.hosts(), time.monotonic()
         # A host that was lost and is there again has another worker.
         self._evicted = {host: until for host, until in self._evicted.items() if host in there and now < until}
-        left_out = self.draining | self._evicted.keys() | self.agents.silent()
+        left_out = self.draining | self._evicted.keys() | self.agents.silent() | self.agents.ending()
         return [host for host in there if host not in left_out and (wanted is None or host in wanted)]
 
     def start(self, name: str, rather_not: int | None = None) -> ReplicaGroup | None:

@@ -21,6 +21,8 @@ _log = logging.getLogger("loom")
 
 KILL_TIMEOUT = 60.0
 
+RETRY = 1.0  # seconds between two attempts to start the agent of a host on which one was lost
+
 
 class HostAgent(Actor):
     """An actor that answers for its host, and kills processes there that do not end on their own."""
@@ -43,6 +45,7 @@ class _Agent:
         self.procs = procs
         self.actor = procs.mesh.spawn("agent", HostAgent)
         self.gone = threading.Event()
+        self.answered = False  # whether it has ever answered
         self._pause = pause
         self._asked: float | None = None  # when the question was asked that has no answer yet
         threading.Thread(target=self._ask, name=procs.name, daemon=True).start()
@@ -56,6 +59,7 @@ class _Agent:
     def _ask(self) -> None:
         with contextlib.suppress(Exception):  # the agent is gone
             self._await_answer()
+            self.answered = True
             while not self.gone.wait(self._pause):
                 self._asked = time.monotonic()
                 self._await_answer()
@@ -78,29 +82,32 @@ class HostAgents:
         self._job = job
         self._on_controller = on_controller
         self._agents: dict[int, _Agent] = {}
+        self._lost: dict[int, float] = {}  # when the next agent is started on a host that has lost one
 
     def tick(self, hosts: Sequence[int]) -> None:
         """Start an agent on each host that has none."""
-        for host in hosts:
-            if host not in self._agents:
+        now, there = time.monotonic(), self._session.hosts()
+        for host in {*hosts, *self._lost}.intersection(there):
+            if host not in self._agents and now >= self._lost.get(host, now):
                 self._start(host)
 
     def _start(self, host: int) -> None:
         name = f"{self._job.name}_agent_{host}"
         try:
-            # `_lost` runs on this thread, and so after `agent` is assigned.
+            # `_lose` runs on this thread, and so after `agent` is assigned.
             procs = self._session.spawn_procs(
-                name, host, {"gpus": 1}, lambda rank: self._on_controller(lambda: self._lost(host, agent))
+                name, host, {"gpus": 1}, lambda rank: self._on_controller(lambda: self._lose(host, agent))
             )
         except (LoomError, RuntimeError) as error:
             _log.info("no agent on host %d: %s", host, error)
             return
         agent = self._agents[host] = _Agent(procs, self._job.silence / 4)
 
-    def _lost(self, host: int, agent: _Agent) -> None:
+    def _lose(self, host: int, agent: _Agent) -> None:
         agent.gone.set()
         if self._agents.get(host) is agent:
             del self._agents[host]
+            self._lost[host] = time.monotonic() + RETRY
 
     def silent(self) -> set[int]:
         """Return the numbers of the hosts that do not answer. Any thread may call.
@@ -108,6 +115,14 @@ class HostAgents:
         A host counts as silent sooner than a process that hangs there is replaced.
         """
         return {host for host, agent in self._agents.copy().items() if agent.silent >= self._job.silence / 2}
+
+    def ending(self) -> set[int]:
+        """Return the numbers of the hosts on which an agent has ended and none has answered since.
+
+        The worker of such a host may be about to end too, as when it is evicted: it ends what is started there.
+        """
+        agents = self._agents
+        return {host for host in self._lost if host not in agents or not agents[host].answered}
 
     def kill(self, group: ReplicaGroup) -> None:
         """Kill the processes of a group: stopped or hanging processes end in no other way."""

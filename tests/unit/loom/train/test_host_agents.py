@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from loom.train.controller import host_agents
 from loom.train.controller.host_agents import HostAgents
 
 BOUND = 10.0
@@ -38,6 +41,9 @@ class Host:
         self.stopped: list[str] = []
         self.name, self.mesh, self.stop = "agent", self, self.stopped.append
         self.answer = SimpleNamespace(call_one=self._ask)
+
+    def hosts(self) -> list[int]:
+        return [3]
 
     def spawn(self, name: str, cls: type) -> Host:
         return self
@@ -101,7 +107,8 @@ def test_a_host_is_not_silent_because_its_agent_takes_long_to_start() -> None:
     starts.give()
 
 
-def test_a_lost_host_is_not_silent_and_gets_another_agent_when_it_is_back() -> None:
+def test_a_lost_host_is_not_silent_and_gets_another_agent_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_agents, "RETRY", 0.0)
     host = Host()
     agents = agents_of(host)
     host.next().give()
@@ -115,3 +122,24 @@ def test_a_lost_host_is_not_silent_and_gets_another_agent_when_it_is_back() -> N
     host.next().give()
     agents.close()
     missing.give()
+
+
+def test_a_host_whose_agent_has_ended_is_not_used_until_the_next_one_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_agents, "RETRY", 0.0)
+    host = Host()
+    agents = agents_of(host)
+    host.next().give()
+    assert agents.ending() == set()
+
+    host.gone(0)
+
+    assert agents.ending() == {3}
+    agents.tick([])
+    starts = host.next()
+    assert agents.ending() == {3}
+    starts.give()
+    while agents.ending():
+        assert not threading.Event().wait(0.01)
+    agents.close()
