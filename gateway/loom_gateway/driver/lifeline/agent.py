@@ -97,7 +97,7 @@ class Agent:
         self._unsent = b""  # bytes that the socket has not taken
         self._introduction: Introduction | None = None  # until the driver has answered
         self._connecting = False
-        self._refusals = Refusals(clean=False)
+        self._refusals = Refusals(setup.host)
         self._gone_since: float | None = None  # the time since which no connection holds
         self._next_step = 0.0  # the time at which an attempt ends, or the next one begins, while none holds
         if self._process.descriptor is not None:
@@ -216,7 +216,7 @@ class Agent:
         self._close()
         self._next_step = time.monotonic()
         self._gone_since = self._next_step - silent
-        self._refusals = Refusals(clean)
+        self._refusals = Refusals(self._setup.host, clean)
 
     def _close(self) -> None:
         if self._socket is not None:

@@ -33,7 +33,7 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
         lives: tells whether a process of the host is connected.
     """
     loop = asyncio.get_running_loop()
-    refusals = Refusals(clean=False)
+    refusals = Refusals(address.host)
     gone_since = loop.time()
     suspicious = False
     while True:
@@ -60,7 +60,7 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
             finally:
                 end.cancel()
                 await asyncio.wait([end])
-            refusals = Refusals(clean)
+            refusals = Refusals(address.host, clean)
             suspicious = clean or lived
             if loop.time() - connected_at >= ATTEMPT:  # else a proxy accepts in its place
                 gone_since = loop.time()

@@ -8,7 +8,8 @@ REFUSED_FOR = 10.0
 """Seconds of refused connections after which a peer is gone, if its connection was reset before.
 
 The kernel of a peer that has ended closes its connections in order, and refuses new ones: such a peer is gone at
-the first refusal. After a reset, a firewall may refuse in the peer's name for some time.
+the first refusal. After a reset, a firewall may refuse in the peer's name for some time, but none does within one
+machine.
 """
 
 ATTEMPT = 2.0  # seconds that one attempt to connect again, with its greeting, may take
@@ -28,17 +29,17 @@ def break_after(sock: socket.socket, seconds: float) -> None:
 
 
 class Refusals:
-    """Decides whether refused connections mean that the peer is gone. ``clean``: its end closed in order."""
+    """Decides whether refused connections to a host mean that the peer is gone. ``clean``: it closed in order."""
 
-    def __init__(self, clean: bool) -> None:
-        self._clean = clean
+    def __init__(self, host: str, clean: bool = False) -> None:
+        self._believed = clean or host.startswith("127.") or host in ("::1", "localhost")
         self._since: float | None = None
 
     def refused(self, now: float) -> bool:
         """Note a refused attempt; return whether the peer is gone."""
         if self._since is None:
             self._since = now
-        return self._clean or now - self._since >= REFUSED_FOR
+        return self._believed or now - self._since >= REFUSED_FOR
 
     def other(self) -> None:
         """Note an attempt that failed in another way."""

@@ -12,7 +12,7 @@ import pytest
 
 from loom_gateway.driver.lifeline import host_watch
 from loom_gateway.driver.lifeline.host_watch import HostEnd, watch_host
-from loom_gateway.driver.lifeline.silence import Refusals
+from loom_gateway.driver.lifeline.silence import REFUSED_FOR, Refusals
 from loom_gateway.workers.sources import parse_worker_address
 from tests.support.network.gate import Gate
 from tests.unit.loom_gateway.driver.lifeline.processes import BOUND
@@ -93,8 +93,18 @@ async def test_a_worker_outlives_a_network_that_is_away_for_less_than_the_patien
             watch.cancel()
 
 
-async def test_a_worker_that_refuses_after_a_reset_is_gone_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loom_gateway.driver.lifeline.silence.REFUSED_FOR", 0.3)
+@pytest.mark.parametrize(
+    ("host", "clean", "seconds"),
+    [("10.0.0.1", False, REFUSED_FOR), ("10.0.0.1", True, 0.0), ("127.0.0.1", False, 0.0), ("::1", False, 0.0)],
+)
+def test_only_another_machine_refuses_for_a_while_after_a_reset(host: str, clean: bool, seconds: float) -> None:
+    refusals = Refusals(host, clean)
+
+    assert not seconds or not refusals.refused(5.0)
+    assert refusals.refused(5.0 + seconds)
+
+
+async def test_a_worker_of_this_machine_that_refuses_after_a_reset_is_gone_at_once() -> None:
     async with worker() as (made, server, port):
         watch = watched(port)
         await made.connected(1)
