@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import os
 import select
@@ -23,6 +22,7 @@ from loom.errors import (
     NotAGateway,
     WrongArguments,
 )
+from loom.process.listen import is_loopback
 from loom.proof.forwarded import check_proof, error_in, json_object
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
@@ -293,13 +293,3 @@ def safe_url(url: str, insecure: bool) -> str:
         f"run code with it. Use wss:// (docs/deploy/tls.md) or kube://; or, in a network that you trust, say so: "
         f"insecure=True, --insecure or LOOM_INSECURE=1"
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine itself."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 from loom.errors import Denied
-from loom.rest import is_loopback
+from loom.process.listen import is_loopback
 
 
 class AllowedHosts:

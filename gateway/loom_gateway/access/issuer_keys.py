@@ -20,7 +20,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
 from loom.errors import LoomError, WrongArguments
-from loom.rest import is_loopback
+from loom.process.listen import is_loopback
 
 logger = logging.getLogger(__name__)
 

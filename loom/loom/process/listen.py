@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import json
 import os
 import socket
@@ -67,3 +68,13 @@ def reachable(host: str, instead: str) -> str:
 def announce(event: str = "listening", **details: object) -> None:
     """Announce to the parent, in a line of JSON on standard output, that this process can be connected to."""
     print(json.dumps({"event": event, **details, "pid": os.getpid()}), flush=True)  # noqa: T201
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine itself."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from loom.process.listen import is_loopback
+
 REFUSED_FOR = 10.0
 """Seconds of refused connections after which a peer is gone, if its connection was reset before.
 
@@ -32,7 +34,7 @@ class Refusals:
     """Decides whether refused connections to a host mean that the peer is gone. ``clean``: it closed in order."""
 
     def __init__(self, host: str, clean: bool = False) -> None:
-        self._believed = clean or host.startswith("127.") or host in ("::1", "localhost")
+        self._believed = clean or is_loopback(host)
         self._since: float | None = None
 
     def refused(self, now: float) -> bool:
