@@ -56,6 +56,13 @@ def watched(port: int, patience: float = 10 * BOUND, lives: bool = True) -> asyn
     )
 
 
+async def cancel(watch: asyncio.Task[HostEnd]) -> None:
+    """Cancel a watch and wait for its end. Before Python 3.12, `asyncio.wait_for` may lose a cancellation."""
+    while not watch.done():
+        watch.cancel()
+        await asyncio.wait([watch], timeout=0.1)
+
+
 async def test_a_worker_that_ends_is_gone_at_once() -> None:
     async with worker() as (made, server, port):
         watch = watched(port)
@@ -77,7 +84,7 @@ async def test_a_worker_outlives_resets_and_closed_connections() -> None:
             made.connections[2].close()
             await made.connected(4)
             assert not watch.done()
-            watch.cancel()
+            await cancel(watch)
 
 
 async def test_a_worker_outlives_a_network_that_is_away_for_less_than_the_patience() -> None:
@@ -90,7 +97,7 @@ async def test_a_worker_outlives_a_network_that_is_away_for_less_than_the_patien
             gate.open()
             await made.connected(2)
             assert not watch.done()
-            watch.cancel()
+            await cancel(watch)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +168,7 @@ async def test_a_worker_without_processes_outlives_a_reset() -> None:
             gate.cut()
             await made.connected(3)
             assert not watch.done()
-            watch.cancel()
+            await cancel(watch)
 
 
 @pytest.mark.usefixtures("known_soon")
