@@ -144,9 +144,11 @@ class DelayProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             server = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:  # nobody listens there
+        except BaseException as error:  # nobody listens there, or the proxy is told to stop
             writer.transport.abort()
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         await self._forward(Link((reader, writer), server, self._delay))
 
     async def _forward(self, link: Link) -> None:
