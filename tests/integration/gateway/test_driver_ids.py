@@ -203,6 +203,7 @@ def test_what_a_session_leaves_behind_is_ended_before_its_id_is_used_again(gatew
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_ids_go_round_and_a_range_that_is_used_up_is_a_clear_error(gateway: Gateway) -> None:
     ids = set()
     for _ in range(6):

@@ -506,6 +506,7 @@ def test_a_driver_whose_socket_vanished_is_ended_by_the_next_gateway(gateway: Ga
         gateway.connect(job.session)
 
 
+@pytest.mark.slow
 def test_a_driver_whose_socket_vanished_is_ended_by_the_client_that_looks_for_it(gateway: Gateway) -> None:
     job = gateway.connect()
     pid = gateway.session(job.session)["pid"]

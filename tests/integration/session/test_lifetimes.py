@@ -79,7 +79,7 @@ def test_a_session_that_is_to_persist_outlives_one_that_is_not(gateway: Gateway)
         assert again._connection.welcome.linger == 0
 
 
-@pytest.mark.parametrize("persist", [False, True])
+@pytest.mark.parametrize("persist", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_session_whose_client_left_before_it_was_open_ends(gateway: Gateway, persist: bool) -> None:
     gateway.connect().close()  # the workers and a driver are there
     for _ in range(2):

@@ -142,6 +142,7 @@ def running() -> list[int]:
     return [ident for ident, ranks in processes._started.items() if ranks]
 
 
+@pytest.mark.slow
 def test_a_session_that_makes_and_stops_meshes_does_not_grow(job: loom.Job) -> None:
     check_that_nothing_grows(job, actors=50, processes=6)
 
