@@ -17,6 +17,8 @@ from tests.support.network.namespaces import FarCluster, missing
 
 pytestmark = [skipped_if(missing()), pytest.mark.slow, pytest.mark.timeout(300)]
 
+PATIENCE = 40.0
+
 BOUND = 120.0
 """Seconds; far over what anything here takes, so that only a hang fails."""
 
@@ -45,7 +47,7 @@ class Talker(loom.Actor):
 
 @pytest.fixture(scope="module")
 def far() -> Iterator[FarCluster]:
-    with FarCluster(gateway_options=["--worker-patience", "40"]) as cluster:
+    with FarCluster(gateway_options=["--worker-patience", str(PATIENCE)]) as cluster:
         yield cluster
 
 
@@ -84,6 +86,22 @@ def test_processes_and_their_output_survive_a_cut_and_what_was_asked_meanwhile_i
     (total,) = [int(text.split()[1]) for text in numbers if text.startswith("total")]
     assert numbers == [f"number {number}" for number in range(total)] + [f"total {total}"]
     assert lost(job) == []
+
+
+def test_processes_outlive_a_long_cut_for_good(far: FarCluster, job: loom.Job) -> None:
+    procs = job.hosts.spawn_procs()
+    counter = procs.spawn("counter", Counter)
+    pids = list(counter.pid.call().get(BOUND).values())
+
+    with far.hosts.cut("gateway", "worker0", "drop"):
+        time.sleep(0.8 * PATIENCE)  # the length of the cut is what is tested
+    for _ in range(30):  # Monarch stopped the actors after twice the patience and 30 s more
+        assert list(counter.pid.call().get(BOUND).values()) == pids
+        time.sleep(PATIENCE / 10)
+
+    assert list(procs.spawn("second", Counter).pid.call().get(BOUND).values()) == pids
+    assert lost(job) == []
+    procs.stop().get(BOUND)
 
 
 def test_a_spawn_that_is_asked_for_during_a_cut_is_made_or_fails_within_the_patience(

@@ -70,15 +70,20 @@ silent host, after 20 s, although it is carried out later (torchmonarch 0.7). So
 
 SPAWN_LEAST = 30.0  # the least seconds that a spawn may take, Monarch's default
 
-_WATCHES = (
-    "channel_reconnect_timeout",
+_WATCHES = ("channel_reconnect_timeout", "host_spawn_ready_timeout")
+"""Monarch's own timeouts for a silent host. They have to be longer than the patience, after which
+`loom_gateway.driver.lifeline` fails the calls."""
+
+_STATES = (
     "get_actor_state_max_idle",
     "get_proc_state_max_idle",
-    "host_spawn_ready_timeout",
+    "mesh_orphan_timeout",
+    "supervision_watchdog_timeout",
 )
-"""Monarch's own timeouts for a silent host, half a minute to two. After the shortest it stops the actors there
-("no status received from process", torchmonarch 0.7), though they live. So all have to be longer than the patience,
-after which `loom_gateway.driver.lifeline` fails the calls."""
+"""Monarch's timeouts for the state of processes and actors, for which the controllers of a mesh ask, never end:
+the lifelines tell which process has ended. An answer is lost if its host was silent for more than 20 s, though the
+host is back (torchmonarch 0.7). Monarch would then stop the actors there ("no status received from process").
+While it waits it keeps nothing alive, so no mesh counts as an orphan either."""
 
 
 def _use_transport(here: str, port: int, patience: float) -> None:
@@ -86,15 +91,10 @@ def _use_transport(here: str, port: int, patience: float) -> None:
     from monarch.actor import enable_transport
     from monarch.config import configure
 
-    longest = 2 * patience + 30
     configure(
         message_delivery_timeout=UNDELIVERABLE_AFTER,
-        # A mesh's controller keeps the mesh's processes alive, but not while it waits for a host that is lost. What
-        # is not kept alive for so long ends.
-        mesh_orphan_timeout=f"{10 * longest:g}s",
-        # The controllers of a mesh wait for its lost hosts, and say nothing meanwhile. They are in this process.
-        supervision_watchdog_timeout=UNDELIVERABLE_AFTER,
-        **dict.fromkeys(_WATCHES, f"{longest:g}s"),
+        **dict.fromkeys(_WATCHES, f"{2 * patience + 30:g}s"),
+        **dict.fromkeys(_STATES, UNDELIVERABLE_AFTER),
         **dict.fromkeys(_SPAWNS, f"{max(patience, SPAWN_LEAST):g}s"),
     )
     enable_transport(f"tcp://{listen.bracketed(here)}:{port if _is_free(here, port) else 0}")
