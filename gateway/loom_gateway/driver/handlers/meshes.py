@@ -8,6 +8,7 @@ from typing import Any
 
 from loom.actor import monarch_bootstrap_command
 from loom.bootstrap import BootstrapCommand
+from loom.errors import WrongState
 from loom.signatures import endpoints
 from loom.wire.bodies import (
     AwaitInitialized,
@@ -26,6 +27,8 @@ from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import Entry, stop_quietly
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
+
+STOP_PATIENCE = 40.0  # seconds that Monarch has to stop a mesh; it gives actors and processes 10 each to end
 
 
 class MeshOperations:
@@ -120,10 +123,23 @@ class MeshOperations:
         entry.stopped = True
         self._context.channels.break_off(lambda called: mesh in (called.root, called.procs))
         stopping = entry.mesh.stop(request.reason)
-        self._context.replies.answer_with(message, started, self._await_stop(mesh, stopping))
+        self._context.replies.answer_with(message, started, self._await_stop(mesh, entry, stopping))
 
-    async def _await_stop(self, mesh: int, stopping: Any) -> None:
-        await self._context.retire(mesh, stopping.as_asyncio())
+    async def _await_stop(self, mesh: int, entry: Entry, stopping: Any) -> None:
+        await self._context.retire(mesh, self._stopped(entry, stopping))
+
+    async def _stopped(self, entry: Entry, stopping: Any) -> None:
+        """Wait until a mesh has stopped. Monarch stops none whose host was silent for long; see `root_client`."""
+        try:
+            await asyncio.wait_for(stopping.as_asyncio(), STOP_PATIENCE)
+        except asyncio.TimeoutError:
+            if entry.kind != "procs":
+                raise WrongState(
+                    f"Monarch has not stopped {entry.name} in {STOP_PATIENCE:g} s, as after a host was without "
+                    f"network: stop its processes"
+                ) from None
+            for rank in entry.ranks:
+                self._context.failures.process_gone(entry.procs, rank)
 
     def _list_meshes(self, message: Message, started: float) -> None:
         listed = []
