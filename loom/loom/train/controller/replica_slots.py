@@ -198,7 +198,7 @@ class ReplicaSlots:
         if slot.silent:
             # Its connections to the lighthouse and to the other groups may come back later than the one from here.
             slot.moved_at = time.monotonic()
-            slot.back_until = slot.moved_at + slot.excused
+            slot.back_until = slot.moved_at + slot.excused / 2
             slot.silent, slot.excused = False, 0.0
             self._record("group_back", slot, group, step=report.step)
         # Neither a pause nor its end counts as a lack of progress.
