@@ -69,7 +69,7 @@ def namespaces_of_this_process() -> list[str]:
 def test_a_session_across_four_hosts_leaves_nothing_behind(namespaces: None) -> None:
     outside = network()
     with FarCluster() as far:
-        with far.hosts.on("laptop"), loom.connect(far.url, far.token) as job:
+        with far.connected() as job:
             procs = job.hosts.spawn_procs(per_host={"gpus": 1})
             mesh, places = procs.spawn("counters", Counter), procs.spawn("places", Place)
             assert list(mesh.add.call(2).get(timeout=BOUND).values()) == [2, 2]

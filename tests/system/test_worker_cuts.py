@@ -53,8 +53,7 @@ def far() -> Iterator[FarCluster]:
 
 @pytest.fixture
 def job(far: FarCluster) -> Iterator[loom.Job]:
-    with far.hosts.on("laptop"), loom.connect(far.url, far.token) as job:
-        job.print_logs = False
+    with far.connected() as job:
         yield job
 
 

@@ -93,8 +93,7 @@ def test_a_thousand_resets_of_the_lines_to_workers_lose_double_and_reorder_nothi
         rank, number = line.text.split()
         printed[rank].append(int(number))
 
-    with far.hosts.on("laptop"), loom.connect(far.url, far.token) as job:
-        job.print_logs = False
+    with far.connected() as job:
         job.on_log(note)
         ledgers = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("ledgers", Printing)
         lines = Lines(far, job, rng)

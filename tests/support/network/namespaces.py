@@ -33,6 +33,7 @@ from typing import Literal
 
 import pytest
 
+import loom
 from loom.process.child import Child, python
 from tests.support.network.netns import run, why_not
 
@@ -362,6 +363,13 @@ class FarCluster:
             self.close()
             raise
         return self
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[loom.Job]:
+        """A session from the laptop, which prints none of its output."""
+        with self.hosts.on("laptop"), loom.connect(self.url, self.token) as job:
+            job.print_logs = False
+            yield job
 
     def close(self) -> None:
         """End the gateway, then the workers, and remove the hosts."""

@@ -26,9 +26,8 @@ def far() -> Iterator[FarCluster]:
 
 @pytest.fixture
 def job(far: FarCluster) -> Iterator[loom.Job]:
-    with far.hosts.on("laptop"), loom.connect(far.url, far.token) as job:
+    with far.connected() as job:
         job.refresh_hosts()
-        job.print_logs = False
         yield job
 
 
