@@ -65,8 +65,8 @@ def address_towards(workers: Sequence[str]) -> str:
 
 
 _SPAWNS = ("actor_spawn_max_idle", "mesh_proc_spawn_max_idle")
-"""Monarch's timeouts for a spawn. Its answer is lost if it was asked for before Monarch gave up the connection to a
-silent host, after 20 s, although it is carried out later (torchmonarch 0.7). So it fails after the patience."""
+"""Monarch's timeouts for a spawn. Its answer is lost if its host was silent for more than 20 s meanwhile, although
+it is carried out later (torchmonarch 0.7). So it fails after the patience."""
 
 SPAWN_LEAST = 30.0  # the least seconds that a spawn may take, Monarch's default
 

@@ -106,6 +106,8 @@ class Membership:
             try:
                 self._manager.start_quorum()
             except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or no group comes
+                # Otherwise the manager raises this failure for ever (torchft-nightly 2026.10: ``start_quorum``).
+                self._manager._quorum_future = None
                 if not self._alone:
                     self._alone = True
                     _log.warning("%s has no quorum, and tries again: %s", self._state.assignment.replica, error)

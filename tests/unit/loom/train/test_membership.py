@@ -1,0 +1,91 @@
+"""A process that has found no quorum joins the next one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loom.train import Timeouts, TrainerActor
+from loom.train.loop.membership import Membership
+from loom.train.loop.network import open_store
+from loom.train.settings import Restore
+from loom.train.spec import Assignment, JobSpec
+
+BOUND = 60.0
+
+TIMEOUTS = Timeouts(collective=10.0, quorum=0.5, connect=10.0)
+
+ATTEMPTS = 50
+"""Attempts after which a membership gives up."""
+
+
+class Attendance:
+    """What a membership calls before it tries again."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self._count = 0
+
+    def __call__(self) -> None:
+        self.began.set()
+        self._count += 1
+        if self._count > ATTEMPTS:
+            raise RuntimeError(f"no quorum after {ATTEMPTS} attempts")
+
+
+@pytest.fixture
+def lighthouse() -> Iterator[str]:
+    """The URL of a lighthouse at which two groups make a quorum."""
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=100, quorum_tick_ms=20)
+    yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
+    server.shutdown()
+
+
+@pytest.fixture
+def attendance() -> Attendance:
+    return Attendance()
+
+
+@pytest.fixture
+def memberships(lighthouse: str, attendance: Attendance) -> Iterator[list[Membership]]:
+    stores = [open_store("127.0.0.1") for _ in range(2)]
+    made = []
+    for number, store in enumerate(stores):
+        job = JobSpec(TrainerActor, timeouts=TIMEOUTS)
+        place = ("127.0.0.1", store.port)
+        assignment = Assignment(job, f"train_{number}", lighthouse, place, Restore.NOTHING, "the job's key")
+        made.append(Membership(a_state(assignment), attendance))
+    yield made
+    for membership in made:
+        membership.leave()
+
+
+def a_state(assignment: Assignment) -> Any:
+    """As much of a `TrainingState` as a membership needs."""
+    return SimpleNamespace(
+        assignment=assignment,
+        job=assignment.job,
+        rank=0,
+        report=SimpleNamespace(step=0),
+        take_from_peer=lambda state: None,
+        save=lambda convert: {},
+    )
+
+
+def test_a_failed_quorum_is_not_the_last(memberships: list[Membership], attendance: Attendance) -> None:
+    first, second = memberships
+    with ThreadPoolExecutor(2) as pool:
+        alone = pool.submit(first.gather)
+        assert attendance.began.wait(BOUND)
+        together = pool.submit(second.gather)
+        alone.result(BOUND)
+        together.result(BOUND)
+
+    assert sorted(membership.place for membership in memberships) == [(0, 2), (1, 2)]
