@@ -23,7 +23,11 @@ def hold(path: Path, holder: str, socket: str, advice: str = "", passable: bool 
     says how to choose another folder. With ``passable``, other user ids can open what they know the name of.
     """
     if len(os.fsencode(path / socket)) > _LONGEST_SOCKET_PATH:
-        raise UnsafeStateFolder(f"the path of the state folder {path} is too long for a socket in it")
+        longest = _LONGEST_SOCKET_PATH - len(socket) - 1
+        raise UnsafeStateFolder(
+            f"the path of the state folder {path} is too long for a socket in it: choose one of at most {longest} "
+            f"bytes{advice}"
+        )
     try:
         path.parent.mkdir(0o711 if passable else 0o700, parents=True, exist_ok=True)
         path.mkdir(0o700, exist_ok=True)

@@ -350,7 +350,7 @@ def _add_cluster_tool(app: FastAPI, state: State) -> None:
                 "owner": pod.owner,
                 "labels": pod.labels,
                 "host": pod.host,
-                "state": pod.containers[0].waiting or "Running",
+                "state": pod.containers[0].why_not or "Running",
             }
             for pod in state.pods
             if not pod.ending

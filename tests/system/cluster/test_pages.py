@@ -250,7 +250,8 @@ def test_the_gateways_of_the_page_about_workers_find_them(cluster: OneMachineClu
         cluster.apply({"kind": "Service", "metadata": {"name": name, "namespace": "research"}, "spec": spec})
     (loader,) = cluster.wait_ready("loaders", 1, namespace="research")
     gpus = [pod.address for pod in cluster.wait_ready("gpus", 4, namespace="research")]
-    write = f"echo tcp://{loader.address}:26600 > loaders && exec "
+    # A pod's home is a folder of the test's, whose name is too long for sockets in it.
+    write = f"echo tcp://{loader.address}:26600 > loaders && export XDG_STATE_HOME=$(mktemp -d) && exec "
     for number, (command, expected) in enumerate(zip(commands, (gpus, [*gpus, loader.address]), strict=True)):
         name = f"gateway-{number}"
         command = command.replace("/etc/loom/loaders", "loaders")  # a pod's /etc is this machine's

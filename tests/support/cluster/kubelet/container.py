@@ -38,7 +38,7 @@ class Container:
     ready: bool = False
     restarts: int = 0
     waiting: str = "ContainerCreating"
-    """Why it does not run; empty if it does."""
+    """Why it was not started; empty if it was."""
     message: str = ""
     exit_code: int | None = None
     """Of the last time that it ended; of a signal, 128 and its number."""
@@ -57,6 +57,11 @@ class Container:
             if children and ENTERING not in Path(f"/proc/{children[0]}/cmdline").read_bytes().split(b"\0")[:4]:
                 return int(children[0])
         return None
+
+    @property
+    def why_not(self) -> str:
+        """Why it does not run; empty if it does."""
+        return self.waiting or ("ContainerCreating" if self.init is None else "")
 
     def kill(self) -> None:
         """Kill all its processes: the kernel does when the first is killed, which its parent then reaps."""
@@ -106,8 +111,8 @@ class Container:
 
     def state(self) -> dict[str, Any]:
         """As in a pod's ``status.containerStatuses``."""
-        if self.waiting:
-            return {"waiting": {"reason": self.waiting, "message": self.message}}
+        if self.why_not:
+            return {"waiting": {"reason": self.why_not, "message": self.message}}
         return {"running": {}}
 
     def to_json(self) -> dict[str, Any]:
