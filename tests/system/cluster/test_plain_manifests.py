@@ -100,9 +100,8 @@ def looked(
 def test_a_session_writes_to_its_places_only_with_ids_of_its_own(
     cluster: OneMachineCluster, client: dict[str, str]
 ) -> None:
-    places = (
-        "for at in / /etc /usr /root ~ $TMPDIR /tmp /dev/shm; do touch $at/x$$ && rm $at/x$$ && echo $at; done; id -u"
-    )
+    folders = "/ /etc /usr /root ~ $TMPDIR /tmp /dev/shm"
+    places = f"for at in {folders}; do touch $at/x$$ && rm $at/x$$ && echo $at; done; id -u"
     first, *others = looked(cluster, client, places, places.replace("$TMPDIR", "/var/tmp"))
     *written, user = first.split()
     home, tmp, *shared = written
