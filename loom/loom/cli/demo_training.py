@@ -143,7 +143,8 @@ class DemoTraining:
 
     def _progress(self, step: int, metrics: Mapping[str, float]) -> Iterator[Event]:
         (before, at), now = self._row, time.perf_counter()
-        if step > before and "accuracy" in metrics:
+        # A group that has just taken over its state has an accuracy, and no loss yet.
+        if step > before and {"loss", "accuracy"} <= metrics.keys():
             self._row = step, now
             speed = (step - before) * BATCH * self._groups / (now - at)
             yield Progress(step, metrics["loss"], metrics["accuracy"], speed, self._call_ms)
