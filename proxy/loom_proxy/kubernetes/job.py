@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -58,7 +58,8 @@ class KubernetesJob:
             the pods. A warning says if this user may not do that.
 
     Raises:
-        WrongArguments: not exactly one of ``compute``, ``selector`` and ``meshes`` is given, or one makes no sense.
+        WrongArguments: not exactly one of ``compute``, ``selector`` and ``meshes`` is given, or one makes no sense,
+            or another program of the pods has ``monarch_port`` or the port before it, which is the pod's keeper's.
         MissingDependency: Kubetorch is not installed.
     """
 
@@ -105,6 +106,7 @@ class KubernetesJob:
             suffix = f"-{mesh.replace('_', '-')}" if len(wanted_meshes) > 1 else ""
             deployed_as = self._given_name + suffix
             self._meshes.append(PodMesh(mesh, of, self.namespace, deployed_as, services.get(mesh)))
+        _check_port(monarch_port, wanted_meshes.values())
         self._port = monarch_port
         clients = kubetorch.config.install_namespace
         self._policies = PortPolicies(self._meshes, monarch_port, clients) if network_policy else None
@@ -274,6 +276,17 @@ class KubernetesJob:
     def __repr__(self) -> str:
         meshes = ", ".join(mesh.name for mesh in self._meshes)
         return f"<KubernetesJob {self._given_name!r} in namespace {self.namespace!r}: {meshes}>"
+
+
+def _check_port(port: int, pods: Iterable[Any]) -> None:
+    """Check that neither the worker's nor the keeper's port, before it, is the gateway's or Kubetorch's server's."""
+    from kubetorch.provisioning.constants import DEFAULT_KT_SERVER_PORT
+
+    taken = {int(getattr(of, "server_port", None) or DEFAULT_KT_SERVER_PORT): "Kubetorch's server" for of in pods}
+    taken[GATEWAY_PORT] = "the gateway"
+    for one in (port, port - 1):
+        if one in taken:
+            raise WrongArguments(f"monarch_port is {port}: port {one} of a pod is for {taken[one]}; choose another")
 
 
 def _nginx_url() -> str:

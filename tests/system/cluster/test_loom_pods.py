@@ -100,15 +100,6 @@ def test_an_image_that_cannot_be_pulled(run: Program) -> None:
     assert "ImagePullBackOff" in refused["text"]
 
 
-@pytest.mark.parametrize("run", ["port_taken"], indirect=True)
-def test_a_port_that_is_taken(run: Program) -> None:
-    refused = run.until("refused")
-
-    assert refused["error"] == "DeploymentFailed"
-    assert "port 32300" in refused["text"]
-    assert "in use" in refused["text"]
-
-
 @pytest.mark.parametrize("run", ["no_pods"], indirect=True)
 def test_labels_that_no_pod_has(run: Program) -> None:
     refused = run.until("refused")

@@ -172,11 +172,6 @@ def no_image():
         say("refused", error=type(error).__name__, text=str(error))
 
 
-def port_taken():
-    """Something else has Monarch's port: here Kubetorch's own server, as the job asks for its port."""
-    refused(monarch_port=32300)
-
-
 def no_modules():
     """The pods' Python lacks modules, by what is in the folder that it is given."""
     compute = kt.Compute(cpus=1, image=IMAGE, env_vars={"PYTHONPATH": sys.argv[2]})
