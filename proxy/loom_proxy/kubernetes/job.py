@@ -279,7 +279,7 @@ class KubernetesJob:
 
 
 def _check_port(port: int, pods: Iterable[Any]) -> None:
-    """Check that neither the worker's nor the keeper's port, before it, is the gateway's or Kubetorch's server's."""
+    """Check that neither the worker's nor the keeper's port, before it, is the gateway's or Kubetorch's."""
     from kubetorch.provisioning.constants import DEFAULT_KT_SERVER_PORT
 
     taken = {int(getattr(of, "server_port", None) or DEFAULT_KT_SERVER_PORT): "Kubetorch's server" for of in pods}
