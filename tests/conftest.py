@@ -41,9 +41,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow.select(config, items)
     for item in items:
         item.add_marker(_kind(item.path))
-        # Elsewhere Monarch, Kubetorch and programs that were killed leave things open, which the collector finds.
-        found_later = [] if _kind(item.path) == "unit" else ["default::pytest.PytestUnraisableExceptionWarning"]
-        item.add_marker(pytest.mark.filterwarnings("error", *found_later, *config.getini("filterwarnings")))
+        # Elsewhere Monarch, Kubetorch and programs that were killed leave things open.
+        left_open = ["ignore::ResourceWarning", "default::pytest.PytestUnraisableExceptionWarning"]
+        excepted = [] if _kind(item.path) == "unit" else left_open
+        item.add_marker(pytest.mark.filterwarnings("error", *excepted, *config.getini("filterwarnings")))
     # So that no process of xdist has a long file left when the others are done.
     items.sort(key=lambda item: KINDS.index(_kind(item.path)))
 
