@@ -23,7 +23,7 @@ SECONDS = Path(__file__).with_name("slow_seconds.json")
 SHORT = 60.0
 """Seconds that a test takes at most to have its turn."""
 
-TURN = 180.0
+TURN = 60.0
 """Seconds that the tests of a turn take together, one after the other."""
 
 UNKNOWN = 120.0

@@ -22,7 +22,7 @@ def assert_exact(summary: JobSummary, groups: int) -> None:
     hashes = [report.hashes for report in summary.reports.values()]
     assert len(hashes) == groups
     common = set.intersection(*(set(one) for one in hashes))
-    assert common
+    assert common, hashes
     assert all(len({one[step] for one in hashes}) == 1 for step in common)
 
 

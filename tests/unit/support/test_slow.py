@@ -28,7 +28,7 @@ def test_a_part_that_there_is_not(part: str) -> None:
 
 def test_every_short_test_has_its_turn_and_no_other() -> None:
     slow = [f"a.py::{n}" for n in range(10)] + ["long.py::one", "new.py::one"]
-    seconds = dict.fromkeys(slow[:10], 50.0) | {"long.py::one": 61.0}
+    seconds = dict.fromkeys(slow[:10], 20.0) | {"long.py::one": 61.0}
 
     turns = [turn_of(count, slow, seconds) for count in range(4)]
 
