@@ -98,6 +98,7 @@ def test_a_session_registers_replicas_of_its_own_only(weaver: WeaverProcess) -> 
     assert other_session[:2] == ["refuse", "authentication"]
     assert "of the session 'a', and registers no replica of 'b'" in other_session[2]
     assert taken[:2] == ["refuse", "replica_taken"]
+    assert "'shared-name' lives outside of the session 'a'" in taken[2]
     replicas = {one["id"]: one["session"] for one in gateway_for(weaver, "anna").ask("replicas")}
     assert replicas == {"shared-name": "b", "y": "a"}
     living.close()
@@ -380,6 +381,9 @@ async def test_a_store_that_cannot_be_read_is_one_users_trouble() -> None:
 def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess) -> None:
     seen = threadlet_of(weaver, "anna", "train_0", session="a", procs="1", rank=0)
     hidden = threadlet_of(weaver, "anna", "train_1", session="b", procs="1", rank=0)
+    other_gpu = {**GPU, "uuid": "GPU-7"}
+    elsewhere = threadlet_of(weaver, "anna", "tune_0", session="b", group="tune", devices=[other_gpu])
+    elsewhere.await_stored(elsewhere.report(1, loss=0.5))
     gateway = gateway_for(weaver, "anna")
 
     def guest(operation: str, **arguments: object) -> Any:
@@ -392,12 +396,15 @@ def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess)
     assert [one["id"] for one in guest("replicas")] == ["train_0"]
     assert [one["replicas"] for one in guest("devices")] == [["train_0"]]
     assert guest("status")["replicas"] == {"running": 1}
-    assert guest("status")["commands"] == 1
+    assert [guest("status")[name] for name in ("devices", "commands", "reports")] == [1, 1, 0]
+    assert [one["job"] for one in guest("goodput")] == ["train@a"]
     assert {one["replica"] for one in guest("events", limit=1000)} == {"train_0"}
     assert guest("command_state", id=own["id"], timeout=0)["replicas"] == ["train_0"]
     for operation, arguments in [
         ("replica", {"id": "train_1"}),
         ("stacks", {"replica": "train_1"}),
+        ("metrics", {"replica": "train_1"}),
+        ("history", {"replica": "train_1", "metric": "loss"}),
         ("events", {"replica": "train_1"}),
         ("command", {"kind": "stop", "target": "train_1"}),
     ]:
@@ -419,5 +426,7 @@ def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess)
             guest(operation)
     with pytest.raises(Refused, match="a session cannot ask"):
         session_of(weaver, "anna", "a").ask("in_session", session="b", do="replicas")
-    seen.close()
-    hidden.close()
+    with pytest.raises(Refused, match="about a device, which other sessions may use"):
+        guest("command", kind="deactivate_device", params={"device": "GPU-0"}, target="train_0")
+    for threadlet in (seen, hidden, elsewhere):
+        threadlet.close()
