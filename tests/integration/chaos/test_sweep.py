@@ -57,6 +57,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.fixture
+def route(pair: Pair) -> Iterator[None]:  # noqa: F811
+    """A route that the kernel forgets when its device goes down."""
+    subprocess.run(["ip", "route", "add", "10.99.0.0/16", "via", OTHER], check=True)
+    yield
+    subprocess.run(["ip", "route", "del", "10.99.0.0/16"])
+
+
 def be_killed(code: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", KILLED.format(code)], capture_output=True, text=True, timeout=BOUND
@@ -75,7 +83,7 @@ def be_killed(code: str) -> None:
         "delay.run_at_end = die; delay.delay(1000.0, 'eth0')",
     ],
 )
-def test_a_network_is_as_before(pair: Pair, folder: Path, code: str) -> None:  # noqa: F811
+def test_a_network_is_as_before(pair: Pair, route: None, folder: Path, code: str) -> None:  # noqa: F811
     before = state()
     be_killed(code)
     assert state() != before
@@ -119,7 +127,7 @@ def test_a_stopped_process_goes_on(sleeper: subprocess.Popen[bytes], folder: Pat
     be_killed(
         f"processes.run_at_end = lambda *_: None; processes._await_state = die; processes.stop({sleeper.pid})"
     )
-    assert psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED
+    eventually(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED)  # also on a busy machine
 
     assert sweep() == [f"process {sleeper.pid} goes on"]
 
@@ -128,8 +136,9 @@ def test_a_stopped_process_goes_on(sleeper: subprocess.Popen[bytes], folder: Pat
 
 
 def test_a_stopped_process_goes_on_at_once_if_only_its_agent_is_killed(
-    sleeper: subprocess.Popen[bytes], folder: Path
+    sleeper: subprocess.Popen[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(agent, "_repair", lambda _: [])  # in a training process, which is the one that is stopped
     _, strike = agent.keep("f1", "sigstop", {}, None, sleeper.pid, lambda _: None)
     assert strike is not None
     strike()
