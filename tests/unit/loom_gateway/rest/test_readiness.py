@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from loom_gateway.access.audit import Audit
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
@@ -22,11 +25,15 @@ def check(folder: Path, addresses: list[str], draining: bool = False) -> Ready:
     return asyncio.run(ask(folder, addresses, draining))
 
 
-def test_a_gateway_that_cannot_write_its_state_is_not_ready(tmp_path: Path) -> None:
+def test_a_gateway_that_cannot_write_its_state_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert check(tmp_path, []).status is ReadyStatus.OK
     assert list(tmp_path.iterdir()) == []
 
     assert check(tmp_path / "removed", []).status is ReadyStatus.STATE_NOT_WRITABLE
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: open("/dev/full", "wb"))  # noqa: SIM115
+    assert check(tmp_path, []).status is ReadyStatus.STATE_NOT_WRITABLE
 
 
 async def test_it_says_how_many_workers_answer(tmp_path: Path) -> None:
