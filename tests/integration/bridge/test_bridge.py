@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from loom_proxy.weaver.client import WeaverProxy
 from tests.integration.bridge.bridges import LOOM, Bridge, await_address, states
 from tests.integration.bridge.nats_server import BOUND, NatsServer, Said, with_password
 from tests.integration.gateway.test_cli import free_port
+from tests.support.docs import Page
 from tests.support.gateways import TOKEN, await_true, gateway_of
 from tests.support.processes import HIDDEN, run
 from tests.support.weaver_training import Training, training
@@ -212,6 +214,27 @@ async def test_a_failed_device_is_reported_and_acted_on(
 
     assert {f"{group}_0", f"{group}_1"} <= set(again["outcomes"])
     assert weaver.devices()[uuid].state == "active"
+
+
+async def test_the_program_of_the_page_asks_it(
+    server: NatsServer, weaver: WeaverProxy, bridge: Bridge, trainers: list[Training], group: str
+) -> None:
+    (uuid,) = weaver.replica(f"{group}_0").devices
+    weaver.set_policy(group, "notify")
+    (block,) = Page.of("docs/guide/nats.md").blocks("python")
+    program = "\n".join(block.lines).replace("nats://HOST:4222", server.url)
+    program = program.replace("train_*", f"{group}_*").replace("GPU-8a1c", uuid)
+
+    command = [sys.executable, "-c", program]
+    ended = await asyncio.to_thread(
+        subprocess.run, command, stdout=subprocess.PIPE, text=True, timeout=BOUND, check=True
+    )
+
+    applied, failure = [json.loads(line)["reply"] for line in ended.stdout.splitlines()]
+    assert set(applied["outcomes"]) == {f"{group}_0", f"{group}_1"}
+    assert trainers[0].learning_rate() == (0.002, applied["outcomes"][f"{group}_0"]["step"])
+    assert {f"{group}_0", f"{group}_1"} <= {one["replica_id"] for one in failure["affected"]}
+    await asyncio.to_thread(weaver.reactivate(uuid).get, BOUND)
 
 
 async def test_a_replica_that_is_not_there_is_an_answer(client: Client, bridge: Bridge) -> None:
