@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from loom.errors import ProtocolMismatch
+from loom.token_file import TokenFile
 from loom.wire.batches import TUNNELS, split_batch
 from loom.wire.lane import behind_length
 from loom_gateway.access.control import AccessControl
@@ -203,10 +204,10 @@ async def test_a_client_that_does_not_poll_is_gone_and_one_that_does_is_not(tmp_
 
 
 @contextlib.asynccontextmanager
-async def gateway() -> AsyncIterator[httpx.AsyncClient]:
+async def gateway(tokens: TokenFile | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway without workers, whose routes are called in this process."""
     manager = SessionManager([])
-    access = AccessControl(TokenAuthority("token"))
+    access = AccessControl(TokenAuthority("token", tokens))
     app = create_app(manager, access, WeaverSupervisor(manager.folder.weaver, manager.worker_watch.there))
     transport = httpx.ASGITransport(AccessMiddleware(app, access))
     headers = {"Authorization": "Bearer token"}
@@ -234,11 +235,15 @@ async def test_names_of_tunnels_cannot_be_guessed() -> None:
     assert min(map(len, names)) >= 32
 
 
-async def test_the_tunnels_of_a_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_tunnels_of_a_token_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(polling, "MAX_TUNNELS", 3)
-    async with gateway() as client:
+    tokens = TokenFile(tmp_path / "tokens")
+    _, other = tokens.create("ann", "drive")
+    async with gateway(tokens) as client:
         opened = [(await client.post(TUNNELS)).json()["tunnel"] for _ in range(3)]
         refused = await client.post(TUNNELS)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "limit_reached")
+        of_another = await client.post(TUNNELS, headers={"Authorization": f"Bearer {other}"})
+        assert of_another.status_code == 201
         await client.delete(f"{TUNNELS}/{opened[0]}")
         assert (await client.post(TUNNELS)).status_code == 201
