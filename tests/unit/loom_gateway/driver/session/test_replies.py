@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from loom.wire.codec import Encoder
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import Entry
@@ -112,3 +114,40 @@ async def test_answers_that_come_together_go_out_together() -> None:
 
     assert len(sent) == 3
     assert in_between <= sent.flushed - 1
+
+
+async def test_only_the_calls_to_a_dead_mesh_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "GRACE", 0.01)
+    sent = Sent()
+    replies = replies_of(sent)
+    dead, alive = (Entry("actors", name, None, 1, procs=2, ranks=(0,)) for name in ("dead", "alive"))
+    replies.expect(call(1), 0.0, alive)
+    replies.expect(call(2), 0.0, dead)
+    replies.expect(call(3), 0.0)
+
+    replies.fail_calls(lambda entry: entry is dead)
+    await sent.came.wait()
+    await asyncio.sleep(10 * ledger.GRACE)
+
+    assert [(message.kind, message.id) for message in sent] == [(Kind.ERROR, 2)]
+    assert "mesh 'dead' was stopped" in repr(sent[0])
+    assert set(replies.pending()) == {(1, None), (3, None)}
+
+
+async def test_only_so_many_answered_operations_are_remembered() -> None:
+    replies = replies_of(Sent())
+    for ident in range(ledger.REMEMBERED + 1):
+        replies.note_request(ident, (Kind.CALL, [1, "give"]))
+
+    assert len(replies.answered()) == ledger.REMEMBERED
+    assert 0 not in replies.answered()
+
+
+async def test_the_durations_are_those_of_calls() -> None:
+    replies = replies_of(Sent())
+    spawn = Message(Kind.SPAWN_PROCS, 1, [1])
+
+    for message in (spawn, call(2)):
+        replies.answer(replies.expect(message, 0.0), None, None, True)
+
+    assert sum(replies.latencies.counts) == 1
