@@ -82,3 +82,26 @@ def test_a_program_heeds_the_sigterm_of_a_worker_once(
 
     assert ended.returncode == -signal.SIGTERM
     assert ended.stdout == ("saved\n" if below_a_worker else "")
+
+
+FORKS = """
+import os, signal
+from loom.threadlet import Threadlet
+
+t = Threadlet()
+child = os.fork()
+if child == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), t.should_stop)
+"""
+
+
+def test_the_sigterm_of_a_forked_child_ends_that_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(evictions.SIGNALLED_VARIABLE, "1")
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=BOUND)
+
+    assert (ended.returncode, ended.stdout) == (0, f"{-signal.SIGTERM} False\n")
