@@ -24,6 +24,7 @@ from tests.benchmarks import (
     methods,
     ports,
     ray_environment,
+    recovery,
     report,
     siege,
     threadlet,
@@ -270,6 +271,18 @@ def measure_threadlet(
     """What a threadlet costs the training thread: one call, and a training that publishes every step."""
     plan = threadlet.ThreadletPlan(rounds, procs=procs, pairs=pairs, pairs_alone=alone)
     _report(lambda say: threadlet.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("recovery")
+def measure_recovery(
+    rounds: Rounds = recovery.RecoveryPlan.rounds,
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """How soon three groups that train are complete again after some were killed, or one was cut off."""
+    plan = recovery.RecoveryPlan(rounds)
+    _report(lambda say: recovery.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("weaver")

@@ -34,5 +34,9 @@ BUDGETS = {
     "dead process to failed": Budget("at most", 0.5),
     "status report": Budget("at most", 1.0),
     "check for updates": Budget("at most", 0.3),
+    "one group killed, one spare": Budget("at most", 1.2),
+    "two groups killed, one spare": Budget("at most", 4.0),
+    "all groups killed, a checkpoint": Budget("at most", 6.0),
+    "successor of a group that was cut off": Budget("at most", 3.0),
 }
 """By the name in the page's first column."""

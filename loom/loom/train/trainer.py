@@ -120,6 +120,12 @@ class TrainerActor(TrainerModel, Actor):
             self._loop.leave()
 
     @endpoint
+    async def break_off(self) -> None:
+        """Wait no longer for the other groups in this step, one of which is lost."""
+        if self._loop is not None:
+            await asyncio.to_thread(self._loop.break_off)
+
+    @endpoint
     async def move(self, lighthouse: str, behind: bool) -> None:
         """Move to another lighthouse; if ``behind``, take over the state of the groups there."""
         if self._loop is not None:

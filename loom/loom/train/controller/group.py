@@ -101,6 +101,10 @@ class ReplicaGroup:
         """Move the group to another lighthouse; if ``behind``, it takes over the state of the groups there."""
         self._in_background(self._call, self.trainers.move, lighthouse, behind)
 
+    def break_off(self) -> None:
+        """Let the group wait no longer for the other groups in this step, one of which is lost."""
+        self._in_background(self._call, self.trainers.break_off)
+
     def stop(self, reason: str) -> None:
         """Stop the processes."""
         self._over.set()

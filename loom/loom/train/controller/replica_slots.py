@@ -184,6 +184,11 @@ class ReplicaSlots:
     def _take_silence(self, slot: ReplicaSlot, group: ReplicaGroup) -> None:
         """Replace a group that hangs. Wait for one whose host is silent too, unless a spare can take its place."""
         host_is_silent = group.host in self.agents.silent()
+        if host_is_silent and not slot.silent:
+            # Nothing resets the connections to it, for whose answers the others would wait until their timeout.
+            for other in self.training():
+                if other.group is not None and other.group.host not in self.agents.silent():
+                    other.group.break_off()
         if host_is_silent and not self.pool.has_spare():
             # After a cut, some connections come back later than others, by up to the length of the cut.
             slot.excused = 2 * group.silent

@@ -66,6 +66,10 @@ class TrainingLoop:
         if self._membership is not None:
             self._membership.move(lighthouse, behind)
 
+    def break_off(self) -> None:
+        if self._membership is not None:
+            self._membership.break_off()
+
     # The following methods run in the training thread.
 
     def run(self) -> TrainerReport:

@@ -132,13 +132,26 @@ class Membership:
         return bool(self._manager.should_commit())
 
     def abort(self) -> None:
-        """Break the connections with the other groups, as an injected fault."""
+        """Break the connections with the other groups, as an injected fault.
+
+        Raises:
+            FaultRefused: there are no others.
+        """
+        if not self.break_off():
+            raise FaultRefused("no other group is connected with this one")
+
+    def break_off(self) -> bool:
+        """Break the connections with the other groups; return whether there were any. Any thread may call.
+
+        What waits for another group fails at once, and the next quorum is of the groups that come to it.
+        """
         from loom.chaos.training import abort
 
         group = self._manager._pg._pg
         if group is None or group.size() < 2:
-            raise FaultRefused("no other group is connected with this one")
+            return False
         abort(group)
+        return True
 
     def leave(self) -> None:
         self._manager.shutdown(wait=False)

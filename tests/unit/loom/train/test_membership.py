@@ -1,4 +1,4 @@
-"""A process that has found no quorum joins the next one."""
+"""How a process finds the others, loses them, and joins the next quorum."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from loom.errors import FaultRefused
 from loom.train import Timeouts, TrainerActor
 from loom.train.loop.membership import Membership
 from loom.train.loop.network import open_store
 from loom.train.settings import Restore
 from loom.train.spec import Assignment, JobSpec
 
+pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft's
+
 BOUND = 60.0
 
-TIMEOUTS = Timeouts(collective=10.0, quorum=0.5, connect=10.0)
+TIMEOUTS = Timeouts(collective=4 * BOUND, quorum=0.5, connect=10.0)
 
 ATTEMPTS = 50
 """Attempts after which a membership gives up."""
@@ -89,3 +93,38 @@ def test_a_failed_quorum_is_not_the_last(memberships: list[Membership], attendan
         together.result(BOUND)
 
     assert sorted(membership.place for membership in memberships) == [(0, 2), (1, 2)]
+
+
+def gather(memberships: list[Membership], pool: ThreadPoolExecutor) -> None:
+    for gathered in [pool.submit(membership.gather) for membership in memberships]:
+        gathered.result(BOUND)
+
+
+def test_a_membership_that_breaks_off_waits_no_longer_and_joins_the_next_quorum(
+    memberships: list[Membership],
+) -> None:
+    first, second = memberships
+    with ThreadPoolExecutor(2) as pool:
+        gather(memberships, pool)
+        waiting = pool.submit(first.average, torch.ones(4), [1.0])
+        second.break_off()
+        waiting.result(BOUND)
+        assert not first.commit()
+
+        second.average(torch.ones(4), [2.0])
+        second.commit()
+        gather(memberships, pool)
+        flats = [torch.full((4,), value) for value in (1.0, 3.0)]
+        rows = [
+            pool.submit(membership.average, flat, [1.0])
+            for membership, flat in zip(memberships, flats, strict=True)
+        ]
+        assert [row.result(BOUND) for row in rows] == [[[1.0], [1.0]]] * 2
+        assert all(membership.commit() for membership in memberships)
+        assert [flat.tolist() for flat in flats] == [[2.0] * 4] * 2
+
+
+def test_alone_there_is_nothing_to_break_off(memberships: list[Membership]) -> None:
+    assert not memberships[0].break_off()
+    with pytest.raises(FaultRefused, match="no other group is connected"):
+        memberships[0].abort()

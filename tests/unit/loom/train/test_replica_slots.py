@@ -32,6 +32,7 @@ class Group:
         self.assignments: list[Assignment] = []
         self.told_to_leave = False
         self.moved: list[tuple[str, bool]] = []
+        self.broken_off = 0
         self.stopped = ""
 
     def begin(self, assignment: Assignment) -> None:
@@ -46,6 +47,9 @@ class Group:
 
     def move(self, lighthouse: str, behind: bool) -> None:
         self.moved.append((lighthouse, behind))
+
+    def break_off(self) -> None:
+        self.broken_off += 1
 
     def stop(self, reason: str) -> None:
         self.state, self.stopped = GroupState.OVER, reason
@@ -342,6 +346,30 @@ def test_a_group_whose_host_is_silent_too_is_waited_for_and_taken_back() -> None
     job.find(group, silent=5.0)  # this time its host answers: it hangs
     assert group.stopped
     assert not other.stopped
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_the_others_do_not_wait_for_the_answers_of_a_silent_host(spare: bool) -> None:
+    job = Job(silence=5.0)
+    group, other = job.train()
+    job.silent, job.pool.spares = {group.host}, [Group(other.host)] if spare else []
+
+    job.find(group, silent=4.9)
+    too_early = other.broken_off
+    for seconds in (5.0, 10.0):
+        job.find(group, silent=seconds)
+
+    assert (too_early, other.broken_off, group.broken_off) == (0, 1, 0)
+
+
+def test_the_others_do_wait_for_a_group_that_hangs_until_it_is_killed() -> None:
+    job = Job(silence=5.0)
+    group, other = job.train()
+
+    job.find(group, silent=5.0)
+
+    assert group.stopped
+    assert other.broken_off == 0
 
 
 def test_a_group_that_does_not_come_back_with_its_host_is_replaced() -> None:
