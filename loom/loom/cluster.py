@@ -5,11 +5,13 @@ sides, Loom's classes hold for Monarch's of the same names:
 
 - ``isinstance(mesh, loom.ProcMesh)`` is true of a Monarch proc mesh (`Counterpart`);
 - ``loom.Point(…)`` makes Monarch's point in the cluster (`MonarchsInCluster`);
-- ``except loom.SupervisionError`` catches Monarch's in every process that runs Monarch (`be_base_of`).
+- ``except loom.SupervisionError`` catches Monarch's in every process that runs Monarch (`be_base_of`), and
+  ``except loom.WaitTimeout`` what its futures raise when the time is up (`time_out_with`).
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from abc import ABCMeta
@@ -79,3 +81,23 @@ def be_base_of(monarchs_class: type[Exception], error: type[Exception]) -> None:
     if not issubclass(monarchs_class, error):
         monarchs_class.__reduce__ = Exception.__reduce__  # type: ignore[method-assign]
         monarchs_class.__bases__ = (error,)
+
+
+def time_out_with(error: type[TimeoutError]) -> None:
+    """Make ``get(timeout)`` of Monarch's futures raise this class, in this process; Monarch raises its base."""
+    future = monarchs().Future
+    monarchs_get = future.get
+    if hasattr(monarchs_get, "__wrapped__"):
+        return
+
+    @functools.wraps(monarchs_get)
+    def get(self: Any, timeout: float | None = None) -> Any:
+        try:
+            return monarchs_get(self, timeout)
+        except TimeoutError as late:
+            if timeout is None or type(late) is not TimeoutError:
+                raise
+            text = str(late) or f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"
+            raise error(text) from None
+
+    future.get = get

@@ -23,7 +23,7 @@ from concurrent.futures import CancelledError
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from loom.cluster import be_base_of
+from loom.cluster import be_base_of, time_out_with
 
 
 class LoomError(Exception):
@@ -552,11 +552,12 @@ def error_for_code(code: str, message: str) -> LoomError:
 
 
 def catch_monarchs() -> None:
-    """Make ``except ActorError`` and ``except SupervisionError`` catch what Monarch raises in this process."""
+    """Make `ActorError`, `SupervisionError` and `WaitTimeout` catch what Monarch raises in this process."""
     be_base_of(import_module("monarch.actor").ActorError, ActorError)
     supervision = import_module("monarch._rust_bindings.monarch_hyperactor.supervision")
     be_base_of(supervision.SupervisionError, SupervisionError)
+    time_out_with(WaitTimeout)
 
 
-if "monarch.actor" in sys.modules:  # as in an actor's process; `loom.actor` does it where Monarch comes later
+if sys.modules.get("monarch"):  # as in an actor's process; `loom.actor` does it if Monarch comes later
     catch_monarchs()
