@@ -97,7 +97,7 @@ def time_out_with(error: type[TimeoutError]) -> None:
         except TimeoutError as late:
             if timeout is None or type(late) is not TimeoutError:
                 raise
-            text = str(late) or f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"
-            raise error(text) from None
+            why = f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"
+            raise error(str(late) or why) from None
 
     future.get = get
