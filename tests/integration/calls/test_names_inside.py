@@ -19,6 +19,10 @@ from tests.support.actors import BadLuck, Counter, Gate, Hang, open_gate
 BOUND = 30.0
 """Seconds that no wait may take."""
 
+# Monarch asks for the state of new actors 250 ms after it has made them, and then every 250 ms. If a process dies
+# while it asks, calls from a program in the cluster are not failed for 30 s, or ever. So processes die here as soon
+# as they are there.
+
 
 # -- a controller that is moved -----------------------------------------------------------------------------
 
@@ -29,12 +33,12 @@ def count_on(hosts: Any) -> list[str]:
     for attempt in ("first", "second"):
         counters = hosts.spawn_procs(name=attempt).spawn("counters", Counter)
         pids = list(counters.pid.call().get(timeout=BOUND).values())
-        try:
-            counters.slice(hosts=1).fail.call_one("bad").get(timeout=BOUND)
-        except loom.ActorError as error:
-            story.append(type(error.exception).__name__)
         if attempt == "first":
             os.kill(pids[1], signal.SIGKILL)
+        try:
+            counters.slice(hosts=0).fail.call_one("bad").get(timeout=BOUND)
+        except loom.ActorError as error:
+            story.append(type(error.exception).__name__)
         try:
             for _ in range(100):
                 counters.add.call(1).get(timeout=BOUND)
@@ -49,12 +53,11 @@ def count_on_by_names(hosts: Any) -> list[str]:
     """The same with names of `from loom import …`, and with the base of all of Loom's exceptions."""
     story = []
     counters = hosts.spawn_procs(name="by_names").spawn("counters", Counter)
-    pids = list(counters.pid.call().get(timeout=BOUND).values())
+    os.kill(next(iter(counters.pid.call().get(timeout=BOUND).values())), signal.SIGKILL)
     try:
-        counters.slice(hosts=0).fail.call_one("bad").get(timeout=BOUND)
+        counters.slice(hosts=1).fail.call_one("bad").get(timeout=BOUND)
     except ActorError as error:
         story.append(error.code)
-    os.kill(pids[0], signal.SIGKILL)
     for kind in (SupervisionError, loom.LoomError):
         try:
             for _ in range(100):
@@ -107,30 +110,28 @@ def test_names_that_a_program_imported_catch_wherever_it_runs(job: loom.Job, run
 SYNCED = """
 from loom import ActorError, LoomError, Point, SupervisionError, ValueMesh, WaitTimeout
 
-def names(counters):
-    found = []
+def names(procs, Counter):
+    counters = procs.spawn("counters", Counter)
     values = counters.add.call(1).get(timeout=30)
-    found.append(isinstance(values, ValueMesh))
-    found.append(all(isinstance(point, Point) for point, _ in values.items()))
-    one = counters.slice(hosts=0)
+    counters.slice(hosts=0).die.broadcast()
+    found = [isinstance(values, ValueMesh), all(isinstance(point, Point) for point, _ in values.items())]
     try:
-        one.fail.call_one("bad").get(timeout=30)
+        counters.slice(hosts=1).fail.call_one("bad").get(timeout=30)
     except ActorError as error:
         found.append(error.exception.number)
-    one.die.broadcast()
     try:
         for _ in range(1000):
-            one.value.call_one().get(timeout=30)
+            counters.slice(hosts=0).value.call_one().get(timeout=30)
     except SupervisionError as error:
         found.append(isinstance(error, LoomError))
     return found
 """
 
 
-def call_synced(counters: Any) -> list[Any]:
+def call_synced(procs: Any) -> list[Any]:
     import synced_names
 
-    return synced_names.names(counters)  # type: ignore[no-any-return]
+    return synced_names.names(procs, Counter)  # type: ignore[no-any-return]
 
 
 @everywhere
@@ -140,9 +141,8 @@ def test_names_at_the_top_of_a_synced_module_mean_the_same(
     (tmp_path / "synced_names.py").write_text(SYNCED)
     job.sync(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    counters = job.hosts.spawn_procs().spawn("counters", Counter)
 
-    assert run(job, call_synced, counters) == [True, True, 1, True]
+    assert run(job, call_synced, job.hosts.spawn_procs()) == [True, True, 1, True]
 
 
 # -- the other names ----------------------------------------------------------------------------------------
@@ -251,17 +251,17 @@ def test_wait_and_as_completed_take_the_futures_that_a_program_has(job: loom.Job
 # -- errors that travel -------------------------------------------------------------------------------------
 
 
-def give_errors(counters: Any) -> list[BaseException]:
+def give_errors(procs: Any) -> list[BaseException]:
     errors: list[BaseException] = []
-    one = counters.slice(hosts=0)
+    counters = procs.spawn("counters", Counter)
+    counters.slice(hosts=0).die.broadcast()
     try:
-        one.fail.call_one("bad").get(timeout=BOUND)
+        counters.slice(hosts=1).fail.call_one("bad").get(timeout=BOUND)
     except loom.ActorError as error:
         errors.append(error)
-    one.die.broadcast()
     try:
         for _ in range(1000):
-            one.value.call_one().get(timeout=BOUND)
+            counters.slice(hosts=0).value.call_one().get(timeout=BOUND)
     except loom.SupervisionError as error:
         errors.append(error)
     return errors
@@ -273,9 +273,7 @@ def kinds_of(errors: list[BaseException]) -> list[bool]:
 
 @in_the_cluster
 def test_errors_that_were_caught_in_the_cluster_travel_to_the_laptop_and_back(job: loom.Job, run: Run) -> None:
-    counters = job.hosts.spawn_procs().spawn("counters", Counter)
-
-    failed, lost = run(job, give_errors, counters)
+    failed, lost = run(job, give_errors, job.hosts.spawn_procs())
 
     assert type(failed) is loom.ActorError
     assert type(failed.exception) is BadLuck
