@@ -65,6 +65,10 @@ if has_monarch and not TYPE_CHECKING:
         this_proc,
         traced,
     )
+
+    from loom.errors import catch_monarchs
+
+    catch_monarchs()
 else:
 
     def _only_in_the_cluster(what: str) -> NoReturn:

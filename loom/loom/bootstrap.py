@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
 from typing import Any
 
+from loom.cluster import Counterpart, in_cluster
+
+
+class _MonarchsInCluster(Counterpart):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - a metaclass
+        command = super().__call__(*args, **kwargs)
+        if not in_cluster():
+            return command
+        made, arguments = command_for_cluster(command)
+        return made(*arguments)
+
 
 @dataclasses.dataclass
-class BootstrapCommand:
+class BootstrapCommand(metaclass=_MonarchsInCluster):
     """The command that starts a process, like Monarch's class of this name, with the cluster's defaults.
+
+    In the cluster it makes Monarch's own.
 
     Args:
         program: the program to execute; None is the Python that the driver runs with.
@@ -30,10 +44,19 @@ class BootstrapCommand:
         return dataclasses.replace(self, env={**self.env, **env})
 
     def __call__(self, point: object) -> Any:
-        """Return Monarch's own command. In the cluster, Monarch calls this object as a ``bootstrap_command``."""
+        """Return Monarch's own command, which the driver asks for if it got this object from an older Loom."""
         from loom.actor import monarch_bootstrap_command
 
         return monarch_bootstrap_command(self)
+
+
+def command_for_cluster(command: BootstrapCommand) -> tuple[Any, ...]:
+    """Return the reduced form of a command, which is Monarch's own in the cluster."""
+    from loom.actor import monarch_bootstrap_command  # imports Monarch if that is installed
+
+    # Not the command itself, which would be reduced again, nor its `with_env`, which Monarch's has too.
+    fields = {field.name: getattr(command, field.name) for field in dataclasses.fields(command)}
+    return monarch_bootstrap_command, (types.SimpleNamespace(**fields),)
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:

@@ -18,8 +18,12 @@ from __future__ import annotations
 import builtins
 import functools
 import re
+import sys
 from concurrent.futures import CancelledError
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from loom.cluster import be_base_of, time_out_with
 
 
 class LoomError(Exception):
@@ -28,6 +32,8 @@ class LoomError(Exception):
     Args:
         code: of a case without a class of its own.
     """
+
+    __slots__ = ()  # as `be_base_of` needs; objects have attributes all the same, as every exception has
 
     code = "error"
     """Stable name of this kind of error on the wire and in REST answers."""
@@ -396,7 +402,12 @@ def operation_failed(text: str, like: BaseException | str = "") -> OperationFail
 
 
 class SupervisionError(LoomError, RuntimeError, code="supervision"):
-    """Part of a mesh has died (a process, an actor or a host), so that a call on it cannot be answered."""
+    """Part of a mesh has died (a process, an actor or a host), so that a call on it cannot be answered.
+
+    In the cluster it is also the base of what Monarch raises then.
+    """
+
+    __slots__ = ()
 
 
 class RemoteException(LoomError, code="remote_exception"):
@@ -425,8 +436,10 @@ class ActorError(LoomError, code="actor_error"):
 
     ``exception`` is the original exception object, or a `RemoteException` that stands in for it;
     ``message`` says which call failed; ``exception_formatted`` is the remote traceback. Monarch's
-    ``monarch.actor.ActorError`` has the same attributes.
+    ``monarch.actor.ActorError`` has the same attributes, and derives from this class in the cluster.
     """
+
+    __slots__ = ()
 
     def __init__(
         self,
@@ -536,3 +549,15 @@ def error_for_code(code: str, message: str) -> LoomError:
     error = _by_code[code].received(message)
     error.code = code
     return error
+
+
+def catch_monarchs() -> None:
+    """Make `ActorError`, `SupervisionError` and `WaitTimeout` catch what Monarch raises in this process."""
+    be_base_of(import_module("monarch.actor").ActorError, ActorError)
+    supervision = import_module("monarch._rust_bindings.monarch_hyperactor.supervision")
+    be_base_of(supervision.SupervisionError, SupervisionError)
+    time_out_with(WaitTimeout)
+
+
+if sys.modules.get("monarch"):  # as in an actor's process; `loom.actor` does it if Monarch comes later
+    catch_monarchs()

@@ -9,27 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from abc import ABC, ABCMeta, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from loom.cluster import Counterpart, MonarchsInCluster
 from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
 
 M = TypeVar("M", bound="MeshTrait")
 
 
-class _LikeMonarchs(ABCMeta):
-    """A metaclass that makes ``isinstance`` hold for Monarch's own objects of the same name, which actors have."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return super().__instancecheck__(instance) or any(
-            base.__name__ == cls.__name__ and base.__module__.startswith("monarch.")
-            for base in type(instance).__mro__
-        )
-
-
-class Extent(Mapping[str, int], metaclass=_LikeMonarchs):
+class Extent(Mapping[str, int], metaclass=MonarchsInCluster):
     """The size of each dimension of a mesh, in order, like ``monarch.actor.Extent``.
 
     Raises:
@@ -78,7 +69,7 @@ class Extent(Mapping[str, int], metaclass=_LikeMonarchs):
         return "{" + ", ".join(f"{label}: {size}" for label, size in self.items()) + "}"
 
 
-class Point(Mapping[str, int], metaclass=_LikeMonarchs):
+class Point(Mapping[str, int], metaclass=MonarchsInCluster):
     """A coordinate in a mesh: the index along each dimension, and the rank in row-major order.
 
     The class works like ``monarch.actor.Point``.
@@ -292,7 +283,7 @@ def _check_names(names: Sequence[Any]) -> None:
             raise WrongArguments(f"a dimension is named by a string, not by {name!r}")
 
 
-class MeshTrait(ABC):
+class MeshTrait(metaclass=Counterpart):
     """The operations that every mesh has on its shape, without a round trip; like Monarch's class of this name."""
 
     _shape: Shape

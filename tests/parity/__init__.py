@@ -1,4 +1,4 @@
-"""The same scripts, run by a native Monarch root client and through Loom on the same workers, and compared.
+"""The same scripts, run by a native Monarch root client, through Loom and in Loom's driver on the same workers.
 
-``python -m tests.parity`` prints each disagreement and how many agree.
+``python -m tests.parity`` compares them with the native ones, prints each disagreement and how many agree.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,20 +16,31 @@ class Api:
         module: ``monarch.actor`` natively, ``loom`` through Loom.
         hosts: the host mesh of that side.
         supervision_error: the class that the side raises when part of a mesh is dead.
+        procs: the processes that scripts share; they are started on first use without it.
     """
 
-    def __init__(self, module: ModuleType, hosts: Any, supervision_error: type[Exception]) -> None:
+    def __init__(
+        self, module: ModuleType, hosts: Any, supervision_error: type[Exception], procs: Any = None
+    ) -> None:
         self._module = module
         self._hosts = hosts
+        self._procs = procs
         self.SupervisionError = supervision_error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
-    @functools.cached_property
+    @property
     def procs(self) -> Any:
         """Two processes on each of two hosts, shared by the scripts that break nothing."""
-        return self._hosts.spawn_procs(per_host={"gpus": 2}, name="shared")
+        if self._procs is None:
+            self._procs = self._hosts.spawn_procs(per_host={"gpus": 2}, name="shared")
+        return self._procs
+
+    def close(self) -> None:
+        """Stop the shared processes, if there are any."""
+        if self._procs is not None:
+            self._procs.stop().get(timeout=30)
 
     def spawn(self, cls: type, *args: Any, **kwargs: Any) -> Any:
         """Actors of a class on the shared processes."""

@@ -47,7 +47,7 @@ def outcome_of_error(error: BaseException, trace: bool = False) -> Any:
     if "ActorError" in names:
         found["exception"] = outcome_of_error(error.exception)  # type: ignore[attr-defined]
         found["message"] = error.message  # type: ignore[attr-defined]
-    elif type(error).__module__ not in ("builtins", "loom.errors"):
+    elif type(error).__module__.partition(".")[0] not in ("builtins", "loom", "monarch"):
         found["args"] = outcome_of_value(error.args)
     found["text"] = str(error)
     if trace:

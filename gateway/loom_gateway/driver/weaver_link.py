@@ -14,8 +14,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from loom.control.latencies import Latencies
 from loom.errors import LoomError, WeaverUnavailable
-from loom.latencies import Latencies
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient

@@ -233,6 +233,6 @@ def _labelled(
 
 
 def _buckets(latency: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the upper bound and the cumulative count of each bucket of `loom.latencies.Latencies.to_dict`."""
+    """Return the upper bound and the cumulative count of each bucket of `Latencies.to_dict`."""
     bounds = map(floatToGoString, [*latency["bounds"], math.inf])
     return list(zip(bounds, itertools.accumulate(latency["counts"]), strict=True))

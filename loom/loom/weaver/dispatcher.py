@@ -6,8 +6,8 @@ import uuid
 from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
+from loom.control.latencies import Latencies
 from loom.errors import NotFound
-from loom.latencies import Latencies
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.outbox import Outbox
 from loom.weaver.policy import Action

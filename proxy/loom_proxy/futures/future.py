@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from loom.cluster import Counterpart
 from loom.errors import OperationCancelled, WaitTimeout
 from loom.wire.bodies import Body
 from loom_proxy.display import progress
@@ -24,7 +25,7 @@ R = TypeVar("R")
 _PENDING = object()
 
 
-class FutureProxy(Generic[R]):
+class FutureProxy(Generic[R], metaclass=Counterpart):
     """The future result of an operation in the cluster; the counterpart of ``monarch.actor.Future``.
 
     `get` waits for the result in ordinary code and ``await`` in a coroutine, on any event loop. Many threads and

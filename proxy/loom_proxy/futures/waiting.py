@@ -1,4 +1,4 @@
-"""Waiting for many futures at once, of any jobs, in threads and on event loops.
+"""Waiting for many futures at once, of any jobs, in threads and on event loops; in the cluster, for Monarch's too.
 
 Each future calls back when its answer comes, so that no thread has to poll.
 """
@@ -13,13 +13,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from loom.cluster import is_monarchs
 from loom.errors import WaitTimeout
 from loom_proxy.futures.future import FutureProxy
+from loom_proxy.futures.monarchs import MonarchFuture, watch
 from loom_proxy.futures.timing import check_timeout
 
 R = TypeVar("R")
+
+Watched: TypeAlias = "dict[FutureProxy[Any], FutureProxy[Any] | MonarchFuture]"
+"""Each awaited future with what tells of it: the future itself, or what observes one of Monarch's."""
 
 _WHEN = (FIRST_COMPLETED, FIRST_EXCEPTION, ALL_COMPLETED)
 
@@ -50,27 +55,27 @@ def wait(
     if return_when not in _WHEN:
         raise ValueError(f"return_when is {return_when!r}: give one of {', '.join(_WHEN)}")
     check_timeout(timeout)
-    awaited = _distinct(futures)
+    watched = _watched(futures)
     with contextlib.suppress(WaitTimeout):
         if return_when == ALL_COMPLETED:
-            _wait_for_all(awaited, _deadline(timeout))
+            _wait_for_all(watched, _deadline(timeout))
         else:
-            _wait_for_one(AsCompleted(awaited, timeout), only_failed=return_when == FIRST_EXCEPTION)
-    done = {future for future in awaited if future.done()}
-    return DoneAndNotDone(done, set(awaited) - done)
+            _wait_for_one(watched, AsCompleted(watched, timeout), only_failed=return_when == FIRST_EXCEPTION)
+    done = {future for future, one in watched.items() if one.done()}
+    return DoneAndNotDone(done, set(watched) - done)
 
 
-def _wait_for_all(futures: dict[FutureProxy[Any], None], deadline: float | None) -> None:
-    _flush(futures)
-    for future in futures:
-        if not future.done():
-            future._wait(_seconds_until(deadline))
+def _wait_for_all(watched: Watched, deadline: float | None) -> None:
+    _flush(watched)
+    for one in watched.values():
+        if not one.done():
+            one._wait(_seconds_until(deadline))
 
 
-def _wait_for_one(completed: AsCompleted[Any], only_failed: bool) -> None:
+def _wait_for_one(watched: Watched, completed: AsCompleted[Any], only_failed: bool) -> None:
     try:
         for future in completed:
-            if not only_failed or _failed(future):
+            if not only_failed or _failed(watched[future]):
                 return
     finally:
         completed.leave()
@@ -89,24 +94,25 @@ def as_completed(futures: Iterable[FutureProxy[R]], timeout: float | None = None
         WaitTimeout: while iterating, if the time is up. The futures stay as they were.
     """
     check_timeout(timeout)
-    return AsCompleted(_distinct(futures), timeout)
+    return AsCompleted(_watched(futures), timeout)
 
 
 class AsCompleted(Generic[R]):
     """The iterator, and asynchronous iterator, of `as_completed`. For one reader at a time."""
 
-    def __init__(self, futures: dict[FutureProxy[R], None], timeout: float | None) -> None:
-        self._total = len(futures)
+    def __init__(self, watched: Watched, timeout: float | None) -> None:
+        self._watched = watched
+        self._total = len(watched)
         self._timeout = timeout
         self._deadline = _deadline(timeout)
         self._arrived: queue.SimpleQueue[FutureProxy[R]] = queue.SimpleQueue()
         self._wake: Callable[[], object] = lambda: None
         """Wakes the event loop on which the reader waits, if it waits on one."""
-        self._callbacks = {future: partial(self._arrive, future) for future in futures}
+        self._callbacks = {future: partial(self._arrive, future) for future in watched}
         """The callback of each future that the reader has not taken."""
-        _flush(futures)
+        _flush(watched)
         for future, callback in self._callbacks.items():
-            if not future._add(callback):
+            if not watched[future]._add(callback):
                 callback()
 
     def _arrive(self, future: FutureProxy[R]) -> None:
@@ -151,19 +157,22 @@ class AsCompleted(Generic[R]):
     def leave(self) -> None:
         """Remove the callbacks from the futures that have no answer."""
         for future, callback in self._callbacks.items():
-            future._drop(callback)
+            self._watched[future]._drop(callback)
 
 
-def _distinct(futures: Iterable[FutureProxy[R]]) -> dict[FutureProxy[R], None]:
+def _watched(futures: Iterable[FutureProxy[Any]]) -> Watched:
     distinct = dict.fromkeys(futures)
     for future in distinct:
         if not isinstance(future, FutureProxy):
             raise TypeError(f"{future!r} is not a future of Loom's but a {type(future).__name__}")
-    return distinct
+    monarchs = [future for future in distinct if is_monarchs(future)]
+    observed = watch(monarchs) if monarchs else {}
+    return {future: observed.get(future, future) for future in distinct}
 
 
-def _flush(futures: Iterable[FutureProxy[Any]]) -> None:
-    for connection in {id(future._connection): future._connection for future in futures}.values():
+def _flush(watched: Watched) -> None:
+    proxies = [one for one in watched.values() if isinstance(one, FutureProxy)]
+    for connection in {id(future._connection): future._connection for future in proxies}.values():
         connection.flush()
 
 
@@ -177,5 +186,7 @@ def _seconds_until(deadline: float | None) -> float | None:
     return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
-def _failed(future: FutureProxy[Any]) -> bool:
+def _failed(future: FutureProxy[Any] | MonarchFuture) -> bool:
+    if isinstance(future, MonarchFuture):
+        return future.failed()
     return not future.cancelled() and future.exception() is not None

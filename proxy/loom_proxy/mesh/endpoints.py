@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from loom.cluster import Counterpart
 from loom.errors import Invalid, NotAnEndpoint, NotSupported, WrongArguments
 from loom.signatures import CallSignature
 from loom.wire.bodies import Broadcast, Call, CallOne, Choose, EndpointCall, SendToActors, StreamCall
@@ -45,7 +46,7 @@ class NotAnEndpointProxy:
         return f"<{self._class.__name__}.{self._name}, not an endpoint>"
 
 
-class EndpointProxy:
+class EndpointProxy(metaclass=Counterpart):
     """An endpoint of the actors of a mesh. Its methods are Monarch's adverbs.
 
     Each raises `WrongArguments` or `UnpicklableError` before it sends anything.

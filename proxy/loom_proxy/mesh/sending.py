@@ -1,7 +1,7 @@
 """Monarch's ways to send to actors besides the adverbs of an endpoint: `send`, `as_endpoint`, `Accumulator`.
 
-Inside an actor, or in a function that `Job.run` runs, endpoints are Monarch's own. There each calls Monarch's
-function or class of the same name.
+An endpoint of Monarch's, as an actor or a function of `Job.run` has, goes to Monarch's function or class of the
+same name.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
+from loom.cluster import is_monarchs, monarchs
 from loom.errors import Invalid, NotAMethod, WrongArguments
 from loom.signatures import CallSignature
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
-from loom_proxy.mesh.native import in_cluster, monarchs
 from loom_proxy.ports.port import Port
 
 A = TypeVar("A")
@@ -46,14 +46,14 @@ def send(
         WrongArguments: the arguments do not fit the endpoint, or ``port`` is no port.
         NoSuchMesh: the port belongs to another session.
     """
+    if is_monarchs(endpoint):
+        monarchs().send(endpoint, args, kwargs, port, selection)
+        return
     if not isinstance(endpoint, EndpointProxy):
-        if in_cluster():
-            monarchs().send(endpoint, args, kwargs, port, selection)
-            return
         raise WrongArguments(f"send() takes an endpoint of an actor mesh, not {endpoint!r:.80}")
     if selection not in _SELECTIONS:
         raise Invalid(f"selection is {selection!r}; it can be 'all' or 'choose'", code="unknown_selection")
-    if port is not None and not isinstance(port, Port):
+    if port is not None and (not isinstance(port, Port) or is_monarchs(port)):
         raise WrongArguments(f"send() takes a Port of Channel.open(), not {port!r:.80}")
     endpoint._send(tuple(args), dict(kwargs), selection, None if port is None else port.__loom_reference__)
 
@@ -71,11 +71,11 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
     Raises:
         NotAMethod: the argument is not a method of an actor mesh, or an endpoint already (a `ValueError`).
     """
+    if is_monarchs(not_an_endpoint):
+        return monarchs().as_endpoint(
+            not_an_endpoint, propagate=propagate, explicit_response_port=explicit_response_port
+        )
     if not isinstance(not_an_endpoint, NotAnEndpointProxy):
-        if in_cluster():
-            return monarchs().as_endpoint(
-                not_an_endpoint, propagate=propagate, explicit_response_port=explicit_response_port
-            )
         raise NotAMethod(f"expected a method of a spawned actor that is no endpoint, not {not_an_endpoint!r:.80}")
     mesh, name = not_an_endpoint._mesh, not_an_endpoint._name
     cls = not_an_endpoint._class
@@ -110,10 +110,10 @@ class Accumulator(Generic[R, A]):
         ``combine`` runs in the thread that first asks for the value. The future fails with the first result that is
         an error, without waiting for later ones.
         """
+        if is_monarchs(self._endpoint):
+            native = monarchs().Accumulator(self._endpoint, self._identity, self._combine)
+            return native.accumulate(*args, **kwargs)  # type: ignore[no-any-return]
         if not isinstance(self._endpoint, EndpointProxy):
-            if in_cluster():
-                native = monarchs().Accumulator(self._endpoint, self._identity, self._combine)
-                return native.accumulate(*args, **kwargs)  # type: ignore[no-any-return]
             raise WrongArguments(f"Accumulator takes an endpoint of an actor mesh, not {self._endpoint!r:.80}")
         results = list(self._endpoint.stream(*args, **kwargs))
         folded: FutureProxy[A] = FutureProxy(self._endpoint._caller)

@@ -69,7 +69,7 @@ class ValueMeshProxy(MeshTrait, Generic[R]):
         return self.items()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ValueMeshProxy):
+        if type(other) is not ValueMeshProxy:
             return NotImplemented
         return self.extent == other.extent and list(self._values) == list(other._values)
 

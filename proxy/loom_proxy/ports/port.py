@@ -6,6 +6,7 @@ import threading
 import weakref
 from typing import Any, Generic, TypeVar
 
+from loom.cluster import Counterpart
 from loom.errors import OncePortUsed, UnpicklableError, WrongArguments
 from loom.wire.bodies import OpenPort, SendToPort
 from loom_proxy.session.calls import Calls
@@ -28,7 +29,7 @@ class PortLink:
         weakref.finalize(self, caller.forget, self.ident).atexit = False
 
 
-class Port(Generic[R]):
+class Port(Generic[R], metaclass=Counterpart):
     """The sending end of a port; the counterpart of ``monarch.actor.Port``, as which it arrives in the cluster."""
 
     def __init__(self, link: PortLink) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from loom.cluster import Counterpart
 from loom.errors import ActorError, LoomError, OncePortUsed, PortClosed
 from loom.wire.bodies import ClosePort, GrantCredit, OperationError, PortMessage, PortMessages
 from loom.wire.codec import Decoder
@@ -282,7 +283,7 @@ class _Received(FutureProxy[R]):
             raise
 
 
-class PortReceiver(Generic[R]):
+class PortReceiver(Generic[R], metaclass=Counterpart):
     """The receiving end of a port; the counterpart of ``monarch.actor.PortReceiver``.
 
     Messages of one sender come in the order in which they were sent. At most `CREDIT_MESSAGES` messages or

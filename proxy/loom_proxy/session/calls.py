@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from loom.bootstrap import BootstrapCommand, command_for_cluster
 from loom.errors import LoomError, NoSuchMesh, ReadOnlySession, TooLarge
 from loom.shape import Extent, Point, for_cluster
 from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
@@ -48,7 +49,10 @@ class Calls(Waits):
             ship_project=True,
             peer_python=welcome.python,
             session=self,
-            swaps=dict.fromkeys((Extent, Point, ValueMeshProxy), for_cluster),
+            swaps={
+                BootstrapCommand: command_for_cluster,
+                **dict.fromkeys((Extent, Point, ValueMeshProxy), for_cluster),
+            },
         )
         self.decoder = Decoder(maker=self._make)
         self.make_proxy: Callable[[Made], Any] | None = None
@@ -258,7 +262,7 @@ class Calls(Waits):
         rpc_ms: float,
         index: int | None,
     ) -> None:
-        if isinstance(waiting, FutureProxy):
+        if not isinstance(waiting, StreamFutures):
             del self._waiting[message.id]
             waiting._complete(unpack, rpc_ms)
         elif waiting.complete(unpack, rpc_ms, index):
@@ -282,8 +286,8 @@ class Calls(Waits):
         self.ended.set()
         self._sender.close()
         for future in waiting.values():
-            if isinstance(future, FutureProxy):
-                future._complete(partial(raise_error, error))
-            else:
+            if isinstance(future, StreamFutures):
                 future.complete(partial(raise_error, error))
+            else:
+                future._complete(partial(raise_error, error))
         return error

@@ -1,22 +1,34 @@
-"""Every script of `tests.parity` gives the same natively and through Loom."""
+"""Every script of `tests.parity` gives the same natively, through Loom and in Loom's driver."""
 
 from __future__ import annotations
 
 import pytest
 
 from loom_proxy.local import LocalCluster
-from tests.parity.harness import compare
+from tests.parity.harness import SIDES, compare
 from tests.parity.outcomes import difference, outcome_of_value
 from tests.parity.scripts import SCRIPTS
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_script_gives_the_same_natively_and_through_loom(own_cluster: LocalCluster) -> None:
-    verdicts = list(compare(own_cluster))
-    assert len(verdicts) == len(SCRIPTS) >= 60
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("side", SIDES)
+def test_every_script_gives_the_same_natively_and_with_loom(own_cluster: LocalCluster, side: str) -> None:
+    verdicts = list(compare(own_cluster, sides=[side]))
+    assert len(verdicts) == len(SCRIPTS) >= 140
     disagreements = [f"{verdict.script} at {verdict.disagreement}" for verdict in verdicts if verdict.disagreement]
     assert not disagreements, "\n".join(disagreements)
+
+
+def test_a_script_in_the_driver_has_monarchs_own_meshes(cluster: LocalCluster) -> None:
+    names = ["shapes.meshes_are_of_the_public_classes", "calls.stream_with_a_failure", "inside.names"]
+
+    verdicts = list(compare(cluster, names))
+
+    assert [(verdict.script, verdict.side) for verdict in verdicts] == [
+        (name, side) for name in names for side in SIDES
+    ]
+    assert not [verdict.disagreement for verdict in verdicts if verdict.disagreement]
 
 
 def differ(native: object, loom: object) -> bool:

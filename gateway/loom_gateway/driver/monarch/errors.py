@@ -92,7 +92,7 @@ def _pickled(error: BaseException, encoder: Encoder) -> list[Buffer]:
 
 def as_loom_error(error: Exception) -> LoomError:
     """Return an exception of the driver as a `LoomError` that explains why a mesh could not be made."""
-    if isinstance(error, LoomError):
+    if isinstance(error, LoomError) and not is_monarchs(error):
         return error
     if _is_of_a_dead_mesh(error):
         return SupervisionError(str(error))

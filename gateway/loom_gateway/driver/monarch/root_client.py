@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from loom.errors import WorkerUnreachable
+from loom.errors import WorkerUnreachable, catch_monarchs
 from loom.process import listen
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
@@ -112,12 +112,15 @@ def _is_free(here: str, port: int) -> bool:
 def prepare(workers: Sequence[str], port: int, patience: float) -> None:
     """Do what a spare driver can do before it has a session: import Monarch and start the root client.
 
+    From then on Loom's exceptions are the bases of Monarch's, for the functions of `Job.run`.
+
     ``patience``: seconds for which a silent host does not count as lost.
     """
     import monarch.actor
 
     _use_transport(address_towards(workers), port, patience)
     monarch.actor.context()
+    catch_monarchs()
     _keep_source_loaders_out()
 
 

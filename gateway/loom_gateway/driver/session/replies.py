@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from loom.control.latencies import Latencies
 from loom.errors import LoomError, SupervisionError
-from loom.latencies import Latencies
 from loom.wire.bodies import Notice, OperationResult
 from loom.wire.codec import Encoder
 from loom.wire.messages import ADVERBS, Kind, Message

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from loom.control.latencies import BOUNDS
 from loom.errors import WrongArguments
-from loom.latencies import BOUNDS
 from loom.weaver.serving.arguments import count, seconds, text
 
 LIVES_FOR = 15.0
@@ -40,7 +40,7 @@ class Sessions:
 
     @property
     def latencies(self) -> dict[str, dict[str, Any]]:
-        """The latencies of calls by session, as `loom.latencies.Latencies.to_dict`."""
+        """The latencies of calls by session, as `loom.control.latencies.Latencies.to_dict`."""
         return {session: report.latencies for session, report in self._reports.items()}
 
     def workers(self, session: str | None) -> frozenset[str]:

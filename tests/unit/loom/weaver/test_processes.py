@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loom.latencies import BOUNDS, Latencies
+from loom.control.latencies import BOUNDS, Latencies
 from loom.weaver.serving import processes
 from loom.weaver.serving.processes import find_process, is_alive, py_spy
 

@@ -11,8 +11,8 @@ import msgpack
 import pytest
 
 from loom.control.frame import pack
+from loom.control.latencies import BOUNDS
 from loom.errors import UnsafeStateFolder
-from loom.latencies import BOUNDS
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE, Grant, Keys
 from loom.weaver.serving.server import monotonic_clock

@@ -13,8 +13,8 @@ import msgpack
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from loom.control.latencies import BOUNDS, Latencies
 from loom.errors import WeaverUnavailable
-from loom.latencies import BOUNDS, Latencies
 from loom.process import tasks
 from loom.weaver.keys import EVERYONE
 from loom_gateway.rest import metrics
