@@ -114,11 +114,12 @@ def reported(gateway: Any, **metrics: float) -> dict[str, Any] | None:
 
 def test_a_paused_group_begins_no_step(weaver: WeaverProcess, manager: Make) -> None:
     one = manager()
-    connected(one, weaver)
+    threadlet = connected(one, weaver)
     gateway = weaver.gateway()
     loop = Loop(lambda number: one.start_quorum() or one.should_commit())
-    loop.step()
+    assert loop.step() == 0
     paused = gateway.ask("command", kind="pause", target="train_0")["id"]
+    eventually(lambda: threadlet._pending, "the pause")
     loop.go()
     assert gateway.ask("command_state", id=paused, timeout=BOUND)["done"]
     assert loop.done.empty()
