@@ -29,6 +29,7 @@ __all__ = [
     "get_meter",
     "get_or_spawn_controller",
     "has_monarch",
+    "in_actor",
     "monarch_actor",
     "monarch_bootstrap_command",
     "monarch_extent",
@@ -218,6 +219,15 @@ else:
 
     class Uid(_ClusterOnly):
         """The identity of an actor or a process; a stand-in for ``monarch.actor.Uid``."""
+
+
+def in_actor() -> bool:
+    """Return whether an actor calls this. Unlike `context`, the function starts no root client."""
+    if not has_monarch:
+        return False
+    from monarch._src.actor.actor_mesh import _context
+
+    return _context.get() is not None
 
 
 def monarch_bootstrap_command(command: Any) -> Any:

@@ -16,9 +16,10 @@ weaver, and the driver notices at once when one is gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, Protocol
 
-__all__ = ["Session", "SpawnedProcs", "enter", "session"]
+__all__ = ["Session", "SpawnedProcs", "enter", "in_driver", "session"]
 
 
 class SpawnedProcs(Protocol):
@@ -67,8 +68,19 @@ class Session(Protocol):
             LoomError: the error that the weaver answers with.
         """
 
+    def begin(self, operation: str, arguments: Mapping[str, Any], timeout: float) -> Future[Any]:
+        """Begin one of `loom.weaver.serving.operations.OPERATIONS`; return its result to come.
+
+        The future fails as `ask_weaver` does. Commands wait for as long as their argument ``wait`` says.
+        """
+
 
 _here: Session | None = None
+
+
+def in_driver() -> bool:
+    """Return whether this process is a session's driver."""
+    return _here is not None
 
 
 def session() -> Session:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from loom.control.latencies import Latencies
@@ -73,6 +73,14 @@ class WeaverLink:
         if self._client is None:
             raise WeaverUnavailable("this gateway has no weaver")
         return self._client
+
+    async def answer(self, operation: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Do an operation for the session's user and return its result; the weaver has ``timeout`` seconds."""
+        given = {name: value for name, value in arguments.items() if name != "by"}
+        try:
+            return await asyncio.wait_for(self.client.do(operation, self.session, **given), timeout)
+        except asyncio.TimeoutError:
+            raise WeaverUnavailable(f"the weaver did not answer within {timeout:g} s") from None
 
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
         self._report("spawned", procs, None, f"{len(ranks)} of {name}")

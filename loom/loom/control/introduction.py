@@ -17,7 +17,9 @@ MAX_APPLIED = 1024  # applied commands that a threadlet remembers, and lists in 
 MAX_KEY = 4096
 """Characters of the longest key."""
 
-_MAX_DEVICES = 1024
+MAX_DEVICES = 1024
+"""Devices of one process, at most."""
+
 _LONGEST_BEAT = 3600.0
 
 
@@ -121,8 +123,8 @@ class ThreadletHello(Frame):
         procs, devices, applied = fields.get("procs"), fields.get("devices", []), fields.get("applied", [])
         if procs is not None and type(procs) not in (int, str):
             raise ProtocolMismatch(f"procs is a name or a number, not {procs!r:.80}")
-        if type(devices) is not list or len(devices) > _MAX_DEVICES:
-            raise ProtocolMismatch(f"devices is a list of at most {_MAX_DEVICES}, not {devices!r:.80}")
+        if type(devices) is not list or len(devices) > MAX_DEVICES:
+            raise ProtocolMismatch(f"devices is a list of at most {MAX_DEVICES}, not {devices!r:.80}")
         state = optional_text(fields, "state")
         removed = [
             FaultRemoved.from_body([FaultRemoved.KIND, *one])
@@ -177,7 +179,10 @@ class Handlers(Frame):
 
 @dataclass(frozen=True, slots=True)
 class ThreadletWelcome(Frame):
-    """``["welcome", {"protocol", "beat", "weaver", "seq", "spent"}]``, to a threadlet: the answer to its hello."""
+    """``["welcome", {…}]``, to a threadlet: the answer to its hello.
+
+    The map has the fields of this class and ``protocol``.
+    """
 
     KIND: ClassVar[str] = "welcome"
 
@@ -189,9 +194,11 @@ class ThreadletWelcome(Frame):
     """The number of this instance's last status report that is stored."""
     spent: bool = False
     """Whether the weaver takes time accounts."""
+    changes: bool = False
+    """Whether the weaver takes changes of the devices, and drains, from a process that runs."""
 
     def to_body(self) -> list[Any]:
-        fields = {"beat": self.beat, "weaver": self.weaver, "seq": self.seq, "spent": self.spent}
+        fields = {name: getattr(self, name) for name in self.__slots__}
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
@@ -199,7 +206,8 @@ class ThreadletWelcome(Frame):
         match body:
             case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as fields]:
                 if 0 < beat < _LONGEST_BEAT:
-                    return cls(beat, str(fields.get("weaver")), seq, fields.get("spent") is True)
+                    spent, changes = (fields.get(name) is True for name in ("spent", "changes"))
+                    return cls(beat, str(fields.get("weaver")), seq, spent, changes)
         raise cls.mismatch(body)
 
 

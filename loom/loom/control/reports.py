@@ -8,12 +8,12 @@ from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
 from loom.control.frame import Frame, check_count
+from loom.control.introduction import MAX_DEVICES
 from loom.errors import ProtocolMismatch
 
 MAX_KEPT_REPORTS = 8192
 """Status reports that a threadlet keeps while the weaver has not stored them; the oldest are dropped first."""
 
-_MAX_DEVICES = 1024
 _DEVICE_NUMBERS = ("utilization", "memory_used", "temperature", "power")
 
 Row: TypeAlias = list[Any]
@@ -99,7 +99,7 @@ class DeviceReport(Frame):
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> DeviceReport:
         match body:
-            case [_, int() | float() as time, dict(devices)] if len(devices) <= _MAX_DEVICES:
+            case [_, int() | float() as time, dict(devices)] if len(devices) <= MAX_DEVICES:
                 return cls(time, {uuid: _read_numbers(status) for uuid, status in devices.items()})
         raise cls.mismatch(body)
 

@@ -17,6 +17,7 @@ from loom.control.commands import (
     CommandKind,
     FaultRemoved,
 )
+from loom.control.membership import MAX_REASON, Draining
 from loom.control.reports import Phase
 from loom.threadlet.deferred import Deferred, Settlement
 from loom.threadlet.handlers import HandlerRegistry
@@ -47,8 +48,6 @@ class _Application:
 
 class CommandApplier(StatusReporter):
     """The part of a threadlet that applies commands."""
-
-    replica_id: str
 
     def __init__(self, config: dict[str, Any], sent: bool, injectable: bool) -> None:
         super().__init__(config, sent)
@@ -107,10 +106,12 @@ class CommandApplier(StatusReporter):
             return self._advance(updates=True)
 
     def get_config_update(self) -> dict[str, Any] | None:
-        """Take the next update of the configuration, for a loop without handlers; return None if there is none.
+        """Apply the next command and return it, for a loop without handlers; return None if there is none.
 
-        The update counts as applied. Its values are not converted. Other commands that came before it are applied
-        too.
+        The command is ``{"command_type": …, "params": …, "_is_weaver_command": True}``: the name and the parameters
+        of a `loom.control.commands.CommandKind`. For ``update_config`` the parameters are the new values, which are
+        not converted; the update counts as applied. After ``pause`` `paused` is true, and so on. Injected faults
+        are carried out and not returned, and neither are commands that a step or `wait_while_paused` applied.
         """
         if not self._pending and self._drain_published is None:
             return None
@@ -122,8 +123,11 @@ class CommandApplier(StatusReporter):
                 if command.kind is CommandKind.UPDATE_CONFIG:
                     changes = {key: self._changed(key, value) for key, value in command.params.items()}
                     self._acknowledge(_Application(command, changes=changes))
-                    return dict(command.params)
-                self._apply(command)
+                else:
+                    self._apply(command)
+                if command.kind not in FAULT_COMMANDS:
+                    what = {"command_type": command.kind.value, "params": dict(command.params)}
+                    return {**what, "_is_weaver_command": True}
             return None
 
     def wait_while_paused(self) -> None:
@@ -157,8 +161,19 @@ class CommandApplier(StatusReporter):
 
     @property
     def draining(self) -> bool:
-        """Whether a drain was commanded and applied: the next step is the last."""
+        """Whether a drain was applied, commanded or by `drain`: the next step is the last."""
         return self._drain_published is not None
+
+    def drain(self, reason: str = "") -> None:
+        """Drain this process by its own choice: the current step is the last, or else the next one.
+
+        The weaver shows the replica as draining, with the first `MAX_REASON` characters of the reason. A pause
+        ends. Any thread may call; a second call changes nothing.
+        """
+        if self._drain_published is None:
+            self._drain_published, self._paused = self._published, False
+            self._send(Draining(reason[:MAX_REASON]))
+            self._inbox.wake()
 
     @property
     def should_stop(self) -> bool:

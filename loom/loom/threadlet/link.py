@@ -22,6 +22,7 @@ from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import Frame
 from loom.control.introduction import Bye, Ending, Refusal, ThreadletHello, ThreadletWelcome
+from loom.control.membership import Draining, PeerFailures, Registration
 from loom.control.reports import Heartbeat, Phase, Stack, StackRequest, Stored
 from loom.control.time_account import TimeAccount
 from loom.errors import ProtocolMismatch
@@ -49,7 +50,8 @@ class _Refused(Exception):
 class WeaverLink:
     """The connection of this process with the weaver, in a thread of its own.
 
-    ``hello`` returns the first frame of each connection from the key, ``beat`` a heartbeat's step and phase.
+    ``hello`` returns the first frame of each connection from the key, ``beat`` a heartbeat's step and phase;
+    ``peers`` takes failures of peers.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class WeaverLink:
         hello: Callable[[str], ThreadletHello],
         beat: Callable[[], tuple[int | None, Phase]],
         account: Callable[[], TimeAccount],
+        peers: Callable[[PeerFailures], None],
     ) -> None:
         self._address = address
         self._inbox = inbox
@@ -67,6 +70,7 @@ class WeaverLink:
         self._hello = hello
         self._beat = beat
         self._account = account
+        self._peers = peers
         self._frames: deque[Frame] = deque()  # to send; a signal handler may append while this thread does
         self._open = False  # whether frames can be queued for a connection
         self.connected = False  # whether the weaver has welcomed this process and the connection stands
@@ -207,7 +211,7 @@ class WeaverLink:
         while True:
             now = time.monotonic()
             while self._frames:
-                connection.put(self._frames.popleft())
+                self._put(connection, self._frames.popleft(), welcome)
             more = False
             if connection.waiting < HIGH_WATER and (rows := self._reports.take(ROWS)):
                 connection.put_rows(rows)
@@ -232,12 +236,21 @@ class WeaverLink:
             while self._flushes and not (self._frames or connection.waiting):
                 self._flushes.popleft().set()
 
+    def _put(self, connection: Connection, frame: Frame, welcome: ThreadletWelcome) -> None:
+        if isinstance(frame, Registration | Draining) and not welcome.changes:
+            text = "the weaver is older than this process: it hears of %r when it is connected to again"
+            self._log_once(frame.KIND, logging.WARNING, text, frame.KIND)
+        else:
+            connection.put(frame)
+
     def _take(self, frame: list[Any]) -> None:
         match frame[0]:
             case Stored.KIND:
                 self._reports.stored(Stored.from_body(frame).seq)
             case Command.KIND:
                 self._take_command(frame)
+            case PeerFailures.KIND:
+                self._peers(PeerFailures.from_body(frame))
             case StackRequest.KIND:
                 self._frames.append(Stack(StackRequest.from_body(frame).id, format_stacks()))
             case Refusal.KIND:

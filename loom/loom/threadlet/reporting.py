@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,9 +25,28 @@ REPORT_INTERVAL = 0.5
 DEVICES_INTERVAL = 5.0  # seconds between two reports of the devices
 CONNECTED_INTERVAL = 0.2  # seconds between two checks for a connection to the weaver
 
+STATUS_KEYS = {
+    "replica_id": "",
+    "status_type": "",
+    "current_step": "step",
+    "epoch": "epoch",
+    "max_step": "max_step",
+    "metrics": "metrics",
+    "config": "config",
+}
+"""The keys of a status that is one mapping, and the argument of `StatusReporter.publish_status` that each gives.
+
+The first two give none: the replica is the threadlet's own, and what a status is about shows in its other keys.
+"""
+
+_MAPPINGS = ("metrics", "config")
+_MOST_WARNINGS = 100
+
 
 class StatusReporter:
     """The part of a threadlet that collects status reports, and sends them if there is a weaver."""
+
+    replica_id: str
 
     def __init__(self, config: dict[str, Any], sent: bool) -> None:
         self._config = config
@@ -45,10 +64,11 @@ class StatusReporter:
         self._rows = RowMaker()
         self._kept = KeptReports()
         self._ended = threading.Event()
+        self._warned: set[str] = set()  # the keys and values of statuses that a warning has named
 
     def publish_status(
         self,
-        step: int | None = None,
+        step: int | Mapping[str, Any] | None = None,
         epoch: int | None = None,
         max_step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
@@ -57,7 +77,9 @@ class StatusReporter:
         """Publish the training's progress. Return at once, whatever the weaver does.
 
         Args:
-            step: the step that was finished.
+            step: the step that was finished; or the whole status as one mapping, with the keys ``replica_id``,
+                ``status_type``, ``current_step``, ``epoch``, ``max_step``, ``metrics`` and ``config``. A warning
+                names a key that is not one of these, which is left out. A status of another replica is not sent.
             epoch: the epoch of the step.
             max_step: the total number of steps.
             metrics: numbers, also of torch and numpy: they are converted in the background, which waits for the
@@ -65,6 +87,9 @@ class StatusReporter:
             config: the current values of the configuration.
         """
         if step is not None:
+            if type(step) is not int and isinstance(step, Mapping):
+                given = {"epoch": epoch, "max_step": max_step, "metrics": metrics, "config": config}
+                return self._publish_mapping(step, given)
             self._step = step
             if self._phase is Phase.BETWEEN and not self._in_steps:
                 self._phase = Phase.STEP
@@ -78,6 +103,30 @@ class StatusReporter:
         if self._asleep:
             self._asleep = False
             self._wakes.put(None)
+
+    def _publish_mapping(self, status: Mapping[str, Any], given: dict[str, Any]) -> None:
+        """Publish a status that is one mapping; arguments that are given beside it take precedence."""
+        taken: dict[str, Any] = {}
+        for key, value in status.items():
+            if key == "replica_id" and value not in (self.replica_id, self.replica_id.partition("@")[0]):
+                return self._warn_once(
+                    str(value), f"a status of {value!r:.80} is not sent: this threadlet is {self.replica_id!r:.80}"
+                )
+            if key not in STATUS_KEYS:
+                known = ", ".join(STATUS_KEYS)
+                self._warn_once(str(key), f"a status has no key {key!r:.80}; it is not sent. Keys are {known}")
+            elif key in _MAPPINGS and not (value is None or isinstance(value, Mapping)):
+                self._warn_once(f"{key}=", f"{key} is names and values, not {value!r:.80}; it is not sent")
+            elif STATUS_KEYS[key]:
+                taken[STATUS_KEYS[key]] = value
+        if isinstance(taken.get("step"), Mapping):
+            self._warn_once("current_step=", f"current_step is a count, not {taken.pop('step')!r:.80}")
+        self.publish_status(**taken, **{name: value for name, value in given.items() if value is not None})
+
+    def _warn_once(self, about: str, text: str) -> None:
+        if about not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(about)
+            _log.warning("%s", text)
 
     @property
     def dropped(self) -> int:
@@ -124,7 +173,7 @@ class StatusReporter:
         self._asleep = False
 
 
-def watch_devices(devices: Sequence[LocalDevice], link: WeaverLink, ended: threading.Event) -> None:
+def watch_devices(devices: Callable[[], Sequence[LocalDevice]], link: WeaverLink, ended: threading.Event) -> None:
     """Report devices until the threadlet ends, on its own thread, because NVML may hang on a broken GPU."""
     failed = False
     errors: dict[str, str | None] = {}
@@ -135,7 +184,7 @@ def watch_devices(devices: Sequence[LocalDevice], link: WeaverLink, ended: threa
             continue
         pause = DEVICES_INTERVAL
         try:
-            status = device_status(devices)
+            status = device_status(devices())
         except Exception:  # noqa: BLE001 - logged, and tried again
             if not failed:
                 failed = True

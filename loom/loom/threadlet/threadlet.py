@@ -39,7 +39,8 @@ from typing import Any, TypeVar
 
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, weaver_address
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
-from loom.control.introduction import Activity, Bye, Ending, Handlers, ThreadletHello
+from loom.control.introduction import MAX_DEVICES, Activity, Bye, Ending, Handlers, ThreadletHello
+from loom.control.membership import Registration
 from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, local_devices
@@ -48,6 +49,7 @@ from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import WeaverLink
+from loom.threadlet.peers import PeerWatch
 from loom.threadlet.reporting import watch_devices
 from loom.threadlet.reports import plain
 from loom.threadlet.step import Step
@@ -105,15 +107,24 @@ class Threadlet(CommandApplier):
         self.instance = uuid.uuid4().hex
         """Id of this process, to tell it from earlier processes with the replica's name."""
         self.devices = list(_own_devices() if devices is None else devices)
+        """The devices of this process; `add_device` and `remove_device` change them."""
+        self._changing_devices = threading.Lock()
         if injectable is None:
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
         super().__init__(dict(config or {}), address is not None, injectable)
+        self._peers = PeerWatch()
         evictions.add(self)
         if address is None:
             _log.info("no weaver (%s is not set): the status of %s is not sent", ADDRESS_VARIABLE, self.replica_id)
         else:
             self._link = WeaverLink(
-                address, self._inbox, self._kept, self._introduction, self._heartbeat, self._account
+                address,
+                self._inbox,
+                self._kept,
+                self._introduction,
+                self._heartbeat,
+                self._account,
+                self._peers.take,
             )
             self._begin(self._link)
 
@@ -124,7 +135,7 @@ class Threadlet(CommandApplier):
             Finalize(self, _close, (self,), exitpriority=10)
         # Daemon threads do not keep a process from ending; `close` waits for the reports.
         self._reports = threading.Thread(target=self._make_rows, args=(link,), name="loom-reports", daemon=True)
-        watched = self.devices, link, self._ended
+        watched = (lambda: self.devices), link, self._ended
         devices = threading.Thread(target=watch_devices, args=watched, name="loom-devices", daemon=True)
         for thread in (link, self._reports, devices):
             thread.start()
@@ -179,6 +190,45 @@ class Threadlet(CommandApplier):
         """Register the decorated function, which gets a device's uuid, and whether it may be used from now on."""
         self._on_change.append(function)
         return function
+
+    def on_peer_failure(self, function: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+        """Register the decorated function, which gets the id of each replica of this job that fails, and why.
+
+        The job is the replica's group, in its session. The function runs at once, on a thread of its own, because
+        the training may wait for the failed peer in a collective: it may abort a process group, or set a flag.
+        Each failure is told once, also if it happens while the weaver is away. Errors of the function are logged.
+        """
+        self._peers.add(function)
+        return function
+
+    def add_device(self, device: LocalDevice) -> None:
+        """Register one more device of this process; a device with its uuid is replaced. Any thread may call.
+
+        Raises:
+            WrongArguments: the process would have too many devices.
+        """
+        with self._changing_devices:
+            others = [one for one in self.devices if one.uuid != device.uuid]
+            if len(others) >= MAX_DEVICES:
+                raise WrongArguments(f"a process has {MAX_DEVICES} devices at most")
+            self._set_devices([*others, device])
+
+    def remove_device(self, uuid: str) -> None:
+        """Stop using a device: its failure does not concern this process any more. Any thread may call.
+
+        Raises:
+            WrongArguments: the process has no device with this uuid.
+        """
+        with self._changing_devices:
+            rest = [one for one in self.devices if one.uuid != uuid]
+            if len(rest) == len(self.devices):
+                known = ", ".join(one.uuid for one in rest) or "none"
+                raise WrongArguments(f"this process has no device {uuid!r:.80}; it has: {known:.400}")
+            self._set_devices(rest)
+
+    def _set_devices(self, devices: list[LocalDevice]) -> None:
+        self.devices = devices  # a new list, since other threads may read the old one
+        self._send(Registration(tuple(devices)))
 
     def on_fault(self, kind: str) -> Callable[[F], F]:
         """Register the decorated function for a kind of fault of `loom.chaos` that depends on the training.
@@ -245,6 +295,7 @@ class Threadlet(CommandApplier):
         self._ended.set()
         self._wakes.put(None)
         self._inbox.close()
+        self._peers.close()
         _open.discard(self)
         if self._link is None:
             return
@@ -281,7 +332,7 @@ class Threadlet(CommandApplier):
         link, self._link = self._link, None
         self._ended = threading.Event()
         self._ended.set()
-        self._applying = threading.RLock()
+        self._applying, self._changing_devices = threading.RLock(), threading.Lock()
         self._given = deque(maxlen=0)
         self._inbox = CommandInbox()
         self._inbox.close()

@@ -11,6 +11,7 @@ from loom.train.controller.lighthouse import LighthouseActor as LighthouseActor
 from loom.train.controller.summaries import JobStatus as JobStatus
 from loom.train.controller.summaries import JobSummary as JobSummary
 from loom.train.job import FaultTolerantJob as FaultTolerantJob
+from loom.train.registration import register as register
 from loom.train.settings import Averaging as Averaging
 from loom.train.settings import Batch as Batch
 from loom.train.settings import LiveConfig as LiveConfig

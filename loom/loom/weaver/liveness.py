@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from loom.weaver.dispatcher import Dispatcher
 from loom.weaver.outbox import Outbox
+from loom.weaver.peers import PeerNotices
 from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
@@ -50,6 +51,7 @@ class Liveness:
         started: float,
         dispatcher: Dispatcher,
         stacks: Stacks,
+        peers: PeerNotices,
     ) -> None:
         self._known = known
         self._outbox = outbox
@@ -57,6 +59,7 @@ class Liveness:
         self._started = started
         self._dispatcher = dispatcher
         self._stacks = stacks
+        self._peers = peers
         self._checks: list[tuple[float, int, Replica]] = []
         """A heap of (time, number, replica) checks. A check is skipped if a later `schedule` replaced it."""
         self._check_number = itertools.count()
@@ -122,6 +125,7 @@ class Liveness:
         heard, stepped = replica.heard, replica.progress
         self._known.goodput.failed(replica.job, replica.id, reason, now, heard, stepped, replica.step)
         replica.died_of = reason
+        self._peers.failed(replica)
         self._end(replica, now)
         if action is Action.RESPAWN:
             self._dispatcher.want_respawn(replica, reason, event, now)

@@ -6,7 +6,7 @@ The next `Registry.commit` writes every change. A registry made from the same st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loom.control.introduction import Device, ThreadletHello
@@ -91,11 +91,15 @@ class Registry:
         replica.actors, replica.handlers, replica.config = hello.actors, hello.handlers, hello.config
         replica.injectable = hello.injectable
         self._enter_procs(replica)
+        self.register_devices(replica, hello.devices)
+
+    def register_devices(self, replica: Replica, devices: Sequence[Device]) -> None:
+        """Assign exactly these devices to a replica."""
         before = self.devices.devices_of(replica.id)
-        there = [device.uuid for device in hello.devices if device.uuid in self.devices]
+        there = [device.uuid for device in devices if device.uuid in self.devices]
         known = {device: self.devices.device(device) for device in there}
-        self.devices.register(replica.id, hello.devices)
-        for device in hello.devices:
+        self.devices.register(replica.id, devices)
+        for device in devices:
             if known.get(device.uuid) != device:
                 self.save_device(device.uuid)
         self._forget_unused(before)

@@ -1,4 +1,4 @@
-"""The reports of replicas: status, heartbeats, time accounts, handlers, devices, and removed faults."""
+"""The reports of replicas: status, heartbeats, time accounts, handlers, devices, drains, and removed faults."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_COUNT
 from loom.control.introduction import Handlers
+from loom.control.membership import Draining, Registration
 from loom.control.reports import DeviceReport, Heartbeat, Phase, Row, StatusReports, Stored
 from loom.control.time_account import TimeAccount
 from loom.errors import ProtocolMismatch
@@ -41,6 +42,8 @@ class Reports:
             TimeAccount.KIND: self._time_account,
             DeviceReport.KIND: self._device_status,
             Handlers.KIND: self._handlers,
+            Registration.KIND: self._register,
+            Draining.KIND: self._draining,
             FaultRemoved.KIND: self._fault_removed,
         }
 
@@ -127,6 +130,21 @@ class Reports:
     def _handlers(self, replica: Replica, frame: list[Any], now: float) -> None:
         replica.handlers = {**replica.handlers, **Handlers.from_body(frame).types}
         self._known.save(replica)
+
+    def _register(self, replica: Replica, frame: list[Any], now: float) -> None:
+        before = set(self._known.devices.devices_of(replica.id))
+        devices = Registration.from_body(frame).devices
+        self._known.register_devices(replica, devices)
+        uuids = {device.uuid for device in devices}
+        changes = {"added": sorted(uuids - before), "removed": sorted(before - uuids)}
+        if uuids != before:
+            self._known.events.append(now, "devices_changed", replica.id, **changes)
+            self._outbox.urgent = True
+
+    def _draining(self, replica: Replica, frame: list[Any], now: float) -> None:
+        about = {"by": replica.id, "reason": Draining.from_body(frame).reason}
+        self._known.move(replica, Cause.DRAINED, now, about=about)
+        self._outbox.urgent = True
 
     def _device_status(self, replica: Replica, frame: list[Any], now: float) -> None:
         for device, status in DeviceReport.from_body(frame).devices.items():

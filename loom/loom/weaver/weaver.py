@@ -19,6 +19,7 @@ from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
 from loom.weaver.dispatcher import Dispatcher
 from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import Outbox, Output, Peer
+from loom.weaver.peers import PeerNotices
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
@@ -45,7 +46,8 @@ class Weaver:
         self.stacks = Stacks(known, self.outbox)
         self.reports = Reports(known, self.outbox)
         self.dispatcher = Dispatcher(known, self.outbox)
-        self._liveness = Liveness(known, self.outbox, self.timing, now, self.dispatcher, self.stacks)
+        self._peers = PeerNotices(known, self.outbox)
+        self._liveness = Liveness(known, self.outbox, self.timing, now, self.dispatcher, self.stacks, self._peers)
         self._takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
             **self.reports.takers,
             Acknowledged.KIND: self.dispatcher.take,
@@ -135,6 +137,7 @@ class Weaver:
         """Store the changes; return the output about them. After a `sqlite3.Error` the weaver has to end."""
         self.outbox.output.events = self.known.commit(now)
         self.reports.tell_stored(now)
+        self._peers.tell()
         return self.outbox.take()
 
     def hello(self, peer: Peer, hello: ThreadletHello, now: float, session: str | None = None) -> None:
@@ -179,7 +182,9 @@ class Weaver:
         replica.progress = now
         if hello.step is not None:
             replica.take_step(hello.step, now, now)
-        self.outbox.send(replica, ThreadletWelcome(self.timing.beat, self.instance, replica.seq, spent=True))
+        self.outbox.send(replica, ThreadletWelcome(self.timing.beat, self.instance, replica.seq, True, True))
+        if again:
+            self._peers.tell_again(replica)
         for injection, evidence in hello.removed.items():
             self.reports.note_removed(replica, injection, evidence, now)
         for given in self.known.commands.unacknowledged(replica.id):

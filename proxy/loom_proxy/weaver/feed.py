@@ -27,7 +27,8 @@ class WeaverFeed:
 
     Args:
         look: returns the state of all replicas and devices.
-        socket: returns a watch over the weaver's WebSocket.
+        transport: ``"websocket"``, ``"http"`` or ``"auto"``; see `loom_proxy.weaver.client.WeaverProxy`.
+        socket: returns a watch over the weaver's WebSocket; None if there is none to try.
     """
 
     def __init__(
@@ -35,15 +36,15 @@ class WeaverFeed:
         transport: str,
         ask: Ask,
         look: Callable[[], Snapshot],
-        socket: Callable[[], WeaverWatch],
+        socket: Callable[[], WeaverWatch] | None,
     ) -> None:
         self._transport = transport
         self._ask = ask
         self._look = look
-        self._socket = socket
+        self._socket = None if transport == "http" else socket
 
     def watch(self, timeout: float | None) -> Iterator[WeaverUpdate]:
-        if self._transport != "http":
+        if self._socket is not None:
             try:
                 yield from self._socket().updates(timeout)
                 return
@@ -53,7 +54,7 @@ class WeaverFeed:
         yield from poll(self._look, self.after, timeout)
 
     async def watch_async(self, timeout: float | None) -> AsyncIterator[WeaverUpdate]:
-        if self._transport != "http":
+        if self._socket is not None:
             try:
                 async for update in self._socket().updates_async(timeout):
                     yield update

@@ -151,6 +151,33 @@ def test_a_group_whose_device_failed_is_moved_where_the_policy_says_so(job: loom
     assert summary.metrics["weight"] == -RATE * summary.steps
 
 
+def test_a_group_whose_device_failed_is_moved_by_default_and_not_if_the_policy_is_to_notify(
+    job: loom.Job,
+) -> None:
+    watched = Watched(job, a_job(steps=100_000, name="default"))
+    watched.await_steps()
+    pids, hosts = watched.pids(), watched.hosts()
+    (device, *_) = watched.weaver.replica("default_0").devices  # both are on it: the machine's CPU
+
+    watched.weaver.report_device_failure(device, "xid 79")
+    event = watched.await_event("group_moved", 2)
+    watched.await_steps()
+    after, where = watched.pids(), watched.hosts()
+    watched.weaver.reactivate(device, target=[])
+    watched.weaver.set_policy("default", "notify")
+    watched.weaver.report_device_failure(device, "xid 80")
+    watched.await_steps(30)
+    later = watched.pids()
+    watched.weaver.reactivate(device, target=[])
+    summary = watched.stop()
+
+    assert "xid 79" in event.data["reason"]
+    assert all(after[replica] != pids[replica] and where[replica] != hosts[replica] for replica in pids)
+    assert later == after
+    assert summary.failures == 0
+    assert summary.metrics["weight"] == -RATE * summary.steps
+
+
 def test_the_only_group_of_a_job_takes_its_state_along_in_a_checkpoint(job: loom.Job, tmp_path: Path) -> None:
     alone = a_job(steps=100_000, groups=1, name="alone")
     saving = a_job(steps=100_000, groups=1, name="saving", checkpoints=str(tmp_path), checkpoint_every=10_000)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from loom.control.commands import Acknowledgement, CommandKind
-from loom.errors import WeaverUnavailable
 from loom.wire.bodies import AskWeaver, ReconfigureActors
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import Entry
@@ -27,16 +25,8 @@ class WeaverOperations:
 
     def _ask(self, message: Message, started: float) -> None:
         request = AskWeaver.from_body(message.body)
-        self._context.replies.answer_with(message, started, self._answer(request))
-
-    async def _answer(self, request: AskWeaver) -> Any:
-        weaver = self._context.weaver
-        arguments = {name: value for name, value in request.arguments.items() if name != "by"}
-        asking = weaver.client.do(request.operation, weaver.session, **arguments)
-        try:
-            return await asyncio.wait_for(asking, request.timeout)
-        except asyncio.TimeoutError:
-            raise WeaverUnavailable(f"the weaver did not answer within {request.timeout:g} s") from None
+        answer = self._context.weaver.answer(request.operation, request.arguments, request.timeout)
+        self._context.replies.answer_with(message, started, answer)
 
     def _reconfigure(self, message: Message, started: float) -> None:
         request = ReconfigureActors.from_body(message.body)

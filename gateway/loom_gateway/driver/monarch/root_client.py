@@ -138,6 +138,15 @@ def _keep_source_loaders_out() -> None:
         cloudpickle.cloudpickle._function_getstate = original
 
 
+def spawn_weaver_mesh() -> None:
+    """Spawn the actor mesh ``weaver`` in this process, before user code could take its name. Do not wait for it."""
+    from monarch.actor import get_or_spawn_controller
+
+    from loom.weaver.actor import WEAVER_MESH, WeaverActor
+
+    get_or_spawn_controller(WEAVER_MESH, WeaverActor)
+
+
 def attach(workers: Sequence[str], name: str) -> HostMesh:
     """Attach to the workers. Return a host mesh with the one dimension ``hosts``, in the order of ``workers``."""
     from monarch.actor import attach_to_workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -68,6 +69,10 @@ class LocalSession:
         """Ask the weaver, and wait for its answer for ``timeout`` seconds."""
         asking = self._context.weaver.client.ask(operation, timeout, **arguments)
         return asyncio.run_coroutine_threadsafe(asking, self._context.loop).result()
+
+    def begin(self, operation: str, arguments: Mapping[str, Any], timeout: float) -> concurrent.futures.Future[Any]:
+        answer = self._context.weaver.answer(operation, arguments, timeout)
+        return asyncio.run_coroutine_threadsafe(answer, self._context.loop)
 
 
 class SpawnedHere:

@@ -21,7 +21,7 @@ from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.lifeline.server import LifelineServer
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.monarch.errors import replace_fault_hook
-from loom_gateway.driver.monarch.root_client import address_towards, attach, probe
+from loom_gateway.driver.monarch.root_client import address_towards, attach, probe, spawn_weaver_mesh
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.dispatcher import Dispatcher
@@ -74,6 +74,7 @@ class Session:
         self._dispatcher = Dispatcher(self._context, lifetime.end, log_spool, max_in_flight)
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)
+        spawn_weaver_mesh()
         asyncio.run_coroutine_threadsafe(self._start(), loop).result()
 
     def _worker_addresses(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import queue
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 from loom.beside import Session
 from loom.errors import LoomError, WeaverUnavailable
+from loom.weaver.policy import Action
 
 _log = logging.getLogger("loom")
 
@@ -21,6 +23,8 @@ ASK_EVERY = 0.5  # seconds between two requests for the replicas to respawn
 MOST_AT_ONCE = 1000  # replicas to respawn in one answer
 
 CLOSE_TIMEOUT = 2.0
+
+_KINDS = ("respawn_wanted", "device_failed")
 
 KEPT = 10_000
 """Events that a job keeps for its status. The weaver's log has older ones."""
@@ -40,7 +44,8 @@ class JobEvent:
 class JobEvents:
     """A reporter of one job's events, which also asks the weaver which replicas to respawn.
 
-    Its thread calls ``respawn`` with the name of a replica to respawn, and the reason.
+    Its thread calls ``respawn`` with the name of a replica and the reason: for a replica whose group has the policy
+    ``respawn``, and for one without a policy whose device has failed.
     """
 
     def __init__(self, job: str, session: Session, respawn: Callable[[str, str], object]) -> None:
@@ -49,7 +54,7 @@ class JobEvents:
         self._job = job
         self._session = session
         self._respawn = respawn
-        self._newest: int | None = None  # id of the weaver's newest event that was read
+        self._newest: dict[str, int] = {}  # ids of the weaver's newest events that were read, by kind
         self._unreported: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"events of {job}", daemon=True)
@@ -93,12 +98,27 @@ class JobEvents:
 
     def _ask_for_respawns(self) -> None:
         try:
-            if self._newest is None:
-                self._newest = self._session.ask_weaver("status", {})["event"]
+            if not self._newest:
+                self._newest = dict.fromkeys(_KINDS, self._session.ask_weaver("status", {})["event"])
                 return
-            query = {"after": self._newest, "kind": "respawn_wanted", "limit": MOST_AT_ONCE}
-            for event in self._session.ask_weaver("events", query):
-                self._newest = event["id"]
-                self._respawn(event["replica"], event["reason"])
+            for kind in _KINDS:
+                query = {"after": self._newest[kind], "kind": kind, "limit": MOST_AT_ONCE}
+                for event in self._session.ask_weaver("events", query):
+                    for replica in self._to_respawn(event):
+                        self._respawn(replica, event["reason"])
+                    self._newest[kind] = event["id"]
         except LoomError as error:
             _log.debug("the weaver does not say what to respawn: %s", error)
+
+    def _to_respawn(self, event: Mapping[str, Any]) -> list[str]:
+        if event["kind"] == "respawn_wanted":
+            return [event["replica"]]
+        notified = [entry for entry in event["replicas"] if entry["action"] == Action.NOTIFY.value]
+        if not notified:
+            return []
+        policies = self._session.ask_weaver("policies", {})
+        return [entry["replica"] for entry in notified if not _has_policy(entry["group"], policies)]
+
+
+def _has_policy(group: str, policies: Mapping[str, str]) -> bool:
+    return any(fnmatch.fnmatchcase(group, pattern) for pattern in policies)

@@ -90,9 +90,11 @@ class ReplicaSlots:
         self.pool.draining.discard(host)
 
     def respawn(self, replica: str, reason: str) -> None:
-        """Move the group of a replica whose device has failed."""
+        """Move the group of a process whose device has failed."""
+        # Only the first process of a group has the group's name; the others have their rank behind it.
+        names = replica, replica.rpartition(".")[0]
         for slot in self.training():
-            if slot.replica == replica and slot.successor is None and not slot.leaving:
+            if slot.replica in names and slot.successor is None and not slot.leaving:
                 self._move(slot, f"its device has failed: {reason}")
 
     def stop_all(self) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
-from loom.chaos.faults import fault_kind
+from loom.chaos.faults import Place, fault_kind
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.introduction import Device
 from loom.errors import Denied, WrongArguments
@@ -199,6 +199,8 @@ class RequestHandler:
         params = {
             name: arguments[name] for name in ("fault", "params", "duration") if arguments.get(name) is not None
         }
+        if fault_kind(params.get("fault")).place is Place.GATEWAY:
+            raise Denied(f"{params['fault']} is injected by the gateway: a program asks it with job.weaver.inject")
         if arguments.get("admin") is not True:
             self._check_hosts(params.get("fault"), target)
         return _given(self._weaver.dispatcher.give(CommandKind.INJECT, params, target, _by(arguments), now))

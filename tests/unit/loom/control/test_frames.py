@@ -28,6 +28,7 @@ from loom.control.introduction import (
     ThreadletHello,
     ThreadletWelcome,
 )
+from loom.control.membership import Draining, PeerFailure, PeerFailures, Registration
 from loom.control.reports import DeviceReport, Heartbeat, Phase, Stack, StackRequest, StatusReports, Stored
 from loom.control.time_account import MAX_REASON, MAX_REASONS, REASONS, TimeAccount
 from loom.errors import ProtocolMismatch, WrongArguments
@@ -58,7 +59,10 @@ HELLO = ThreadletHello(
 FRAMES: list[Frame] = [
     HELLO,
     Handlers({"lr": "float"}),
-    ThreadletWelcome(beat=0.5, weaver="w", seq=9, spent=True),
+    ThreadletWelcome(beat=0.5, weaver="w", seq=9, spent=True, changes=True),
+    Registration((Device.from_body(GPU),)),
+    Draining("the data has ended"),
+    PeerFailures((PeerFailure("train_1", "abc", "it is dead"),)),
     Refusal("key", "the key is not known"),
     Bye("all steps were made", Ending.FINISHED),
     Command("1", CommandKind.UPDATE_CONFIG, {"lr": 0.2}),
@@ -140,6 +144,13 @@ def test_a_hello_that_is_wrong_is_refused_with_what_is_wrong(body: list[Any], wh
         (ThreadletWelcome, [{"protocol": 1, "beat": 3600.0, "seq": 0}]),
         (ThreadletWelcome, [{"protocol": "1", "beat": 1.0, "seq": 0}]),
         (Refusal, ["code"]),
+        (Registration, [{}]),
+        (Registration, [[GPU] * 1025]),
+        (Draining, [None]),
+        (Draining, ["x" * 501]),
+        (PeerFailures, ["train_1"]),
+        (PeerFailures, [[["train_1", "abc"]]]),
+        (PeerFailures, [[["x" * 201, "abc", "dead"]]]),
         (Bye, ["why", "vanished"]),
         (Bye, [1, "failed"]),
         (Command, ["1", "pause"]),

@@ -136,6 +136,13 @@ class FakeWeaver:
         connection.send("welcome", {"protocol": PROTOCOL, "beat": self.beat, "weaver": "w", "seq": seq})
         return connection, hello
 
+    def welcome_new(self) -> tuple[Connection, dict[str, Any]]:
+        """The next connection and its hello, answered as by a weaver that takes changes of devices, and drains."""
+        connection, hello = self.accept()
+        fields = {"protocol": PROTOCOL, "beat": self.beat, "weaver": "w", "seq": 0, "changes": True}
+        connection.send("welcome", fields)
+        return connection, hello
+
     def command(self, connection: Connection, kind: str, /, **params: Any) -> str:
         """Send a command; return its id."""
         ident = f"c{next(self._ids)}"

@@ -613,7 +613,12 @@ def test_the_old_value_is_the_one_published_last(weaver: FakeWeaver, threadlet: 
     assert connection.ack(ident)[1]["changes"] == {"lr": {"old": 0.05, "new": 0.2}}
 
 
-def test_updates_can_be_taken_as_dicts(weaver: FakeWeaver, threadlet: Make) -> None:
+def told(kind: str, **params: Any) -> dict[str, Any]:
+    """A command as `get_config_update` returns it."""
+    return {"command_type": kind, "params": params, "_is_weaver_command": True}
+
+
+def test_commands_can_be_taken_as_dicts(weaver: FakeWeaver, threadlet: Make) -> None:
     made = threadlet(config={"lr": 0.1})
     connection, _ = weaver.welcome()
     first = weaver.command(connection, "update_config", lr="0.2")
@@ -621,10 +626,12 @@ def test_updates_can_be_taken_as_dicts(weaver: FakeWeaver, threadlet: Make) -> N
     second = weaver.command(connection, "update_config", lr=0.3, n=1)
     come(made, 3)
 
-    assert made.get_config_update() == {"lr": "0.2"}
-    assert made.get_config_update() == {"lr": 0.3, "n": 1}
-    assert made.get_config_update() is None
+    assert made.get_config_update() == told("update_config", lr="0.2")
+    assert not made.paused
+    assert made.get_config_update() == told("pause")
     assert made.paused
+    assert made.get_config_update() == told("update_config", lr=0.3, n=1)
+    assert made.get_config_update() is None
 
     assert connection.ack(first)[1]["changes"] == {"lr": {"old": 0.1, "new": "0.2"}}
     assert connection.ack(pause) == [None, OK]
@@ -760,7 +767,7 @@ def test_a_paused_loop_without_handlers_leaves_updates_for_the_loop(weaver: Fake
     connection.ack(weaver.command(connection, "resume"))
 
     assert loop.done.get(timeout=BOUND) == 0
-    assert taken == [{"lr": 0.5}]
+    assert taken == [told("update_config", lr=0.5)]
     loop.end()
 
 
@@ -856,8 +863,7 @@ def test_a_drain_is_seen_by_a_loop_that_takes_updates_itself(weaver: FakeWeaver,
     come(made)
     made.publish_status(step=1)
 
-    while made.get_config_update():
-        pass
+    assert made.get_config_update() == told("drain")
     assert made.get_config_update() is None
     assert made.draining
     assert not made.should_stop
@@ -865,6 +871,123 @@ def test_a_drain_is_seen_by_a_loop_that_takes_updates_itself(weaver: FakeWeaver,
     made.publish_status(step=2)
     assert made.get_config_update() is None
     assert made.should_stop
+
+
+def test_a_process_drains_by_its_own_choice(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    connection, _ = weaver.welcome_new()
+    eventually(lambda: made.connected)
+    for number in range(10):
+        with made.step(number):
+            if number == 4:
+                made.drain("the data has ended")
+                made.drain("again")
+                assert made.draining
+                assert not made.should_stop
+        if made.should_stop:
+            break
+
+    assert number == 4
+    made.close()
+    assert connection.expect("draining") == ["draining", "the data has ended"]
+    connection.skipped.clear()
+    connection.expect("bye")
+    assert "draining" not in [frame[0] for frame in connection.skipped]
+
+
+def test_a_drain_between_two_steps_ends_a_pause_and_lets_one_more_be_made(
+    weaver: FakeWeaver, threadlet: Make
+) -> None:
+    made = threadlet()
+    connection, _ = weaver.welcome_new()
+    steps = []
+
+    def body(number: int) -> None:
+        if not made.should_stop:
+            with made.step(number):
+                steps.append(number)
+
+    loop = Loop(body)
+    assert loop.step() == 0
+    pause = weaver.command(connection, "pause")
+    come(made)
+    loop.go()
+    connection.ack(pause)
+    made.drain()
+
+    assert loop.done.get(timeout=BOUND) == 1
+    assert loop.step() == 2
+    assert steps == [0, 1]
+    loop.end()
+
+
+def test_an_older_weaver_hears_of_a_drain_in_the_next_hello(
+    weaver: FakeWeaver, threadlet: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = threadlet()
+    connection, _ = weaver.welcome()
+    eventually(lambda: made.connected)
+    made.drain()
+    eventually(lambda: messages(caplog), "the warning")
+    connection.close()
+
+    _, hello = weaver.welcome()
+
+    assert hello["state"] == "draining"
+    assert "draining" not in [frame[0] for frame in connection.skipped]
+    assert "the weaver is older than this process" in "".join(messages(caplog))
+
+
+# -- a status as one mapping --------------------------------------------------------------------------------
+
+
+def test_a_status_can_be_one_mapping(weaver: FakeWeaver, threadlet: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = threadlet("train_0@session")
+    connection, _ = weaver.welcome()
+
+    made.publish_status(
+        {
+            "replica_id": "train_0",
+            "status_type": "batch_update",
+            "current_step": 150,
+            "epoch": 2,
+            "max_step": 200,
+            "metrics": {"loss": 0.25, "learning_rate": 0.001},
+            "config": {"batch": 8},
+        }
+    )
+    made.publish_status({"replica_id": "train_0@session", "current_step": 151, "metrics": None}, epoch=3)
+
+    first, second = connection.rows(2)
+    assert first[2:] == [150, 2, 200, {"loss": 0.25, "learning_rate": 0.001}, {"batch": 8}]
+    assert second[2:] == [151, 3, None, {}, None]
+    assert messages(caplog) == []
+
+
+def test_what_makes_no_sense_in_a_status_is_named_once_and_not_sent(
+    weaver: FakeWeaver, threadlet: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = threadlet()
+    connection, _ = weaver.welcome()
+
+    for number in (1, 2):
+        made.publish_status({"replica_id": "train_1", "current_step": 100 + number})
+        made.publish_status({"current_step": number, "metrics": 0.5, "learning_rate": 0.1})
+    made.publish_status({"current_step": {}, "epoch": 4})
+
+    rows = connection.rows(3)
+    assert [row[2:] for row in rows] == [
+        [1, None, None, {}, None],
+        [2, None, None, {}, None],
+        [None, 4, None, {}, None],
+    ]
+    assert messages(caplog) == [
+        "a status of 'train_1' is not sent: this threadlet is 'train_0'",
+        "metrics is names and values, not 0.5; it is not sent",
+        "a status has no key 'learning_rate'; it is not sent. "
+        "Keys are replica_id, status_type, current_step, epoch, max_step, metrics, config",
+        "current_step is a count, not {}",
+    ]
 
 
 # -- devices that fail and change ---------------------------------------------------------------------------

@@ -311,6 +311,17 @@ def test_a_fault_of_a_host_on_which_others_are_needs_an_admin(weaver: WeaverProc
     other.close()
 
 
+def test_a_fault_of_the_gateway_is_not_given_to_replicas(weaver: WeaverProcess) -> None:
+    threadlet = threadlet_of(weaver, "anna", "a", injectable=True)
+
+    for asked in (session_of(weaver, "anna", "s"), gateway_for(weaver, "anna")):
+        with pytest.raises(Refused, match="dead_gateway is injected by the gateway"):
+            asked.ask("inject", fault="dead_gateway", target="*", admin=True)
+    with pytest.raises(Refused, match="there is no fault 'nonsense'"):
+        session_of(weaver, "anna", "s").ask("inject", fault="nonsense", target="*")
+    threadlet.close()
+
+
 def test_a_fault_of_a_worker_that_anothers_session_uses_needs_an_admin(weaver: WeaverProcess) -> None:
     threadlet = threadlet_of(weaver, "anna", "a", host="h", session="mine", injectable=True)
     calls = {"counts": [0] * 15, "sum": 0.0}

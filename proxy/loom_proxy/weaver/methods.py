@@ -1,0 +1,330 @@
+"""`WeaverMethods`: views of every replica and device, their events, and commands, by whatever way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loom.errors import LoomError
+from loom.weaver.serving.operations import Ask
+from loom.weaver.views import (
+    DeviceInfo,
+    GoodputRecord,
+    MetricPoint,
+    ReplicaInfo,
+    Snapshot,
+    WeaverEvent,
+    WeaverUpdate,
+)
+from loom_proxy.weaver.aio import AsyncWeaverProxy
+from loom_proxy.weaver.command import CommandProxy, InjectionProxy
+from loom_proxy.weaver.feed import WeaverFeed
+
+if TYPE_CHECKING:
+    from loom_proxy.weaver.watch import WeaverWatch
+
+logger = logging.getLogger("loom")
+
+Target = str | Sequence[str]
+"""A replica's id, a group, a glob over both, ``"*"`` for all, or several ids."""
+
+
+class WeaverMethods:
+    """The methods of a weaver.
+
+    Args:
+        ask: does an operation of the weaver.
+        transport: transport of updates; see `WeaverProxy`.
+        socket: returns a watch over the weaver's WebSocket; None if there is only ``ask``.
+        user: the user whose replicas everything is about, if not the caller; ``"*"`` for everyone's lists.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        transport: str = "http",
+        socket: Callable[[], WeaverWatch] | None = None,
+        user: str | None = None,
+    ) -> None:
+        self._ask = ask
+        self._user = user
+        self._feed = WeaverFeed(transport, ask, self._look, socket)
+
+    @property
+    def aio(self) -> AsyncWeaverProxy:
+        """The same methods for coroutines."""
+        return AsyncWeaverProxy(self, self._feed)
+
+    def status(self) -> dict[str, Any]:
+        """Return the weaver at a glance: replicas by state, how many devices, commands under way, and more."""
+        return dict(self._ask("status"))
+
+    def address(self) -> str:
+        """Return the value of ``LOOM_WEAVER`` for training processes that Loom does not spawn.
+
+        It needs scope ``operate``. The value contains the key that lets them in: keep it as you keep a token.
+        """
+        return str(self._ask("address"))
+
+    def replicas(self) -> dict[str, ReplicaInfo]:
+        """Return every replica by its id, also those that have failed or finished."""
+        found = self._ask("replicas")
+        return {self._name(one, "id"): ReplicaInfo.from_body(one) for one in found}
+
+    def replica(self, id: str) -> ReplicaInfo:
+        """Return a replica.
+
+        Raises:
+            UnknownReplica: none has the id.
+        """
+        return ReplicaInfo.from_body(self._ask("replica", id=id))
+
+    def devices(self) -> dict[str, DeviceInfo]:
+        """Return every device by its uuid, with its replicas and its state."""
+        found = self._ask("devices")
+        return {self._name(one, "uuid"): DeviceInfo.from_body(one) for one in found}
+
+    def _name(self, one: dict[str, Any], key: str) -> str:
+        return f"{one['user']}/{one[key]}" if self._user == "*" else one[key]
+
+    def events(
+        self,
+        after: int | None = None,
+        follow: bool = False,
+        *,
+        limit: int = 100,
+        kind: str | None = None,
+        replica: str | None = None,
+    ) -> Iterator[WeaverEvent]:
+        """Read events, the oldest first.
+
+        Args:
+            after: begin after the event with this id; 0 begins with the oldest event that is kept. None reads the
+                newest events.
+            follow: go on with new events as they happen, for ever, without a gap if the connection is lost.
+            limit: number of the newest events, if ``after`` is None.
+            kind: read only events of this kind.
+            replica: read only events about this replica.
+        """
+        return self._feed.events(after, follow, limit=limit, kind=kind, replica=replica)
+
+    def watch(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
+        """Read a `Snapshot` of every replica and device, then each change as it happens.
+
+        A change is a `WeaverEvent`, a `Delta` of the replicas' reports, or `Away` if the weaver or the gateway does
+        not answer. A new `Snapshot` follows each `Away`.
+
+        An event may come again with the same id and more data, such as a stack.
+
+        Args:
+            timeout: stop after so many seconds without a change; None goes on for ever.
+        """
+        return self._feed.watch(timeout)
+
+    def _look(self) -> Snapshot:
+        return Snapshot(self.status(), self.replicas(), self.devices())
+
+    def metrics(self, replica: str) -> list[str]:
+        """Return the names of the metrics that a replica reports.
+
+        Raises:
+            UnknownReplica: none has the id.
+        """
+        return list(self._ask("metrics", replica=replica))
+
+    def history(
+        self,
+        replica: str,
+        metric: str,
+        since: float | None = None,
+        until: float | None = None,
+        points: int = 500,
+    ) -> list[MetricPoint]:
+        """Return the history of a metric, the oldest first.
+
+        Args:
+            replica: id of the replica.
+            metric: name of the metric.
+            since: start in seconds since the epoch; None: from the beginning.
+            until: end in seconds since the epoch; None: until now.
+            points: number of points at most; a longer history is averaged.
+
+        Raises:
+            UnknownReplica, WrongArguments: there is no such replica, or it reports no such metric.
+        """
+        found = self._ask("history", replica=replica, metric=metric, since=since, until=until, points=points)
+        return [MetricPoint(at, step, float(value)) for at, step, value in found]
+
+    def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
+        """Return the time accounting of each job, by the job's name: its group, or ``GROUP@SESSION`` in a session.
+
+        Args:
+            job: name of the only job to return, if there is one of the name.
+        """
+        return {one["job"]: GoodputRecord.from_body(one) for one in self._ask("goodput", job=job)}
+
+    def stacks(self, replica: str) -> str:
+        """Return the stacks of a replica's threads, as text.
+
+        Raises:
+            UnknownReplica: none has the id.
+        """
+        return str(self._ask("stacks", replica=replica))
+
+    def policies(self) -> dict[str, str]:
+        """Return the action that a failed device causes, for each group of replicas that has a policy."""
+        return dict(self._ask("policies"))
+
+    def command(
+        self, kind: str, params: dict[str, Any] | None = None, target: Target = "*", *, wait: float = 0.0
+    ) -> CommandProxy:
+        """Give a command to replicas.
+
+        Args:
+            kind: ``update_config``, ``pause``, ``resume``, ``stop``, ``drain``, ``deactivate_device`` or
+                ``reactivate``.
+            params: parameters of the command.
+            target: the replicas.
+            wait: seconds that the call itself waits for acknowledgements, which may save a later request.
+
+        Raises:
+            WrongArguments: the kind, a parameter or the target makes no sense.
+        """
+        command = {"kind": kind, "params": params or {}, "target": target if isinstance(target, str) else [*target]}
+        return CommandProxy(self._ask, self._ask("command", **command, wait=wait))
+
+    def command_of(self, id: str) -> CommandProxy:
+        """Return a command that was given earlier, or by another program.
+
+        Raises:
+            UnknownCommand: there is no command with the id, or it was done long ago.
+        """
+        return CommandProxy(self._ask, self._ask("command_state", id=id))
+
+    def update_config(self, target: Target = "*", **config: Any) -> CommandProxy:
+        """Give keys of the configuration new values, which each replica takes at its next step boundary.
+
+        A key named ``target`` goes through `command`.
+        """
+        return self.command("update_config", config, target)
+
+    def pause(self, target: Target = "*") -> CommandProxy:
+        """Make replicas wait at their next step boundary."""
+        return self.command("pause", target=target)
+
+    def resume(self, target: Target = "*") -> CommandProxy:
+        """Make paused replicas go on."""
+        return self.command("resume", target=target)
+
+    def stop(self, target: Target = "*") -> CommandProxy:
+        """Make replicas end their training at the next step boundary."""
+        return self.command("stop", target=target)
+
+    def drain(self, target: Target = "*") -> CommandProxy:
+        """Make replicas finish their present work, and leave."""
+        return self.command("drain", target=target)
+
+    def deactivate_device(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
+        """Take a device out of use, and notify replicas: those on it, unless ``target`` names others.
+
+        Raises:
+            UnknownDevice: no replica has registered it.
+        """
+        return self._device_command("deactivate_device", device_uuid, target)
+
+    def reactivate(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
+        """Put a device into use again, and notify replicas: those on it, unless ``target`` names others.
+
+        Raises:
+            UnknownDevice: no replica has registered it.
+        """
+        return self._device_command("reactivate", device_uuid, target)
+
+    def _device_command(self, kind: str, device: str, target: Target | None) -> CommandProxy:
+        if target is None:
+            found = self.devices().get(device)
+            target = [] if found is None else found.replicas
+        return self.command(kind, {"device": device}, target)
+
+    def report_device_failure(self, device_uuid: str, reason: str = "") -> WeaverEvent:
+        """Report that a device has failed. Its replicas are notified; their groups' policies may do more.
+
+        Returns:
+            The event of the failure: ``data`` has the ``device``, the ``replicas``, and the action for each.
+
+        Raises:
+            UnknownDevice: no replica has registered it.
+        """
+        return WeaverEvent.from_body(self._ask("fail_device", device=device_uuid, reason=reason))
+
+    def inject(
+        self, fault: str, target: Target, duration: float | None = None, params: dict[str, Any] | None = None
+    ) -> InjectionProxy:
+        """Inject a fault on purpose into replicas, or a process of Loom, that are marked as injectable.
+
+        Args:
+            fault: one of `loom.chaos.FAULTS`.
+            target: replicas as for a command; for ``dead_driver`` a session; ``"*"`` for the gateway and the
+                weaver.
+            duration: seconds until the fault is removed; None: as long as its kind lasts.
+            params: parameters of the fault.
+
+        Raises:
+            WrongArguments: the fault, its duration or a parameter makes no sense.
+            UnknownReplica, UnknownSession: the target names none that lives.
+            NotInjectable: the target is not marked as injectable.
+        """
+        named = target if isinstance(target, str) else [*target]
+        wanted = {"fault": fault, "target": named, "duration": duration, "params": params or {}}
+        return InjectionProxy(self._ask, self._ask("inject", **wanted))
+
+    def remove_injection(self, id: str) -> CommandProxy:
+        """Remove a fault before its time is over, even if another program injected it.
+
+        Raises:
+            UnknownInjection: no fault was injected with the id.
+            UnknownReplica: no replica that lives could remove it.
+        """
+        return CommandProxy(self._ask, self._ask("remove_fault", injection=id))
+
+    def set_policy(self, group: str, action: str) -> dict[str, str]:
+        """Choose the action for the replicas of a group when one of their devices fails.
+
+        Args:
+            group: a group, or a glob; ``"*"`` for all.
+            action: ``notify`` (the default), ``pause``, ``stop`` or ``respawn``.
+
+        Returns:
+            The action of each group that has a policy.
+        """
+        return dict(self._ask("policy", group=group, action=action))
+
+    def on_respawn(self, callback: Callable[[WeaverEvent], object]) -> Callable[[], None]:
+        """Call a function for each replica that needs another place because its group's policy is ``respawn``.
+
+        The function gets each later event ``respawn_wanted``: ``data`` has ``session``, ``procs``, ``rank`` and
+        ``group`` of the replica, the ``reason``, and the ``device`` if that has failed. The function runs on a
+        thread of its own, and its exceptions are logged.
+
+        Returns:
+            A function that removes the callback.
+        """
+        removed = threading.Event()
+        last = self.status()["event"]
+
+        def call() -> None:
+            try:
+                for event in self.events(last, follow=True, kind="respawn_wanted"):
+                    if removed.is_set():
+                        return
+                    try:
+                        callback(event)
+                    except Exception:
+                        logger.exception("the callback for replica %s raised", event.replica)
+            except LoomError:
+                logger.exception("no callback is called any more for replicas that have to be put elsewhere")
+
+        threading.Thread(target=call, name="loom-respawn", daemon=True).start()
+        return removed.set
