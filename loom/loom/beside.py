@@ -16,6 +16,7 @@ weaver, and the driver notices at once when one is gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 __all__ = ["Session", "SpawnedProcs", "enter", "session"]
@@ -41,7 +42,12 @@ class Session(Protocol):
         """Return the numbers of the existing worker hosts."""
 
     def spawn_procs(
-        self, name: str, host: int, per_host: Mapping[str, int], gone: Callable[[int], object]
+        self,
+        name: str,
+        host: int,
+        per_host: Mapping[str, int],
+        gone: Callable[[int], object],
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> SpawnedProcs:
         """Start processes on a host.
 
@@ -51,6 +57,7 @@ class Session(Protocol):
             per_host: dimensions on the host.
             gone: called, on the driver's event loop, with the rank of each process that is gone: killed, stopped,
                 or with its host.
+            environment: further environment variables of the processes.
 
         Raises:
             SupervisionError: the host is gone.
