@@ -101,11 +101,10 @@ def weaver(access: UserAccess) -> None:
 def devices(access: UserAccess, as_json: Json = False) -> None:
     """List the devices, and the replicas on them."""
     found = access.weaver().devices()
-    from loom.cli.weaver_display import device_row
+    from loom.cli.weaver_display import DEVICE_COLUMNS, device_row
 
-    columns = ["uuid", "state", "server", "type", "memory", "use", "replicas"]
     answer = {"devices": [asdict(device) for device in found.values()]}
-    show(as_json, answer, f"{len(found)} devices", columns, map(device_row, found.values()))
+    show(as_json, answer, f"{len(found)} devices", DEVICE_COLUMNS, map(device_row, found.values()))
 
 
 @asking

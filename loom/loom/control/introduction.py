@@ -177,7 +177,7 @@ class Handlers(Frame):
 
 @dataclass(frozen=True, slots=True)
 class ThreadletWelcome(Frame):
-    """``["welcome", {"protocol", "beat", "weaver", "seq", "spent"}]``, to a threadlet: the answer to its hello."""
+    """``["welcome", {"protocol", "beat", "weaver", "seq", "spent", "health"}]``, to a threadlet after its hello."""
 
     KIND: ClassVar[str] = "welcome"
 
@@ -189,9 +189,11 @@ class ThreadletWelcome(Frame):
     """The number of this instance's last status report that is stored."""
     spent: bool = False
     """Whether the weaver takes time accounts."""
+    health: bool = False
+    """Whether the weaver takes the health of devices, and their failures."""
 
     def to_body(self) -> list[Any]:
-        fields = {"beat": self.beat, "weaver": self.weaver, "seq": self.seq, "spent": self.spent}
+        fields = {name: getattr(self, name) for name in self.__slots__}
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
@@ -199,7 +201,8 @@ class ThreadletWelcome(Frame):
         match body:
             case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as fields]:
                 if 0 < beat < _LONGEST_BEAT:
-                    return cls(beat, str(fields.get("weaver")), seq, fields.get("spent") is True)
+                    takes = {name: fields.get(name) is True for name in ("spent", "health")}
+                    return cls(beat, str(fields.get("weaver")), seq, **takes)
         raise cls.mismatch(body)
 
 

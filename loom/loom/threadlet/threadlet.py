@@ -42,13 +42,13 @@ from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.introduction import Activity, Bye, Ending, Handlers, ThreadletHello
 from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
-from loom.devices import LocalDevice, local_devices
+from loom.devices import LocalDevice, own_devices
 from loom.errors import WrongArguments
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
+from loom.threadlet.device_watch import watch_devices
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import WeaverLink
-from loom.threadlet.reporting import watch_devices
 from loom.threadlet.reports import plain
 from loom.threadlet.step import Step
 
@@ -71,8 +71,8 @@ class Threadlet(CommandApplier):
         group: name of the replicas that belong together; the default is ``LOOM_GROUP``.
         weaver: ``tcp://HOST:PORT/KEY``; the default is ``LOOM_WEAVER``, or what a session gave to a process that it
             spawned. Without either everything works and nothing is sent.
-        devices: the devices that this process trains on. None: the GPU that ``LOCAL_RANK`` numbers, as scripts for
-            ``torchrun`` use it, or else all those of `loom.devices.local_devices`.
+        devices: the devices that this process trains on; None: `loom.devices.own_devices`, which is the GPU that
+            ``LOCAL_RANK`` numbers.
         config: values of the configuration that are known from the beginning.
         injectable: whether failures may be injected into this process, and its host, on purpose (`loom.chaos`);
             None: whether ``LOOM_INJECTABLE`` is 1.
@@ -104,7 +104,7 @@ class Threadlet(CommandApplier):
                 )
         self.instance = uuid.uuid4().hex
         """Id of this process, to tell it from earlier processes with the replica's name."""
-        self.devices = list(_own_devices() if devices is None else devices)
+        self.devices = list(own_devices() if devices is None else devices)
         if injectable is None:
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
         super().__init__(dict(config or {}), address is not None, injectable)
@@ -318,14 +318,6 @@ def _abandon_all() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_abandon_all)
-
-
-def _own_devices() -> list[LocalDevice]:
-    devices = local_devices()
-    rank = _number_in("LOCAL_RANK")
-    if rank is not None and len(devices) > 1 and rank < len(devices):
-        return [devices[rank]]
-    return devices
 
 
 def _number_in(variable: str) -> int | None:

@@ -47,15 +47,30 @@ class Dispatcher:
     ) -> GivenCommand:
         """Give a command to the replicas of a target; ``cause`` is the event that led to it."""
         check_command(kind, params)
-        there, acknowledgements = select(target, self._known.replicas)
+        selected = select(target, self._known.replicas)
         if kind in FAULT_COMMANDS:
-            check_injectable(there, acknowledgements, target)
+            check_injectable(*selected, target)
         if kind is CommandKind.DEACTIVATE_DEVICE:
             self._known.devices.deactivate(params["device"], f"deactivated by {by}")
             self._known.save_device(params["device"])
         elif kind is CommandKind.REACTIVATE:
             self._known.devices.reactivate(params["device"])
             self._known.save_device(params["device"])
+            self._notified.pop(params["device"], None)  # a later failure is another one
+        return self._send(kind, params, selected, target, by, now, cause)
+
+    def _send(
+        self,
+        kind: CommandKind,
+        params: dict[str, Any],
+        selected: tuple[list[Replica], dict[str, Acknowledgement]],
+        target: Target,
+        by: str,
+        now: float,
+        cause: int | None,
+    ) -> GivenCommand:
+        """Give a command to the replicas that `select` has found for a target."""
+        there, acknowledgements = selected
         for replica in there:
             if replica.state not in LIVING:
                 acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
@@ -103,6 +118,36 @@ class Dispatcher:
         )
         self._notified[device] = event, processes
         living = [replica for replica in affected if replica.state in LIVING]
+        commands = self._carry_out_policies(living, device, reason, by, event.id, now)
+        for replica in affected:
+            action = self._known.policy.action(replica.group).value if replica in living else None
+            entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": action}
+            given = [command.id for command in commands if replica.id in command.replicas]
+            chain.append({**entry, "commands": given})
+        self._outbox.urgent = True
+        return event
+
+    def tell_of_devices(self, replica: Replica, registered: int, now: float) -> None:
+        """Notify a new process of those of its devices that may not be used, and carry out its policy.
+
+        Args:
+            registered: id of the event of the process's registration.
+        """
+        for device in self._known.devices.devices_of(replica.id):
+            state, reason = self._known.devices.state(device), self._known.devices.reason(device) or ""
+            if state is DeviceState.FAILED:
+                self._carry_out_policies([replica], device, reason, "weaver", registered, now)
+                if device in self._notified:
+                    self._notified[device][1].add(replica.instance)
+            elif state is DeviceState.INACTIVE:
+                what = {"device": device, "reason": reason}
+                here: tuple[list[Replica], dict[str, Acknowledgement]] = ([replica], {})
+                self._send(CommandKind.DEACTIVATE_DEVICE, what, here, [replica.id], "weaver", now, registered)
+
+    def _carry_out_policies(
+        self, living: list[Replica], device: str, reason: str, by: str, cause: int, now: float
+    ) -> list[GivenCommand]:
+        """Notify replicas that their device has failed, and do what their groups' policies say."""
         by_action: dict[Action, list[str]] = {}
         for replica in living:
             by_action.setdefault(self._known.policy.action(replica.group), []).append(replica.id)
@@ -112,16 +157,10 @@ class Dispatcher:
             (CommandKind.PAUSE, by_action.get(Action.PAUSE)),
             (CommandKind.STOP, by_action.get(Action.STOP)),
         )
-        commands = [self.give(kind, what, ids, by, now, event.id) for kind, ids in wanted if ids]
-        for replica in affected:
-            action = self._known.policy.action(replica.group).value if replica in living else None
-            entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": action}
-            given = [command.id for command in commands if replica.id in command.replicas]
-            chain.append({**entry, "commands": given})
+        commands = [self.give(kind, what, ids, by, now, cause) for kind, ids in wanted if ids]
         for id in by_action.get(Action.RESPAWN, ()):
-            self.want_respawn(self._known.replicas[id], reason, event.id, now, device)
-        self._outbox.urgent = True
-        return event
+            self.want_respawn(self._known.replicas[id], reason, cause, now, device)
+        return commands
 
     def want_respawn(
         self, replica: Replica, reason: str, cause: int | None, now: float, device: str | None = None
