@@ -118,17 +118,22 @@ class Dispatcher:
         )
         self._notified[device] = event, processes
         living = [replica for replica in affected if replica.state in LIVING]
-        commands = self._carry_out_policies(living, device, reason, by, event.id, now)
+        commands = self._give_by_policy(living, device, reason, by, event.id, now)
         for replica in affected:
             action = self._known.policy.action(replica.group).value if replica in living else None
             entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": action}
             given = [command.id for command in commands if replica.id in command.replicas]
             chain.append({**entry, "commands": given})
+        for replica in living:
+            if self._known.policy.action(replica.group) is Action.RESPAWN:
+                self.want_respawn(replica, reason, event.id, now, device)
         self._outbox.urgent = True
         return event
 
     def tell_of_devices(self, replica: Replica, registered: int, now: float) -> None:
-        """Notify a new process of those of its devices that may not be used, and carry out its policy.
+        """Notify a new process of those of its devices that may not be used, and give the commands of its policy.
+
+        It is not respawned, even if its policy says so: it has just been placed there, perhaps for want of others.
 
         Args:
             registered: id of the event of the process's registration.
@@ -136,7 +141,7 @@ class Dispatcher:
         for device in self._known.devices.devices_of(replica.id):
             state, reason = self._known.devices.state(device), self._known.devices.reason(device) or ""
             if state is DeviceState.FAILED:
-                self._carry_out_policies([replica], device, reason, "weaver", registered, now)
+                self._give_by_policy([replica], device, reason, "weaver", registered, now)
                 if device in self._notified:
                     self._notified[device][1].add(replica.instance)
             elif state is DeviceState.INACTIVE:
@@ -144,10 +149,10 @@ class Dispatcher:
                 here: tuple[list[Replica], dict[str, Acknowledgement]] = ([replica], {})
                 self._send(CommandKind.DEACTIVATE_DEVICE, what, here, [replica.id], "weaver", now, registered)
 
-    def _carry_out_policies(
+    def _give_by_policy(
         self, living: list[Replica], device: str, reason: str, by: str, cause: int, now: float
     ) -> list[GivenCommand]:
-        """Notify replicas that their device has failed, and do what their groups' policies say."""
+        """Notify replicas that their device has failed, and give the commands of their groups' policies."""
         by_action: dict[Action, list[str]] = {}
         for replica in living:
             by_action.setdefault(self._known.policy.action(replica.group), []).append(replica.id)
@@ -157,10 +162,7 @@ class Dispatcher:
             (CommandKind.PAUSE, by_action.get(Action.PAUSE)),
             (CommandKind.STOP, by_action.get(Action.STOP)),
         )
-        commands = [self.give(kind, what, ids, by, now, cause) for kind, ids in wanted if ids]
-        for id in by_action.get(Action.RESPAWN, ()):
-            self.want_respawn(self._known.replicas[id], reason, cause, now, device)
-        return commands
+        return [self.give(kind, what, ids, by, now, cause) for kind, ids in wanted if ids]
 
     def want_respawn(
         self, replica: Replica, reason: str, cause: int | None, now: float, device: str | None = None

@@ -569,6 +569,19 @@ def test_a_new_process_on_a_failed_device_is_told_at_once_and_its_policy_carried
     assert bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now) is first
 
 
+def test_a_new_process_on_a_failed_device_is_not_respawned_again(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", group="trainers")
+    bench.weaver.set_policy("trainers", "respawn", "anna", bench.now)
+    bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.commit()
+    threadlet.say("bye", "it moves", "stopped")
+
+    second = Threadlet(bench, "train_0", group="trainers")
+
+    assert second.commands() == [("device_failed", {"device": "GPU-0", "reason": "gone"})]
+    assert bench.kinds().count("respawn_wanted") == 1
+
+
 def test_a_new_process_on_a_device_that_is_out_of_use_is_told_and_one_that_reconnects_is_not(bench: Bench) -> None:
     Threadlet(bench, "train_0")
     bench.weaver.dispatcher.give(CommandKind.DEACTIVATE_DEVICE, {"device": "GPU-0"}, [], "anna", bench.now)
