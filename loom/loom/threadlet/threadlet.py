@@ -33,7 +33,7 @@ import time
 import types
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
@@ -192,6 +192,9 @@ class Threadlet(CommandApplier):
             return function
 
         return register
+
+    def _own_devices(self) -> Collection[str]:
+        return {device.uuid for device in self.devices}
 
     def _introduction(self, key: str) -> ThreadletHello:
         activity = Activity.PAUSED if self._paused else Activity.RUNNING

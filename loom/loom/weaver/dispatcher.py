@@ -14,7 +14,7 @@ from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
-from loom.weaver.views import WeaverEvent
+from loom.weaver.views import WeaverEvent, few
 
 _CAUSES = {
     CommandKind.PAUSE: Cause.PAUSED,
@@ -47,17 +47,51 @@ class Dispatcher:
     ) -> GivenCommand:
         """Give a command to the replicas of a target; ``cause`` is the event that led to it."""
         check_command(kind, params)
+        devices: list[str] = []
+        if kind in (CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE):
+            devices = self._devices_meant(kind, params)
+        if "group" in params and devices:
+            params = {**params, "devices": devices}
+            target = list(dict.fromkeys(one.id for device in devices for one in self._living_on(device)))
         selected = select(target, self._known.replicas)
         if kind in FAULT_COMMANDS:
             check_injectable(*selected, target)
-        if kind is CommandKind.DEACTIVATE_DEVICE:
-            self._known.devices.deactivate(params["device"], f"deactivated by {by}")
-            self._known.save_device(params["device"])
-        elif kind is CommandKind.REACTIVATE:
-            self._known.devices.reactivate(params["device"])
-            self._known.save_device(params["device"])
-            self._notified.pop(params["device"], None)  # a later failure is another one
+        for device in devices:
+            if kind is CommandKind.DEACTIVATE_DEVICE:
+                self._known.devices.deactivate(device, f"deactivated by {by}", self._names_on(device))
+            else:
+                self._known.devices.reactivate(device)
+                self._notified.pop(device, None)  # a later failure is another one
+            self._known.save_device(device)
         return self._send(kind, params, selected, target, by, now, cause)
+
+    def _devices_meant(self, kind: CommandKind, params: dict[str, Any]) -> list[str]:
+        """Return the uuids of the devices that a command takes out of use or puts back."""
+        if "group" not in params:
+            self._known.devices.device(params["device"])  # raises if there is none
+            return [params["device"]]
+        name: str = params["group"]
+        living = [one for one in self._known.replicas.values() if one.state in LIVING]
+        there = [one for one in living if name in (one.group, one.id)]
+        found = dict.fromkeys(device for one in there for device in self._known.devices.devices_of(one.id))
+        if kind is CommandKind.REACTIVATE:
+            off = [device for device in found if self._known.devices.state(device) is not DeviceState.ACTIVE]
+            found = dict.fromkeys([*off, *self._known.devices.out_of_use(name)])
+            if not found:
+                raise NotFound(f"no device of a group {name!r:.80} is out of use", code="unknown_device")
+        elif not found:
+            groups = few(sorted({one.group for one in living}))
+            text = f"no replica of a group {name!r:.80} lives on a device; groups: {groups}"
+            raise NotFound(text, code="unknown_replica")
+        return list(found)
+
+    def _living_on(self, device: str) -> list[Replica]:
+        there = (self._known.replicas[id] for id in self._known.devices.replicas_of(device))
+        return [one for one in there if one.state in LIVING]
+
+    def _names_on(self, device: str) -> list[str]:
+        """Return the ids and the groups of the living replicas on a device."""
+        return [name for one in self._living_on(device) for name in (one.id, one.group)]
 
     def _send(
         self,
@@ -110,7 +144,7 @@ class Dispatcher:
             event, notified = self._notified[device]
             if processes <= notified:
                 return event
-        self._known.devices.fail(device, reason)
+        self._known.devices.fail(device, reason, self._names_on(device))
         self._known.save_device(device)
         chain: list[dict[str, Any]] = []
         event = self._known.events.append(

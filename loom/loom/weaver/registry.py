@@ -185,7 +185,8 @@ class Registry:
     def save_device(self, device: str) -> None:
         known = self.devices.device(device).to_body()
         state, reason = self.devices.state(device).value, self.devices.reason(device)
-        kept = {"device": known, "state": state, "reason": reason, "status": self.device_status.get(device)}
+        status, left_by = self.device_status.get(device), self.devices.left_by(device)
+        kept = {"device": known, "state": state, "reason": reason, "status": status, "left_by": left_by}
         self._store.put("devices", device, kept)
 
     def drain(self, replica: Replica) -> None:
@@ -267,7 +268,8 @@ class Registry:
 
     def _load(self) -> None:
         for uuid, stored in self._store.rows("devices"):
-            self.devices.restore(Device(**stored["device"]), DeviceState(stored["state"]), stored["reason"])
+            device, state = Device(**stored["device"]), DeviceState(stored["state"])
+            self.devices.restore(device, state, stored["reason"], stored.get("left_by", ()))
             if stored.get("status") is not None:  # an older Loom stored none
                 self.device_status[uuid] = stored["status"]
         for id, stored in self._store.rows("replicas"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +34,13 @@ from loom.wire.bodies import AskWeaver
 from loom_proxy.session.calls import Calls
 from loom_proxy.weaver.aio import AsyncWeaverProxy
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
+from loom_proxy.weaver.device_commands import DeviceCommands, Target
 from loom_proxy.weaver.feed import WeaverFeed
 
 if TYPE_CHECKING:
     from loom_proxy.weaver.watch import WeaverWatch
 
 logger = logging.getLogger("loom")
-
-Target = str | Sequence[str]
-"""A replica's id, a group, a glob over both, ``"*"`` for all, or several ids."""
 
 ANSWER_TIMEOUT = 10.0  # seconds that an answer may take on top of those for which the operation itself waits
 
@@ -51,7 +49,7 @@ BY_GATEWAY = frozenset(("inject", "remove_fault", "fail_device", "address"))
 admin, and has keys of users, not only of sessions."""
 
 
-class WeaverProxy:
+class WeaverProxy(DeviceCommands):
     """The weaver of a gateway.
 
     Every method raises `WeaverUnavailable` while the weaver is away, `ScopeError` if the token does not allow it
@@ -267,28 +265,6 @@ class WeaverProxy:
     def drain(self, target: Target = "*") -> CommandProxy:
         """Make replicas finish their present work, and leave."""
         return self.command("drain", target=target)
-
-    def deactivate_device(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
-        """Take a device out of use, and notify replicas: those on it, unless ``target`` names others.
-
-        Raises:
-            UnknownDevice: no replica has registered it.
-        """
-        return self._device_command("deactivate_device", device_uuid, target)
-
-    def reactivate(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
-        """Put a device into use again, and notify replicas: those on it, unless ``target`` names others.
-
-        Raises:
-            UnknownDevice: no replica has registered it.
-        """
-        return self._device_command("reactivate", device_uuid, target)
-
-    def _device_command(self, kind: str, device: str, target: Target | None) -> CommandProxy:
-        if target is None:
-            found = self.devices().get(device)
-            target = [] if found is None else found.replicas
-        return self.command(kind, {"device": device}, target)
 
     def report_device_failure(self, device_uuid: str, reason: str = "") -> WeaverEvent:
         """Report that a device has failed. Its replicas are notified; their groups' policies may do more.

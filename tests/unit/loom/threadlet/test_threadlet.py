@@ -858,6 +858,19 @@ def test_a_device_is_taken_out_of_use_and_back(weaver: FakeWeaver, threadlet: Ma
     assert [connection.ack(ident)[1] for ident in idents] == [OK, OK]
 
 
+def test_of_the_devices_of_a_group_a_replica_hears_of_its_own(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    told: list[tuple[str, bool]] = []
+    made.on_device_change(lambda device, active: told.append((device, active)))
+    connection, _ = weaver.welcome()
+    ident = weaver.command(connection, "deactivate_device", group="train", devices=["GPU-a", "GPU-b"])
+    come(made)
+    made.check_and_apply_updates()
+
+    assert connection.ack(ident)[1] == OK
+    assert told == [("GPU-a", False)]
+
+
 def test_what_a_callback_raises_is_answered_and_the_others_are_called(weaver: FakeWeaver, threadlet: Make) -> None:
     made = threadlet()
     told: list[str] = []

@@ -643,6 +643,57 @@ def test_a_device_is_deactivated_and_reactivated_by_command(bench: Bench) -> Non
     assert bench.weaver.known.devices.state("GPU-0") == "active"
 
 
+def use(bench: Bench, kind: CommandKind, **params: str) -> None:
+    bench.weaver.dispatcher.give(kind, params, [], "anna", bench.now)
+    bench.commit()
+
+
+def test_the_devices_of_a_group_are_deactivated_and_those_on_them_told(bench: Bench) -> None:
+    gpus = [{**GPU, "uuid": f"GPU-{number}"} for number in range(3)]
+    one = Threadlet(bench, "train_0", group="train", devices=gpus[:1])
+    two = Threadlet(bench, "train_1", group="train", devices=gpus[1:2])
+    other = Threadlet(bench, "eval_0", group="eval", devices=gpus[1:2])
+    elsewhere = Threadlet(bench, "eval_1", group="eval", devices=gpus[2:])
+
+    use(bench, CommandKind.DEACTIVATE_DEVICE, group="train")
+
+    states = {f"GPU-{number}": bench.weaver.known.devices.state(f"GPU-{number}").value for number in range(3)}
+    assert states == {"GPU-0": "inactive", "GPU-1": "inactive", "GPU-2": "active"}
+    told = ("deactivate_device", {"group": "train", "devices": ["GPU-0", "GPU-1"]})
+    assert one.commands() == two.commands() == other.commands() == [told]
+    assert elsewhere.commands() == []
+
+
+def test_a_group_gets_back_what_it_was_on_when_that_failed_or_was_deactivated(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    gpus = [{**GPU, "uuid": f"GPU-{number}"} for number in range(4)]
+    first = Threadlet(bench, "train_0", group="train", devices=gpus[:1])
+    Threadlet(bench, "eval_0", group="eval", devices=gpus[3:])
+    bench.weaver.dispatcher.fail_device("GPU-0", "Xid 79", "train_0", bench.now)
+    first.say("bye", "it moves", "stopped")
+    moved = Threadlet(bench, "train_0", group="train", devices=gpus[1:2])
+    use(bench, CommandKind.DEACTIVATE_DEVICE, group="train")
+    use(bench, CommandKind.DEACTIVATE_DEVICE, group="eval")
+    moved.say("bye", "it moves", "stopped")
+    bench.commit()
+    bench.restart()
+    Threadlet(bench, "train_0", group="train", devices=gpus[2:3])
+
+    use(bench, CommandKind.REACTIVATE, group="train")
+
+    states = {f"GPU-{number}": bench.weaver.known.devices.state(f"GPU-{number}").value for number in range(4)}
+    assert states == {"GPU-0": "active", "GPU-1": "active", "GPU-2": "active", "GPU-3": "inactive"}
+    with pytest.raises(UnknownDevice, match="no device of a group 'train' is out of use"):
+        use(bench, CommandKind.REACTIVATE, group="train")
+
+
+def test_a_group_that_is_not_there_has_no_devices_to_deactivate(bench: Bench) -> None:
+    Threadlet(bench, "train_0", group="train")
+
+    with pytest.raises(UnknownReplica, match="no replica of a group 'tain' lives on a device; groups: train"):
+        use(bench, CommandKind.DEACTIVATE_DEVICE, group="tain")
+
+
 def test_the_status_of_devices_is_kept_as_it_is_now(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
 
