@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any, Protocol
 
 __all__ = ["Session", "SpawnedProcs", "enter", "in_driver", "session"]
@@ -42,7 +43,12 @@ class Session(Protocol):
         """Return the numbers of the existing worker hosts."""
 
     def spawn_procs(
-        self, name: str, host: int, per_host: Mapping[str, int], gone: Callable[[int], object]
+        self,
+        name: str,
+        host: int,
+        per_host: Mapping[str, int],
+        gone: Callable[[int], object],
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> SpawnedProcs:
         """Start processes on a host.
 
@@ -52,6 +58,7 @@ class Session(Protocol):
             per_host: dimensions on the host.
             gone: called, on the driver's event loop, with the rank of each process that is gone: killed, stopped,
                 or with its host.
+            environment: further environment variables of the processes.
 
         Raises:
             SupervisionError: the host is gone.

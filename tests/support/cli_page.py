@@ -1,4 +1,4 @@
-"""Writes the two pages of the command line, from its own help: ``python -m tests.support.cli_page``."""
+"""Writes the pages of the command line, from its own help: ``python -m tests.support.cli_page``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from tests.support.paths import ROOT
 __all__ = ["PAGES", "commands", "page"]
 
 OF_TRAINING = frozenset(
-    ("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics")
-    + ("stacks", "devices", "fail-device", "policy", "inject")
+    ("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics", "stacks", "inject")
 )
 """First words of the commands that have the page about training."""
+
+OF_DEVICES = frozenset(("devices", "fail-device", "deactivate", "reactivate", "policy"))
+"""First words of the commands that have the page about devices."""
 
 CLUSTER = """\
 # The command line
 
-This page has the commands for clusters, sessions and tokens; [the other page](cli-training.md) has those that
-watch, steer and break a training. `loom --help` and `loom COMMAND --help` print the same, `loom --version` the
-version. Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py` writes both pages.
+This page has the commands for clusters, sessions and tokens; there are others about [training](cli-training.md)
+and [devices](cli-devices.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version` the version.
+Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py` writes these pages.
 """
 
 TRAINING = """\
@@ -33,6 +35,14 @@ TRAINING = """\
 
 These commands watch, steer and break a training; [the other page](cli.md) has those for clusters, sessions and
 tokens, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
+"""
+
+DEVICES = """\
+# The command line for devices
+
+These commands show the GPUs and CPUs that a training runs on, and take them out of use; [the page about
+clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and `--ca`. See also
+[when a device fails](../guide/weaver.md#when-a-device-fails).
 """
 
 SHARED = ("url", "token", "ca")
@@ -63,21 +73,24 @@ def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield " ".join(words), command
 
 
-def page(of_training: bool) -> str:
-    """The page of the commands for training, or that of the others."""
-    sections = [
-        _section(name, command)
-        for name, command in commands().items()
-        if (name.split()[1] in OF_TRAINING) is of_training
-    ]
-    return "\n".join([TRAINING, *sections] if of_training else [CLUSTER, SHARED_HELP, *sections])
+def page(begins: str) -> str:
+    """The page that begins with a text: `CLUSTER`, `TRAINING` or `DEVICES`."""
+    sections = [_section(name, command) for name, command in commands().items() if _begins(name) == begins]
+    return "\n".join([begins, *([SHARED_HELP] if begins == CLUSTER else []), *sections])
+
+
+def _begins(name: str) -> str:
+    """The beginning of the page that has a command."""
+    word = name.split()[1]
+    return TRAINING if word in OF_TRAINING else DEVICES if word in OF_DEVICES else CLUSTER
 
 
 PAGES = {
-    ROOT / "docs" / "reference" / "cli.md": False,
-    ROOT / "docs" / "reference" / "cli-training.md": True,
+    ROOT / "docs" / "reference" / "cli.md": CLUSTER,
+    ROOT / "docs" / "reference" / "cli-training.md": TRAINING,
+    ROOT / "docs" / "reference" / "cli-devices.md": DEVICES,
 }
-"""Each page, and whether it is the one about training."""
+"""Each page, and how it begins."""
 
 
 def _section(name: str, command: Any) -> str:
@@ -127,5 +140,5 @@ def _default(parameter: Any) -> str:
 
 
 if __name__ == "__main__":
-    for path, of_training in PAGES.items():
-        path.write_text(page(of_training))
+    for path, begins in PAGES.items():
+        path.write_text(page(begins))

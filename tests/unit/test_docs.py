@@ -109,7 +109,7 @@ def test_every_command_that_a_page_shows_exists(page: Page) -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_every_command_and_option_is_in_the_reference(name: str) -> None:
-    pages = (Page.of("docs/reference/cli.md").text, Page.of("docs/reference/cli-training.md").text)
+    pages = [Page.of(f"docs/reference/{name}.md").text for name in ("cli", "cli-training", "cli-devices")]
     (found,) = (page.partition(f"\n## {name}\n")[2] for page in pages if f"\n## {name}\n" in page)
     section = found.partition("\n## ")[0]
     shared = {"--url", "--token", "--ca"}

@@ -46,6 +46,11 @@ _DEVICE_GAUGES = (
     ("memory_used", "loom_device_memory_used_bytes", "Memory in use on a device."),
     ("temperature", "loom_device_temperature_celsius", "Temperature of a device."),
     ("power", "loom_device_power_watts", "Power that a device takes."),
+    ("sm_clock", "loom_device_sm_clock_hertz", "Clock of a GPU's multiprocessors."),
+    ("memory_clock", "loom_device_memory_clock_hertz", "Clock of a GPU's memory."),
+    ("ecc_corrected", "loom_device_ecc_corrected", "Memory errors corrected since the GPU's driver was loaded."),
+    ("ecc_uncorrected", "loom_device_ecc_uncorrected", "Memory errors that could not be corrected, likewise."),
+    ("xid", "loom_device_last_xid", "The last Xid of a GPU that has had one since its replica started."),
 )
 
 
@@ -216,6 +221,20 @@ def _devices(numbers: Numbers) -> Iterator[Metric]:
     for key, name, about in _DEVICE_GAUGES:
         known = [(uuid, user, status[key]) for user, uuid, status in devices if status.get(key) is not None]
         yield _labelled(GaugeMetricFamily, name, about, ["device", "user"], known)
+    about = "Processes that compute on a GPU."
+    running = [(uuid, user, len(status.get("processes", ()))) for user, uuid, status in devices]
+    yield _labelled(GaugeMetricFamily, "loom_device_processes", about, ["device", "user"], running)
+    about = "1 for each reason why a device runs below its clock."
+    slowed = [(uuid, reason, user, 1) for user, uuid, status in devices for reason in status.get("throttled", ())]
+    yield _labelled(GaugeMetricFamily, "loom_device_throttled", about, ["device", "reason", "user"], slowed)
+    about = "Whether a device answers."
+    answers = [(uuid, user, status.get("error") is None) for user, uuid, status in devices]
+    yield _labelled(GaugeMetricFamily, "loom_device_up", about, ["device", "user"], answers)
+    about = "1 for the state that a device is in."
+    states = [
+        (uuid, state, user, 1) for user, one in numbers.items() for uuid, state in one["device_states"].items()
+    ]
+    yield _labelled(GaugeMetricFamily, "loom_device_state", about, ["device", "state", "user"], states)
 
 
 def _labelled(

@@ -118,7 +118,7 @@ class CommandRequest(BaseModel, extra="forbid"):
     """A replica's id, a group, a glob over both, ``*`` for all, or a list of ids; among the caller's replicas."""
     params: dict[str, Any] = {}
     """For update_config, keys and their values; for deactivate_device and reactivate, ``device`` with the device's
-    uuid."""
+    uuid, or ``group`` with the name of a group or replica, whose devices are meant; those on them are told."""
     wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 0.0
     """Seconds to wait for acknowledgements before the answer."""
 

@@ -32,7 +32,7 @@ from loom.process.exit_codes import report
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen
 from loom_gateway.workers.end_notice import EndNotice
-from loom_gateway.workers.monarch_env import set_monarch_environment
+from loom_gateway.workers.monarch_env import remove_own_place, set_monarch_environment
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def serve(address: WorkerAddress, patience: float = PATIENCE) -> None:
     # Report a conflict before Monarch is loaded, which takes a second.
     listen(str(ip), address.port, _PORT_ADVICE).close()
     set_monarch_environment()
+    remove_own_place()
     import monarch.actor
     from monarch.actor import ChannelTransport, enable_transport, start_worker_loop_forever
     from monarch.config import configure

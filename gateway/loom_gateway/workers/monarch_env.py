@@ -25,6 +25,17 @@ MONARCH_ENVIRONMENT = {
 """Variables and their values, for those that the user has not set."""
 
 
+TORCHRUN_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables for a worker's own place among workers, which not only ``torchrun`` sets. They are wrong for the
+processes that the worker starts."""
+
+
+def remove_own_place() -> None:
+    """Remove the variables of `TORCHRUN_PLACE`, before processes inherit them."""
+    for name in TORCHRUN_PLACE:
+        os.environ.pop(name, None)
+
+
 def set_monarch_environment() -> None:
     """Set the variables of `MONARCH_ENVIRONMENT` that are not set. Call it before Monarch is imported."""
     for name, value in MONARCH_ENVIRONMENT.items():

@@ -22,11 +22,16 @@ def status(access: Access, as_json: Json = False) -> None:
     answer, ended = gateway.status(), gateway.ended_sessions()
     away: str | None = None
     try:
-        replicas, goodput = gateway.ask("replicas"), gateway.ask("goodput")
+        replicas, devices, goodput = (gateway.ask(one) for one in ("replicas", "devices", "goodput"))
     except WeaverUnavailable as error:
-        replicas, goodput, away = [], [], str(error)
+        replicas, devices, goodput, away = [], [], [], str(error)
     if as_json:
-        weaver = {"replicas": replicas, "goodput": [{**job, "course": []} for job in goodput], "weaver_away": away}
+        weaver = {
+            "replicas": replicas,
+            "devices": devices,
+            "goodput": [{**job, "course": []} for job in goodput],
+            "weaver_away": away,
+        }
         print_json({**answer, "ended": ended, **weaver})
         return
     print_table(
@@ -51,6 +56,7 @@ def status(access: Access, as_json: Json = False) -> None:
         typer.echo(away)
     if replicas:
         _print_replicas(replicas)
+    _print_unwell(devices)
     for job in goodput:
         if job["ratio"] is not None:
             typer.echo(_goodput_line(job))
@@ -66,6 +72,19 @@ def _print_replicas(replicas: list[dict[str, Any]]) -> None:
 
     rows = [replica_row(one) for one in sorted(map(ReplicaInfo.from_body, replicas), key=lambda one: one.place)]
     print_table(counted(len(replicas), "replica"), REPLICA_COLUMNS, rows)
+
+
+def _print_unwell(devices: list[dict[str, Any]]) -> None:
+    """Print the devices that are not active or whose reports are alarming; `loom devices` lists all."""
+    from loom.cli.weaver_display import DEVICE_COLUMNS, ailments, device_row
+    from loom.weaver.states import DeviceState
+    from loom.weaver.views import DeviceInfo
+
+    found = [DeviceInfo.from_body(one) for one in devices]
+    unwell = [one for one in found if one.state is not DeviceState.ACTIVE or ailments(one)]
+    if unwell:
+        title = f"{len(unwell)} of {counted(len(found), 'device')} need attention"
+        print_table(title, DEVICE_COLUMNS, map(device_row, unwell))
 
 
 def _exit_code(session: dict[str, Any]) -> object:

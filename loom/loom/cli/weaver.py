@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loom.cli.options import Json, Timeout, UserAccess, acknowledgements, asking, read_assignments
-from loom.cli.output import print_json, print_table, show
+from loom.cli.output import counted, print_json, print_table, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
 
@@ -101,11 +101,10 @@ def weaver(access: UserAccess) -> None:
 def devices(access: UserAccess, as_json: Json = False) -> None:
     """List the devices, and the replicas on them."""
     found = access.weaver().devices()
-    from loom.cli.weaver_display import device_row
+    from loom.cli.weaver_display import DEVICE_COLUMNS, device_row
 
-    columns = ["uuid", "state", "server", "type", "memory", "use", "replicas"]
     answer = {"devices": [asdict(device) for device in found.values()]}
-    show(as_json, answer, f"{len(found)} devices", columns, map(device_row, found.values()))
+    show(as_json, answer, f"{len(found)} devices", DEVICE_COLUMNS, map(device_row, found.values()))
 
 
 @asking
@@ -125,6 +124,40 @@ def fail_device(
         ["replica", "group", "state", "done"],
         [[one["replica"], one["group"], one["state"], one["action"] or "nothing: it has ended"] for one in chain],
     )
+
+
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="UUID", help="The device, as `loom devices` names it.")
+]
+Group = Annotated[
+    str | None, typer.Option("--group", metavar="NAME", help="A group or a replica: all devices that it uses.")
+]
+
+
+@asking
+def deactivate(
+    access: UserAccess,
+    device: Device = None,
+    group: Group = None,
+    timeout: Timeout = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Take a device, or all devices of a group, out of use: `loom.train` moves its groups off, others are told."""
+    command = access.weaver().deactivate(device, group)
+    _report_use(command, f"{device or f'the devices of {group}'} deactivated", timeout, as_json)
+
+
+@asking
+def reactivate(
+    access: UserAccess,
+    device: Device = None,
+    group: Group = None,
+    timeout: Timeout = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Put a device into use again, or all that a group was on when they failed or were deactivated."""
+    command = access.weaver().reactivate(device, group)
+    _report_use(command, f"{device or f'the devices of {group}'} reactivated", timeout, as_json)
 
 
 @asking
@@ -217,6 +250,14 @@ def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -
         print_table(f"command {command.id}", ["replica", "outcome", "step", "changes"], rows)
     if not well:
         raise typer.Exit(FAILURE)
+
+
+def _report_use(command: CommandProxy, done: str, timeout: float, as_json: bool) -> None:
+    """Show who was told of a device's change. It holds in any case: a replica that refuses goes on as it likes."""
+    outcomes = acknowledgements(command, timeout)
+    answer = {"id": command.id, "outcomes": {id: asdict(one) for id, one in outcomes.items()}}
+    rows = [_row(id, outcomes[id])[:3] for id in sorted(outcomes)]
+    show(as_json, answer, f"{done}; {counted(len(rows), 'replica')} told", ["replica", "outcome", "step"], rows)
 
 
 def _row(id: str, one: Acknowledgement) -> list[object]:

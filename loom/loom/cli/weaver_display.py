@@ -61,8 +61,11 @@ def replica_row(replica: ReplicaInfo) -> list[str]:
     ]
 
 
+DEVICE_COLUMNS = ["uuid", "state", "server", "type", "memory", "use", "°C", "health", "replicas"]
+
+
 def device_row(device: DeviceInfo) -> list[str]:
-    """Return the cells of a device's row: uuid, state, server, type, memory, use, replicas."""
+    """Return the cells of a device's row; see `DEVICE_COLUMNS`."""
     status = device.status or {}
     use = status.get("utilization")
     used = status.get("memory_used")
@@ -71,7 +74,31 @@ def device_row(device: DeviceInfo) -> list[str]:
     if used is not None:
         memory = f"{used / (1 << 30):.1f} of {memory}"
     shown = "" if use is None else f"{use:.0%}"
-    return [device.uuid, state, device.server, device.type, memory, shown, ", ".join(device.replicas)]
+    celsius = status.get("temperature")
+    return [
+        device.uuid,
+        state,
+        device.server,
+        device.type,
+        memory,
+        shown,
+        "" if celsius is None else f"{celsius:.0f}",
+        "; ".join(ailments(device)),
+        ", ".join(device.replicas),
+    ]
+
+
+def ailments(device: DeviceInfo) -> list[str]:
+    """Return what the newest report on a device says against its health."""
+    status = device.status or {}
+    found = [] if status.get("error") is None else [str(status["error"])]
+    if status.get("xid") is not None:
+        found.append(f"Xid {status['xid']}")
+    if status.get("ecc_uncorrected"):
+        found.append(f"{status['ecc_uncorrected']} uncorrectable memory errors")
+    if status.get("throttled"):
+        found.append(f"throttled: {', '.join(status['throttled'])}")
+    return found
 
 
 def event_line(event: WeaverEvent) -> str:

@@ -196,6 +196,8 @@ class ThreadletWelcome(Frame):
     """Whether the weaver takes time accounts."""
     changes: bool = False
     """Whether the weaver takes changes of the devices, and drains, from a process that runs."""
+    health: bool = False
+    """Whether the weaver takes the health of devices, and their failures."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -206,8 +208,8 @@ class ThreadletWelcome(Frame):
         match body:
             case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as fields]:
                 if 0 < beat < _LONGEST_BEAT:
-                    spent, changes = (fields.get(name) is True for name in ("spent", "changes"))
-                    return cls(beat, str(fields.get("weaver")), seq, spent, changes)
+                    spent, changes, health = (fields.get(name) is True for name in ("spent", "changes", "health"))
+                    return cls(beat, str(fields.get("weaver")), seq, spent, changes, health)
         raise cls.mismatch(body)
 
 

@@ -7,14 +7,28 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
-from loom.control.frame import Frame, check_count
+from loom.control.frame import MAX_NAME, Frame, check_count
 from loom.control.introduction import MAX_DEVICES
 from loom.errors import ProtocolMismatch
 
 MAX_KEPT_REPORTS = 8192
 """Status reports that a threadlet keeps while the weaver has not stored them; the oldest are dropped first."""
 
-_DEVICE_NUMBERS = ("utilization", "memory_used", "temperature", "power")
+_DEVICE_NUMBERS = (
+    "utilization",
+    "memory_used",
+    "temperature",
+    "power",
+    "sm_clock",
+    "memory_clock",
+    "ecc_corrected",
+    "ecc_uncorrected",
+)
+_OLDEST_NUMBERS = _DEVICE_NUMBERS[:4]
+"""The numbers that a weaver takes which does not take `ThreadletWelcome.health`."""
+_MAX_REASONS = 16
+_MAX_PROCESSES = 256
+_MAX_ERROR = 500
 
 Row: TypeAlias = list[Any]
 """A status report, as it travels and as the weaver's journal keeps it.
@@ -85,29 +99,100 @@ _PHASES = {phase.value: phase for phase in Phase}
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport(Frame):
-    """``["devices", time, {uuid: {number: float or None}}]``, from a threadlet: the status of its devices.
+    """``["devices", time, {uuid: {field: value}}]``, from a threadlet: the status of its devices.
 
-    The numbers are ``utilization`` (0 to 1), ``memory_used`` (bytes), ``temperature`` (°C) and ``power`` (W).
+    The fields are those of `loom.devices.DeviceUse` except ``lost``, and ``xid``, the last Xid of a GPU. Numbers
+    may be None; of the other fields, those that are empty are left out. A weaver without `ThreadletWelcome.health`
+    gets four numbers only; see `numbers`.
     """
 
     KIND: ClassVar[str] = "devices"
 
     time: float
     """Seconds since the epoch, by the threadlet's clock."""
-    devices: dict[str, dict[str, float | None]]
+    devices: dict[str, dict[str, Any]]
+
+    def numbers(self) -> DeviceReport:
+        """Return the report for a weaver that takes no health."""
+        few = {uuid: {name: one.get(name) for name in _OLDEST_NUMBERS} for uuid, one in self.devices.items()}
+        return DeviceReport(self.time, few)
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> DeviceReport:
         match body:
             case [_, int() | float() as time, dict(devices)] if len(devices) <= MAX_DEVICES:
-                return cls(time, {uuid: _read_numbers(status) for uuid, status in devices.items()})
+                return cls(time, {uuid: _read_status(status) for uuid, status in devices.items()})
         raise cls.mismatch(body)
 
 
-def _read_numbers(status: Any) -> dict[str, float | None]:
-    if type(status) is not dict or not all(one is None or type(one) in (int, float) for one in status.values()):
-        raise ProtocolMismatch(f"a device's status is made of numbers, not {status!r:.80}")
-    return {name: status.get(name) for name in _DEVICE_NUMBERS}
+def _read_status(status: Any) -> dict[str, Any]:
+    if type(status) is not dict:
+        raise ProtocolMismatch(f"a device's status is a map, not {status!r:.80}")
+    read: dict[str, Any] = {name: _number(name, status.get(name)) for name in _DEVICE_NUMBERS}
+    match status.get("throttled"):
+        case None:
+            pass
+        case [*reasons] if len(reasons) <= _MAX_REASONS and all(type(one) is str for one in reasons):
+            read["throttled"] = [one[:MAX_NAME] for one in reasons]
+        case wrong:
+            raise ProtocolMismatch(f"throttled is a list of reasons, not {wrong!r:.80}")
+    match status.get("processes"):
+        case None:
+            pass
+        case [*processes] if len(processes) <= _MAX_PROCESSES:
+            read["processes"] = [_read_process(one) for one in processes]
+        case wrong:
+            raise ProtocolMismatch(f"processes is a list of at most {_MAX_PROCESSES}, not {wrong!r:.80}")
+    if (error := status.get("error")) is not None:
+        read["error"] = str(error)[:_MAX_ERROR]
+    if (xid := check_count("xid", status.get("xid"))) is not None:
+        read["xid"] = xid
+    return read
+
+
+def _read_process(process: Any) -> dict[str, Any]:
+    match process:
+        case {"pid": int(pid), **rest}:
+            return {"pid": pid, **{name: _number(name, rest.get(name)) for name in ("memory", "utilization")}}
+    raise ProtocolMismatch(f"a process of a device has a pid, not {process!r:.80}")
+
+
+def _number(name: str, value: Any) -> float | None:
+    if value is not None and type(value) not in (int, float):
+        raise ProtocolMismatch(f"{name} of a device is a number or None, not {value!r:.80}")
+    number: float | None = value
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFailed(Frame):
+    """``["device_failed", id, uuid, reason]``, from a threadlet: a device of its own has failed for good.
+
+    A threadlet sends the frame again after a reconnect until a `FailureNoted` has its id.
+    """
+
+    KIND: ClassVar[str] = "device_failed"
+
+    id: str
+    device: str
+    reason: str
+    """A text for users."""
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> DeviceFailed:
+        match body:
+            case [_, str(id), str(device), str(reason)] if len(id) <= MAX_NAME:
+                return cls(id, device, reason[:_MAX_ERROR])
+        raise cls.mismatch(body)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNoted(Frame):
+    """``["failure_noted", id]``, to a threadlet: the weaver has stored a `DeviceFailed` and acts on it."""
+
+    KIND: ClassVar[str] = "failure_noted"
+
+    id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -254,9 +254,16 @@ class CommandApplier(StatusReporter):
     def _change_device(self, command: Command) -> str | None:
         if not self._on_change:
             return f"this replica has no function for {command.kind.value}: @t.on_device_change makes one"
-        return _call_each(
-            self._on_change, str(command.params.get("device")), command.kind is CommandKind.REACTIVATE
-        )
+        usable, params = command.kind is CommandKind.REACTIVATE, command.params
+        changed = params["devices"] if "devices" in params else [params.get("device")]
+        if "devices" in params:  # of a whole group
+            changed = [device for device in changed if device in self._own_devices()]
+        raised = [_call_each(self._on_change, str(device), usable) for device in changed]
+        return "; ".join(text for text in raised if text is not None) or None
+
+    def _own_devices(self) -> Collection[str]:
+        """Return the uuids of the devices of this process."""
+        raise NotImplementedError
 
     def _changed(self, key: str, value: Any) -> Change:
         old, self._config[key] = self._config.get(key), value

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +24,18 @@ from loom.control.commands import Acknowledged, Acknowledgement, Command, Unknow
 from loom.control.frame import Frame
 from loom.control.introduction import Bye, Ending, Refusal, ThreadletHello, ThreadletWelcome
 from loom.control.membership import Draining, PeerFailures, Registration
-from loom.control.reports import Heartbeat, Phase, Stack, StackRequest, Stored
+from loom.control.reports import (
+    DeviceFailed,
+    DeviceReport,
+    FailureNoted,
+    Heartbeat,
+    Phase,
+    Stack,
+    StackRequest,
+    Stored,
+)
 from loom.control.time_account import TimeAccount
+from loom.devices import DeviceFailure
 from loom.errors import ProtocolMismatch
 from loom.process.backoff import Backoff
 from loom.threadlet.connection import Connection, ConnectionOver
@@ -74,6 +85,10 @@ class WeaverLink:
         self._frames: deque[Frame] = deque()  # to send; a signal handler may append while this thread does
         self._open = False  # whether frames can be queued for a connection
         self.connected = False  # whether the weaver has welcomed this process and the connection stands
+        self._takes_health = False  # whether the connected weaver takes the health of devices
+        self._failures: dict[
+            str, DeviceFailed
+        ] = {}  # the failures of devices that no weaver has noted, by their ids
         self._goodbye = Bye("", Ending.FINISHED)
         self._deadline = 0.0  # when `close` gives up, on the monotonic clock
         self._closing = threading.Event()
@@ -98,6 +113,17 @@ class WeaverLink:
     def send_if_idle(self, frame: Frame) -> None:
         """Send a frame that the next of its kind supersedes, unless other frames still wait."""
         if not self._frames:
+            self.send(frame)
+
+    def report_devices(self, report: DeviceReport) -> None:
+        """Send a report on the devices, unless other frames still wait."""
+        self.send_if_idle(report if self._takes_health else report.numbers())
+
+    def report_failure(self, failure: DeviceFailure) -> None:
+        """Report the failure of a device at once, and on each further connection until the weaver has noted it."""
+        frame = DeviceFailed(uuid.uuid4().hex, failure.device, failure.reason)
+        self._failures[frame.id] = frame
+        if self._takes_health:
             self.send(frame)
 
     def beat_now(self) -> None:
@@ -156,7 +182,7 @@ class WeaverLink:
                 if self.connected:
                     waits = iter(BACKOFF)
                 self._open = False
-                self.connected = False
+                self.connected = self._takes_health = False
                 self._frames.clear()
                 connection, self._connection = self._connection, None
                 if connection is not None:
@@ -184,7 +210,9 @@ class WeaverLink:
         if self._logged:
             self._logged.clear()
             _log.info("the weaver is there")
-        self.connected = True
+        self.connected, self._takes_health = True, welcome.health
+        if welcome.health:
+            self._frames.extend(self._failures.copy().values())
         for frame in rest:
             self._take(frame)
         self._serve(connection, welcome)
@@ -251,6 +279,8 @@ class WeaverLink:
                 self._take_command(frame)
             case PeerFailures.KIND:
                 self._peers(PeerFailures.from_body(frame))
+            case FailureNoted.KIND:
+                self._failures.pop(FailureNoted.from_body(frame).id, None)
             case StackRequest.KIND:
                 self._frames.append(Stack(StackRequest.from_body(frame).id, format_stacks()))
             case Refusal.KIND:

@@ -1,4 +1,4 @@
-"""The half of a threadlet that reports the training's status and devices to the weaver."""
+"""The half of a threadlet that reports the training's status to the weaver."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Any
 
 from loom.control.frame import MAX_COUNT, Frame
-from loom.control.reports import MAX_KEPT_REPORTS, DeviceReport, Phase
-from loom.devices import LocalDevice, device_status
+from loom.control.reports import MAX_KEPT_REPORTS, Phase
 from loom.threadlet.link import ROWS, WeaverLink
 from loom.threadlet.reports import Given, KeptReports, RowMaker, now_of_system
 
@@ -22,8 +21,6 @@ _log = logging.getLogger("loom")
 # millisecond, mostly for handing the interpreter over, and all processes that exchange gradients wait for it.
 REPORT_INTERVAL = 0.5
 
-DEVICES_INTERVAL = 5.0  # seconds between two reports of the devices
-CONNECTED_INTERVAL = 0.2  # seconds between two checks for a connection to the weaver
 
 STATUS_KEYS = {
     "replica_id": "",
@@ -171,27 +168,3 @@ class StatusReporter:
         if not self._given and not self._ended.is_set():
             self._wakes.get()
         self._asleep = False
-
-
-def watch_devices(devices: Callable[[], Sequence[LocalDevice]], link: WeaverLink, ended: threading.Event) -> None:
-    """Report devices until the threadlet ends, on its own thread, because NVML may hang on a broken GPU."""
-    failed = False
-    errors: dict[str, str | None] = {}
-    pause = 0.0
-    while not ended.wait(pause):
-        if not link.connected:
-            pause = CONNECTED_INTERVAL
-            continue
-        pause = DEVICES_INTERVAL
-        try:
-            status = device_status(devices())
-        except Exception:  # noqa: BLE001 - logged, and tried again
-            if not failed:
-                failed = True
-                _log.exception("the devices cannot be looked at")
-            continue
-        for name, use in status.items():
-            if use.error is not None and use.error != errors.get(name):
-                _log.warning("the device %s does not answer: %s", name, use.error)
-            errors[name] = use.error
-        link.send_if_idle(DeviceReport(now_of_system(), {name: use.as_dict() for name, use in status.items()}))

@@ -33,7 +33,7 @@ import time
 import types
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
@@ -43,14 +43,14 @@ from loom.control.introduction import MAX_DEVICES, Activity, Bye, Ending, Handle
 from loom.control.membership import Registration
 from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
-from loom.devices import LocalDevice, local_devices
+from loom.devices import LocalDevice, own_devices
 from loom.errors import WrongArguments
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
+from loom.threadlet.device_watch import watch_devices
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import WeaverLink
 from loom.threadlet.peers import PeerWatch
-from loom.threadlet.reporting import watch_devices
 from loom.threadlet.reports import plain
 from loom.threadlet.step import Step
 
@@ -73,8 +73,8 @@ class Threadlet(CommandApplier):
         group: name of the replicas that belong together; the default is ``LOOM_GROUP``.
         weaver: ``tcp://HOST:PORT/KEY``; the default is ``LOOM_WEAVER``, or what a session gave to a process that it
             spawned. Without either everything works and nothing is sent.
-        devices: the devices that this process trains on. None: the GPU that ``LOCAL_RANK`` numbers, as scripts for
-            ``torchrun`` use it, or else all those of `loom.devices.local_devices`.
+        devices: the devices that this process trains on; None: `loom.devices.own_devices`, which is the GPU that
+            ``LOCAL_RANK`` numbers.
         config: values of the configuration that are known from the beginning.
         injectable: whether failures may be injected into this process, and its host, on purpose (`loom.chaos`);
             None: whether ``LOOM_INJECTABLE`` is 1.
@@ -106,7 +106,7 @@ class Threadlet(CommandApplier):
                 )
         self.instance = uuid.uuid4().hex
         """Id of this process, to tell it from earlier processes with the replica's name."""
-        self.devices = list(_own_devices() if devices is None else devices)
+        self.devices = list(own_devices() if devices is None else devices)
         """The devices of this process; `add_device` and `remove_device` change them."""
         self._changing_devices = threading.Lock()
         if injectable is None:
@@ -243,6 +243,9 @@ class Threadlet(CommandApplier):
 
         return register
 
+    def _own_devices(self) -> Collection[str]:
+        return {device.uuid for device in self.devices}
+
     def _introduction(self, key: str) -> ThreadletHello:
         activity = Activity.PAUSED if self._paused else Activity.RUNNING
         return ThreadletHello(
@@ -369,14 +372,6 @@ def _abandon_all() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_abandon_all)
-
-
-def _own_devices() -> list[LocalDevice]:
-    devices = local_devices()
-    rank = _number_in("LOCAL_RANK")
-    if rank is not None and len(devices) > 1 and rank < len(devices):
-        return [devices[rank]]
-    return devices
 
 
 def _number_in(variable: str) -> int | None:

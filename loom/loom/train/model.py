@@ -28,7 +28,7 @@ class TrainerModel:
     seed = 0
     """The seed of torch, set before `build`."""
     device = "cpu"
-    """The device of the model."""
+    """The device of the model. With ``cuda`` each process has a GPU of its own, and finds it here as ``cuda:N``."""
     optimizers: Mapping[str, Callable[[Iterable[Any], float], Any]] = {"sgd": sgd, "adamw": adamw}
     """Functions of parameters and a learning rate, by the names that `LiveConfig.optimizer` may have."""
 

@@ -78,6 +78,11 @@ class JobSpec:
         if wrong:
             raise WrongArguments("; ".join(wrong))
 
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether each process of the job gets a GPU of its own: `TrainerModel.device` is ``cuda``."""
+        return self.trainer.device == "cuda"
+
     def for_trainers(self) -> JobSpec:
         """Return the settings for the trainers, without the arguments from which they were made."""
         return JobSpec(**{**vars(self), "args": (), "kwargs": {}})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loom.actor import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.control.address import own_address
+from loom.devices import own_torch_device
 from loom.train.model import TrainerModel
 from loom.train.settings import Ending, Member, TrainerReport
 from loom.train.spec import Assignment
@@ -29,6 +30,7 @@ class TrainerActor(TrainerModel, Actor):
 
     def __init__(self) -> None:
         super().__init__()
+        self.device = own_torch_device(self.device)
         self._loop: TrainingLoop | None = None
         self._store: Any = None
         """The group's store, in its first process. The reference keeps the store running."""
@@ -85,6 +87,10 @@ class TrainerActor(TrainerModel, Actor):
     def _train(self, assignment: Assignment, rank: int) -> TrainerReport:
         self.replica = assignment.replica
         try:
+            if self.device.startswith("cuda:"):
+                import torch
+
+                torch.cuda.set_device(self.device)  # for this thread, in which NCCL looks for it
             if assignment.job.members > 1 and not self._joined:
                 self._join_group(assignment, rank)
             from loom.train.loop.loop import TrainingLoop

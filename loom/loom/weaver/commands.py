@@ -202,5 +202,8 @@ def check_command(kind: CommandKind, params: Any) -> None:
         raise WrongArguments("update_config needs at least one key and its value")
     if kind is CommandKind.INJECT:
         check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
-    if kind in DEVICE_COMMANDS and not isinstance(params.get("device"), str):
-        raise WrongArguments(f"{kind} needs the uuid of a device, as `device`")
+    if (
+        kind in DEVICE_COMMANDS
+        and len([one for one in ("device", "group") if isinstance(params.get(one), str)]) != 1
+    ):
+        raise WrongArguments(f"{kind} needs the uuid of a device, as `device`, or the name of a group, as `group`")

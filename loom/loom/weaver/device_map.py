@@ -21,6 +21,7 @@ class _KnownDevice:
     state: DeviceState = DeviceState.ACTIVE
     reason: str | None = None
     replicas: dict[str, None] = field(default_factory=dict)
+    left_by: tuple[str, ...] = ()  # replicas and groups on the device when it was taken out of use
 
 
 class DeviceReplicaMap:
@@ -92,23 +93,37 @@ class DeviceReplicaMap:
             self.remove(replica, uuid)
         return uuids
 
-    def fail(self, uuid: str, reason: str) -> None:
-        """Mark a device as failed. Its replicas stay on it until they leave."""
+    def fail(self, uuid: str, reason: str, left_by: Iterable[str] = ()) -> None:
+        """Mark a device as failed. Its replicas stay on it until they leave.
+
+        Args:
+            left_by: the replicas and groups on it, for `out_of_use`.
+        """
         known = self._find(uuid)
         known.state, known.reason = DeviceState.FAILED, reason
+        known.left_by = tuple(dict.fromkeys([*known.left_by, *left_by]))
 
-    def deactivate(self, uuid: str, reason: str) -> None:
-        """Mark a device as inactive, unless it has failed, which is worse."""
+    def deactivate(self, uuid: str, reason: str, left_by: Iterable[str] = ()) -> None:
+        """Mark a device as inactive, unless it has failed, which is worse; ``left_by`` is as for `fail`."""
         known = self._find(uuid)
         if known.state is not DeviceState.FAILED:
             known.state, known.reason = DeviceState.INACTIVE, reason
+            known.left_by = tuple(dict.fromkeys([*known.left_by, *left_by]))
 
     def reactivate(self, uuid: str) -> None:
         known = self._find(uuid)
-        known.state, known.reason = DeviceState.ACTIVE, None
+        known.state, known.reason, known.left_by = DeviceState.ACTIVE, None, ()
 
-    def restore(self, device: Device, state: DeviceState, reason: str | None) -> None:
-        self._known[device.uuid] = _KnownDevice(device, state, reason)
+    def left_by(self, uuid: str) -> tuple[str, ...]:
+        """Return the replicas and groups on a device when it was taken out of use; () for an active device."""
+        return self._find(uuid).left_by
+
+    def out_of_use(self, name: str) -> list[str]:
+        """Return the uuids of the devices that a replica or group was on when they were taken out of use."""
+        return [uuid for uuid, known in self._known.items() if name in known.left_by]
+
+    def restore(self, device: Device, state: DeviceState, reason: str | None, left_by: Iterable[str] = ()) -> None:
+        self._known[device.uuid] = _KnownDevice(device, state, reason, left_by=tuple(left_by))
 
     def forget(self, uuid: str) -> None:
         """Forget a device, and take its replicas off it."""

@@ -14,7 +14,7 @@ from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
-from loom.weaver.views import WeaverEvent
+from loom.weaver.views import WeaverEvent, few
 
 _CAUSES = {
     CommandKind.PAUSE: Cause.PAUSED,
@@ -47,15 +47,64 @@ class Dispatcher:
     ) -> GivenCommand:
         """Give a command to the replicas of a target; ``cause`` is the event that led to it."""
         check_command(kind, params)
-        there, acknowledgements = select(target, self._known.replicas)
+        devices: list[str] = []
+        if kind in (CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE):
+            devices = self._devices_meant(kind, params)
+        if "group" in params and devices:
+            params = {**params, "devices": devices}
+            target = list(dict.fromkeys(one.id for device in devices for one in self._living_on(device)))
+        selected = select(target, self._known.replicas)
         if kind in FAULT_COMMANDS:
-            check_injectable(there, acknowledgements, target)
-        if kind is CommandKind.DEACTIVATE_DEVICE:
-            self._known.devices.deactivate(params["device"], f"deactivated by {by}")
-            self._known.save_device(params["device"])
-        elif kind is CommandKind.REACTIVATE:
-            self._known.devices.reactivate(params["device"])
-            self._known.save_device(params["device"])
+            check_injectable(*selected, target)
+        for device in devices:
+            if kind is CommandKind.DEACTIVATE_DEVICE:
+                self._known.devices.deactivate(device, f"deactivated by {by}", self._names_on(device))
+            else:
+                self._known.devices.reactivate(device)
+                self._notified.pop(device, None)  # a later failure is another one
+            self._known.save_device(device)
+        return self._send(kind, params, selected, target, by, now, cause)
+
+    def _devices_meant(self, kind: CommandKind, params: dict[str, Any]) -> list[str]:
+        """Return the uuids of the devices that a command takes out of use or puts back."""
+        if "group" not in params:
+            self._known.devices.device(params["device"])  # raises if there is none
+            return [params["device"]]
+        name: str = params["group"]
+        living = [one for one in self._known.replicas.values() if one.state in LIVING]
+        there = [one for one in living if name in (one.group, one.id)]
+        found = dict.fromkeys(device for one in there for device in self._known.devices.devices_of(one.id))
+        if kind is CommandKind.REACTIVATE:
+            off = [device for device in found if self._known.devices.state(device) is not DeviceState.ACTIVE]
+            found = dict.fromkeys([*off, *self._known.devices.out_of_use(name)])
+            if not found:
+                raise NotFound(f"no device of a group {name!r:.80} is out of use", code="unknown_device")
+        elif not found:
+            groups = few(sorted({one.group for one in living}))
+            text = f"no replica of a group {name!r:.80} lives on a device; groups: {groups}"
+            raise NotFound(text, code="unknown_replica")
+        return list(found)
+
+    def _living_on(self, device: str) -> list[Replica]:
+        there = (self._known.replicas[id] for id in self._known.devices.replicas_of(device))
+        return [one for one in there if one.state in LIVING]
+
+    def _names_on(self, device: str) -> list[str]:
+        """Return the ids and the groups of the living replicas on a device."""
+        return [name for one in self._living_on(device) for name in (one.id, one.group)]
+
+    def _send(
+        self,
+        kind: CommandKind,
+        params: dict[str, Any],
+        selected: tuple[list[Replica], dict[str, Acknowledgement]],
+        target: Target,
+        by: str,
+        now: float,
+        cause: int | None,
+    ) -> GivenCommand:
+        """Give a command to the replicas that `select` has found for a target."""
+        there, acknowledgements = selected
         for replica in there:
             if replica.state not in LIVING:
                 acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
@@ -95,7 +144,7 @@ class Dispatcher:
             event, notified = self._notified[device]
             if processes <= notified:
                 return event
-        self._known.devices.fail(device, reason)
+        self._known.devices.fail(device, reason, self._names_on(device))
         self._known.save_device(device)
         chain: list[dict[str, Any]] = []
         event = self._known.events.append(
@@ -103,6 +152,41 @@ class Dispatcher:
         )
         self._notified[device] = event, processes
         living = [replica for replica in affected if replica.state in LIVING]
+        commands = self._give_by_policy(living, device, reason, by, event.id, now)
+        for replica in affected:
+            action = self._known.policy.action(replica.group).value if replica in living else None
+            entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": action}
+            given = [command.id for command in commands if replica.id in command.replicas]
+            chain.append({**entry, "commands": given})
+        for replica in living:
+            if self._known.policy.action(replica.group) is Action.RESPAWN:
+                self.want_respawn(replica, reason, event.id, now, device)
+        self._outbox.urgent = True
+        return event
+
+    def tell_of_devices(self, replica: Replica, registered: int, now: float) -> None:
+        """Notify a new process of those of its devices that may not be used, and give the commands of its policy.
+
+        It is not respawned, even if its policy says so: it has just been placed there, perhaps for want of others.
+
+        Args:
+            registered: id of the event of the process's registration.
+        """
+        for device in self._known.devices.devices_of(replica.id):
+            state, reason = self._known.devices.state(device), self._known.devices.reason(device) or ""
+            if state is DeviceState.FAILED:
+                self._give_by_policy([replica], device, reason, "weaver", registered, now)
+                if device in self._notified:
+                    self._notified[device][1].add(replica.instance)
+            elif state is DeviceState.INACTIVE:
+                what = {"device": device, "reason": reason}
+                here: tuple[list[Replica], dict[str, Acknowledgement]] = ([replica], {})
+                self._send(CommandKind.DEACTIVATE_DEVICE, what, here, [replica.id], "weaver", now, registered)
+
+    def _give_by_policy(
+        self, living: list[Replica], device: str, reason: str, by: str, cause: int, now: float
+    ) -> list[GivenCommand]:
+        """Notify replicas that their device has failed, and give the commands of their groups' policies."""
         by_action: dict[Action, list[str]] = {}
         for replica in living:
             by_action.setdefault(self._known.policy.action(replica.group), []).append(replica.id)
@@ -112,16 +196,7 @@ class Dispatcher:
             (CommandKind.PAUSE, by_action.get(Action.PAUSE)),
             (CommandKind.STOP, by_action.get(Action.STOP)),
         )
-        commands = [self.give(kind, what, ids, by, now, event.id) for kind, ids in wanted if ids]
-        for replica in affected:
-            action = self._known.policy.action(replica.group).value if replica in living else None
-            entry = {"replica": replica.id, "group": replica.group, "state": replica.state.value, "action": action}
-            given = [command.id for command in commands if replica.id in command.replicas]
-            chain.append({**entry, "commands": given})
-        for id in by_action.get(Action.RESPAWN, ()):
-            self.want_respawn(self._known.replicas[id], reason, event.id, now, device)
-        self._outbox.urgent = True
-        return event
+        return [self.give(kind, what, ids, by, now, cause) for kind, ids in wanted if ids]
 
     def want_respawn(
         self, replica: Replica, reason: str, cause: int | None, now: float, device: str | None = None

@@ -5,8 +5,9 @@ The next `Registry.commit` writes every change. A registry made from the same st
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loom.control.introduction import Device, ThreadletHello
@@ -22,6 +23,8 @@ from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import History
 from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
+
+_STATUS_WRITTEN_EVERY = 60.0  # seconds between two writes of a device's status, if its health does not change
 
 
 class Registry:
@@ -42,6 +45,7 @@ class Registry:
         self.states: Counter[ReplicaState] = Counter()
         self.devices = DeviceReplicaMap()
         self.device_status: dict[str, dict[str, Any]] = {}
+        self._status_written: dict[str, float] = {}  # when the status of each device was written last
         """The newest report on each device; not stored."""
         self.events = EventStore(store.db)
         self.history = History(store.db)
@@ -160,9 +164,17 @@ class Registry:
             self._forget(self.replicas[next(iter(self._ended))])
 
     def set_device_status(self, device: str, status: dict[str, Any]) -> None:
-        """Set the newest status of a device, if a replica has registered it."""
+        """Set the newest status of a device, if a replica has registered it.
+
+        What concerns its health is written with the next commit, its use once in `_STATUS_WRITTEN_EVERY`.
+        """
         if device in self.devices:
+            before = self.device_status.get(device, {})
             self.device_status[device] = status
+            written = self._status_written.get(device, -math.inf)
+            if status["time"] >= written + _STATUS_WRITTEN_EVERY or _health(status) != _health(before):
+                self._status_written[device] = status["time"]
+                self.save_device(device)
             if self.watching:
                 self._touched_devices[device] = None
 
@@ -177,7 +189,9 @@ class Registry:
     def save_device(self, device: str) -> None:
         known = self.devices.device(device).to_body()
         state, reason = self.devices.state(device).value, self.devices.reason(device)
-        self._store.put("devices", device, {"device": known, "state": state, "reason": reason})
+        status, left_by = self.device_status.get(device), self.devices.left_by(device)
+        kept = {"device": known, "state": state, "reason": reason, "status": status, "left_by": left_by}
+        self._store.put("devices", device, kept)
 
     def drain(self, replica: Replica) -> None:
         self._forget_unused(self.devices.drain(replica.id))
@@ -242,6 +256,7 @@ class Registry:
             if not self.devices.replicas_of(device) and self.devices.state(device) is DeviceState.ACTIVE:
                 self.devices.forget(device)
                 self.device_status.pop(device, None)
+                self._status_written.pop(device, None)
                 self._store.drop("devices", device)
 
     def _enter_procs(self, replica: Replica) -> None:
@@ -256,8 +271,11 @@ class Registry:
                 self._in_procs.pop((replica.session, replica.procs), None)
 
     def _load(self) -> None:
-        for _, stored in self._store.rows("devices"):
-            self.devices.restore(Device(**stored["device"]), DeviceState(stored["state"]), stored["reason"])
+        for uuid, stored in self._store.rows("devices"):
+            device, state = Device(**stored["device"]), DeviceState(stored["state"])
+            self.devices.restore(device, state, stored["reason"], stored.get("left_by", ()))
+            if stored.get("status") is not None:  # an older Loom stored none
+                self.device_status[uuid] = stored["status"]
         for id, stored in self._store.rows("replicas"):
             replica = self.replicas[id] = Replica.from_dict(stored)
             for device in stored["devices"]:
@@ -286,3 +304,8 @@ class Registry:
                         replica.metrics.update(metrics)
                         if replica not in self._unsaved:
                             self._unsaved[replica] = row, now
+
+
+def _health(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the part of a device's status that concerns its health."""
+    return tuple(status.get(name) for name in ("error", "xid", "ecc_uncorrected", "throttled"))

@@ -167,7 +167,9 @@ class DeviceInfo(_View):
     replicas: tuple[str, ...] = ()
     """Ids of the replicas that use the device."""
     status: Mapping[str, Any] | None = None
-    """The newest report on the device: utilization (0 to 1), memory_used (bytes), temperature (°C), power (W)."""
+    """The newest report on the device: the fields of `loom.devices.DeviceUse`, as utilization (0 to 1), memory_used
+    (bytes), temperature (°C), power (W), throttled and error; ``xid``, the last Xid of a GPU; ``time``, in seconds
+    since the epoch, and ``by``, the replica that made the report."""
     user: str = ""
     """The user whose replicas these are. Another user of the device has a state of it of their own."""
 

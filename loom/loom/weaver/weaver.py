@@ -14,7 +14,7 @@ from typing import Any
 
 from loom.control.commands import Acknowledged
 from loom.control.introduction import Activity, Bye, Ending, ThreadletHello, ThreadletWelcome
-from loom.control.reports import Stack
+from loom.control.reports import DeviceFailed, FailureNoted, Stack
 from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
 from loom.weaver.dispatcher import Dispatcher
 from loom.weaver.liveness import Liveness, LivenessTimeouts
@@ -51,6 +51,7 @@ class Weaver:
         self._takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
             **self.reports.takers,
             Acknowledged.KIND: self.dispatcher.take,
+            DeviceFailed.KIND: self._device_failed,
             Stack.KIND: self.stacks.take_from,
             Bye.KIND: self._bye,
         }
@@ -182,13 +183,18 @@ class Weaver:
         replica.progress = now
         if hello.step is not None:
             replica.take_step(hello.step, now, now)
-        self.outbox.send(replica, ThreadletWelcome(self.timing.beat, self.instance, replica.seq, True, True))
+        self.outbox.send(
+            replica,
+            ThreadletWelcome(self.timing.beat, self.instance, replica.seq, spent=True, changes=True, health=True),
+        )
         if again:
             self._peers.tell_again(replica)
         for injection, evidence in hello.removed.items():
             self.reports.note_removed(replica, injection, evidence, now)
         for given in self.known.commands.unacknowledged(replica.id):
             self.outbox.send(replica, given.command)
+        if not again:
+            self.dispatcher.tell_of_devices(replica, event.id, now)
         self.outbox.urgent = True
         self._liveness.schedule(
             replica, now + min(self.timing.beat * self.timing.missed_beats, self.timing.stall_least)
@@ -208,6 +214,13 @@ class Weaver:
                 code="replica_taken",
             )
         return replace(hello, session=session)
+
+    def _device_failed(self, replica: Replica, frame: list[Any], now: float) -> None:
+        failed = DeviceFailed.from_body(frame)
+        if failed.device in self.known.devices.devices_of(replica.id):
+            self.dispatcher.fail_device(failed.device, failed.reason, replica.id, now)
+        self.outbox.send(replica, FailureNoted(failed.id))
+        self.outbox.urgent = True
 
     def _bye(self, replica: Replica, frame: list[Any], now: float) -> None:
         bye = Bye.from_body(frame)

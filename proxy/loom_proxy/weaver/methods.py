@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import LoomError
@@ -20,6 +20,7 @@ from loom.weaver.views import (
 )
 from loom_proxy.weaver.aio import AsyncWeaverProxy
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
+from loom_proxy.weaver.device_commands import DeviceCommands, Target
 from loom_proxy.weaver.feed import WeaverFeed
 
 if TYPE_CHECKING:
@@ -27,11 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loom")
 
-Target = str | Sequence[str]
-"""A replica's id, a group, a glob over both, ``"*"`` for all, or several ids."""
 
-
-class WeaverMethods:
+class WeaverMethods(DeviceCommands):
     """The methods of a weaver.
 
     Args:
@@ -225,28 +223,6 @@ class WeaverMethods:
     def drain(self, target: Target = "*") -> CommandProxy:
         """Make replicas finish their present work, and leave."""
         return self.command("drain", target=target)
-
-    def deactivate_device(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
-        """Take a device out of use, and notify replicas: those on it, unless ``target`` names others.
-
-        Raises:
-            UnknownDevice: no replica has registered it.
-        """
-        return self._device_command("deactivate_device", device_uuid, target)
-
-    def reactivate(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
-        """Put a device into use again, and notify replicas: those on it, unless ``target`` names others.
-
-        Raises:
-            UnknownDevice: no replica has registered it.
-        """
-        return self._device_command("reactivate", device_uuid, target)
-
-    def _device_command(self, kind: str, device: str, target: Target | None) -> CommandProxy:
-        if target is None:
-            found = self.devices().get(device)
-            target = [] if found is None else found.replicas
-        return self.command(kind, {"device": device}, target)
 
     def report_device_failure(self, device_uuid: str, reason: str = "") -> WeaverEvent:
         """Report that a device has failed. Its replicas are notified; their groups' policies may do more.

@@ -87,7 +87,15 @@ class Zeroed(Counting):
         return model
 
 
-def a_job(steps: int, groups: int = 2, *, flawed: str = "", nan_at: Any = (), **settings: Any) -> FaultTolerantJob:
+def a_job(
+    steps: int,
+    groups: int = 2,
+    *,
+    flawed: str = "",
+    nan_at: Any = (),
+    trainer: type[Counting] = Zeroed,
+    **settings: Any,
+) -> FaultTolerantJob:
     defaults = {
         "evaluate_every": 1,
         "hash_every": 5,
@@ -95,7 +103,7 @@ def a_job(steps: int, groups: int = 2, *, flawed: str = "", nan_at: Any = (), **
         "config": LiveConfig(learning_rate=RATE),
     }
     return FaultTolerantJob(
-        Zeroed, kwargs={"flawed": flawed, "nan_at": nan_at}, groups=groups, steps=steps, **{**defaults, **settings}
+        trainer, kwargs={"flawed": flawed, "nan_at": nan_at}, groups=groups, steps=steps, **{**defaults, **settings}
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from loom.wire.bodies import (
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.errors import as_loom_error
-from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
+from loom_gateway.driver.monarch.liveness import ReplicaPlace, TorchrunPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import Entry, stop_quietly
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
@@ -69,8 +70,9 @@ class MeshOperations:
         bootstrap, proc_bind, command, *marks = self._context.decoder.loads(message.parts, what)
         replica = ReplicaPlace(self._context.weaver.session, name, *marks)
         on_path = self._syncs.on_path()
-        bootstrap = bootstrap_on(self._context.lifeline, message.id, bootstrap, on_path, replica)
         on = self._context.meshes.entry(request.hosts)
+        torchrun = TorchrunPlace(math.prod(dict(request.per_host).values()), len(on.ranks))
+        bootstrap = bootstrap_on(self._context.lifeline, message.id, bootstrap, on_path, replica, torchrun)
         self._context.hosts.check(on.ranks)
         mesh = self._context.hosts.mesh_on(on.ranks, on.mesh, on.python).spawn_procs(
             per_host=dict(request.per_host),

@@ -284,9 +284,9 @@ class Agent:
             self._process.kill()
 
 
-def introduction(setup: Setup, again: bool, received: int = 0) -> Introduction:
+def introduction(setup: Setup, again: bool, received: int = 0, master: str | None = None) -> Introduction:
     """Return the beginning of a process's end on a connection."""
-    return Introduction(setup.key, Tie("", "", setup.name, setup.procs, setup.rank, again, received))
+    return Introduction(setup.key, Tie("", "", setup.name, setup.procs, setup.rank, again, received, master))
 
 
 def main() -> NoReturn:

@@ -33,6 +33,9 @@ A process that ends in between reports nothing."""
 MOST_STRANGERS = 256
 """The maximum number of connections that have not shown the key. Beyond it, the oldest is cut off."""
 
+MOST_LOST = 1000
+"""Proc meshes without their first process that are remembered, the last ones, for processes that start late."""
+
 _READ = 64 << 10
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class ProcessLine:
         self.name = name
         self.procs = procs
         self.rank = rank
+        self.master: str | None = None  # where the mesh's processes may meet, if this is the first of them
         self.line = Line()
         self.writer: asyncio.StreamWriter | None = None
         self.timer: asyncio.TimerHandle | None = None  # until the process is given up, while no connection holds
@@ -96,6 +100,9 @@ class LifelineServer:
         self.address = LifelineAddress(host, port, secrets.token_hex(16), patience)
         self._patience = patience
         self._lines: dict[tuple[int, int], ProcessLine] = {}  # by proc mesh and rank
+        self._first_known: dict[int, asyncio.Event] = {}
+        """For each proc mesh whose processes wait for its first one, what is set when that comes or is gone."""
+        self._lost_first: dict[int, None] = {}  # the last proc meshes whose first process is gone
         self._strangers: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._server: asyncio.Server
 
@@ -160,7 +167,31 @@ class LifelineServer:
             new.printer = self._printer(new)
         if held is None:
             self._started(*key)
+        if tie.rank == 0:
+            new.master = tie.master
+            self._wake_waiting(tie.procs)
         return new
+
+    async def _master(self, tie: Tie) -> str | None:
+        """Return where the processes of a mesh may meet, once its first process has come; None if it is gone."""
+        if tie.master is None or tie.again:
+            return None
+        first = (tie.procs, 0)
+        if first not in self._lines and tie.procs not in self._lost_first:
+            await self._first_known.setdefault(tie.procs, asyncio.Event()).wait()
+        held = self._lines.get(first)
+        return None if held is None else held.master
+
+    def _lose_first(self, procs: int) -> None:
+        """Note that the first process of a mesh is gone, which the others no longer wait for."""
+        self._lost_first[procs] = None
+        if len(self._lost_first) > MOST_LOST:
+            del self._lost_first[next(iter(self._lost_first))]
+        self._wake_waiting(procs)
+
+    def _wake_waiting(self, procs: int) -> None:
+        if (known := self._first_known.pop(procs, None)) is not None:
+            known.set()
 
     async def _hold(
         self,
@@ -174,7 +205,10 @@ class LifelineServer:
         break_after(writer.get_extra_info("socket"), self._patience / 3)
         silent, clean = 0.0, False
         try:
-            writer.write(answer_of(exchange, Tied("", held.line.received, await self._weaver())))
+            master, weaver = await self._master(tie), await self._weaver()
+            if held.writer is not writer:  # the process did not wait so long, and has connected again
+                return
+            writer.write(answer_of(exchange, Tied("", held.line.received, weaver, master)))
             held.line.connected(tie.received)
             held.flush()
             while data := await reader.read(_READ):
@@ -216,6 +250,8 @@ class LifelineServer:
         self._note_end(held)
         if self._lines.get((held.procs, held.rank)) is held:
             del self._lines[held.procs, held.rank]
+            if held.rank == 0:
+                self._lose_first(held.procs)
         self._end(held)
 
     def _end(self, held: ProcessLine) -> None:
@@ -239,6 +275,8 @@ class LifelineServer:
     def give_up(self, procs: int, rank: int) -> None:
         """Give up a process whose host is lost. If it lives all the same, it ends when it comes back."""
         held = self._lines.get((procs, rank))
+        if held is None and rank == 0:
+            self._lose_first(procs)
         if held is not None and not held.ended:
             held.ended = True
             self._forget(held)

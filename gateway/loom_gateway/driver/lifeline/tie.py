@@ -47,14 +47,19 @@ class Lifeline:
     Args:
         procs: id of the process's proc mesh.
         output: whether the driver also gets the output of this process and its children.
+        meets: whether to agree with the mesh's other processes where to meet; see `master`.
     """
 
-    def __init__(self, address: LifelineAddress, procs: int, rank: int, output: bool) -> None:
+    def __init__(self, address: LifelineAddress, procs: int, rank: int, output: bool, meets: bool = False) -> None:
         self._address = address
         self._procs = procs
         self._rank = rank
         self._output = output
         self.weaver = ""  # the weaver's address, perhaps empty
+        self.master: tuple[str, str] | None = None
+        """Host and port where the processes of the mesh may meet; None if its first process is gone."""
+        self._meets = meets
+        self._reserved = _reserve_port() if meets and rank == 0 else None
         try:
             agent, originals = self._start(again=False)
         except DriverGone:
@@ -111,17 +116,26 @@ class Lifeline:
     def _greet(self, setup: Setup, again: bool) -> socket.socket:
         driver = socket.create_connection((setup.host, setup.port), CONNECT_TIMEOUT)
         try:
-            introduced = introduction(setup, again)
+            introduced = introduction(setup, again, master=self._meeting(driver))
             # One byte at a time: what follows the answer is the agent's.
             while introduced.answer is None:
                 driver.sendall(introduced.feed(driver.recv(1) or _closed()))
             if isinstance(introduced.answer, Untied):
                 raise DriverGone
             self.weaver = introduced.answer.weaver
+            if introduced.answer.master:
+                host, _, port = introduced.answer.master.partition(" ")
+                self.master = host, port
             return driver
         except BaseException:
             driver.close()
             raise
+
+    def _meeting(self, driver: socket.socket) -> str | None:
+        """Return this process's `Tie.master`: the first one is met at its address on the route to the driver."""
+        if self._reserved is None:
+            return "" if self._meets else None
+        return f"{driver.getsockname()[0]} {self._reserved.getsockname()[1]}"
 
     def _keep(self, agent: subprocess.Popen[bytes], originals: tuple[int, int] | None) -> None:
         """Start another agent whenever one was killed. Without any, `print` would raise."""
@@ -139,6 +153,17 @@ class Lifeline:
             except (DriverGone, OSError):
                 break
         os._exit(1)
+
+
+def _reserve_port() -> socket.socket:
+    """Return a socket that keeps a free port from everyone who asks for any port.
+
+    It does not listen: a server that names the port, and reuses addresses as torch's stores do, can have it.
+    """
+    reserved = socket.socket(socket.AF_INET)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved
 
 
 def _closed() -> bytes:

@@ -12,13 +12,16 @@ import functools
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loom.control.address import ADDRESS_VARIABLE, hold_address
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.results import send_large_results_apart
 from loom_gateway.workers.end_notice import heed_end_notice
+
+if TYPE_CHECKING:
+    from loom_gateway.driver.lifeline.tie import Lifeline
 
 DELIVERED_LATER = 30.0
 """Seconds after the patience for which a process tries to deliver a message. The process would otherwise inherit
@@ -40,7 +43,29 @@ class ReplicaPlace(NamedTuple):
             "LOOM_GROUP": self.group,
             "LOOM_RANK": str(rank),
             "LOOM_REPLICA": f"{self.group}_{rank}@{self.session}",
-            **self.marks,
+        }
+
+
+class TorchrunPlace(NamedTuple):
+    """The place of a proc mesh's processes in the terms of ``torchrun``: https://docs.pytorch.org/docs/stable/elastic/run.html."""
+
+    per_host: int  # processes on each host
+    hosts: int
+
+    def environment(self, rank: int, master: tuple[str, str] | None) -> dict[str, str]:
+        """Return the variables by which ``torch.distributed`` and libraries on top find the processes.
+
+        Args:
+            rank: of the process in its mesh, in which the processes of a host are next to each other.
+            master: host and port where the processes may meet.
+        """
+        found = {} if master is None else {"MASTER_ADDR": master[0], "MASTER_PORT": master[1]}
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % self.per_host),
+            "WORLD_SIZE": str(self.per_host * self.hosts),
+            "LOCAL_WORLD_SIZE": str(self.per_host),
+            **found,
         }
 
 
@@ -51,46 +76,55 @@ def bootstrap_on(
     address: LifelineAddress,
     procs: int,
     bootstrap: Bootstrap | None,
-    on_path: OnPath | None = None,
-    replica: ReplicaPlace | None = None,
+    on_path: OnPath | None,
+    replica: ReplicaPlace,
+    torchrun: TorchrunPlace,
 ) -> Callable[[], Any]:
     """Return a bootstrap function for ``spawn_procs`` that ties a process to its driver, then runs the user's own.
+
+    Each process has the variables of `TorchrunPlace` that are not set already.
 
     Arguments are unpickled in their order, so ``on_path`` completes the path before ``bootstrap`` is unpickled.
     """
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
-        return functools.partial(_hold_on_async, address, procs, on_path, replica, bootstrap)
-    return functools.partial(_hold_on, address, procs, on_path, replica, bootstrap)  # type: ignore[arg-type]
+        return functools.partial(_hold_on_async, address, procs, on_path, replica, torchrun, bootstrap)
+    return functools.partial(_hold_on, address, procs, on_path, replica, torchrun, bootstrap)  # type: ignore[arg-type]
 
 
-def hold_on(address: LifelineAddress, procs: int, output: bool = False) -> tuple[int, str]:
-    """Tie this process to the driver at ``address``. Return its rank and the weaver's address, perhaps empty.
+def hold_on(address: LifelineAddress, procs: int) -> None:
+    """Tie this process to the driver at ``address``, without its output."""
+    _tie(address, procs, output=False, meets=False)
 
-    With ``output``, the driver gets what the process and its children print.
-    """
+
+def _tie(address: LifelineAddress, procs: int, output: bool, meets: bool) -> tuple[int, Lifeline]:
+    """Tie this process to the driver at ``address``; return its rank and its lifeline."""
     from monarch.actor import current_rank
 
     from loom_gateway.driver.lifeline.tie import Lifeline
 
     rank: int = current_rank().rank
-    return rank, Lifeline(address, procs, rank, output).weaver
+    return rank, Lifeline(address, procs, rank, output, meets)
 
 
 def _hold_on(
     address: LifelineAddress,
     procs: int,
     on_path: OnPath | None,
-    replica: ReplicaPlace | None,
+    replica: ReplicaPlace,
+    torchrun: TorchrunPlace,
     bootstrap: Callable[[], None] | None,
 ) -> None:
     from monarch.config import configure
 
     heed_end_notice()
-    rank, weaver = hold_on(address, procs, output=True)
-    if weaver and replica is not None:
+    rank, line = _tie(address, procs, output=True, meets=True)
+    for name, value in torchrun.environment(rank, line.master).items():
+        os.environ.setdefault(name, value)  # one that is set is the user's own
+    os.environ.update(replica.marks)
+    if line.weaver:
         os.environ.pop(ADDRESS_VARIABLE, None)  # a worker's own would be of another weaver
         os.environ.update(replica.environment(procs, rank))
-        hold_address(weaver)
+        hold_address(line.weaver)
     if "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT" not in os.environ:
         configure(message_delivery_timeout=f"{address.patience + DELIVERED_LATER:g}s")
     send_large_results_apart()
@@ -104,8 +138,9 @@ async def _hold_on_async(
     address: LifelineAddress,
     procs: int,
     on_path: OnPath | None,
-    replica: ReplicaPlace | None,
+    replica: ReplicaPlace,
+    torchrun: TorchrunPlace,
     bootstrap: Callable[[], Awaitable[None]],
 ) -> None:
-    _hold_on(address, procs, on_path, replica, None)
+    _hold_on(address, procs, on_path, replica, torchrun, None)
     await bootstrap()

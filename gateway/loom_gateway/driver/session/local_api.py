@@ -7,10 +7,11 @@ import concurrent.futures
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from loom_gateway.driver.handlers.sync import Syncs
-from loom_gateway.driver.monarch.liveness import ReplicaPlace, bootstrap_on
+from loom_gateway.driver.monarch.liveness import ReplicaPlace, TorchrunPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, stop_quietly
 from loom_gateway.driver.session.context import Context
 
@@ -33,15 +34,22 @@ class LocalSession:
         return [host for host in known if host not in self._context.hosts.lost]
 
     def spawn_procs(
-        self, name: str, host: int, per_host: Mapping[str, int], gone: Callable[[int], object]
+        self,
+        name: str,
+        host: int,
+        per_host: Mapping[str, int],
+        gone: Callable[[int], object],
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> SpawnedHere:
         context = self._context
         context.hosts.check([host])
         ident = next(self._ids)
-        self._running[ident] = set(range(math.prod(per_host.values())))
+        size = math.prod(per_host.values())
+        self._running[ident] = set(range(size))
         self._on_gone[ident] = gone
-        replica = ReplicaPlace(context.weaver.session, name)
-        bootstrap = bootstrap_on(context.lifeline, ident, None, self._syncs.on_path(), replica)
+        replica = ReplicaPlace(context.weaver.session, name, dict(environment))
+        torchrun = TorchrunPlace(size, hosts=1)
+        bootstrap = bootstrap_on(context.lifeline, ident, None, self._syncs.on_path(), replica, torchrun)
         on = context.meshes.mesh(HOST_MESH).slice(hosts=slice(host, host + 1))
         on = context.hosts.mesh_on((host,), on)
         mesh = on.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)

@@ -6,7 +6,7 @@ import functools
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from loom.beside import Session
 from loom.errors import TrainingFailed, WrongArguments
@@ -47,7 +47,8 @@ class Controller:
         self._session = session
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """Calls from other threads: the controller's alone changes slots and groups, so they need no lock."""
-        self._events = JobEvents(job.name, session, self._respawn)
+        refuse = self._refuse if job.uses_gpus else None
+        self._events = JobEvents(job.name, session, self._respawn, refuse)
         self._agents = HostAgents(session, job, self._messages.put)
         self._pool = GroupPool(
             session, job, self._events, self._agents, lambda: self._messages.put(self._slots.look)
@@ -147,6 +148,9 @@ class Controller:
             failures=self._slots.failures,
             events=tuple(self._events.recorded),
         )
+
+    def _refuse(self, devices: Mapping[str, str]) -> None:
+        self._messages.put(functools.partial(self._pool.refuse, devices))
 
     def _respawn(self, replica: str, reason: str) -> None:
         self._messages.put(functools.partial(self._slots.respawn, replica, reason))

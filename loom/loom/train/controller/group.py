@@ -36,9 +36,19 @@ class ReplicaGroup:
     thread decides.
     """
 
-    def __init__(self, session: Session, job: JobSpec, name: str, host: int, changed: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        job: JobSpec,
+        name: str,
+        host: int,
+        changed: Callable[[], object],
+        devices: tuple[str, ...] = (),
+    ) -> None:
         self.number = next(_numbers)
         self.host = host
+        self.devices = devices
+        """The uuids of the group's own GPUs; empty if the job does not use GPUs."""
         self.members: list[Member] = []
         """The group's processes; empty until they have imported everything."""
         self.replica = ""
@@ -55,7 +65,8 @@ class ReplicaGroup:
         self._changed = changed
         self._over = threading.Event()
         self._training_ended = threading.Event()
-        self.procs = session.spawn_procs(name, host, {"gpus": job.members}, self._process_gone)
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
+        self.procs = session.spawn_procs(name, host, {"gpus": job.members}, self._process_gone, environment)
         self.trainers = self.procs.mesh.spawn("trainers", job.trainer, *job.args, **job.kwargs)
         """The Monarch actor mesh."""
         self._in_background(self._prepare)

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from loom.beside import Session
@@ -35,6 +35,7 @@ class GroupPool:
     changed: Callable[[], object]  # called by other threads when a group has changed
     draining: set[int] = field(default_factory=set)  # numbers of the hosts on which no groups are started
     spares: list[ReplicaGroup] = field(default_factory=list)  # the groups that wait to replace a lost one
+    refused: Mapping[str, str] = field(default_factory=dict)  # why no group may use a GPU, by the GPU's uuid
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count()
@@ -56,22 +57,35 @@ class GroupPool:
         """Start a group on the host with the fewest groups, but on ``rather_not`` only if there is no other."""
         self._groups = [group for group in self._groups if group.state is not GroupState.OVER]
         used = Counter(group.host for group in self._groups)
-        host = min(self.hosts(), key=lambda host: (host == rather_not, used[host], host), default=None)
+        places = {host: gpus for host in self.hosts() if (gpus := self._free_gpus(host)) is not None}
+        host = min(places, key=lambda host: (host == rather_not, used[host], host), default=None)
         if host is None:
             return None
         name = f"{name}-{next(self._numbers)}"
         try:
-            group = ReplicaGroup(self.session, self.job, name, host, self.changed)
+            group = ReplicaGroup(self.session, self.job, name, host, self.changed, places[host])
         except (SupervisionError, RuntimeError) as error:
             _log.warning("no group can be started on host %d: %s", host, error)
             return None
         self._groups.append(group)
         return group
 
+    def _free_gpus(self, host: int) -> tuple[str, ...] | None:
+        """Return the GPUs for another group on a host; None if there are too few, () if the job uses none."""
+        if not self.job.uses_gpus:
+            return ()
+        taken = {gpu for group in self._groups for gpu in group.devices}
+        free = [gpu for gpu in self.agents.gpus(host) if gpu not in taken and gpu not in self.refused]
+        return tuple(free[: self.job.members]) if len(free) >= self.job.members else None
+
+    def refusal(self, group: ReplicaGroup) -> str:
+        """Return why a group has to leave its GPUs; "" if it does not."""
+        return next((f"{gpu}: {self.refused[gpu]}" for gpu in group.devices if gpu in self.refused), "")
+
     def find(self, replica: str, shunned: int | None) -> ReplicaGroup | None:
         """Return a ready spare, or one that prepares on a host that is not shunned, or else start a group."""
         hosts = self.hosts()
-        spares = [spare for spare in self.spares if spare.host in hosts]
+        spares = [spare for spare in self.spares if spare.host in hosts and not self.refusal(spare)]
         ready = [spare for spare in spares if spare.state is GroupState.READY]
         preparing = [one for one in spares if one.state is GroupState.PREPARING and one.host != shunned]
         return self._take_spare(ready + preparing) or self.start(replica, rather_not=shunned)
@@ -79,6 +93,7 @@ class GroupPool:
     def find_elsewhere(self, replica: str, left: int | None) -> ReplicaGroup | None:
         """Return a ready spare on another host than ``left``, or else start a group there."""
         ready = [spare for spare in self.spares if spare.state is GroupState.READY and spare.host != left]
+        ready = [spare for spare in ready if not self.refusal(spare)]
         return self._take_spare(ready) or self.start(replica, rather_not=left)
 
     def has_spare(self) -> bool:
@@ -100,6 +115,18 @@ class GroupPool:
         spare = self.start(f"{self.job.name}_spare")
         if spare is not None:
             self.spares.append(spare)
+
+    def refuse(self, refused: Mapping[str, str]) -> None:
+        """Start no group on some GPUs, and stop the spares there.
+
+        Args:
+            refused: for the uuid of each such GPU, why.
+        """
+        self.refused = refused
+        self.events.record("gpus_refused", gpus=dict(refused))
+        for spare in [spare for spare in self.spares if self.refusal(spare)]:
+            self.spares.remove(spare)
+            spare.stop(self.refusal(spare))
 
     def drop_lost_spares(self) -> None:
         """Stop the spares that have lost a process, or could not be prepared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 from loom.actor import Actor, endpoint
 from loom.beside import Session, SpawnedProcs
+from loom.devices import local_devices
 from loom.errors import LoomError
 from loom.train.controller.group import ReplicaGroup
 from loom.train.spec import JobSpec
@@ -20,6 +22,7 @@ from loom.train.spec import JobSpec
 _log = logging.getLogger("loom")
 
 KILL_TIMEOUT = 60.0
+GPUS_TIMEOUT = 60.0  # seconds within which a host's agent tells its GPUs: NVML may take long to start
 
 RETRY = 1.0  # seconds between two attempts to start the agent of a host on which one was lost
 
@@ -32,6 +35,11 @@ class HostAgent(Actor):
         """Return at once."""
 
     @endpoint
+    async def gpus(self) -> list[str]:
+        """Return the uuids of the host's GPUs."""
+        return [device.uuid for device in await asyncio.to_thread(local_devices) if device.kind == "gpu"]
+
+    @endpoint
     async def kill(self, pids: list[int]) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -41,11 +49,13 @@ class HostAgent(Actor):
 class _Agent:
     """The agent of one host, which a thread asks every ``pause`` seconds."""
 
-    def __init__(self, procs: SpawnedProcs, pause: float) -> None:
+    def __init__(self, procs: SpawnedProcs, pause: float, wants_gpus: bool) -> None:
         self.procs = procs
         self.actor = procs.mesh.spawn("agent", HostAgent)
         self.gone = threading.Event()
         self.answered = False  # whether it has ever answered
+        self.gpus: list[str] | None = None  # uuids of the host's GPUs; None until it has told them, if wanted
+        self._wants_gpus = wants_gpus
         self._pause = pause
         self._asked: float | None = None  # when the question was asked that has no answer yet
         threading.Thread(target=self._ask, name=procs.name, daemon=True).start()
@@ -60,6 +70,8 @@ class _Agent:
         with contextlib.suppress(Exception):  # the agent is gone
             self._await_answer()
             self.answered = True
+            if self._wants_gpus:
+                self.gpus = self.actor.gpus.call_one().get(timeout=GPUS_TIMEOUT)
             while not self.gone.wait(self._pause):
                 self._asked = time.monotonic()
                 self._await_answer()
@@ -101,7 +113,7 @@ class HostAgents:
         except (LoomError, RuntimeError) as error:
             _log.info("no agent on host %d: %s", host, error)
             return
-        agent = self._agents[host] = _Agent(procs, self._job.silence / 4)
+        agent = self._agents[host] = _Agent(procs, self._job.silence / 4, self._job.uses_gpus)
 
     def _lose(self, host: int, agent: _Agent) -> None:
         agent.gone.set()
@@ -123,6 +135,11 @@ class HostAgents:
         """
         agents = self._agents
         return {host for host in self._lost if host not in agents or not agents[host].answered}
+
+    def gpus(self, host: int) -> list[str]:
+        """Return the uuids of a host's GPUs; none before its agent has told them."""
+        agent = self._agents.get(host)
+        return [] if agent is None or agent.gpus is None else agent.gpus
 
     def kill(self, group: ReplicaGroup) -> None:
         """Kill the processes of a group: stopped or hanging processes end in no other way."""

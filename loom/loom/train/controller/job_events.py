@@ -15,11 +15,13 @@ from typing import Any
 from loom.beside import Session
 from loom.errors import LoomError, WeaverUnavailable
 from loom.weaver.policy import Action
+from loom.weaver.states import DeviceState
 
 _log = logging.getLogger("loom")
 
 RETRY_EVERY = 0.5  # seconds between two attempts to report an event while the weaver is away
 ASK_EVERY = 0.5  # seconds between two requests for the replicas to respawn
+DEVICES_EVERY = 1.0  # seconds between two requests for the devices
 MOST_AT_ONCE = 1000  # replicas to respawn in one answer
 
 CLOSE_TIMEOUT = 2.0
@@ -45,15 +47,25 @@ class JobEvents:
     """A reporter of one job's events, which also asks the weaver which replicas to respawn.
 
     Its thread calls ``respawn`` with the name of a replica and the reason: for a replica whose group has the policy
-    ``respawn``, and for one without a policy whose device has failed.
+    ``respawn``, and for one without a policy whose device has failed. It calls ``refuse``, unless it is None, with
+    the devices that the job may not use whenever they change: for each uuid the reason.
     """
 
-    def __init__(self, job: str, session: Session, respawn: Callable[[str, str], object]) -> None:
+    def __init__(
+        self,
+        job: str,
+        session: Session,
+        respawn: Callable[[str, str], object],
+        refuse: Callable[[Mapping[str, str]], object] | None = None,
+    ) -> None:
         self.recorded: deque[JobEvent] = deque(maxlen=KEPT)
         """The newest events, the oldest first."""
         self._job = job
         self._session = session
         self._respawn = respawn
+        self._refuse = refuse
+        self._refused: dict[str, str] = {}
+        self._devices_due = 0.0  # when the weaver is asked for the devices again, on the monotonic clock
         self._newest: dict[str, int] = {}  # ids of the weaver's newest events that were read, by kind
         self._unreported: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -78,6 +90,9 @@ class JobEvents:
             try:
                 event = self._unreported.get(timeout=ASK_EVERY)
             except queue.Empty:
+                if self._refuse is not None and time.monotonic() >= self._devices_due:
+                    self._devices_due = time.monotonic() + DEVICES_EVERY
+                    self._ask_for_devices(self._refuse)
                 self._ask_for_respawns()
                 continue
             if event is None:
@@ -95,6 +110,18 @@ class JobEvents:
             except Exception:  # noqa: BLE001 - logged; the job goes on without its log
                 _log.exception("the weaver does not take %s", event)
             return
+
+    def _ask_for_devices(self, refuse: Callable[[Mapping[str, str]], object]) -> None:
+        try:
+            devices = self._session.ask_weaver("devices", {})
+        except LoomError as error:
+            _log.debug("the weaver does not say which devices may be used: %s", error)
+            return
+        kept = [one for one in devices if one["state"] != DeviceState.ACTIVE]
+        refused = {one["uuid"]: f"{one['state']}, {one['reason'] or 'for no given reason'}" for one in kept}
+        if refused != self._refused:
+            self._refused = refused
+            refuse(refused)
 
     def _ask_for_respawns(self) -> None:
         try:

@@ -133,6 +133,23 @@ class ReplicaSlots:
         slot.successor = self.pool.find_elsewhere(slot.replica, left)
         slot.why = why
 
+    def _leave_refused(self, slot: ReplicaSlot) -> None:
+        """Look for other GPUs for a group that trains and may not use its own any more, as soon as there are any.
+
+        A group that does not train yet has nothing to lose, and is stopped at once.
+        """
+        if slot.successor is not None and (why := self.pool.refusal(slot.successor)):
+            self._replace_successor(slot, slot.successor, why)
+            return
+        group = None if slot.successor is not None or slot.leaving else slot.group
+        if group is None or not (why := self.pool.refusal(group)):
+            return
+        if slot.state is SlotState.STARTING:
+            group.stop(why)
+            slot.vacate(time.monotonic())
+        else:
+            slot.successor, slot.why = self.pool.find_elsewhere(slot.replica, None), why
+
     def _replace_successor(self, slot: ReplicaSlot, successor: ReplicaGroup, why: str) -> None:
         successor.stop(why)
         slot.successor = self.pool.start(slot.replica, rather_not=successor.host)
@@ -146,6 +163,7 @@ class ReplicaSlots:
             for slot in slots:
                 self._begin(slot)
         for slot in slots:
+            self._leave_refused(slot)
             if slot.state is SlotState.EMPTY and now >= slot.due:
                 self._fill(slot)
             self._hand_over(slot)

@@ -23,12 +23,14 @@ class GroupStatus:
     procs: str
     """Name of the proc mesh."""
     report: TrainerReport
+    devices: tuple[str, ...] = ()
+    """The uuids of its GPUs, if the job uses GPUs."""
 
     @classmethod
     def of(cls, group: ReplicaGroup) -> GroupStatus:
         """Return the status of a group."""
-        pids = tuple(group.pids)
-        return cls(group.replica, group.state.value, group.host, pids, group.procs.name, group.report)
+        state, name = group.state.value, group.procs.name
+        return cls(group.replica, state, group.host, tuple(group.pids), name, group.report, group.devices)
 
 
 @dataclass(frozen=True)

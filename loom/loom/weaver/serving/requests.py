@@ -247,6 +247,7 @@ class RequestHandler:
             for one in self._known.replicas.values()
             if one.state in LIVING or now < one.changed + KEPT_IN_METRICS
         ]
+        devices = self._known.devices
         return {
             **self._status(arguments, now),
             "command_latency": self._weaver.dispatcher.latencies.to_dict(),
@@ -257,6 +258,7 @@ class RequestHandler:
                 for replica in shown
             },
             "of_devices": self._known.device_status,
+            "device_states": {device.uuid: devices.state(device.uuid).value for device in devices},
             "of_jobs": [job.to_body() for job in jobs if job.replicas or now < job.until + KEPT_IN_METRICS],
         }
 

@@ -46,11 +46,14 @@ class Tie(Body, kind=Kind.TIE):
     """Whether the driver has answered this process before, and must know it."""
     received: int
     """Number of the last frame that this end has received."""
+    master: str | None = None
+    """``HOST PORT``, where the processes of the mesh may meet, from the first of them; empty from one that asks for
+    it; None from one that needs none."""
 
     @property
     def said(self) -> tuple[str, ...]:
         """What the proof is for."""
-        return self.name, *map(str, (self.procs, self.rank, self.again, self.received))
+        return self.name, *map(str, (self.procs, self.rank, self.again, self.received)), self.master or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,13 @@ class Tied(Body, kind=Kind.TIED):
     """Number of the last frame that the driver has received."""
     weaver: str
     """The weaver's address, perhaps empty."""
+    master: str | None = None
+    """What the first process of the proc mesh has said in its `Tie`; None if it is gone."""
 
     @property
     def said(self) -> tuple[str, ...]:
         """What the proof is for."""
-        return "tied", str(self.received), self.weaver
+        return "tied", str(self.received), self.weaver, self.master or ""
 
 
 @dataclass(frozen=True, slots=True)

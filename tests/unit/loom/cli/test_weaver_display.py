@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from loom.cli.plot import plot_lines
-from loom.cli.weaver_display import Picture, device_row, event_line, json_line, live
+from loom.cli.weaver_display import DEVICE_COLUMNS, Picture, device_row, event_line, json_line, live
 from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
 
 GPU = DeviceInfo("GPU-0", "active", "gpu", "node-1", "H200", 141 << 30, replicas=("train_0",))
@@ -162,6 +162,17 @@ def test_a_device_is_one_row() -> None:
     assert device_row(failed)[1] == "failed: ECC"
     assert device_row(failed)[4] == "1.0 of 2.0 GiB"
     assert device_row(GPU)[5] == ""
+    assert len(device_row(GPU)) == len(DEVICE_COLUMNS)
+
+
+def test_what_ails_a_device_is_in_its_row() -> None:
+    status: dict[str, Any] = {"temperature": 91.4, "error": "GPU is lost", "xid": 79, "ecc_uncorrected": 2}
+    status["throttled"] = ["thermal"]
+
+    assert device_row(DeviceInfo("GPU-1", "active", status=status))[6:8] == [
+        "91",
+        "GPU is lost; Xid 79; 2 uncorrectable memory errors; throttled: thermal",
+    ]
 
 
 def test_what_a_newer_gateway_adds_is_passed_over() -> None:

@@ -29,7 +29,17 @@ from loom.control.introduction import (
     ThreadletWelcome,
 )
 from loom.control.membership import Draining, PeerFailure, PeerFailures, Registration
-from loom.control.reports import DeviceReport, Heartbeat, Phase, Stack, StackRequest, StatusReports, Stored
+from loom.control.reports import (
+    DeviceFailed,
+    DeviceReport,
+    FailureNoted,
+    Heartbeat,
+    Phase,
+    Stack,
+    StackRequest,
+    StatusReports,
+    Stored,
+)
 from loom.control.time_account import MAX_REASON, MAX_REASONS, REASONS, TimeAccount
 from loom.errors import ProtocolMismatch, WrongArguments
 
@@ -72,7 +82,25 @@ FRAMES: list[Frame] = [
     StatusReports([[1, 2.0, 3, None, None, {"loss": 1.0}, None]]),
     Stored(4),
     Heartbeat(2.5, None, Phase.BETWEEN),
-    DeviceReport(2.5, {"GPU-0": {"utilization": 0.5, "memory_used": 10, "temperature": None, "power": 200.0}}),
+    DeviceReport(
+        2.5,
+        {
+            "GPU-0": {
+                "utilization": 0.5,
+                "memory_used": 10,
+                "temperature": None,
+                "power": 200.0,
+                "sm_clock": 1_980_000_000,
+                "memory_clock": None,
+                "ecc_corrected": 3,
+                "ecc_uncorrected": 0,
+                "throttled": ["thermal"],
+                "xid": 79,
+            }
+        },
+    ),
+    DeviceFailed("f1", "GPU-0", "Xid 79"),
+    FailureNoted("f1"),
     StackRequest("1"),
     Stack("1", "Thread 0x1"),
     TimeAccount(9.0, 1.0, 0, 5, 0.5, {"checkpoint": 1.0}),
@@ -185,10 +213,51 @@ def test_a_frame_of_another_form_is_refused_by_its_kind(kind: type[Frame], rest:
         kind.from_body([kind.KIND, *rest])
 
 
-@pytest.mark.parametrize("status", [5, {"power": "much"}, {"power": True}])
-def test_a_status_of_a_device_is_made_of_numbers(status: Any) -> None:
-    with pytest.raises(ProtocolMismatch, match="a device's status is made of numbers"):
+@pytest.mark.parametrize(
+    ("status", "wrong"),
+    [
+        (5, "a device's status is a map, not 5"),
+        ({"power": "much"}, "power of a device is a number or None, not 'much'"),
+        ({"power": True}, "power of a device is a number or None, not True"),
+        ({"throttled": "heat"}, "throttled is a list of reasons, not 'heat'"),
+        ({"throttled": [7]}, "throttled is a list of reasons"),
+        ({"throttled": ["heat"] * 17}, "throttled is a list of reasons"),
+        ({"processes": 3}, "processes is a list of at most 256, not 3"),
+        ({"processes": [{"pid": 1}] * 257}, "processes is a list of at most 256"),
+        ({"processes": [{"memory": 1}]}, "a process of a device has a pid"),
+        ({"processes": [{"pid": 1, "memory": "much"}]}, "memory of a device is a number or None"),
+        ({"xid": -1}, "xid is a count or None, not -1"),
+    ],
+)
+def test_a_status_of_a_device_of_another_form_is_refused(status: Any, wrong: str) -> None:
+    with pytest.raises(ProtocolMismatch, match=wrong):
         DeviceReport.from_body(["devices", 1.0, {"GPU-0": status}])
+
+
+def test_a_status_of_a_device_has_all_numbers_and_what_else_there_is() -> None:
+    health = {
+        "throttled": ["thermal"],
+        "processes": [{"pid": 7, "memory": 1, "utilization": 0.5}],
+        "error": "GPU is lost",
+        "xid": 79,
+    }
+    report = DeviceReport.from_body(["devices", 1.0, {"GPU-0": {"power": 5, **health, "new": 1}, "GPU-1": {}}])
+
+    numbers = ["utilization", "memory_used", "temperature", "power"]
+    numbers += ["sm_clock", "memory_clock", "ecc_corrected", "ecc_uncorrected"]
+    assert report.devices["GPU-0"] == {**dict.fromkeys(numbers), "power": 5, **health}
+    assert report.devices["GPU-1"] == dict.fromkeys(numbers)
+    assert report.numbers().devices["GPU-0"] == {**dict.fromkeys(numbers[:4]), "power": 5}
+
+
+def test_a_failure_of_a_device_is_read_as_it_was_sent() -> None:
+    failed = DeviceFailed("f1", "GPU-0", "Xid 79")
+
+    assert DeviceFailed.from_body(failed.to_body()) == failed
+    assert len(DeviceFailed.from_body(["device_failed", "f1", "GPU-0", "x" * 1000]).reason) == 500
+    for wrong in (["f1", "GPU-0", 79], ["f" * 201, "GPU-0", "Xid 79"]):
+        with pytest.raises(ProtocolMismatch, match="not a 'device_failed' frame"):
+            DeviceFailed.from_body(["device_failed", *wrong])
 
 
 def test_a_step_that_is_no_count_is_refused_in_a_heartbeat() -> None:

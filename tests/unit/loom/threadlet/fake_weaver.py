@@ -130,10 +130,10 @@ class FakeWeaver:
             assert frame[0] == "hello"
             return connection, frame[1]
 
-    def welcome(self, seq: int = 0) -> tuple[Connection, dict[str, Any]]:
-        """The next connection and its hello, answered."""
+    def welcome(self, seq: int = 0, **takes: bool) -> tuple[Connection, dict[str, Any]]:
+        """The next connection and its hello, answered; ``takes`` is what else this weaver takes."""
         connection, hello = self.accept()
-        connection.send("welcome", {"protocol": PROTOCOL, "beat": self.beat, "weaver": "w", "seq": seq})
+        connection.send("welcome", {"protocol": PROTOCOL, "beat": self.beat, "weaver": "w", "seq": seq, **takes})
         return connection, hello
 
     def welcome_new(self) -> tuple[Connection, dict[str, Any]]:

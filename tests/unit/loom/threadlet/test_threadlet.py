@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from loom.devices import DeviceUse, LocalDevice
 from loom.errors import InvalidAddress, WrongArguments
 from loom.threadlet import Deferred, Threadlet, reporting
 from loom.threadlet import threadlet as module
@@ -94,18 +93,6 @@ def test_the_environment_names_what_is_not_given(
 
 def test_without_any_name_it_is_host_and_process(weaver: FakeWeaver, threadlet: Make) -> None:
     assert threadlet(None).replica_id == f"{socket.gethostname()}-{os.getpid()}"
-
-
-def test_of_several_gpus_the_one_of_the_local_rank_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [LocalDevice(f"GPU-{place}", "gpu", "host", "", 0) for place in range(4)]
-    monkeypatch.setattr(module, "local_devices", lambda: gpus)
-    assert Threadlet().devices == gpus
-
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    assert Threadlet().devices == [gpus[2]]
-
-    monkeypatch.setenv("LOCAL_RANK", "7")
-    assert Threadlet().devices == gpus
 
 
 def test_a_strange_address_is_refused_at_once() -> None:
@@ -302,51 +289,6 @@ def test_threads_may_publish_at_once(weaver: FakeWeaver, threadlet: Make) -> Non
     for thread in range(4):
         assert [row[2] for row in rows if row[5]["thread"] == thread] == list(range(200))
     assert made.dropped == 0
-
-
-def test_devices_are_reported(weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "DEVICES_INTERVAL", 0.01)
-    threadlet()
-    connection, _ = weaver.welcome()
-
-    _, moment, used = connection.expect("devices")
-
-    assert abs(moment - time.time()) < BOUND
-    assert set(used) == {"GPU-a"}
-    assert set(used["GPU-a"]) == {"utilization", "memory_used", "temperature", "power"}
-
-
-def test_a_device_that_does_not_answer_is_said_once(
-    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reporting, "DEVICES_INTERVAL", 0.01)
-    monkeypatch.setattr(reporting, "device_status", lambda devices: {"GPU-a": DeviceUse(error="GPU is lost")})
-    threadlet()
-    connection, _ = weaver.welcome()
-
-    for _ in range(3):
-        assert connection.expect("devices")[2]["GPU-a"]["utilization"] is None
-    assert caplog.text.count("the device GPU-a does not answer: GPU is lost") == 1
-
-
-def test_devices_that_cannot_be_looked_at_are_said_once(
-    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    looked = threading.Semaphore(0)
-
-    def fail(devices: Any) -> Any:
-        looked.release()
-        raise RuntimeError("driver/library mismatch")
-
-    monkeypatch.setattr(reporting, "DEVICES_INTERVAL", 0.01)
-    monkeypatch.setattr(reporting, "device_status", fail)
-    threadlet()
-    connection, _ = weaver.welcome()
-    for _ in range(3):
-        assert looked.acquire(timeout=BOUND)
-
-    assert connection.expect("beat")
-    assert caplog.text.count("the devices cannot be looked at") == 1
 
 
 def test_a_report_without_a_step_says_nothing_of_where_the_loop_is(weaver: FakeWeaver, threadlet: Make) -> None:
@@ -1037,6 +979,19 @@ def test_a_device_is_taken_out_of_use_and_back(weaver: FakeWeaver, threadlet: Ma
 
     assert told == [("GPU-a", False), ("GPU-a", True)]
     assert [connection.ack(ident)[1] for ident in idents] == [OK, OK]
+
+
+def test_of_the_devices_of_a_group_a_replica_hears_of_its_own(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    told: list[tuple[str, bool]] = []
+    made.on_device_change(lambda device, active: told.append((device, active)))
+    connection, _ = weaver.welcome()
+    ident = weaver.command(connection, "deactivate_device", group="train", devices=["GPU-a", "GPU-b"])
+    come(made)
+    made.check_and_apply_updates()
+
+    assert connection.ack(ident)[1] == OK
+    assert told == [("GPU-a", False)]
 
 
 def test_what_a_callback_raises_is_answered_and_the_others_are_called(weaver: FakeWeaver, threadlet: Make) -> None:

@@ -65,7 +65,7 @@ class Host:
 
 def agents_of(host: Host) -> HostAgents:
     session: Any = host
-    job: Any = SimpleNamespace(name="train", silence=0.04)
+    job: Any = SimpleNamespace(name="train", silence=0.04, uses_gpus=False)
     agents = HostAgents(session, job, lambda call: call())
     agents.tick([3])
     return agents

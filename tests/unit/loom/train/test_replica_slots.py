@@ -64,6 +64,11 @@ class Pool:
         self.started: list[Group] = []
         self.spares: list[Group] = []
         self.draining: set[int] = set()
+        self.refused: dict[int, str] = {}  # why a group has to leave its GPU, by the group's id
+        self.full = False  # whether there is no free GPU
+
+    def refusal(self, group: Group | None) -> str:
+        return self.refused.get(id(group), "")
 
     def hosts(self) -> list[int]:
         return [host for host in range(self._hosts) if host not in self.draining]
@@ -79,7 +84,10 @@ class Pool:
         self.started.append(Group(hosts[len(self.started) % len(hosts)]))
         return self.started[-1]
 
-    find = find_elsewhere = start
+    find = start
+
+    def find_elsewhere(self, name: str, left: int | None) -> Group | None:
+        return None if self.full else self.start(name, left)
 
     def has_spare(self) -> bool:
         return bool(self.spares)
@@ -571,3 +579,56 @@ def test_the_first_groups_begin_with_the_newest_checkpoint_if_there_is_a_folder(
     first, second = job.prepare()
 
     assert [one.assignments[0].restore for one in (first, second)] == [Restore.CHECKPOINT] * 2
+
+
+def test_a_group_whose_gpu_may_not_be_used_moves_as_soon_as_there_is_another() -> None:
+    job = Job(groups=2)
+    group, _ = job.train()
+    job.pool.full = True
+    job.pool.refused[id(group)] = "GPU-0: failed, Xid 79"
+
+    job.tick()
+    assert job.slots.all()[0].successor is None  # there is no free GPU
+    assert not group.stopped
+
+    job.pool.full = False
+    job.tick()
+    job.tick()  # a successor is looked for once
+    (successor,) = job.prepare()
+    job.tick()
+    assert group.told_to_leave
+    job.end(group, Ending.LEFT)
+
+    assert job.slots.all()[0].group is successor
+    moved = next(data for kind, _, data in job.events if kind == "group_moved")
+    assert moved["reason"] == "GPU-0: failed, Xid 79"
+
+
+def test_a_successor_whose_gpu_may_not_be_used_any_more_is_replaced() -> None:
+    job = Job(groups=2)
+    group, _ = job.train()
+    job.pool.refused[id(group)] = "GPU-0: inactive"
+    job.tick()
+    successor = job.slots.all()[0].successor
+    assert isinstance(successor, Group)
+
+    job.pool.refused[id(successor)] = "GPU-1: inactive"
+    job.tick()
+
+    assert successor.stopped == "GPU-1: inactive"
+    assert job.slots.all()[0].successor not in (None, successor)
+
+
+def test_a_group_that_does_not_train_yet_leaves_a_gpu_that_may_not_be_used_at_once() -> None:
+    job = Job(groups=2)
+    job.tick()
+    group = job.slots.all()[0].group
+    assert isinstance(group, Group)
+    job.pool.refused[id(group)] = "GPU-0: failed, Xid 79"
+
+    job.tick()
+    job.tick()
+
+    assert group.stopped == "GPU-0: failed, Xid 79"
+    assert job.slots.all()[0].group not in (None, group)
+    assert job.slots.failures == 0

@@ -86,6 +86,8 @@ def test_what_is_no_target_is_refused(target: object) -> None:
         ("pause", {1: "x"}, "names and values"),
         ("reactivate", {}, "the uuid of a device"),
         ("deactivate_device", {"device": 5}, "the uuid of a device"),
+        ("reactivate", {"group": 5}, "or the name of a group, as `group`"),
+        ("reactivate", {"device": "GPU-0", "group": "train"}, "the uuid of a device, as `device`, or the name of"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(kind: str, params: object, message: str) -> None:

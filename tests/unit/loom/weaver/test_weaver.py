@@ -545,19 +545,81 @@ def test_a_failure_of_a_device_that_nobody_has_is_refused(bench: Bench) -> None:
         bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
 
 
-def test_a_failure_that_is_reported_again_changes_nothing_until_another_process_is_there(bench: Bench) -> None:
+def test_a_failure_that_is_reported_again_changes_nothing(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     first = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
     again = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
-    threadlet.lose()
-    second = Threadlet(bench, "train_0")
-
-    later = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
     bench.commit()
 
     assert again is first
-    assert later.id > first.id
-    assert len(threadlet.commands()) == len(second.commands()) == 1
+    assert len(threadlet.commands()) == 1
+
+
+def test_a_new_process_on_a_failed_device_is_told_at_once_and_its_policy_carried_out(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", group="trainers")
+    bench.weaver.set_policy("trainers", "stop", "anna", bench.now)
+    first = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    threadlet.lose()
+
+    second = Threadlet(bench, "train_0", group="trainers")
+
+    failure = {"device": "GPU-0", "reason": "gone"}
+    assert second.commands() == [("device_failed", failure), ("stop", failure)]
+    assert bench.event("command")["cause"] == bench.event("registered")["id"]
+    assert bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now) is first
+
+
+def test_a_new_process_on_a_failed_device_is_not_respawned_again(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", group="trainers")
+    bench.weaver.set_policy("trainers", "respawn", "anna", bench.now)
+    bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now)
+    bench.commit()
+    threadlet.say("bye", "it moves", "stopped")
+
+    second = Threadlet(bench, "train_0", group="trainers")
+
+    assert second.commands() == [("device_failed", {"device": "GPU-0", "reason": "gone"})]
+    assert bench.kinds().count("respawn_wanted") == 1
+
+
+def test_a_new_process_on_a_device_that_is_out_of_use_is_told_and_one_that_reconnects_is_not(bench: Bench) -> None:
+    Threadlet(bench, "train_0")
+    bench.weaver.dispatcher.give(CommandKind.DEACTIVATE_DEVICE, {"device": "GPU-0"}, [], "anna", bench.now)
+
+    newcomer = Threadlet(bench, "train_1")
+    newcomer.lose()
+    again = Threadlet(bench, "train_1", instance=newcomer.instance)
+
+    told = ("deactivate_device", {"device": "GPU-0", "reason": "deactivated by anna"})
+    assert newcomer.commands() == [told]
+    assert again.commands() == [told]  # the same command, which it has not acknowledged
+    assert bench.kinds().count("command") == 2
+    assert bench.weaver.known.devices.reason("GPU-0") == "deactivated by anna"
+
+
+def test_a_replica_reports_the_failure_of_a_device_of_its_own(bench: Bench) -> None:
+    mine, other = Threadlet(bench, "train_0"), Threadlet(bench, "train_1", devices=[{**GPU, "uuid": "GPU-1"}])
+
+    mine.say("device_failed", "f1", "GPU-0", "Xid 79")
+    mine.say("device_failed", "f1", "GPU-0", "Xid 79")
+
+    assert mine.told.count(["failure_noted", "f1"]) == 2
+    failed = bench.event("device_failed")
+    assert (failed["device"]["uuid"], failed["reason"], failed["by"]) == ("GPU-0", "Xid 79", "train_0")
+    assert [entry["replica"] for entry in failed["replicas"]] == ["train_0"]
+    assert bench.kinds().count("device_failed") == 1
+    assert mine.commands() == [("device_failed", {"device": "GPU-0", "reason": "Xid 79"})]
+    assert other.commands() == []
+
+
+def test_a_failure_of_a_device_that_the_replica_does_not_use_is_noted_and_changes_nothing(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    Threadlet(bench, "train_1", devices=[{**GPU, "uuid": "GPU-1"}])
+
+    threadlet.say("device_failed", "f1", "GPU-1", "Xid 79")
+
+    assert ["failure_noted", "f1"] in threadlet.told
+    assert bench.weaver.known.devices.state("GPU-1") == "active"
 
 
 def test_a_device_that_is_well_again_can_fail_again(bench: Bench) -> None:
@@ -581,21 +643,91 @@ def test_a_device_is_deactivated_and_reactivated_by_command(bench: Bench) -> Non
     assert bench.weaver.known.devices.state("GPU-0") == "active"
 
 
+def use(bench: Bench, kind: CommandKind, **params: str) -> None:
+    bench.weaver.dispatcher.give(kind, params, [], "anna", bench.now)
+    bench.commit()
+
+
+def test_the_devices_of_a_group_are_deactivated_and_those_on_them_told(bench: Bench) -> None:
+    gpus = [{**GPU, "uuid": f"GPU-{number}"} for number in range(3)]
+    one = Threadlet(bench, "train_0", group="train", devices=gpus[:1])
+    two = Threadlet(bench, "train_1", group="train", devices=gpus[1:2])
+    other = Threadlet(bench, "eval_0", group="eval", devices=gpus[1:2])
+    elsewhere = Threadlet(bench, "eval_1", group="eval", devices=gpus[2:])
+
+    use(bench, CommandKind.DEACTIVATE_DEVICE, group="train")
+
+    states = {f"GPU-{number}": bench.weaver.known.devices.state(f"GPU-{number}").value for number in range(3)}
+    assert states == {"GPU-0": "inactive", "GPU-1": "inactive", "GPU-2": "active"}
+    told = ("deactivate_device", {"group": "train", "devices": ["GPU-0", "GPU-1"]})
+    assert one.commands() == two.commands() == other.commands() == [told]
+    assert elsewhere.commands() == []
+
+
+def test_a_group_gets_back_what_it_was_on_when_that_failed_or_was_deactivated(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    gpus = [{**GPU, "uuid": f"GPU-{number}"} for number in range(4)]
+    first = Threadlet(bench, "train_0", group="train", devices=gpus[:1])
+    Threadlet(bench, "eval_0", group="eval", devices=gpus[3:])
+    bench.weaver.dispatcher.fail_device("GPU-0", "Xid 79", "train_0", bench.now)
+    first.say("bye", "it moves", "stopped")
+    moved = Threadlet(bench, "train_0", group="train", devices=gpus[1:2])
+    use(bench, CommandKind.DEACTIVATE_DEVICE, group="train")
+    use(bench, CommandKind.DEACTIVATE_DEVICE, group="eval")
+    moved.say("bye", "it moves", "stopped")
+    bench.commit()
+    bench.restart()
+    Threadlet(bench, "train_0", group="train", devices=gpus[2:3])
+
+    use(bench, CommandKind.REACTIVATE, group="train")
+
+    states = {f"GPU-{number}": bench.weaver.known.devices.state(f"GPU-{number}").value for number in range(4)}
+    assert states == {"GPU-0": "active", "GPU-1": "active", "GPU-2": "active", "GPU-3": "inactive"}
+    with pytest.raises(UnknownDevice, match="no device of a group 'train' is out of use"):
+        use(bench, CommandKind.REACTIVATE, group="train")
+
+
+def test_a_group_that_is_not_there_has_no_devices_to_deactivate(bench: Bench) -> None:
+    Threadlet(bench, "train_0", group="train")
+
+    with pytest.raises(UnknownReplica, match="no replica of a group 'tain' lives on a device; groups: train"):
+        use(bench, CommandKind.DEACTIVATE_DEVICE, group="tain")
+
+
 def test_the_status_of_devices_is_kept_as_it_is_now(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
 
     threadlet.say("devices", bench.now, {"GPU-0": {"utilization": 0.5, "memory_used": 7}, "GPU-9": {}})
 
-    assert bench.weaver.known.device_status == {
-        "GPU-0": {
-            "utilization": 0.5,
-            "memory_used": 7,
-            "temperature": None,
-            "power": None,
-            "time": START,
-            "by": "train_0",
-        }
+    status = bench.weaver.known.device_status
+    assert set(status) == {"GPU-0"}
+    assert {name: value for name, value in status["GPU-0"].items() if value is not None} == {
+        "utilization": 0.5,
+        "memory_used": 7,
+        "time": START,
+        "by": "train_0",
     }
+
+
+def test_the_health_of_a_device_is_there_after_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    threadlet = Threadlet(bench, "train_0")
+
+    def report(**status: Any) -> None:
+        threadlet.say("devices", bench.now, {"GPU-0": status})
+        bench.commit()
+
+    report(temperature=60.0)
+    bench.now += 5
+    report(temperature=90.0)  # is written only once a minute
+    bench.restart()
+    assert bench.weaver.known.device_status["GPU-0"]["temperature"] == 60.0
+
+    threadlet = Threadlet(bench, "train_0", instance=threadlet.instance)
+    report(temperature=91.0, throttled=["thermal"])  # is written at once
+    bench.restart()
+    kept = bench.weaver.known.device_status["GPU-0"]
+    assert (kept["temperature"], kept["throttled"], kept["by"]) == (91.0, ["thermal"], "train_0")
 
 
 # -- what is kept ---------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ NUMBERS = {
     "of_jobs": [],
     "of_replicas": {},
     "of_devices": {},
+    "device_states": {},
 }
 
 
@@ -117,6 +118,26 @@ def test_what_others_name_cannot_make_a_sample() -> None:
     assert samples(text, "loom_device_utilization_ratio") == {(name, "anna"): 0.5}
     assert samples(text, "loom_device_power_watts") == {}
     assert "\nforged" not in text
+
+
+def test_the_health_of_a_device_has_samples() -> None:
+    hot = {"sm_clock": 1_980_000_000, "ecc_uncorrected": 2, "xid": 79, "throttled": ["thermal", "power_cap"]}
+    lost = {"error": "GPU is lost", "processes": []}
+    text = page(
+        of_devices={"GPU-0": {**hot, "processes": [{"pid": 7}]}, "GPU-1": lost},
+        device_states={"GPU-0": "active", "GPU-1": "failed"},
+    )
+
+    assert samples(text, "loom_device_sm_clock_hertz") == {("GPU-0", "anna"): 1_980_000_000}
+    assert samples(text, "loom_device_ecc_uncorrected") == {("GPU-0", "anna"): 2}
+    assert samples(text, "loom_device_last_xid") == {("GPU-0", "anna"): 79}
+    assert samples(text, "loom_device_processes") == {("GPU-0", "anna"): 1, ("GPU-1", "anna"): 0}
+    assert samples(text, "loom_device_throttled") == {
+        ("GPU-0", "thermal", "anna"): 1,
+        ("GPU-0", "power_cap", "anna"): 1,
+    }
+    assert samples(text, "loom_device_up") == {("GPU-0", "anna"): 1, ("GPU-1", "anna"): 0}
+    assert samples(text, "loom_device_state") == {("GPU-0", "active", "anna"): 1, ("GPU-1", "failed", "anna"): 1}
 
 
 def test_a_job_has_its_goodput_and_where_its_time_went() -> None:

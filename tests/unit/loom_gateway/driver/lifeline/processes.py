@@ -19,15 +19,20 @@ BOUND = 30.0
 """Seconds; far over what anything here takes, so that only a hang fails."""
 
 _PROGRAM = """
-import json, os, sys
+import json, os, socket, sys
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.lifeline.tie import Lifeline
-address, procs, rank = json.loads(sys.argv[1])
-Lifeline(LifelineAddress(*address), procs, rank, output=True)
+address, procs, rank, meets = json.loads(sys.argv[1])
+tied = Lifeline(LifelineAddress(*address), procs, rank, output=True, meets=meets)
 for line in sys.stdin:
     what, _, argument = line.strip().partition(" ")
     if what == "print":
         print(argument)
+    elif what == "master":
+        print(tied.master)
+    elif what == "listen":
+        with socket.create_server(("127.0.0.1", int(tied.master[1]))):
+            print("listening")
     elif what == "count":
         for number in range(int(argument)):
             os.write(1, b"%d\\n" % number)
@@ -122,8 +127,8 @@ async def _weaver() -> str:
 class Process:
     """A process that does what it is told by lines on its standard input. A context manager."""
 
-    def __init__(self, address: LifelineAddress, procs: int = 7, rank: int = 0) -> None:
-        told = json.dumps([list(address), procs, rank])
+    def __init__(self, address: LifelineAddress, procs: int = 7, rank: int = 0, meets: bool = False) -> None:
+        told = json.dumps([list(address), procs, rank, meets])
         self.popen = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, told],
             stdin=subprocess.PIPE,

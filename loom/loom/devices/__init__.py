@@ -1,0 +1,24 @@
+"""The devices of this process: GPUs through NVML, or else the CPU.
+
+Loom queries NVML through ``pynvml`` (the ``gpu`` extra), which needs neither torch nor CUDA and sees what a
+training process does not: temperature, power, errors, and the use by other processes. psutil reports the same for a
+CPU; without psutil a CPU is still a device, with fewer numbers.
+"""
+
+from __future__ import annotations
+
+from loom.control.introduction import Device as LocalDevice
+from loom.devices.failures import DeviceFailure
+from loom.devices.local import device_status, local_devices, own_devices, own_torch_device
+from loom.devices.use import DeviceUse, ProcessUse
+
+__all__ = [
+    "DeviceFailure",
+    "DeviceUse",
+    "LocalDevice",
+    "ProcessUse",
+    "device_status",
+    "local_devices",
+    "own_devices",
+    "own_torch_device",
+]

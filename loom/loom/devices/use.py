@@ -1,0 +1,167 @@
+"""The use and the health of a device at one time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loom.devices.nvml import nvml, query, whole_gpu
+
+_MHZ = 1_000_000
+
+_SLOWED_BY = {
+    "SwPowerCap": "power_cap",
+    "HwSlowdown": "hw_slowdown",
+    "SwThermalSlowdown": "thermal",
+    "HwThermalSlowdown": "hw_thermal",
+    "HwPowerBrakeSlowdown": "power_brake",
+}
+"""Why a GPU runs below its clock, by NVML's names of the bits. Idleness and the user's own limits are left out."""
+
+MOST_PROCESSES = 64
+"""Processes of a device that are listed; those with the least memory are left out."""
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """A process's use of a GPU."""
+
+    pid: int
+    """As the host numbers it, which inside a container may be another number."""
+    memory: int | None = None
+    """Bytes."""
+    utilization: float | None = None
+    """Share of the last moments in which the process kept the GPU busy, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """The current use and health of a device. None stands for an unknown value."""
+
+    utilization: float | None = None
+    """Share of the last moments in which the device was busy, 0 to 1."""
+    memory_used: int | None = None
+    """Bytes."""
+    temperature: float | None = None
+    """Degrees Celsius."""
+    power: float | None = None
+    """Watts."""
+    sm_clock: int | None = None
+    """Hertz, of the multiprocessors."""
+    memory_clock: int | None = None
+    """Hertz."""
+    ecc_corrected: int | None = None
+    """Memory errors that ECC has corrected since the driver was loaded."""
+    ecc_uncorrected: int | None = None
+    """Memory errors that ECC could not correct since the driver was loaded."""
+    throttled: tuple[str, ...] = ()
+    """Why the device runs below its clock: power_cap, hw_slowdown, thermal, hw_thermal, power_brake."""
+    processes: tuple[ProcessUse, ...] = ()
+    """The processes that compute on a GPU, the one with the most memory first."""
+    error: str | None = None
+    """Why the use is unknown: the GPU is gone, or an error of NVML."""
+    lost: bool = False
+    """Whether the error means that the device cannot be used any more, until somebody repairs it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for the weaver; those that are empty, as lists mostly are, are left out."""
+        fields = asdict(self)
+        del fields["lost"]
+        fields["throttled"], fields["processes"] = list(self.throttled), list(fields["processes"])
+        return {name: value for name, value in fields.items() if name in NUMBERS or value}
+
+
+NUMBERS = (
+    "utilization",
+    "memory_used",
+    "temperature",
+    "power",
+    "sm_clock",
+    "memory_clock",
+    "ecc_corrected",
+    "ecc_uncorrected",
+)
+"""The fields of `DeviceUse` that are numbers."""
+
+
+def gpu_use(uuid: str) -> DeviceUse:
+    """Return the use of a GPU or a MIG slice of this host."""
+    pynvml = nvml()
+    if pynvml is None:
+        return DeviceUse(error="NVML does not work here")
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        return DeviceUse(error=str(error), lost=error.value in _lost_by(pynvml))
+    gpu, _ = whole_gpu(pynvml, handle)
+    rates = query(pynvml, pynvml.nvmlDeviceGetUtilizationRates, handle)
+    temperature = query(pynvml, pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
+    milliwatts = query(pynvml, pynvml.nvmlDeviceGetPowerUsage, gpu)
+    return DeviceUse(
+        utilization=None if rates is None else rates.gpu / 100,
+        memory_used=int(memory.used),
+        temperature=None if temperature is None else float(temperature),
+        power=None if milliwatts is None else milliwatts / 1000,
+        sm_clock=_clock(pynvml, gpu, pynvml.NVML_CLOCK_SM),
+        memory_clock=_clock(pynvml, gpu, pynvml.NVML_CLOCK_MEM),
+        ecc_corrected=_ecc(pynvml, gpu, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        ecc_uncorrected=_ecc(pynvml, gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        throttled=_throttled(pynvml, gpu),
+        processes=_processes(pynvml, handle),
+    )
+
+
+def _lost_by(pynvml: Any) -> tuple[int, ...]:
+    """Return NVML's errors after which only a repair of the GPU, or a reset, helps."""
+    return (
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_NOT_FOUND,  # one that was there
+    )
+
+
+def _clock(pynvml: Any, gpu: Any, of: int) -> int | None:
+    megahertz = query(pynvml, pynvml.nvmlDeviceGetClockInfo, gpu, of)
+    return None if megahertz is None else megahertz * _MHZ
+
+
+def _ecc(pynvml: Any, gpu: Any, kind: int) -> int | None:
+    # Without ECC, as on GPUs for desktops, NVML does not support the query.
+    count: int | None = query(pynvml, pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, pynvml.NVML_VOLATILE_ECC)
+    return count
+
+
+def _throttled(pynvml: Any, gpu: Any) -> tuple[str, ...]:
+    bits = query(pynvml, pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu) or 0
+    names = _SLOWED_BY.items()
+    return tuple(word for name, word in names if bits & getattr(pynvml, f"nvmlClocksEventReason{name}"))
+
+
+def _processes(pynvml: Any, handle: Any) -> tuple[ProcessUse, ...]:
+    memory = {
+        one.pid: one.usedGpuMemory
+        for one in query(pynvml, pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    }
+    # Samples since the epoch: the newest of each process counts. A GPU without any answers "not found".
+    samples = query(pynvml, pynvml.nvmlDeviceGetProcessUtilization, handle, 0) or ()
+    busy = {one.pid: one.smUtil / 100 for one in sorted(samples, key=lambda one: one.timeStamp)}
+    used = (ProcessUse(pid, None if size is None else int(size), busy.get(pid)) for pid, size in memory.items())
+    return tuple(sorted(used, key=lambda one: -(one.memory or 0))[:MOST_PROCESSES])
+
+
+def cpu_use() -> DeviceUse:
+    """Return the use of this host's CPU."""
+    try:
+        import psutil
+    except ImportError:
+        return DeviceUse()
+    percent = psutil.cpu_percent(interval=None)
+    # psutil measures since the last call, and returns 0 at the first one.
+    share = percent / 100 if _cpu_measured.is_set() else None
+    _cpu_measured.set()
+    return DeviceUse(share, int(psutil.virtual_memory().used))
+
+
+_cpu_measured = threading.Event()  # set once this process has asked psutil for the CPU's use
