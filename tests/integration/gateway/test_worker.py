@@ -20,6 +20,7 @@ import json, os, subprocess, sys
 os.environ["HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"] = "250ms"
 import monarch.actor
 from monarch.actor import Actor, ChannelTransport, attach_to_workers, enable_transport, endpoint
+from loom_gateway.workers.monarch_version import service_address
 
 class Parent(Actor):
     @endpoint
@@ -28,7 +29,7 @@ class Parent(Actor):
 
 monarch.actor.unhandled_fault_hook = lambda failure: None
 enable_transport(ChannelTransport.TcpWithLocalhost)
-hosts = attach_to_workers(ca="trust_all_connections", workers=sys.argv[1:])
+hosts = attach_to_workers(ca="trust_all_connections", workers=[service_address(worker) for worker in sys.argv[1:]])
 actors = hosts.spawn_procs().spawn("parents", Parent)
 print(json.dumps([pids for _, pids in actors.pids.call().get().items()]), flush=True)
 sys.stdin.read()
