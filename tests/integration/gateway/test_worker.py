@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import psutil
 import pytest
 
+import loom
+from tests.support.gateways import Gateway
 from tests.support.processes import HIDDEN, read_json, run, start, still_there, tree
 
 CLIENT = """
@@ -54,6 +57,18 @@ class Careless(Actor):
 this_host().spawn_procs().spawn("careless", Careless).fail.broadcast()
 sys.stdin.read()
 """
+
+
+OF_ANOTHER_MONARCH = """
+import json, sys
+from monarch.actor import ChannelTransport, enable_transport, start_worker_loop_forever
+
+enable_transport(ChannelTransport.TcpWithLocalhost)
+served = start_worker_loop_forever(address=f"service<2>@{sys.argv[1]}", ca="trust_all_connections")
+print(json.dumps({"address": sys.argv[1]}), flush=True)
+sys.stdin.read()
+"""
+"""A worker whose service has another identity, as those of Monarch's other versions have."""
 
 
 @dataclass
@@ -189,6 +204,21 @@ def test_a_worker_survives_its_client() -> None:
     everything = tree(worker.pid)
     close_standard_input(worker)
     assert still_there(everything) == []
+
+
+def test_a_worker_of_another_monarch_is_named_with_the_version_that_the_gateway_has() -> None:
+    worker = start("-c", OF_ANOTHER_MONARCH, free_address())
+    gateway = Gateway([read_json(worker)["address"]])
+    try:
+        gateway.start()
+        with pytest.raises(loom.WorkersSilent) as raised:
+            gateway.connect()
+        assert "never one with another minor version of torchmonarch than the gateway's" in str(raised.value)
+        assert str(raised.value).endswith(f"which is {version('torchmonarch')}.")
+    finally:
+        gateway.close()
+        worker.kill()
+        worker.communicate()
 
 
 def test_a_taken_port_is_exit_code_3() -> None:
