@@ -82,10 +82,14 @@ def make_native(*workers: str) -> Side:
     from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
+    from loom_gateway.workers.monarch_version import service_address
+
     # The default ends the process, and some scripts kill actors. Loom's driver replaces it too.
     monarch.actor.unhandled_fault_hook = lambda failure: None
     enable_transport(ChannelTransport.TcpWithLocalhost)
-    hosts = attach_to_workers(ca="trust_all_connections", workers=list(workers), name="parity")
+    hosts = attach_to_workers(
+        ca="trust_all_connections", workers=list(map(service_address, workers)), name="parity"
+    )
     api = Api(monarch.actor, hosts, SupervisionError)
     return Side(partial(run_script, hosts, api), api.close)
 

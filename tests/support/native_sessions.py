@@ -26,8 +26,10 @@ WORKER = """
 import sys
 from monarch.actor import ChannelTransport, enable_transport, run_worker_loop_forever
 
+from loom_gateway.workers.monarch_version import service_address
+
 enable_transport(ChannelTransport.TcpWithLocalhost)
-run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
+run_worker_loop_forever(address=service_address(sys.argv[1]), ca="trust_all_connections")
 """
 
 BOUND = 120.0
@@ -99,10 +101,13 @@ def session(addresses: list[str], rounds: int) -> None:
 def client(rounds: int, addresses: list[str]) -> None:
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
+    from loom_gateway.workers.monarch_version import service_address
     from tests.support.actors import Counter
 
     enable_transport(ChannelTransport.TcpWithLocalhost)
-    hosts = attach_to_workers(ca="trust_all_connections", workers=addresses, name="hosts")
+    hosts = attach_to_workers(
+        ca="trust_all_connections", workers=list(map(service_address, addresses)), name="hosts"
+    )
     try:
         hosts.initialized.get(timeout=BOUND)
     except RuntimeError as error:

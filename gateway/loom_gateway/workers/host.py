@@ -33,6 +33,7 @@ from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen
 from loom_gateway.workers.end_notice import EndNotice
 from loom_gateway.workers.monarch_env import remove_own_place, set_monarch_environment
+from loom_gateway.workers.monarch_version import service_address
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def serve(address: WorkerAddress, patience: float = PATIENCE) -> None:
     os.environ.setdefault("HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", give_up_after)
     enable_transport(ChannelTransport.TcpWithLocalhost if ip.is_loopback else f"tcp://{bracketed(ip)}:0")
     url = str(address)
-    served = start_worker_loop_forever(address=url, ca="trust_all_connections")
+    served = start_worker_loop_forever(address=service_address(url), ca="trust_all_connections")
     try:
         _wait_until_listening(served, address.port)
         if not _ending.is_set():

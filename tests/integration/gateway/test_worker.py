@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import psutil
 import pytest
 
+import loom
+from tests.support.gateways import Gateway
 from tests.support.processes import HIDDEN, read_json, run, start, still_there, tree
 
 CLIENT = """
@@ -20,6 +23,7 @@ import json, os, subprocess, sys
 os.environ["HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"] = "250ms"
 import monarch.actor
 from monarch.actor import Actor, ChannelTransport, attach_to_workers, enable_transport, endpoint
+from loom_gateway.workers.monarch_version import service_address
 
 class Parent(Actor):
     @endpoint
@@ -28,7 +32,7 @@ class Parent(Actor):
 
 monarch.actor.unhandled_fault_hook = lambda failure: None
 enable_transport(ChannelTransport.TcpWithLocalhost)
-hosts = attach_to_workers(ca="trust_all_connections", workers=sys.argv[1:])
+hosts = attach_to_workers(ca="trust_all_connections", workers=[service_address(worker) for worker in sys.argv[1:]])
 actors = hosts.spawn_procs().spawn("parents", Parent)
 print(json.dumps([pids for _, pids in actors.pids.call().get().items()]), flush=True)
 sys.stdin.read()
@@ -53,6 +57,18 @@ class Careless(Actor):
 this_host().spawn_procs().spawn("careless", Careless).fail.broadcast()
 sys.stdin.read()
 """
+
+
+OF_ANOTHER_MONARCH = """
+import json, sys
+from monarch.actor import ChannelTransport, enable_transport, start_worker_loop_forever
+
+enable_transport(ChannelTransport.TcpWithLocalhost)
+served = start_worker_loop_forever(address=f"service<2>@{sys.argv[1]}", ca="trust_all_connections")
+print(json.dumps({"address": sys.argv[1]}), flush=True)
+sys.stdin.read()
+"""
+"""A worker whose service has another identity, as those of Monarch's other versions have."""
 
 
 @dataclass
@@ -188,6 +204,21 @@ def test_a_worker_survives_its_client() -> None:
     everything = tree(worker.pid)
     close_standard_input(worker)
     assert still_there(everything) == []
+
+
+def test_a_worker_of_another_monarch_is_named_with_the_version_that_the_gateway_has() -> None:
+    worker = start("-c", OF_ANOTHER_MONARCH, free_address())
+    gateway = Gateway([read_json(worker)["address"]])
+    try:
+        gateway.start()
+        with pytest.raises(loom.WorkersSilent) as raised:
+            gateway.connect()
+        assert "never one with another minor version of torchmonarch than the gateway's" in str(raised.value)
+        assert str(raised.value).endswith(f"which is {version('torchmonarch')}.")
+    finally:
+        gateway.close()
+        worker.kill()
+        worker.communicate()
 
 
 def test_a_taken_port_is_exit_code_3() -> None:

@@ -20,7 +20,7 @@ from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, S
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.port_batching import Batch, LaptopPort
-from loom_gateway.driver.monarch.receiver import Receiver
+from loom_gateway.driver.monarch.receiver import Receiver, open_for_messages
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
@@ -69,7 +69,7 @@ class Ports:
     def _open(self, message: Message, started: float) -> None:
         request = OpenPort.from_body(message.body)
         once = request.once
-        receiver = Receiver(once)
+        receiver = open_for_messages(once)
         port = receiver.port
         self._context.meshes.ports[message.id] = port if once else LaptopPort(port)
         by_thread = not once and sum(reader.by_thread for reader in self._readers.values()) < MOST_THREADS
@@ -197,7 +197,7 @@ class _PortReader:
             self._task.cancel()
 
     def _take(self, message: Any) -> None:
-        rank = getattr(message.kind, "rank", None)  # of the sender, if it has one
+        rank = self._receiver.rank(message)
         try:
             value = self._receiver.unpickle(message)
         except BaseException as error:  # noqa: BLE001 - sent as one, or impossible to unpickle: raised there

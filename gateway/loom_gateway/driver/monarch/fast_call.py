@@ -26,7 +26,7 @@ from monarch.actor import ActorError, context
 
 from loom.wire.arrays import passing_on
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
-from loom_gateway.driver.monarch.receiver import Receiver
+from loom_gateway.driver.monarch.receiver import open_for_replies
 from loom_gateway.driver.monarch.reports import about_endpoint
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
@@ -111,7 +111,7 @@ class ReplyChannel:
     def __init__(self, mesh: Any, loop: asyncio.AbstractEventLoop, replies: Replies) -> None:
         self._loop = loop
         self._replies = replies
-        self._receiver = Receiver()
+        self._receiver = open_for_replies()
         self._port = self._receiver.port._port_ref  # the address that calls reply to
         self._mesh = mesh._inner  # Monarch's native mesh, for `pass_on`
         self._sender = context().actor_instance

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loom.errors import WorkerUnreachable, catch_monarchs
 from loom.process import listen
+from loom_gateway.workers.monarch_version import service_address
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
 if TYPE_CHECKING:
@@ -152,4 +153,5 @@ def attach(workers: Sequence[str], name: str) -> HostMesh:
     from monarch.actor import attach_to_workers
 
     # With one name in several root clients, two clients on one worker would share the host mesh.
-    return attach_to_workers(ca="trust_all_connections", workers=list(workers), name=f"{name}_{os.getpid()}")
+    addresses = [service_address(worker) for worker in workers]
+    return attach_to_workers(ca="trust_all_connections", workers=addresses, name=f"{name}_{os.getpid()}")

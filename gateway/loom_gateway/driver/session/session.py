@@ -153,7 +153,8 @@ def _attach(workers: Sequence[str], session: str) -> Any:
         reason = str(error).partition("\n\n")[0]
         raise WorkersSilent(
             f"the workers accept connections but do not answer: {reason}. Look at their output; an overloaded "
-            f"worker may answer later."
+            f"worker may answer later, but never one with another minor version of torchmonarch than the "
+            f"gateway's, which is {version('torchmonarch')}."
         ) from error
     return host_mesh
 

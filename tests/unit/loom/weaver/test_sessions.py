@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from loom.control.latencies import BOUNDS
 from loom.errors import WrongArguments
-from loom.latencies import BOUNDS
 from loom.weaver.serving import sessions as module
 from loom.weaver.serving.sessions import LIVES_FOR, MOST_USED, USES_FOR, Sessions
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-from importlib.metadata import version
 from typing import Any
 
 import pytest
 
+from loom_gateway.workers.monarch_version import monarch_version
 from tests.support.paths import ROOT
 
 DRIVER = ROOT / "gateway" / "loom_gateway" / "driver"
@@ -16,15 +16,16 @@ DRIVER = ROOT / "gateway" / "loom_gateway" / "driver"
 ELSEWHERE = {"loom/loom/actor.py"}
 """What builds Monarch's own objects from those that stand for them on a laptop."""
 
-TESTED_WITH = "0.7."
+TESTED_WITH = {(0, 7), (0, 8)}
+"""Versions of torchmonarch, pre-releases included."""
 
-ATTRIBUTES = {
+ATTRIBUTES: dict[str, list[str]] = {
+    "monarch._rust_bindings.monarch_hyperactor.actor.PythonMessage": ["decode", "kind"],
     "monarch._rust_bindings.monarch_hyperactor.actor_mesh.PythonActorMesh": ["cast_unresolved", "name"],
     "monarch._rust_bindings.monarch_hyperactor.endpoint.ActorEndpoint": ["_actor_mesh", "_name", "_send"],
     "monarch._rust_bindings.monarch_hyperactor.pickle.PicklingState": [],
     "monarch._src.actor.actor_mesh.ActorMesh": ["_endpoint", "_ndslice", "_labels", "_new_with_shape"],
     "monarch._src.actor.actor_mesh.Port": ["_pending_result", "_resolve_and_send", "_resolve_and_send_blocking"],
-    "monarch._src.actor.actor_mesh.PortReceiver": ["_process"],
     "monarch._src.actor.actor_mesh._Actor": ["_prepare"],
     "monarch._src.actor.host_mesh.HostMesh": ["_ndslice", "_labels", "_new_with_shape"],
     "monarch._src.actor.pickle": ["_orig_function_getstate"],
@@ -33,9 +34,24 @@ ATTRIBUTES = {
 }
 """Private attributes, and the one hook that is replaced, by the class or module that has them."""
 
+BY_VERSION: dict[tuple[int, int], dict[str, list[str]]] = {
+    (0, 7): {
+        "monarch._rust_bindings.monarch_hyperactor.mailbox.PortReceiver": ["recv_task"],
+        "monarch._src.actor.actor_mesh.PortReceiver": ["_process"],
+    },
+    (0, 8): {
+        "monarch._rust_bindings.monarch_hyperactor.endpoint.PendingReply": ["block_on", "spawn_handle"],
+        "monarch._rust_bindings.monarch_hyperactor.mailbox.Mailbox": ["open_accum_port"],
+        "monarch._rust_bindings.monarch_hyperactor.mailbox.PortReceiver": ["recv"],
+    },
+}
+"""Those that only one version has, or that only its receivers use."""
+
+ATTRIBUTES |= BY_VERSION.get(monarch_version(), {})
+
 INSTANCE_ATTRIBUTES = {
     "monarch._src.actor.actor_mesh.ActorMesh": {"_inner", "_shape", "_mesh_name", "_class", "_proc_mesh"},
-    "monarch._src.actor.actor_mesh.Instance": {"_children"},
+    "monarch._src.actor.actor_mesh.Instance": {"_children", "_mailbox", "_as_rust"},
     "monarch._src.actor.host_mesh.HostMesh": {"_pending_spawns", "_proc_meshes"},
     "monarch._src.actor.proc_mesh.ProcMesh": {"_host_mesh", "_pending_actor_spawns"},
     "monarch._src.actor.actor_mesh.Port": {"_port_ref", "_rank"},
@@ -64,7 +80,7 @@ def found(path: str) -> Any:
 
 
 def test_the_installed_monarch_is_the_one_that_these_names_are_of() -> None:
-    assert version("torchmonarch").startswith(TESTED_WITH)
+    assert monarch_version() in TESTED_WITH
 
 
 def test_every_private_name_that_is_imported_is_there() -> None:
