@@ -68,6 +68,7 @@ def manager() -> Iterator[Make]:
     yield make
     for one, _ in made:
         one.shutdown(wait=False)
+        one._checkpoint_transport._server.server_close()  # torchft leaves its socket open
     lighthouse.shutdown()
 
 
