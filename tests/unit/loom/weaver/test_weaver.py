@@ -730,6 +730,78 @@ def test_the_health_of_a_device_is_there_after_a_restart(tmp_path: Path) -> None
     assert (kept["temperature"], kept["throttled"], kept["by"]) == (91.0, ["thermal"], "train_0")
 
 
+def test_a_process_changes_its_devices_while_it_runs(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    other = {**GPU, "uuid": "GPU-1"}
+
+    threadlet.say("register", [GPU, other])
+    threadlet.say("register", [other])
+    threadlet.say("register", [{**other, "type": "B200"}])
+
+    changes = [event for event in bench.events if event["kind"] == "devices_changed"]
+    assert [(one["added"], one["removed"]) for one in changes] == [(["GPU-1"], []), ([], ["GPU-0"])]
+    assert [device.uuid for device in bench.weaver.known.devices] == ["GPU-1"]
+    assert bench.weaver.known.devices.device("GPU-1").type == "B200"
+
+
+def test_a_process_that_drains_by_its_own_choice_is_shown_with_its_reason(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    threadlet.say("draining", "the data has ended")
+    threadlet.say("draining", "again")
+
+    event = bench.event("draining")
+    assert (event["by"], event["reason"], event["from"]) == ("train_0", "the data has ended", "running")
+    assert bench.kinds().count("draining") == 1
+
+
+# -- failures of peers ----------------------------------------------------------------------------------------
+
+
+def told_of(threadlet: Threadlet) -> list[list[list[str]]]:
+    """The failures of peers in each frame."""
+    return [frame[1] for frame in threadlet.told if frame[0] == "peers"]
+
+
+def test_the_replicas_of_a_job_hear_of_failures_in_one_frame(bench: Bench) -> None:
+    staying, ended = Threadlet(bench, "train_0"), Threadlet(bench, "train_3")
+    other = Threadlet(bench, "eval_0", group="evaluators")
+    elsewhere = Threadlet(bench, "train_4", session="s")
+    ended.say("bye", "done", "finished")
+    dying = [Threadlet(bench, name) for name in ("train_1", "train_2")]
+
+    for one in dying:
+        replica = one.replica
+        assert replica is not None
+        bench.weaver.died(replica, one.instance, "killed", bench.now)
+    bench.commit()
+
+    assert told_of(staying) == [
+        [["train_1", dying[0].instance, "killed"], ["train_2", dying[1].instance, "killed"]]
+    ]
+    assert [told_of(one) for one in (ended, other, elsewhere, *dying)] == [[]] * 5
+
+
+def test_a_replica_that_reconnects_hears_of_the_failures_in_its_time(tmp_path: Path) -> None:
+    kept = Bench(tmp_path / "weaver.db")
+    Threadlet(kept, "train_1").say("bye", "before it began", "failed")
+    kept.now += 1
+    threadlet = Threadlet(kept, "train_0")
+    threadlet.lose()
+    kept.now += 0.1
+    peer = Threadlet(kept, "train_2")
+    peer.say("bye", "x" * 600, "failed")
+    Threadlet(kept, "eval_0", group="evaluators").say("bye", "of another job", "failed")
+    kept.restart()
+
+    again = Threadlet(kept, "train_0", instance=threadlet.instance)
+    successor = Threadlet(kept, "train_1")
+
+    assert told_of(threadlet) == []
+    assert told_of(again) == [[["train_2", peer.instance, "x" * 500]]]
+    assert told_of(successor) == []
+
+
 # -- what is kept ---------------------------------------------------------------------------------------------
 
 
