@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import mmap
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -131,6 +133,7 @@ class Gpus:
 def library() -> Path:
     """Return the compiled library, which is made once in each run of the tests."""
     folder = Path(tempfile.mkdtemp(prefix="loom-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = folder / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("nvml.c")
     command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-Wl,-soname,libnvidia-ml.so.1"]
