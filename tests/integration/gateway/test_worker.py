@@ -206,7 +206,10 @@ def test_a_worker_survives_its_client() -> None:
     assert still_there(everything) == []
 
 
-def test_a_worker_of_another_monarch_is_named_with_the_version_that_the_gateway_has() -> None:
+def test_a_worker_of_another_monarch_is_named_with_the_version_that_the_gateway_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loom_proxy.session.open.ATTEMPTS", 1)  # each takes 8 s
     worker = start("-c", OF_ANOTHER_MONARCH, free_address())
     gateway = Gateway([read_json(worker)["address"]])
     try:
