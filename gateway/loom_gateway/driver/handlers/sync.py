@@ -24,7 +24,7 @@ from loom_gateway.driver.code_sync.host_actor import Assembled, FilePart, TreeAg
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.lifeline.server import LifelineServer
-from loom_gateway.driver.monarch.errors import MonarchSupervisionError
+from loom_gateway.driver.monarch.errors import MonarchSupervisionError, is_monarchs
 from loom_gateway.driver.monarch.liveness import hold_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, stop_quietly
 from loom_gateway.driver.session.context import Context
@@ -189,9 +189,9 @@ class Syncs:
             return None
         except _AgentGone:
             raise SyncFailed(f"host {agent.host}: the process that keeps synced folders died twice") from None
-        except LoomError:
-            raise
         except Exception as error:
+            if isinstance(error, LoomError) and not is_monarchs(error):
+                raise
             cause = getattr(error, "exception", error)
             if isinstance(cause, LoomError) and not isinstance(cause, FileChanged):
                 raise type(cause)(f"host {agent.host}: {cause}") from error

@@ -89,9 +89,10 @@ def test_a_host_is_silent_while_an_answer_is_missing() -> None:
     await_silence(agents, {3})
     missing.give()
     await_silence(agents, set())
+    last = host.next()
 
     agents.close()
-    host.next().give()
+    last.give()
     assert host.stopped == ["the job is over"]
 
 
