@@ -107,10 +107,9 @@ def main() -> None:
     lifetime = Lifetime(files, options.linger, options.exit_with_gateway, options.remove_folder)
     lifetime.watch_gateway()
 
-    from monarch.actor import shutdown_context
-
     asyncio.run(_serve(files, lifetime, options))
-    shutdown_context(host_timeout=0.5).get(timeout=2.0)
+    # Without Monarch's `shutdown_context`: it closes this process's channel, a worker that has something for an actor
+    # here takes that for a failure, and ends (torchmonarch 0.7: ``hyperactor::client``). What is left here ends anyway.
     # Threads may still run user code from run(); the session is over all the same.
     sys.stdout.flush()
     sys.stderr.flush()

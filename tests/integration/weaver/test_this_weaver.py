@@ -219,6 +219,13 @@ def test_processes_that_an_actor_spawns_by_itself_have_it_too(job: loom.Job, rep
     assert replica in spawner.replicas_seen_by_a_child.call_one().get(BOUND)
 
 
+def test_workers_outlive_sessions_whose_actors_still_know_the_weaver(cluster: LocalCluster) -> None:
+    for _ in range(6):  # on a busy machine a worker ended after every fourth
+        with loom.connect(cluster.url, cluster.token) as job:
+            spawner = job.hosts.slice(hosts=0).spawn_procs(name="spawners").spawn("spawner", Spawner)
+            spawner.replicas_seen_by_a_child.call_one().get(BOUND)
+
+
 def test_the_laptops_weaver_travels_and_becomes_that_of_the_session(job: loom.Job, asker: Any) -> None:
     seen = f"<LocalWeaver> {job.weaver.status()['weaver']}"
 
