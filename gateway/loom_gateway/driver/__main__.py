@@ -109,7 +109,7 @@ def main() -> None:
 
     asyncio.run(_serve(files, lifetime, options))
     # Monarch's `shutdown_context` would close this process's channel. A worker that has something for an actor here
-    # takes that for a failure, and ends (torchmonarch 0.7: ``hyperactor::client``). All that is left here ends anyway.
+    # takes that for a failure, and ends (torchmonarch 0.7: ``hyperactor::client``). What is left here ends anyway.
     # Threads may still run user code from run(); the session is over all the same.
     sys.stdout.flush()
     sys.stderr.flush()
