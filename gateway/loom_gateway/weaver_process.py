@@ -18,6 +18,7 @@ from loom.errors import LoomError
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.process.child import python, run_again
+from loom.process.held_folder import holder_of
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import Keys, read_secret
 from loom_gateway.driver.monarch.root_client import address_towards
@@ -100,6 +101,8 @@ class WeaverSupervisor:
         self.client.close()
         if end and self.process is not None:
             await self.process.end("the gateway was stopped", END_TIMEOUT)
+        elif end:
+            self._kill_holder()
 
     def abandon(self) -> None:
         """Make sure that the weaver ends when this process ends with its parent. Safe on any thread."""
@@ -148,7 +151,15 @@ class WeaverSupervisor:
             record = self._files.read_record()
             if start_time(record.pid) == record.started:
                 os.kill(record.pid, signal.SIGKILL)
+        self._kill_holder()
         self._files.remove()
+
+    def _kill_holder(self) -> None:
+        """Kill a weaver that holds the folder without a record: its gateway was killed before it wrote that."""
+        holder = holder_of(Path(self._files.socket).parent)
+        if holder is not None:
+            with contextlib.suppress(OSError):
+                os.kill(holder, signal.SIGKILL)
 
     async def _start(self) -> DriverProcess:
         self._share_secret()

@@ -132,7 +132,7 @@ class Gateway:
         left = still_there(self.drivers() + self.weavers())
         sockets = self.sockets()
         shutil.rmtree(self.folder)
-        assert left == []
+        assert left == [], left
         assert sockets == []
 
 

@@ -94,14 +94,15 @@ def test_a_session_whose_client_left_before_it_was_open_ends(gateway: Gateway, p
         await_true(lambda: len({driver.pid for driver in gateway.drivers()} - {mine}) <= 1)
 
 
-def test_a_later_client_may_have_a_session_persist(gateway: Gateway) -> None:
-    job = gateway.connect()
-    job.detach()
-    again = gateway.connect(job.session, persist=True)
-    again.detach()
-    assert gateway.session(job.session)["persist"]
-    with gateway.connect(job.session) as last:
-        assert last._connection.welcome.linger == 0
+def test_a_later_client_may_have_a_session_persist(cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway:  # whose sessions live until the next client comes, however late it is
+        job = gateway.connect()
+        job.detach()
+        again = gateway.connect(job.session, persist=True)
+        again.detach()
+        assert gateway.session(job.session)["persist"]
+        with gateway.connect(job.session) as last:
+            assert last._connection.welcome.linger == 0
 
 
 def test_of_two_meshes_of_one_name_a_later_client_finds_the_newer(gateway: Gateway) -> None:

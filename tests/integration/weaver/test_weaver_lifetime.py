@@ -281,6 +281,25 @@ def test_a_gateway_that_ends_while_its_weaver_comes_up_leaves_none_that_is_in_th
     await_end(pid)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_gateway_that_is_killed_before_it_wrote_of_its_weaver_leaves_none_in_the_way(
+    gateway: Gateway, at_once: bool
+) -> None:
+    weaver_of(gateway)
+    pid = weaver_pid(gateway)
+    gateway.end(signal.SIGKILL)
+    (gateway.state / "weaver" / "weaver.json").unlink()
+
+    gateway.start()
+    if at_once:
+        gateway.end(signal.SIGINT)
+    else:
+        weaver_of(gateway)
+        assert weaver_pid(gateway) != pid
+
+    await_end(pid)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "no JSON"])
 def test_a_record_that_is_none_is_passed_over(gateway: Gateway, text: str) -> None:
     weaver_of(gateway)
