@@ -18,7 +18,6 @@ from loom.errors import LoomError
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.process.child import python, run_again
-from loom.process.held_folder import holder_of
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import Keys, read_secret
 from loom_gateway.driver.monarch.root_client import address_towards
@@ -101,8 +100,6 @@ class WeaverSupervisor:
         self.client.close()
         if end and self.process is not None:
             await self.process.end("the gateway was stopped", END_TIMEOUT)
-        elif end:
-            self._kill_holder()
 
     def abandon(self) -> None:
         """Make sure that the weaver ends when this process ends with its parent. Safe on any thread."""
@@ -151,15 +148,7 @@ class WeaverSupervisor:
             record = self._files.read_record()
             if start_time(record.pid) == record.started:
                 os.kill(record.pid, signal.SIGKILL)
-        self._kill_holder()
         self._files.remove()
-
-    def _kill_holder(self) -> None:
-        """Kill a weaver that holds the folder without a record: its gateway was killed before it wrote that."""
-        holder = holder_of(Path(self._files.socket).parent)
-        if holder is not None:
-            with contextlib.suppress(OSError):
-                os.kill(holder, signal.SIGKILL)
 
     async def _start(self) -> DriverProcess:
         self._share_secret()
@@ -168,7 +157,8 @@ class WeaverSupervisor:
             workers = (await self._workers()).addresses
             host = await asyncio.to_thread(address_towards, workers) if workers else "127.0.0.1"
             listen = f"[{host}]:0" if ":" in host else f"{host}:0"
-        arguments = ["--listen", listen, "--linger", str(self._linger)]
+        # released once its record is written, so that the next gateway finds it
+        arguments = ["--await-release", "--listen", listen, "--linger", str(self._linger)]
         if self._advertise is not None:
             arguments += ["--advertise", self._advertise]
         if self._exit_with_gateway:

@@ -136,6 +136,7 @@ class OwnDriver(DriverProcess):
         except BaseException:
             self._child.end(0)  # no gateway would ever find it, and its user id may be given again
             raise
+        self._child.release()
         self._loop = asyncio.get_running_loop()
         self._child.ended.add_done_callback(self._note_end)
 

@@ -130,6 +130,11 @@ class Child:
     def ask_to_end(self) -> None:
         self._process.terminate()
 
+    def release(self) -> None:
+        """Let the child go on if it waits in `loom.process.lifeline.parent_releases`."""
+        if self._lifeline:
+            self._lifeline.release()
+
     def cut(self) -> None:
         """Close the lifeline, so that the child ends."""
         if self._lifeline:

@@ -53,22 +53,6 @@ def hold(path: Path, holder: str, socket: str, advice: str = "", passable: bool 
     return lock
 
 
-def holder_of(path: Path) -> int | None:
-    """Return the id of the process that holds a folder by `hold`; None if there is none."""
-    try:
-        lock = os.open(path / "lock", os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.pread(lock, 32, 0).decode(errors="replace").strip()
-        return int(text) if text.isdecimal() else None
-    finally:
-        os.close(lock)
-    return None
-
-
 def _check_is_ours(path: Path, advice: str) -> None:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -17,17 +18,27 @@ class Lifeline:
     """
 
     def __init__(self) -> None:
-        self.child_end, ours = os.pipe()
-        self._close = weakref.finalize(self, os.close, ours)
+        self.child_end, self._ours = os.pipe()
+        self._close = weakref.finalize(self, os.close, self._ours)
         _held.add(self)
 
     def given(self) -> None:
         """Close this process's copy of the child's end, once the child has it."""
         os.close(self.child_end)
 
+    def release(self) -> None:
+        """Let a child go on that waits in `parent_releases`."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            os.write(self._ours, b"\n")
+
     def close(self) -> None:
         """Tell the child to end."""
         self._close()
+
+
+def parent_releases(descriptor: int = 0) -> bool:
+    """Wait until the parent lets this process go on, and return True; False if the parent ends before."""
+    return bool(os.read(descriptor, 1))
 
 
 def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:

@@ -20,7 +20,7 @@ from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process.capabilities import keep_only
 from loom.process.exit_codes import report
-from loom.process.lifeline import when_parent_ends
+from loom.process.lifeline import parent_releases, when_parent_ends
 from loom.process.listen import announce, listen, reachable
 from loom.token_file import ADMIN
 from loom.weaver.liveness import LivenessTimeouts
@@ -50,9 +50,13 @@ def main() -> int:
     parser.add_argument(
         "--passable", action="store_true", help="let drivers of other user ids connect to the socket"
     )
+    parser.add_argument("--await-release", action="store_true",
+                        help="begin when a byte comes on standard input, and end if it closes before")  # fmt: skip
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    if options.await_release and not parent_releases():
+        return 1  # no gateway would ever find this weaver
     if options.exit_with_parent:
         # End the same way as on SIGTERM, so that there is one way to stop.
         when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -23,6 +23,7 @@ from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from loom_proxy.weaver.command import CommandProxy
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
+from tests.support.processes import read_json, start
 from tests.support.weaver_training import training, weaver_address, weavers
 
 pytestmark = pytest.mark.timeout(180)
@@ -281,23 +282,19 @@ def test_a_gateway_that_ends_while_its_weaver_comes_up_leaves_none_that_is_in_th
     await_end(pid)
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_gateway_that_is_killed_before_it_wrote_of_its_weaver_leaves_none_in_the_way(
-    gateway: Gateway, at_once: bool
-) -> None:
-    weaver_of(gateway)
-    pid = weaver_pid(gateway)
-    gateway.end(signal.SIGKILL)
-    (gateway.state / "weaver" / "weaver.json").unlink()
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_gateway_that_is_killed_before_it_wrote_of_its_weaver_leaves_none(tmp_path: Path, killed: bool) -> None:
+    with start("-m", "loom.weaver", "--folder", str(tmp_path / "weaver"), "--await-release") as weaver:
+        assert weaver.stdin is not None
+        if not killed:
+            weaver.stdin.write("\n")
+            weaver.stdin.flush()
+            assert read_json(weaver)["event"] == "listening"
+            weaver.terminate()
+        weaver.stdin.close()
 
-    gateway.start()
-    if at_once:
-        gateway.end(signal.SIGINT)
-    else:
-        weaver_of(gateway)
-        assert weaver_pid(gateway) != pid
-
-    await_end(pid)
+        assert weaver.wait(BOUND) == int(killed)
+        assert (tmp_path / "weaver").exists() is not killed
 
 
 @pytest.mark.parametrize("text", ["", "{}", "no JSON"])

@@ -136,10 +136,12 @@ class DelayProxy:
         self._ready.set()
         await self._stop.wait()
         server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # a connection that has just come gets its task
+        while tasks := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # a transport is closed one round of the loop later
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

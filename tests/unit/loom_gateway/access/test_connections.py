@@ -19,6 +19,9 @@ from loom_gateway.access.connections import Acceptor, Connection, Connections, H
 
 BOUND = 30.0
 
+HERE = "127.0.7.1"
+"""Where the port is: a client of another test that looks for one on 127.0.0.1 would be a newcomer."""
+
 GOOD = b"GET /good HTTP/1.1\r\nHost: gateway\r\n\r\n"
 OPEN = b"GET /healthz HTTP/1.1\r\nHost: gateway\r\n\r\n"
 
@@ -45,7 +48,7 @@ class Door(NamedTuple):
 
     async def come(self, address: str = "127.0.0.1") -> Client:
         """A client that the gateway has accepted."""
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0)))
+        client = Client(*await asyncio.open_connection(HERE, self.port, local_addr=(address, 0)))
         self.clients.append(client)
         assert await client.ask(OPEN) == b"ok"
         return client
@@ -82,7 +85,7 @@ async def door(most: int = 0, of_address: int = 0, proxies: tuple[str, ...] = ()
         return HttpProtocol(connection, config=config, server_state=state, app_state={})
 
     clients: list[Client] = []
-    listener = listen("127.0.0.1", 0)
+    listener = listen(HERE, 0)
     acceptor = Acceptor(listener, connections, protocol)
     try:
         yield Door(connections, listener.getsockname()[1], clients)
@@ -129,7 +132,7 @@ def test_a_connection_on_which_a_request_comes_byte_by_byte_is_closed(
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def wait() -> None:
         async with door() as gateway:
-            silent = Client(*await asyncio.open_connection("127.0.0.1", gateway.port))
+            silent = Client(*await asyncio.open_connection(HERE, gateway.port))
             gateway.clients.append(silent)
             await silent.is_cut()
 
@@ -180,7 +183,7 @@ def test_a_connection_whose_request_is_under_way_never_goes_for_a_newcomer() -> 
 
             last.writer.write(b"GET /held HTTP/1.1\r\nHost: gateway\r\n\r\n")
             await until(lambda: gateway.connections.waiting == 0)
-            refused = Client(*await asyncio.open_connection("127.0.0.1", gateway.port))
+            refused = Client(*await asyncio.open_connection(HERE, gateway.port))
             gateway.clients.append(refused)
             await refused.is_cut()  # there is no room, and nobody goes
             assert len(gateway.connections) == 3
@@ -205,7 +208,7 @@ def test_2000_silent_connections_keep_nobody_out() -> None:
             for _ in range(2000):
                 sock = socket.socket()
                 sock.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", gateway.port))
+                await asyncio.get_running_loop().sock_connect(sock, (HERE, gateway.port))
                 silent.append(sock)
             newcomer = await gateway.come()
             assert await newcomer.ask(GOOD) == b"ok"

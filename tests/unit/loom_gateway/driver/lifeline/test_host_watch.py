@@ -46,8 +46,10 @@ async def worker() -> AsyncIterator[tuple[Worker, asyncio.Server, int]]:
         yield made, server, server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for writer in made.connections:
-            writer.transport.abort()
+        for _ in range(3):  # one that has just come is served a round of the loop later, and closed another later
+            await asyncio.sleep(0)
+            for writer in made.connections:
+                writer.transport.abort()
 
 
 def watched(port: int, patience: float = 10 * BOUND, lives: bool = True) -> asyncio.Task[HostEnd]:
