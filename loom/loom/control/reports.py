@@ -14,7 +14,7 @@ from loom.errors import ProtocolMismatch
 MAX_KEPT_REPORTS = 8192
 """Status reports that a threadlet keeps while the weaver has not stored them; the oldest are dropped first."""
 
-_DEVICE_NUMBERS = (
+DEVICE_NUMBERS = (
     "utilization",
     "memory_used",
     "temperature",
@@ -24,7 +24,8 @@ _DEVICE_NUMBERS = (
     "ecc_corrected",
     "ecc_uncorrected",
 )
-_OLDEST_NUMBERS = _DEVICE_NUMBERS[:4]
+"""The numbers that are told of a device, by the names of the fields of `loom.devices.DeviceUse`."""
+_OLDEST_NUMBERS = DEVICE_NUMBERS[:4]
 """The numbers that a weaver takes which does not take `ThreadletWelcome.health`."""
 _MAX_REASONS = 16
 _MAX_PROCESSES = 256
@@ -128,7 +129,7 @@ class DeviceReport(Frame):
 def _read_status(status: Any) -> dict[str, Any]:
     if type(status) is not dict:
         raise ProtocolMismatch(f"a device's status is a map, not {status!r:.80}")
-    read: dict[str, Any] = {name: _number(name, status.get(name)) for name in _DEVICE_NUMBERS}
+    read: dict[str, Any] = {name: _number(name, status.get(name)) for name in DEVICE_NUMBERS}
     match status.get("throttled"):
         case None:
             pass

@@ -6,6 +6,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loom.control.reports import DEVICE_NUMBERS
 from loom.devices.nvml import nvml, query, whole_gpu
 
 _MHZ = 1_000_000
@@ -69,20 +70,7 @@ class DeviceUse:
         fields = asdict(self)
         del fields["lost"]
         fields["throttled"], fields["processes"] = list(self.throttled), list(fields["processes"])
-        return {name: value for name, value in fields.items() if name in NUMBERS or value}
-
-
-NUMBERS = (
-    "utilization",
-    "memory_used",
-    "temperature",
-    "power",
-    "sm_clock",
-    "memory_clock",
-    "ecc_corrected",
-    "ecc_uncorrected",
-)
-"""The fields of `DeviceUse` that are numbers."""
+        return {name: value for name, value in fields.items() if name in DEVICE_NUMBERS or value}
 
 
 def gpu_use(uuid: str) -> DeviceUse:
