@@ -156,6 +156,7 @@ class OwnDriver(DriverProcess):
 
     def _note_end(self, ended: Future[int]) -> None:
         _kill_group(self.pid)
+        self._child.cut()  # at once, and not when the garbage collector finds this object
         # the loop is closed because the gateway has left its drivers behind
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended, ended.result())

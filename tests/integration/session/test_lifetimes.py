@@ -339,3 +339,24 @@ def test_a_driver_keeps_its_own_output_small(gateway: Gateway) -> None:
         await_true(lambda: os.path.getsize(path) <= LIMIT)
         assert psutil.pid_exists(driver.pid)
         assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_a_session_that_has_ended_keeps_nothing_open_in_the_gateway(cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway:
+        folder = Path(f"/proc/{gateway.announced['pid']}/fd")
+
+        def pipes() -> int:
+            return sum(os.readlink(link).startswith("pipe:") for link in folder.iterdir())
+
+        def begin_and_end() -> None:
+            job = gateway.connect()
+            job.close()
+            gateway.ended(job.session)
+            await_true(lambda: gateway.rest("/status")["spare_ready"])
+
+        begin_and_end()
+        before = pipes()
+        for _ in range(4):
+            begin_and_end()
+
+        await_true(lambda: pipes() <= before)
