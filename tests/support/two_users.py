@@ -298,7 +298,7 @@ class Person(threading.Thread):
         one, nobody = (
             _IDS.sub("ID", text.replace(name, "NAME")) for text, name in zip(found, (theirs, nobodys), strict=True)
         )
-        assert one == nobody, f"{self.user} tells {theirs!r} from the unknown {nobodys!r}"
+        assert one == nobody, f"{self.user} tells {theirs!r} from the unknown {nobodys!r}: {found}"
         self._check(found[0], theirs)
 
     def _unlike(self, letter: str) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,23 +85,28 @@ def native_growth(sessions: int, rounds: int) -> float:
     return statistics.mean(max(int(number), 0) for number in re.findall(r"-?\d+", ended.stdout))
 
 
-def wait_for(what: Callable[[], bool]) -> None:
+def settle(cluster: LocalCluster, files: int | None = None) -> None:
+    """Wait until all sessions have ended, the gateway has its weaver and one warm driver, and workers nothing.
+
+    Args:
+        files: how many socket files there are then; None: any number.
+    """
     until = time.monotonic() + BOUND
-    while not what():
-        assert time.monotonic() < until, f"not within {BOUND:g} s"
+    while left := _left(cluster, files):
+        assert time.monotonic() < until, f"after {BOUND:g} s there are {left}"
         time.sleep(0.1)
 
 
-def settled(cluster: LocalCluster) -> bool:
-    """Whether all sessions have ended and the gateway has its weaver and one warm driver, and workers nothing."""
+def _left(cluster: LocalCluster, files: int | None) -> dict[str, Any]:
     gateway, *workers = (psutil.Process(pid) for pid in cluster.pids)
     status = rest(cluster, "/api/v1/status")
-    return (
-        status["sessions"] == 0
-        and status["spare_ready"]
-        and len(gateway.children()) == 2
-        and not any(worker.children() for worker in workers)
-    )
+    children = [child for worker in workers for child in worker.children()]
+    if len(gateway.children()) != 2:
+        children += gateway.children()
+    found = {"sessions": status["sessions"], "no spare": not status["spare_ready"], "processes": children}
+    if not any(found.values()) and files is not None and sockets(cluster) != files:
+        found["sockets"] = sockets(cluster)
+    return {what: there for what, there in found.items() if there}
 
 
 def session(cluster: LocalCluster, seconds: float) -> int:
@@ -140,11 +145,10 @@ def test_sessions_that_come_and_go_leave_nothing(
     each = seconds * AT_ONCE / sessions
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda _: session(cluster, 0), range(2 * AT_ONCE)))  # what is made once is made now
-        wait_for(lambda: settled(cluster))
+        settle(cluster)
         files, before = sockets(cluster), [held(pid) for pid in cluster.pids]
         rounds = sum(pool.map(lambda _: session(cluster, each), range(sessions)))
-    wait_for(lambda: settled(cluster))
-    wait_for(lambda: sockets(cluster) == files)
+    settle(cluster, files)
     after = [held(pid) for pid in cluster.pids]
     native = native_growth(round(sessions * NATIVE_SESSIONS), max(round(rounds / sessions), 1))
     print(f"{sessions} sessions, {rounds} rounds of work; natively {native / 1024:.0f} KiB a round")
