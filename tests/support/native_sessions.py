@@ -23,11 +23,14 @@ WARM_UP = 2 * AT_ONCE
 """Clients before the measured ones: what is made once is made then."""
 
 WORKER = """
+import os
 import sys
 from monarch.actor import ChannelTransport, enable_transport, run_worker_loop_forever
 
+from loom.process.lifeline import when_parent_ends
 from loom_gateway.workers.monarch_version import service_address
 
+when_parent_ends(lambda: os._exit(1))
 enable_transport(ChannelTransport.TcpWithLocalhost)
 run_worker_loop_forever(address=service_address(sys.argv[1]), ca="trust_all_connections")
 """
@@ -50,7 +53,9 @@ def main(sessions: int, rounds: int) -> None:
     addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
     nothing = subprocess.DEVNULL
     workers = [
-        subprocess.Popen([sys.executable, "-c", WORKER, address], stdin=nothing, stdout=nothing, stderr=nothing)
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, address], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing
+        )
         for address in addresses
     ]
     try:
@@ -69,7 +74,7 @@ def main(sessions: int, rounds: int) -> None:
     finally:
         for worker in workers:
             worker.kill()
-            worker.wait()
+            worker.communicate()
 
 
 def wait_until_listens(process: psutil.Process, port: int) -> None:
