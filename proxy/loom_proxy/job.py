@@ -16,6 +16,7 @@ from loom.shape import Shape
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
+from loom_proxy.debugger import Debugger
 from loom_proxy.display.notebook import job_html
 from loom_proxy.kubernetes.port_forward import PortForward
 from loom_proxy.logs import LogLine, LogReceiver
@@ -136,6 +137,14 @@ class Job:
         through, limit = None if guest or self._calls.watching else self._calls, self.session if guest else None
         # `connect` has decided about the URL, hence insecure=True.
         return WeaverProxy(self._gateway_url, address.token, address.ca, transport, through, True, in_session=limit)
+
+    @functools.cached_property
+    def debugger(self) -> Debugger:
+        """The debugger of the session's actors, in which ``breakpoint()`` in an endpoint stops.
+
+        A job in mode ``debug`` has it next to the client that drives. One that watches has none.
+        """
+        return Debugger(self._calls)
 
     def state(self) -> JobState:
         """Return the hosts by the names that the gateway was given; all as ``workers`` if it was given none."""
