@@ -16,7 +16,9 @@ from loom.shape import Shape
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
+from loom_proxy.debugger import Debugger
 from loom_proxy.display.notebook import job_html
+from loom_proxy.job_state import JobState
 from loom_proxy.kubernetes.port_forward import PortForward
 from loom_proxy.logs import LogLine, LogReceiver
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
@@ -33,26 +35,6 @@ from loom_proxy.weaver.client import WeaverProxy
 
 CLOSE_TIMEOUT = 15.0  # seconds that `Job.close` waits for the meshes to stop
 LAST_LINES = 5.0  # seconds to print the received log lines when the program leaves
-
-
-class JobState:
-    """The state of a job: a host mesh for each name. The counterpart of the state of Monarch's ``JobTrait``.
-
-    Args:
-        meshes: the host meshes by name.
-    """
-
-    workers: HostMeshProxy
-    """All hosts, unless the gateway was given names for them."""
-
-    def __init__(self, meshes: Mapping[str, HostMeshProxy]) -> None:
-        self.__dict__.update(meshes)
-
-    def __getattr__(self, name: str) -> HostMeshProxy:
-        raise AttributeError(f"this job has no host mesh {name!r}; it has {', '.join(vars(self))}")
-
-    def __repr__(self) -> str:
-        return f"<JobState {', '.join(f'{name}: {mesh.extent}' for name, mesh in vars(self).items())}>"
 
 
 class Job:
@@ -136,6 +118,14 @@ class Job:
         through, limit = None if guest or self._calls.watching else self._calls, self.session if guest else None
         # `connect` has decided about the URL, hence insecure=True.
         return WeaverProxy(self._gateway_url, address.token, address.ca, transport, through, True, in_session=limit)
+
+    @functools.cached_property
+    def debugger(self) -> Debugger:
+        """The debugger of the session's actors, in which ``breakpoint()`` in an endpoint stops.
+
+        A job in mode ``debug`` has it next to the client that drives. One that watches has none.
+        """
+        return Debugger(self._calls)
 
     def state(self) -> JobState:
         """Return the hosts by the names that the gateway was given; all as ``workers`` if it was given none."""

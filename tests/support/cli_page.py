@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 __all__ = ["PAGES", "commands", "page"]
 
 OF_TRAINING = frozenset(
-    ("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics", "stacks", "inject")
+    ("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics", "stacks", "debug", "inject")
 )
 """First words of the commands that have the page about training."""
 
@@ -33,8 +33,8 @@ Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.
 TRAINING = """\
 # The command line for training
 
-These commands watch, steer and break a training; [the other page](cli.md) has those for clusters, sessions and
-tokens, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
+These commands watch, steer, debug and break a training; [the other page](cli.md) has those for clusters, sessions
+and tokens, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
 """
 
 DEVICES = """\

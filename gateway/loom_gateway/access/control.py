@@ -32,7 +32,7 @@ from loom.process import tasks
 from loom.proof.exchange import checked_nonce
 from loom.token_file import Token, digest
 from loom.wire.batches import TUNNELS
-from loom.wire.handshake import Hello
+from loom.wire.handshake import MODES, Hello
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.rate_limits import ADDRESSES, RateLimit, address_key
 from loom_gateway.access.sessions import Principal, SessionAccess
@@ -210,8 +210,10 @@ class AccessControl(SessionAccess):
 
         Raises: as `find_session`.
         """
-        if hello.mode not in ("watch", "drive") or (hello.mode == "watch" and hello.session is None):
-            raise ProtocolMismatch(f"a client drives, or watches a session that there is; not {hello.mode!r:.40}")
+        if hello.mode not in MODES or (hello.mode != "drive" and hello.session is None):
+            raise ProtocolMismatch(
+                f"a client drives, or it watches or debugs a session that there is; not {hello.mode!r:.40}"
+            )
         scope, what = scope_of(hello), f"to {hello.mode} a session"
         if hello.session is not None:
             session = self.find_session(principal, hello.session, scope, what)
@@ -332,7 +334,7 @@ class AccessControl(SessionAccess):
         elif hello.session is None:
             event = "opened"
         else:
-            event = "watched" if hello.mode == "watch" else "drove"
+            event = {"watch": "watched", "debug": "debugged"}.get(hello.mode, "drove")
         details = {"session": session.name, "client": hello.client[:100], "took_over": hello.take_over}
         self.audit.write(event, principal.token, principal.peer, **details)
         try:
@@ -348,7 +350,7 @@ class AccessControl(SessionAccess):
 
 def scope_of(hello: Hello) -> str:
     """Return the scope in its session that a client needs."""
-    return "view" if hello.mode == "watch" else "drive"
+    return MODES[hello.mode]
 
 
 def _too_often(limit: str, wait: float) -> RateLimited:

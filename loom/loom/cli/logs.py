@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from loom.cli.options import Access, asking
-from loom.errors import UnknownSession, WrongArguments
-from loom.rest import Gateway
+from loom.cli.options import Access, asking, only_session
+from loom.errors import WrongArguments
 
 
 @asking
@@ -31,20 +30,11 @@ def logs(
     if rank is not None and mesh is None:
         raise WrongArguments(f"--rank {rank} needs --mesh NAME: ranks are counted in each mesh")
     gateway = access.gateway()
-    session = session or _only_session(gateway)
+    session = session or only_session(gateway)
     wanted = {"mesh": mesh, "rank": rank, "stream": stream, "tail": tail}
     with suppress(KeyboardInterrupt):
         for line in gateway.logs(session, follow, **wanted):
             typer.echo(json.dumps(line) if as_json else _shown(line))
-
-
-def _only_session(gateway: Gateway) -> str:
-    names = [str(session["name"]) for session in gateway.sessions()]
-    if len(names) == 1:
-        return names[0]
-    if not names:
-        raise UnknownSession("no session lives here; name one that has ended lately with --session")
-    raise UnknownSession(f"{len(names)} sessions live here; choose with --session: {', '.join(names)}")
 
 
 def _shown(line: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loom.errors import WaitTimeout, WrongArguments
+from loom.errors import UnknownSession, WaitTimeout, WrongArguments
 from loom.rest import Gateway
 
 if TYPE_CHECKING:
@@ -82,6 +82,16 @@ def asking(run: Callable[..., None]) -> Callable[..., None]:
         [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
     )
     return with_options
+
+
+def only_session(gateway: Gateway) -> str:
+    """Return the name of the session that lives, if only one does."""
+    names = [str(session["name"]) for session in gateway.sessions()]
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise UnknownSession("no session lives here; name one that has ended lately with --session")
+    raise UnknownSession(f"{len(names)} sessions live here; choose with --session: {', '.join(names)}")
 
 
 def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:

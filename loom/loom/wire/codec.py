@@ -14,6 +14,7 @@ function under the name that the encoder wrote.
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
 import site
@@ -23,10 +24,11 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
 from cloudpickle.cloudpickle import (
+    _code_reduce,
     _extract_code_globals,
     _lookup_module_and_qualname,
     _should_pickle_by_reference,
@@ -166,7 +168,18 @@ def _is_plain(obj: Any, depth: int = 8) -> bool:
     return False
 
 
+def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Reduce a code object with the name of its file, which cloudpickle leaves out and a traceback needs."""
+    make, args = _code_reduce(code)
+    return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[Any] = collections.ChainMap(
+        {types.CodeType: reduce_code},
+        cloudpickle.Pickler.dispatch_table,
+    )
+
     def __init__(
         self, file: io.BytesIO, encoder: Encoder, buffers: list[Buffer | Pieces], procs: int | None
     ) -> None:

@@ -76,6 +76,7 @@ class Kind(enum.IntEnum):
     SYNC = 58
     SYNC_PIECES = 59
     SYNC_COMMIT = 60
+    DEBUG = 61
 
     # Driver to client.
     RESULT = 64
@@ -111,6 +112,9 @@ ADVERBS = {
 
 READING = frozenset({Kind.MESHES, Kind.RUNS, Kind.RUN_OUTPUT, Kind.RUN_RESULT, Kind.FLUSH_LOGS})
 """The kinds of message that a client which only watches may send."""
+
+DEBUGGING = READING | {Kind.DEBUG}
+"""The kinds of message that a client in mode ``debug`` may send."""
 
 
 class Message(NamedTuple):

@@ -14,7 +14,8 @@ from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom.extras import require
 from loom.token_file import digest, generate_token, state_folder
 from loom_proxy.code_sync.folders import SyncResult
-from loom_proxy.job import Job, JobState
+from loom_proxy.job import Job
+from loom_proxy.job_state import JobState
 from loom_proxy.kubernetes.deployment import PodMesh
 from loom_proxy.kubernetes.network_policy import PortPolicies
 from loom_proxy.kubernetes.pod_status import pods_shown

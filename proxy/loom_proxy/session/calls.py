@@ -21,7 +21,7 @@ from loom.shape import Extent, Point, for_cluster
 from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
 from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Welcome
-from loom.wire.messages import READING, Buffer, Kind, Message
+from loom.wire.messages import DEBUGGING, READING, Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.stream import Stream
@@ -44,7 +44,8 @@ class Calls(Waits):
     def __init__(self, welcome: Welcome, stream: Stream, sender: FrameSender, events: SessionEvents) -> None:
         super().__init__(stream, sender)
         self.welcome = welcome
-        self.watching = welcome.mode == "watch"
+        self.watching = welcome.mode != "drive"
+        self._allowed = DEBUGGING if welcome.mode == "debug" else READING  # to a client that does not drive
         self.encoder = Encoder(
             ship_project=True,
             peer_python=welcome.python,
@@ -221,9 +222,10 @@ class Calls(Waits):
         """Return the error to raise instead of sending a message, if any."""
         if self._error is not None:
             return self._error
-        if self.watching and message.kind not in READING:
+        if self.watching and message.kind not in self._allowed:
             return ReadOnlySession(
-                f"this job watches session {self.welcome.session!r}: attach with mode='drive' to change something"
+                f"this job does not drive session {self.welcome.session!r}: attach with mode='drive' to change "
+                f"something"
             )
         if message.size > self.welcome.max_message:
             return TooLarge(

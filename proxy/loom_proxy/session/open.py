@@ -10,13 +10,11 @@ from typing import Any
 
 from loom.errors import ConnectionLost, InvalidAddress, SessionInUse, WorkersSilent, WrongArguments
 from loom.rest import TokenSource, safe_url
-from loom.wire.handshake import Hello
+from loom.wire.handshake import MODES, Hello
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.handshake import CLIENT, RECONNECT, Address
-
-MODES = ("drive", "watch")
 
 ATTEMPTS = 3  # sessions that `connect` tries to open if the workers accept connections but do not answer
 
@@ -47,8 +45,9 @@ def connect(
         token: the token, or a function that returns it; default ``LOOM_TOKEN``. The function is called, in any
             thread, for each connection: a token that expires is replaced by the next, and the session goes on.
         session: name of a living session to attach to; None opens a new one.
-        mode: ``drive``, or ``watch`` to attach next to the client that drives: such a job sees events, logs, meshes
-            and runs, and everything else raises `ReadOnlySession`.
+        mode: ``drive``; or, next to the client that drives, ``watch``: such a job sees events, logs, meshes and
+            runs, and everything else raises `ReadOnlySession`. ``debug`` has `Job.debugger` besides, and needs a
+            token that may drive.
         take_over: disconnect the session's client, if it has one; that client's error says so.
         persist: keep the session without a client until it is closed, not only for the gateway's linger time.
         timeout: seconds to wait for the gateway to accept the connection, and to try again if the connection is cut
@@ -82,9 +81,9 @@ def connect(
     if not url:
         raise InvalidAddress("no gateway to connect to: pass url=… or set LOOM_URL (`loom up` prints both)")
     if mode not in MODES:
-        raise WrongArguments(f"mode is {mode!r}: give 'drive' or 'watch'")
-    if mode == "watch" and session is None:
-        raise WrongArguments("mode='watch' needs session=…: there is nothing to see in a new session")
+        raise WrongArguments(f"mode is {mode!r}: give 'drive', 'watch' or 'debug'")
+    if mode != "drive" and session is None:
+        raise WrongArguments(f"mode={mode!r} needs session=…: there is nothing to see in a new session")
     token = token or os.environ.get("LOOM_TOKEN")
     transport = transport or os.environ.get("LOOM_TRANSPORT") or "auto"
     if url.startswith("kube://"):

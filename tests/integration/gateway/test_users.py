@@ -176,6 +176,22 @@ def test_who_may_view_sees_and_watches_and_reads_and_no_more(house: House, job: 
     assert job.run(len, "abc") == 3
 
 
+def test_who_may_drive_debugs_and_who_may_less_does_not(house: House, job: loom.Job) -> None:
+    def debug() -> loom.Job:
+        return house.connect("bob", job.session, mode="debug")
+
+    with pytest.raises(loom.UnknownSession):
+        debug()
+    for scope in ("view", "operate"):
+        job.share("bob", scope)
+        with pytest.raises(loom.ScopeError, match=rf"'ann' shares session .* with you for {scope}"):
+            debug()
+    job.share("bob", "drive")
+    with debug() as guest:
+        assert guest.debugger.breakpoints() == []
+    assert job.run(len, "abc") == 3
+
+
 def test_who_may_drive_takes_over_and_does_not_end(house: House, job: loom.Job) -> None:
     job.share("bob", "drive")
 

@@ -42,7 +42,7 @@ class Client:
     """One client of a session.
 
     Args:
-        number: 0 for the driving client; watching clients count from 1.
+        number: 0 for the driving client; the others count from 1.
         lanes: whether the client knows lanes; see `loom.wire.stream`.
         guest: the client's user, if the session is another user's: a guest does not end it.
     """
@@ -55,17 +55,21 @@ class Client:
         max_message: int = MAX_MESSAGE,
         lanes: bool = False,
         guest: str | None = None,
+        mode: str = "drive",
     ) -> None:
         self.number = number
         self.first_id = first_id
-        self.mode = "watch" if number else "drive"
+        self.mode = mode
         self.name = secrets.token_hex(16)  # secret by which the client's next connection identifies itself
         self.operations = operations
         self.max_message = max_message
         self.stream = Stream(max_message, _PASSED_ON, lanes, keeps_whole=True)
         self.sender = FrameSender(self.stream, "client-writer")
         self.guest = guest
-        start = operations.read if number else operations.start if guest is None else operations.start_for_guest
+        if number:
+            start = operations.debug if mode == "debug" else operations.read
+        else:
+            start = operations.start if guest is None else operations.start_for_guest
         self.backlog = Backlog(start, self.stream.expects, self.sender.put)
         self.turn = threading.Lock()
         """Held by the thread that receives from the client's connection, except while it starts operations: that

@@ -1,4 +1,4 @@
-"""The clients of a session: one that drives, and any number that watch.
+"""The clients of a session: one that drives, and any number that watch or debug.
 
 A client is a stream of messages that outlives its connections. After a connection is lost, both sides send again on
 the next one what the other has not received. A client ends when it is disconnected or when the session ends.
@@ -34,6 +34,8 @@ WATCHERS_AWAY = 8  # unconnected watching clients that may come back; beyond it,
 STORED_FROM = 256 << 10  # smallest result, in bytes, that is worth the disk while its client is connected
 LEAVE_GRACE = 1.0  # seconds that a new driving client waits for the previous one to leave
 NOTICES = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})  # kinds of message that every client gets
+
+BESIDE = frozenset({"watch", "debug"})  # modes of clients next to the one that drives
 
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
@@ -74,12 +76,13 @@ class Clients:
                 client = self._resumed(hello)
                 if client.connection is not None:
                     client.connection.give_up()
-            elif hello.mode == "watch":
+            elif hello.mode in BESIDE:
                 self._let_watchers_go()
                 self._check_room_to_watch(guest)
                 self._watchers += 1
                 first_id = self._watchers * WATCHER_IDS + 1
-                client = Client(self._watchers, first_id, operations, WATCHER_MESSAGE, lanes, guest)
+                most = WATCHER_MESSAGE if hello.mode == "watch" else self._max_message
+                client = Client(self._watchers, first_id, operations, most, lanes, guest, hello.mode)
                 self._watching[self._watchers] = client
             else:
                 if self._driving is not None:
@@ -151,7 +154,7 @@ class Clients:
             client.bulk = None
 
     def send_to(self, client: Client, message: Message) -> None:
-        if client.mode == "watch":
+        if client.number:
             self._send_watcher(client, message)
         else:
             client.sender.put(message)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import socket
+import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loom.errors import WorkerUnreachable, catch_monarchs
 from loom.process import listen
+from loom.wire.codec import reduce_code
 from loom_gateway.workers.monarch_version import service_address
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
@@ -119,10 +121,14 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
     """
     import monarch.actor
 
+    from loom_gateway.driver.monarch import debugger
+
+    debugger.take_the_place_of_monarchs()
     _use_transport(address_towards(workers), port, patience)
     monarch.actor.context()
     catch_monarchs()
     _keep_source_loaders_out()
+    _keep_names_of_files()
 
 
 def _keep_source_loaders_out() -> None:
@@ -137,6 +143,13 @@ def _keep_source_loaders_out() -> None:
     original = getattr(monarch_pickle, "_orig_function_getstate", None)
     if original is not None:
         cloudpickle.cloudpickle._function_getstate = original
+
+
+def _keep_names_of_files() -> None:
+    """Let classes that Monarch pickles by value keep the names of their files, for tracebacks and the debugger."""
+    import cloudpickle
+
+    cloudpickle.Pickler._dispatch_table[types.CodeType] = reduce_code
 
 
 def spawn_weaver_mesh() -> None:

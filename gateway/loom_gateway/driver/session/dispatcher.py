@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError
-from loom.wire.messages import READING, Kind, Message
+from loom.wire.messages import DEBUGGING, READING, Kind, Message
 from loom_gateway.driver.handlers.calls import Calls
+from loom_gateway.driver.handlers.debugging import Debugging
 from loom_gateway.driver.handlers.hosts import HostWatcher
 from loom_gateway.driver.handlers.meshes import MeshOperations
 from loom_gateway.driver.handlers.ports import Ports
@@ -67,6 +68,7 @@ class Dispatcher:
             **self.hosts.handlers,
             **self.logs.handlers,
             **WeaverOperations(context).handlers,
+            **Debugging(context).handlers,
         }
 
     @property
@@ -95,10 +97,17 @@ class Dispatcher:
 
     def read(self, message: Message) -> None:
         """Start an operation of a watching client. Safe on any thread."""
-        if message.kind in READING:
+        self._start_one_of(READING, message)
+
+    def debug(self, message: Message) -> None:
+        """Start an operation of a debugging client. Safe on any thread."""
+        self._start_one_of(DEBUGGING, message)
+
+    def _start_one_of(self, allowed: frozenset[Kind], message: Message) -> None:
+        if message.kind in allowed:
             self._start(message)
         else:
-            text = "this client watches the session: attach with mode='drive' to change something"
+            text = "this client does not drive the session: attach with mode='drive' to change something"
             self._replies.fail(message.id, time.perf_counter(), ReadOnlySession(text))
 
     def _start(self, message: Message) -> None:

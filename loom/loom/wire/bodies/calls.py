@@ -21,6 +21,7 @@ __all__ = [
     "CancelOperation",
     "Choose",
     "CollectAnswer",
+    "Debug",
     "EndpointCall",
     "ListUnclaimed",
     "ReconfigureActors",
@@ -119,6 +120,15 @@ class AskWeaver(Body, kind=Kind.ASK_WEAVER):
     arguments: Mapping[str, Any]
     timeout: float
     """Seconds that the weaver has to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Debug(Body, kind=Kind.DEBUG):
+    """Ask the debugger of the session's actors for an operation. Result: the operation's."""
+
+    operation: str
+    """A method of `loom_gateway.driver.monarch.debugger.Debugger`, of those in its ``OPERATIONS``."""
+    arguments: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -380,6 +380,16 @@ def test_a_stand_in_endpoint_becomes_monarchs(stand_ins: ModuleType, monkeypatch
     assert read._method(None, 1) == 2
 
 
+def test_code_by_value_keeps_the_name_of_its_file() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def where():\n    return lambda: None", "/home/me/train.py", "exec"), names)
+
+    where = Decoder().loads(Encoder().dumps(names["where"]))
+
+    assert where is not names["where"]
+    assert (where.__code__.co_filename, where().__code__.co_filename) == ("/home/me/train.py",) * 2
+
+
 def test_code_travels_without_monarchs_way_to_its_source() -> None:
     import monarch.actor  # noqa: F401 - changes cloudpickle
 
