@@ -33,6 +33,11 @@ MOST = 2
 _IDS = re.compile("[0-9a-f]{32}")
 
 
+def _as_a_word(name: str) -> re.Pattern[str]:
+    """Finds a name, and not a part of another word, as 'cod' is of 'code'."""
+    return re.compile(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])")
+
+
 class Account(Actor):
     """Holds a number, which only its user may change."""
 
@@ -296,7 +301,8 @@ class Person(threading.Thread):
         nobodys = "".join(self._unlike(letter) for letter in theirs)
         found = [str(attempt(name)) for name in (theirs, nobodys)]
         one, nobody = (
-            _IDS.sub("ID", text.replace(name, "NAME")) for text, name in zip(found, (theirs, nobodys), strict=True)
+            _IDS.sub("ID", _as_a_word(name).sub("NAME", text))
+            for text, name in zip(found, (theirs, nobodys), strict=True)
         )
         assert one == nobody, f"{self.user} tells {theirs!r} from the unknown {nobodys!r}: {found}"
         self._check(found[0], theirs)
