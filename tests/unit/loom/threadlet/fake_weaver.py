@@ -14,13 +14,21 @@ from typing import Any
 from loom.control.frame import Splitter, pack
 from loom.control.introduction import PROTOCOL
 from loom.errors import ProtocolMismatch
+from loom.threadlet import Threadlet
 
-__all__ = ["BOUND", "KEY", "Connection", "FakeWeaver", "eventually"]
+__all__ = ["BOUND", "KEY", "OK", "Connection", "FakeWeaver", "Loop", "Make", "come", "eventually", "told"]
 
 BOUND = 20.0
 """Seconds within which what a test waits for has to happen."""
 
 KEY = "secret-key"
+
+
+Make = Callable[..., Threadlet]
+"""Makes a threadlet for the test's weaver."""
+
+OK = {"ok": True, "reason": None, "changes": {}, "refused": {}}
+"""The answer to a command that has applied and changed nothing."""
 
 
 def eventually(condition: Callable[[], Any], what: str = "it") -> Any:
@@ -194,3 +202,13 @@ def weaver(beat: float = 0.05) -> Iterator[FakeWeaver]:
         yield running
     finally:
         running.stop()
+
+
+def come(threadlet: Threadlet, count: int = 1) -> None:
+    """Wait until so many commands wait for the next boundary."""
+    eventually(lambda: len(threadlet._pending) >= count, f"{count} commands")
+
+
+def told(kind: str, **params: Any) -> dict[str, Any]:
+    """A command as `get_config_update` returns it."""
+    return {"command_type": kind, "params": params, "_is_weaver_command": True}
