@@ -23,7 +23,9 @@ from loom.bootstrap import BootstrapCommand as BootstrapCommand
 from loom.bootstrap import default_bootstrap_cmd as default_bootstrap_cmd
 from loom.errors import *  # noqa: F403
 from loom.shape import Extent as Extent
+from loom.shape import NDSlice as NDSlice
 from loom.shape import Point as Point
+from loom.shape import Shape as Shape
 from loom.threadlet import Threadlet as Threadlet
 from loom_proxy.code_sync.folders import SyncResult as SyncResult
 from loom_proxy.futures.future import FutureProxy as FutureProxy
@@ -52,6 +54,7 @@ from loom_proxy.session.open import connect as connect
 from loom_proxy.weaver.here import this_weaver as this_weaver
 
 # Monarch's names, for the proxies that a program on the laptop holds.
+ActorMesh = ActorMeshProxy
 Endpoint = EndpointProxy
 Future = FutureProxy
 HostMesh = HostMeshProxy

@@ -34,6 +34,8 @@ __all__ = [
     "monarch_bootstrap_command",
     "monarch_extent",
     "monarch_point",
+    "monarch_shape",
+    "monarch_slice",
     "monarch_value_mesh",
     "returns_future",
     "span",
@@ -263,12 +265,23 @@ def monarch_point(rank: int, labels: Sequence[str], sizes: Sequence[int]) -> Any
 
 def monarch_value_mesh(shape: tuple[Sequence[str], int, Sequence[int], Sequence[int]], values: list[Any]) -> Any:
     """Return a Monarch value mesh. Its shape is (labels, offset, sizes, strides). Only in the cluster."""
-    from monarch._src.actor.shape import NDSlice, Shape
     from monarch.actor import ValueMesh
 
-    labels, offset, sizes, strides = shape
-    ranks = NDSlice(offset=offset, sizes=list(sizes), strides=list(strides))
-    return ValueMesh(Shape(list(labels), ranks), values)
+    return ValueMesh(monarch_shape(*shape), values)
+
+
+def monarch_shape(labels: Sequence[str], offset: int, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+    """Return a Monarch shape. Only in the cluster."""
+    from monarch._src.actor.shape import Shape
+
+    return Shape(list(labels), monarch_slice(offset, sizes, strides))
+
+
+def monarch_slice(offset: int, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+    """Return a Monarch slice of ranks. Only in the cluster."""
+    from monarch._src.actor.shape import NDSlice
+
+    return NDSlice(offset=offset, sizes=list(sizes), strides=list(strides))
 
 
 def _decorated(decorator: str, function: Callable[..., Any], options: dict[str, Any]) -> Any:

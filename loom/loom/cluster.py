@@ -4,7 +4,7 @@ In the cluster a program holds Monarch's own objects, not Loom's proxies. So tha
 sides, Loom's classes hold for Monarch's of the same names:
 
 - ``isinstance(mesh, loom.ProcMesh)`` is true of a Monarch proc mesh (`Counterpart`);
-- ``loom.Point(…)`` makes Monarch's point in the cluster (`MonarchsInCluster`);
+- ``loom.Point(…)`` makes Monarch's point in the cluster (`MonarchsInCluster`), ``loom.Shape(…)`` its shape;
 - ``except loom.SupervisionError`` catches Monarch's in every process that runs Monarch (`be_base_of`), and
   ``except loom.WaitTimeout`` what its futures raise when the time is up (`time_out_with`).
 """
@@ -52,11 +52,12 @@ class MonarchsInCluster(Counterpart):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if in_cluster():
-            return getattr(monarchs(), cls.__name__)(*args, **kwargs)
+            home = monarchs() if hasattr(monarchs(), cls.__name__) else importlib.import_module("monarch")
+            return getattr(home, cls.__name__)(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
 
-_OTHER_NAMES = {"ActorEndpoint": "Endpoint"}
+_OTHER_NAMES = {"ActorEndpoint": "Endpoint", "Slice": "NDSlice"}
 """Public names of Monarch's classes that have another name of their own."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,8 @@ class Api:
         self.SupervisionError = supervision_error
 
     def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._module, name):  # Monarch has some of its names in the package only
+            return getattr(importlib.import_module(self._module.__name__.partition(".")[0]), name)
         return getattr(self._module, name)
 
     @property

@@ -27,6 +27,8 @@ def outcome_of_value(value: Any) -> Any:
     name = type(value).__name__.removesuffix("Proxy")
     if name == "Point":
         return ["Point", value.rank, repr(value), outcome_of_value(dict(value)), outcome_of_value(value.extent)]
+    if name in ("NDSlice", "Slice"):
+        return ["NDSlice", repr(value)]
     if name == "Extent":
         return ["Extent", repr(value), outcome_of_value(value.labels), outcome_of_value(value.sizes)]
     if name == "ValueMesh":

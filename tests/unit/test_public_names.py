@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import monarch
 import monarch.actor
 import pytest
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
@@ -42,8 +43,9 @@ ALLOWED = {
     "Extent.from_bytes": WIRE_FORMAT,
     "Extent.region": "Monarch's arithmetic of ranks, no public class",
     "Point.from_bytes": WIRE_FORMAT,
-    "Port.return_undeliverable": "what is sent to a receiver that is gone is dropped",
-    "ValueMesh.from_indexed": "how Monarch makes the result of a call",
+    "NDSlice.from_list": "how Monarch covers single ranks; a mesh has one slice",
+    "Shape.from_bytes": WIRE_FORMAT,
+    "Shape.region": "Monarch's arithmetic of ranks, no public class",
 }
 """What differs from Monarch on purpose, and why: a method that is missing, or has another signature."""
 
@@ -56,6 +58,9 @@ CLASSES = {
     "Endpoint": (ActorEndpoint, "EndpointProxy"),
     "Point": (monarch.actor.Point, "Point"),
     "Extent": (monarch.actor.Extent, "Extent"),
+    "Shape": (monarch.Shape, "Shape"),
+    "NDSlice": (monarch.NDSlice, "NDSlice"),
+    "ActorError": (monarch.actor.ActorError, "ActorError"),
     "Accumulator": (monarch.actor.Accumulator, "Accumulator"),
     "Channel": (monarch.actor.Channel, "Channel"),
     "Port": (monarch.actor.Port, "Port"),

@@ -47,7 +47,7 @@ class WholeMesh:
             with self._lock:
                 ident = self._views.get(shape)
                 if ident is None:
-                    view = MakeView(self.ident, shape.labels, shape.offset, shape.sizes, shape.strides)
+                    view = MakeView(self.ident, tuple(shape.labels), shape.offset, shape.sizes, shape.strides)
                     ident = self.caller.send(view)
                     self._views[shape] = ident
                     self.caller.states.add_part(ident, self.ident, shape)

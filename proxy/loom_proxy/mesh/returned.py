@@ -19,7 +19,7 @@ from loom_proxy.session.calls import Calls
 def proxy_of(caller: Calls, made: Made) -> Any:
     """Return the proxy of a mesh, or of a value mesh, that came in a result."""
     labels, offset, sizes, strides = made.shape
-    shape = Shape(tuple(labels), offset, tuple(sizes), tuple(strides))
+    shape = Shape.of(tuple(labels), offset, tuple(sizes), tuple(strides))
     if made.kind == "values":
         return ValueMeshProxy(shape, made.values or [])
     whole = caller.wholes.get(made.root)

@@ -32,6 +32,9 @@ class PortLink:
 class Port(Generic[R], metaclass=Counterpart):
     """The sending end of a port; the counterpart of ``monarch.actor.Port``, as which it arrives in the cluster."""
 
+    return_undeliverable: bool = True
+    """Monarch's switch for what cannot be delivered. From the laptop that is dropped, however it is set."""
+
     def __init__(self, link: PortLink) -> None:
         self._link = link
 

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from loom.bootstrap import BootstrapCommand, command_for_cluster
 from loom.errors import LoomError, NoSuchMesh, ReadOnlySession, TooLarge
-from loom.shape import Extent, Point, for_cluster
+from loom.shape import Extent, NDSlice, Point, Shape, for_cluster
 from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
 from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Welcome
@@ -52,7 +52,7 @@ class Calls(Waits):
             session=self,
             swaps={
                 BootstrapCommand: command_for_cluster,
-                **dict.fromkeys((Extent, Point, ValueMeshProxy), for_cluster),
+                **dict.fromkeys((Extent, NDSlice, Point, Shape, ValueMeshProxy), for_cluster),
             },
         )
         self.decoder = Decoder(maker=self._make)

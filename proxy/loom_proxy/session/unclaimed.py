@@ -51,6 +51,6 @@ def unclaimed_calls(caller: Calls) -> list[UndeliveredCall]:
     """Return the calls of earlier clients whose answers have not been collected, oldest first."""
     listed = caller.ask(ListUnclaimed(), key=None).get()
     return [
-        UndeliveredCall(caller, ident, mesh, endpoint, adverb, Shape(*shape), answers)
+        UndeliveredCall(caller, ident, mesh, endpoint, adverb, Shape.of(*shape), answers)
         for ident, mesh, endpoint, adverb, shape, answers in listed
     ]

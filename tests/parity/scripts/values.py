@@ -169,3 +169,68 @@ def values_keep_their_types(hosts: Any, api: Any) -> Any:
         1 + 2j,
     ]
     return [one.echo.call_one(value).get(timeout=30) for value in sent], one.echo.call_one(sent).get(timeout=30)
+
+
+def _shape(api: Any) -> Any:
+    return api.Shape(["hosts", "gpus"], api.NDSlice.new_row_major([2, 2]))
+
+
+def made_by_a_program(hosts: Any, api: Any) -> Any:
+    shape = _shape(api)
+    pairs = [(3, "d"), (0, "a"), (2, "c"), (1, "b"), (1, "again")]
+    listed, indexed = api.ValueMesh(shape, list("abcd")), api.ValueMesh.from_indexed(shape, pairs)
+    part = api.ValueMesh.from_indexed(shape.at("hosts", 1), [(1, "y"), (0, "x")])
+    return [
+        listed,
+        indexed,
+        part,
+        indexed.slice(gpus=1),
+        indexed.flatten("rank").item(rank=2),
+        part.item(gpus=0),
+        isinstance(indexed, api.ValueMesh),
+    ]
+
+
+def made_of_too_much_or_too_little(hosts: Any, api: Any) -> Any:
+    shape = _shape(api)
+    wrong: list[Any] = [[(0, "a")], [(rank, rank) for rank in range(5)], [(0, 1)] * 4, [(-1, 1)], [("0", 1)], 5]
+    return [
+        *(api.raised(lambda pairs=pairs: api.ValueMesh.from_indexed(shape, pairs)) for pairs in wrong),
+        api.raised(lambda: api.ValueMesh(shape, [1, 2])),
+        api.raised(lambda: api.ValueMesh(3, [1, 2])),
+    ]
+
+
+def made_and_sent(hosts: Any, api: Any) -> Any:
+    shape = _shape(api)
+    counter = api.spawn(Counter).slice(hosts=0, gpus=0)
+    values = api.ValueMesh.from_indexed(shape, [(rank, rank * 10) for rank in range(4)])
+    sent = [values, shape, shape.ndslice, shape.at("gpus", 1), api.Shape.unity(), {"in": [shape]}]
+    return [
+        [counter.type_of.call_one(one).get(timeout=30) for one in sent[:3]],
+        [counter.echo.call_one(one).get(timeout=30) for one in sent],
+    ]
+
+
+def shape_of_ranks(hosts: Any, api: Any) -> Any:
+    shape, ranks = _shape(api), api.NDSlice(offset=2, sizes=[2, 2], strides=[4, 1])
+    return [
+        str(shape),
+        repr(shape),
+        shape.ranks(),
+        shape.labels,
+        len(shape),
+        shape.coordinates(2),
+        shape.extent,
+        shape.index(hosts=1, gpus=1).ranks(),
+        shape.select("gpus", slice(1, None)),
+        shape == _shape(api),
+        list(ranks),
+        [ranks.ndim, ranks.offset, ranks.sizes, ranks.strides, len(ranks), ranks[1], ranks[1:3], ranks.get(3)],
+        [ranks.index(6), ranks.coordinates(7), ranks.nditem([1, 1])],
+        api.raised(lambda: ranks.index(5)),
+        api.raised(lambda: ranks[9]),
+        api.raised(lambda: shape.coordinates(9)),
+        api.raised(lambda: api.Shape(["a"], ranks)),
+        api.raised(lambda: api.NDSlice(offset=0, sizes=[2, 2], strides=[1, 1])),
+    ]

@@ -11,6 +11,7 @@ import monarch.actor
 import pytest
 from monarch._rust_bindings.monarch_hyperactor.handle import _new_handle_pair
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchsSupervisionError
+from monarch._src.actor.shape import NDSlice, Shape
 from monarch.actor import Future
 
 import loom
@@ -156,7 +157,9 @@ def test_classes_hold_for_monarchs_of_the_same_name_only() -> None:
 def test_on_the_laptop_points_and_commands_are_looms() -> None:
     assert not in_cluster()
     extent = loom.Extent(["a"], [2])
-    assert {type(made).__module__ for made in (extent, loom.Point(1, extent))} == {"loom.shape"}
+    shape = loom.Shape(["a"], loom.NDSlice.new_row_major([2]))
+    made = (extent, loom.Point(1, extent), shape, shape.ndslice, loom.ValueMesh(shape, [1, 2]))
+    assert {type(thing).__module__.partition(".")[0] for thing in made} == {"loom", "loom_proxy"}
     assert type(loom.default_bootstrap_cmd()).__module__ == "loom.bootstrap"
 
 
@@ -166,7 +169,13 @@ def test_in_the_cluster_points_and_commands_are_monarchs() -> None:
     extent = loom.Extent(["a", "b"], [2, 3])
     point = loom.Point(4, extent)
     command = loom.default_bootstrap_cmd().with_env({"A": "b"})
+    shape = loom.Shape(["a"], loom.NDSlice.new_row_major([2]))
 
+    assert type(shape) is type(loom.Shape.unity()) is Shape
+    assert type(shape.ndslice) is NDSlice
+    assert isinstance(shape, loom.Shape)
+    assert isinstance(shape.ndslice, loom.NDSlice)
+    assert type(loom.ValueMesh.from_indexed(shape, [(1, 2), (0, 1)])) is monarch.actor.ValueMesh
     assert type(point) is monarch.actor.Point
     assert type(extent) is monarch.actor.Extent
     assert (point.rank, dict(point), isinstance(point, loom.Point)) == (4, {"a": 1, "b": 1}, True)

@@ -14,12 +14,14 @@ from monarch._rust_bindings.monarch_hyperactor.shape import Extent as MonarchExt
 from monarch._rust_bindings.monarch_hyperactor.shape import Point as BasePoint
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
 from monarch._src.actor.actor_mesh import ActorMesh
+from monarch._src.actor.shape import NDSlice as MonarchSlice
+from monarch._src.actor.shape import Shape as MonarchShape
 from monarch.actor import ActorError as MonarchActorError
 from monarch.actor import HostMesh, ProcMesh, ValueMesh
 from monarch.actor import Point as MonarchPoint
 
 from loom.errors import ActorError, SupervisionError
-from loom.shape import Extent, Point
+from loom.shape import Extent, NDSlice, Point, Shape
 from loom.signatures import endpoints
 from loom.wire.codec import Made
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, shape_of
@@ -41,6 +43,15 @@ def _extent(extent: MonarchExtent) -> tuple[Any, ...]:
     return Extent, (extent.labels, extent.sizes)
 
 
+def _shape(shape: MonarchShape) -> tuple[Any, ...]:
+    ranks = shape.ndslice
+    return Shape.of, (tuple(shape.labels), ranks.offset, tuple(ranks.sizes), tuple(ranks.strides))
+
+
+def _slice(ranks: MonarchSlice) -> tuple[Any, ...]:
+    return NDSlice.of, (ranks.offset, ranks.sizes, ranks.strides)
+
+
 class Translations:
     """The replacements of one session.
 
@@ -56,6 +67,8 @@ class Translations:
             BasePoint: _point,
             MonarchPoint: _point,
             MonarchExtent: _extent,
+            MonarchShape: _shape,
+            MonarchSlice: _slice,
             MonarchActorError: _actor_error,
             MonarchSupervisionError: _supervision_error,
             ActorMesh: self._actors,

@@ -12,9 +12,11 @@ from monarch._src.actor.actor_mesh import ValueMesh
 from monarch._src.actor.shape import NDSlice
 from monarch._src.actor.shape import Shape as MonarchShape
 
+import loom
 from loom.errors import NoSuchDimension, SliceOutOfRange, WrongArguments
 from loom.shape import Shape
 from loom_proxy.mesh.values import ValueMeshProxy
+from tests.support.monarch_texts import says_it_too
 
 repeatable = settings(derandomize=True, deadline=None)
 
@@ -108,18 +110,18 @@ def test_a_single_value_needs_no_coordinates(values: ValueMeshProxy[int]) -> Non
 
 
 def test_an_item_without_all_coordinates_is_refused(values: ValueMeshProxy[int]) -> None:
-    with pytest.raises(NoSuchDimension, match=r"item\(\) needs a coordinate for each dimension; missing: gpus"):
+    with pytest.raises(NoSuchDimension, match=r"item\(\) needs a coordinate for each .*: \['gpus'\]"):
         values.item(hosts=1)
 
 
 def test_an_item_of_a_dimension_that_does_not_exist_is_refused(values: ValueMeshProxy[int]) -> None:
-    with pytest.raises(NoSuchDimension, match="no dimension 'pp' in this mesh; its dimensions: "):
+    with pytest.raises(NoSuchDimension, match=r"item has extra dimensions: \['pp'\]; the dimensions: hosts, gpus"):
         values.item(hosts=1, gpus=0, pp=0)
 
 
 @pytest.mark.parametrize("index", [2, -1])
 def test_an_item_out_of_range_is_refused(values: ValueMeshProxy[int], index: int) -> None:
-    with pytest.raises(SliceOutOfRange, match=rf"gpus={index} is out of range: gpus has 2 \(0 to 1\)"):
+    with pytest.raises(SliceOutOfRange, match=rf"gpus={index}, but gpus has 2 \(0 to 1\)"):
         values.item(hosts=1, gpus=index)
 
 
@@ -146,5 +148,60 @@ def test_values_can_be_pickled(values: ValueMeshProxy[int]) -> None:
 
 
 def test_values_have_to_fill_the_mesh() -> None:
-    with pytest.raises(ValueError, match=r"3 values do not fill a mesh of \{hosts: 2, gpus: 2\}"):
+    with pytest.raises(ValueError, match="invalid value mesh: expected 4 ranks, but contains 3 ranks"):
         ValueMeshProxy(Shape.row_major({"hosts": 2, "gpus": 2}), [0, 1, 10])
+
+
+SHAPES = (
+    loom.Shape(["hosts", "gpus"], loom.NDSlice.new_row_major([2, 2])).at("hosts", 1),
+    MonarchShape(["hosts", "gpus"], NDSlice.new_row_major([2, 2])).at("hosts", 1),
+)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(0, "a"), (1, "b")],
+        [(1, "b"), (0, "a")],
+        ((0, "a"), (1, "b"), (0, "again")),
+        [(0, "a")],
+        [(0, "a"), (0, "b")],
+        [(0, "a"), (2, "b")],
+        [(0, "a"), (7, "b")],
+        [(0, "a"), (1, "b"), (2, "c")],
+        [],
+        [(-1, "a")],
+        [(0, "a", "b")],
+        [("0", "a")],
+        [[0, "a"]],
+        5,
+        (pair for pair in [(0, "a"), (1, "b")]),
+    ],
+)
+def test_values_by_index_are_what_monarch_makes_of_them(pairs: Any) -> None:
+    ours, theirs = (SHAPES[0], ValueMeshProxy), (SHAPES[1], ValueMesh)
+    got, error = outcome(ours[1], "from_indexed", ours[0], pairs)
+    expected, expected_error = outcome(theirs[1], "from_indexed", theirs[0], pairs)
+
+    assert repr(got) == repr(expected)
+    assert isinstance(error, type(expected_error)), (error, expected_error)
+    assert expected_error is None or says_it_too(error, expected_error), (error, expected_error)
+
+
+def test_a_value_mesh_of_monarchs_shape_is_monarchs() -> None:
+    assert type(loom.ValueMesh(SHAPES[1], ["a", "b"])) is ValueMesh
+    assert type(loom.ValueMesh.from_indexed(SHAPES[1], [(1, "b"), (0, "a")])) is ValueMesh
+    assert type(loom.ValueMesh(SHAPES[0], ["a", "b"])) is ValueMeshProxy
+
+
+def test_a_value_mesh_of_no_shape_is_refused_with_monarchs_text() -> None:
+    for make in (loom.ValueMesh, loom.ValueMesh.from_indexed):
+        with pytest.raises(TypeError, match="argument 'shape': 'int' object cannot be cast as 'Shape'"):
+            make(3, [])
+
+
+def test_a_rank_without_a_value_is_refused_with_monarchs_text() -> None:
+    with pytest.raises(ValueError, match=r"index 7 out of range \(len=2\)"):
+        ValueMesh(SHAPES[1], ["a", "b"]).get(7)
+    with pytest.raises(ValueError, match=r"index 7 out of range \(len=2\)"):
+        loom.ValueMesh(SHAPES[0], ["a", "b"]).get(7)
