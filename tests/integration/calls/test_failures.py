@@ -284,3 +284,67 @@ def test_a_removed_failure_callback_is_not_called(job: loom.Job) -> None:
     job.hosts.spawn_procs().spawn("fragile", Counter).fail.broadcast("nobody listens")
     assert "nobody listens" in told.get(timeout=BOUND).report()
     assert not removed
+
+
+def of_actors(told: queue.Queue[Any], count: int) -> list[tuple[str, int]]:
+    """The mesh and rank of the next failures of the user's actors; Monarch has its own in each process, too."""
+    found: list[tuple[str, int]] = []
+    while len(found) < count:
+        failure = told.get(timeout=BOUND)
+        if failure.mesh_name.startswith(("setup-", "logger-")):
+            continue
+        assert failure.report().startswith("The actor <root>.<"), failure.report()
+        assert "the process this actor was running on failed" in failure.report()
+        found += [(failure.mesh_name, rank) for rank in failure.event.details["ranks"]]
+    return found
+
+
+def test_two_processes_that_die_at_once_are_two_failures(job: loom.Job) -> None:
+    told: queue.Queue[Any] = queue.Queue()
+    job.on_failure(told.put)
+    procs = job.hosts.spawn_procs(per_host={"gpus": 2})
+    pids = list(procs.spawn("fragile", Counter).pid.call().get(timeout=BOUND).values())
+
+    for rank in (1, 2):
+        os.kill(pids[rank], signal.SIGKILL)
+    both = of_actors(told, 2)
+    os.kill(pids[0], signal.SIGKILL)
+    later = of_actors(told, 1)
+
+    assert sorted(rank for _, rank in both) == [1, 2]
+    assert [rank for _, rank in later] == [0]
+    assert len({name for name, _ in (*both, *later)}) == 1
+
+
+def test_two_processes_without_actors_that_die_at_once_are_two_failures(job: loom.Job) -> None:
+    told: queue.Queue[Any] = queue.Queue()
+    job.on_failure(told.put)
+    procs = job.hosts.spawn_procs(per_host={"gpus": 2}, name="idle")
+    counters = procs.spawn("counters", Counter)
+    pids = list(counters.pid.call().get(timeout=BOUND).values())
+    counters.stop().get(timeout=BOUND)
+
+    for rank in (0, 3):
+        os.kill(pids[rank], signal.SIGKILL)
+    points = {"{'hosts': 0/2, 'gpus': 0/2}", "{'hosts': 1/2, 'gpus': 1/2}"}
+    while points:
+        report = told.get(timeout=BOUND).report()
+        points = {point for point in points if point not in report}
+
+
+def test_a_lost_host_is_one_failure_and_a_process_that_dies_later_another(own_cluster: LocalCluster) -> None:
+    told: queue.Queue[Any] = queue.Queue()
+    with loom.connect(own_cluster.url, own_cluster.token) as job:
+        job.on_failure(told.put)
+        procs = job.hosts.spawn_procs(per_host={"gpus": 2})
+        pids = list(procs.spawn("fragile", Counter).pid.call().get(timeout=BOUND).values())
+
+        os.kill(own_cluster.pids[2], signal.SIGKILL)
+        names = [told.get(timeout=BOUND).mesh_name]
+        while names[-1] != "hosts":
+            names.append(told.get(timeout=BOUND).mesh_name)
+        os.kill(pids[0], signal.SIGKILL)
+        found = of_actors(told, 1)
+
+    assert names == ["hosts"]
+    assert [rank for _, rank in found] == [0]

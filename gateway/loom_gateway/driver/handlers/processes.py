@@ -11,6 +11,7 @@ from typing import Any
 
 from loom.wire.messages import Message
 from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.local_api import FIRST_ID
 from loom_gateway.driver.session.replies import notice
 
 TOGETHER = 0.1  # seconds over which starts and stops are gathered: a mesh may have thousands of processes
@@ -54,6 +55,8 @@ class Processes:
             self._lost[procs, rank] = None
             weaver.gone(procs, rank, False, f"process {rank} of {self._name(procs)!r} is gone")
             self._context.send(notice("process_lost", self._loss(procs, rank)))
+            if procs < FIRST_ID:  # a function of `Job.run` that spawned processes learns of their ends itself
+                self._context.failures.unreported.lost(procs, rank)
 
     def send_all(self, send: Callable[[Message], None]) -> None:
         """Send a new client the notices that earlier clients got."""

@@ -174,8 +174,8 @@ class MeshTable:
     async def named_by_monarch(self, name: str) -> tuple[int, Entry] | None:
         """Return the id and entry of the actor mesh with this lower-case name in Monarch, or None."""
         meshes = [(ident, entry) for ident, entry in self.whole("actors") if not entry.stopped]
-        names = await asyncio.gather(*(_monarchs_name(entry) for _, entry in meshes))
-        return next((mesh for mesh, found in zip(meshes, names, strict=True) if found == name), None)
+        names = await asyncio.gather(*(monarchs_name(entry) for _, entry in meshes))
+        return next((mesh for mesh, found in zip(meshes, names, strict=True) if found.lower() == name), None)
 
     def forget(self, ident: int) -> None:
         """Drop a mesh with its parts, or a port."""
@@ -233,13 +233,13 @@ class MeshTable:
         ]
 
 
-async def _monarchs_name(entry: Entry) -> str | None:
-    """Return Monarch's name of an actor mesh in lower case; None if it has none yet."""
+async def monarchs_name(entry: Entry) -> str:
+    """Return Monarch's name of an actor mesh; empty if it has none yet."""
     try:
         name: str = await asyncio.wait_for(entry.mesh._inner.name().as_asyncio(), NAME_TIMEOUT)
     except Exception:  # noqa: BLE001 - the mesh could not be made
-        return None
-    return name.lower()
+        return ""
+    return name
 
 
 async def stop_quietly(procs: Any, name: str, reason: str) -> None:

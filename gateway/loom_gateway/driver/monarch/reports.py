@@ -7,6 +7,7 @@ as far as the tests of failures show, of 0.8.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 _CAME_BACK = re.compile(
@@ -46,6 +47,19 @@ class Place(NamedTuple):
 
     mesh: str  # mesh's name
     point: dict[str, tuple[int, int]]  # element's index in each dimension, and the dimension's size
+
+    def is_at(self, point: Mapping[str, int]) -> bool:
+        """Return whether the element is at a point of its mesh."""
+        return {label: index for label, (index, _) in self.point.items()} == dict(point)
+
+
+def died_with_its_process(cls: type | None, name: str, point: object) -> str:
+    """Return a report like Monarch's of an actor whose process has died."""
+    kind = "" if cls is None else f"{cls.__module__}.{cls.__qualname__} "
+    return (
+        f"The actor <root>.<{kind}{name}{point}> and all its descendants have failed:\n"
+        f"  the process this actor was running on failed"
+    )
 
 
 def failed_element(mesh: str, report: str) -> Place | None:

@@ -59,7 +59,7 @@ class Context:
         self.replies = Replies(loop, self.encoder, send, flush, dead.why_silent)  # operations without an answer
         self.futures = Futures(loop, self.replies)  # answers operations with the results of Monarch's futures
         self.channels = ReplyChannels(loop, self.replies, self.meshes)  # faster way to call single actors
-        self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send)
+        self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send, self.hosts)
         self.on_retired: list[Callable[[int], object]] = []  # with the id of a whole mesh that was stopped
 
     async def retire(self, ident: int, stopped: Awaitable[Any]) -> None:

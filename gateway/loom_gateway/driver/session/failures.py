@@ -14,9 +14,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
+from loom_gateway.driver.monarch.host_table import HostTable
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
 from loom_gateway.driver.monarch.reports import Fault, failed_element, read_fault
 from loom_gateway.driver.session.replies import Replies, Send, notice
+from loom_gateway.driver.session.unreported import UnreportedFailures
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Failures:
         replies: Replies,
         channels: ReplyChannels,
         send: Send,
+        hosts: HostTable,
     ) -> None:
         self._loop = loop
         self._meshes = meshes
@@ -88,6 +91,7 @@ class Failures:
         self._replies = replies
         self._channels = channels
         self._send = send
+        self.unreported = UnreportedFailures(loop, meshes, hosts, self._publish)
         self.on_process_gone: list[Callable[[int, int], object]] = []  # with its proc mesh's id and rank
 
     def process_gone(self, procs: int, rank: int) -> None:
@@ -102,6 +106,8 @@ class Failures:
     def retire(self, meshes: Collection[int]) -> None:
         """Fail the calls that wait for meshes that were stopped, and forget their elements."""
         self._dead.retire(meshes)
+        for ident in meshes:
+            self.unreported.retire(ident)
         self._replies.fail_calls(lambda entry: entry.root in meshes)
 
     def host_gone(self, host: int) -> None:
@@ -117,15 +123,19 @@ class Failures:
     def report(self, mesh: str, report: str) -> None:
         """Publish a fault that no user code handles. ``mesh`` is Monarch's name of the mesh. Safe on any thread."""
         details: dict[str, Any] = {"mesh": mesh, "report": report}
-        logger.warning("failure: %s", details)
         place = failed_element(mesh, report)
         element = None if place is None else self._meshes.element(place.mesh, place.point)
         if element is not None:
             details |= {"id": element[0], "ranks": [element[1]]}
-        self._send(notice("failure", details))
+        if not self.unreported.reported(mesh, place, element):
+            self._publish(details)
         fault = read_fault(report)
         if fault is not None:
             asyncio.run_coroutine_threadsafe(self.actors_stopped(fault), self._loop)
+
+    def _publish(self, details: dict[str, Any]) -> None:
+        logger.warning("failure: %s", details)
+        self._send(notice("failure", details))
 
     async def actors_stopped(self, fault: Fault) -> None:
         lost = await self._dead.add_actors(fault)
