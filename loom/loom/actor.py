@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -77,7 +78,7 @@ else:
     def _only_in_the_cluster(what: str) -> NoReturn:
         raise RuntimeError(f"{what} is known inside an actor in the cluster, not on this machine")
 
-    class Actor:
+    class Actor(metaclass=ABCMeta):  # noqa: B024 - a class may be registered with Monarch's, too
         """The base class of every actor; a stand-in for ``monarch.actor.Actor`` without torchmonarch."""
 
     class EndpointProperty:

@@ -7,7 +7,7 @@ that the driver, a laptop with Monarch and a laptop without it all describe a cl
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from loom.errors import Invalid, WrongArguments
@@ -69,14 +69,19 @@ class CallSignature:
 
 def endpoints(cls: type) -> dict[str, CallSignature]:
     """Return the endpoints of an actor class, by name."""
-    found = {}
+    return {
+        name: CallSignature.of(f"{cls.__name__}.{name}", prop._method, 2 if prop._explicit_response_port else 1)
+        for name, prop in _endpoint_properties(cls)
+    }
+
+
+def _endpoint_properties(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield the endpoints of a class, by name, also those that a descriptor or a metaclass of the user's gives."""
     for name in dir(cls):
-        value = inspect.getattr_static(cls, name, None)
+        value = getattr(cls, name, None)
         # Monarch's concurrent_endpoint makes a subclass, whose method takes a port.
         if any(base.__name__ == "EndpointProperty" for base in type(value).__mro__):
-            method, explicit_port = value._method, value._explicit_response_port
-            found[name] = CallSignature.of(f"{cls.__name__}.{name}", method, 2 if explicit_port else 1)
-    return found
+            yield name, value
 
 
 def constructor(cls: type) -> CallSignature:
@@ -88,28 +93,50 @@ def constructor(cls: type) -> CallSignature:
 
 
 def check_actor(cls: type) -> None:
-    """Raise `NotAnActor` if Monarch would not accept a class, by the rules of its ``ProcMesh.spawn``."""
+    """Raise `NotAnActor`, with Monarch's text, if Monarch's ``spawn`` would not accept a class."""
     from loom.actor import Actor  # with torchmonarch installed, this takes a second
 
     if not issubclass(cls, Actor):
-        raise Invalid(
-            f"{cls.__module__}.{cls.__qualname__} is no actor: derive it from loom.Actor", code="not_an_actor"
-        )
+        raise _refused(f"{cls} must subclass monarch.service.Actor to spawn it. Derive it from loom.Actor")
     kinds: dict[bool, list[str]] = {False: [], True: []}
-    for name in endpoints(cls):
-        kinds[inspect.iscoroutinefunction(inspect.getattr_static(cls, name)._method)].append(name)
-    if kinds[False] and kinds[True]:
-        raise Invalid(
-            f"{cls.__name__} mixes endpoints that are def ({', '.join(kinds[False])}) and async def "
-            f"({', '.join(kinds[True])}): an actor has either, since a blocking one would hold up the others",
-            code="not_an_actor",
+    for name, prop in _endpoint_properties(cls):
+        kinds[inspect.iscoroutinefunction(prop._method)].append(name)
+    sync, async_ = kinds[False], kinds[True]
+    if sync and async_:
+        raise _refused(f"{cls} mixes both async and sync endpoints.{_DEADLOCK}sync: {sync} async: {async_}")
+    is_async = {hook: inspect.iscoroutinefunction(getattr(cls, hook)) for hook in _HOOKS if _overrides(cls, hook)}
+    if sync and is_async.get("__cleanup__"):
+        raise _refused(
+            f"{cls} has sync endpoints, but an async __cleanup__. Make sure __cleanup__ is also synchronous."
+            f"{_DEADLOCK}sync: {sync}"
         )
-    for hook in ("__cleanup__", "__supervise__"):
-        method = getattr(cls, hook, None)
-        if method is None or getattr(method, "_monarch_doc_stub", False):
-            continue
-        is_async = inspect.iscoroutinefunction(method)
-        if kinds[False] and is_async:
-            raise Invalid(f"{cls.__name__}.{hook} is async def, but its endpoints are def", code="not_an_actor")
-        if kinds[True] and not is_async and hook == "__cleanup__":
-            raise Invalid(f"{cls.__name__}.{hook} is def, but its endpoints are async def", code="not_an_actor")
+    if async_ and is_async.get("__cleanup__") is False:
+        raise _refused(
+            f"{cls} has async endpoints, but a synchronous __cleanup__. Make sure __cleanup__ is also async."
+            f"{_DEADLOCK}async: {async_}"
+        )
+    for hook in ("__supervise__", "_handle_undeliverable_message"):
+        if sync and is_async.get(hook):
+            raise _refused(
+                f"{cls} has sync endpoints, but an async {hook}. Make sure {hook} is also synchronous. sync: {sync}"
+            )
+
+
+_HOOKS = ("__cleanup__", "__supervise__", "_handle_undeliverable_message")
+"""Methods that Monarch calls on an actor, and that have to be as its endpoints are."""
+
+_DEADLOCK = (
+    "Synchronous endpoints cannot be mixed with async endpoints because they can cause the asyncio loop to "
+    "deadlock if they wait."
+)
+"""A sentence of Monarch's, on which programs may match."""
+
+
+def _overrides(cls: type, hook: str) -> bool:
+    """Return whether a class has a hook of its own, besides the stub in Monarch's ``Actor``."""
+    method = getattr(cls, hook, None)
+    return method is not None and not getattr(method, "_monarch_doc_stub", False)
+
+
+def _refused(text: str) -> Invalid:
+    return Invalid(text, code="not_an_actor")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Api", "DidNotRaise"]
+__all__ = ["Api", "DidNotRaise", "Mistake"]
 
 
 class Api:
@@ -56,6 +56,20 @@ class Api:
         except Exception as error:  # noqa: BLE001 - this is what is compared
             return error
         return DidNotRaise(type(value).__name__.removesuffix("Proxy"))
+
+    def mistake(self, do: Callable[[], Any], part: str = "") -> Mistake:
+        """What calling a function raises. Loom's text contains Monarch's, or the part of it that is given."""
+        error = self.raised(do)
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        return Mistake(error, part if part and part in text else text)
+
+
+class Mistake:
+    """An exception of Monarch's own, on whose text a program may match."""
+
+    def __init__(self, error: BaseException, says: str) -> None:
+        self.error = error
+        self.says = says
 
 
 class DidNotRaise(Exception):

@@ -25,6 +25,20 @@ def outcome_of_value(value: Any) -> Any:
         pairs = [[outcome_of_value(key), outcome_of_value(item)] for key, item in value.items()]
         return ["dict", *pairs]
     name = type(value).__name__.removesuffix("Proxy")
+    found = _outcome_of_monarchs(name, value)
+    if found is not None:
+        return found
+    if isinstance(value, type):
+        return ["type", value.__name__.removesuffix("Proxy")]
+    if isinstance(value, Mapping):
+        return [name, outcome_of_value(dict(value))]
+    return [name, repr(value)]
+
+
+def _outcome_of_monarchs(name: str, value: Any) -> Any:
+    """What an object of Monarch's or Loom's is in terms of JSON; None for others."""
+    if name == "Mistake":
+        return {**outcome_of_error(value.error), "says": value.says}
     if name == "Point":
         return ["Point", value.rank, repr(value), outcome_of_value(dict(value)), outcome_of_value(value.extent)]
     if name in ("NDSlice", "Slice"):
@@ -35,11 +49,7 @@ def outcome_of_value(value: Any) -> Any:
         return ["ValueMesh", repr(value.extent), *map(outcome_of_value, value.items())]
     if name in ("HostMesh", "ProcMesh", "ActorMesh"):
         return [name, repr(value.extent)]
-    if isinstance(value, type):
-        return ["type", value.__name__.removesuffix("Proxy")]
-    if isinstance(value, Mapping):
-        return [name, outcome_of_value(dict(value))]
-    return [name, repr(value)]
+    return None
 
 
 def outcome_of_error(error: BaseException, trace: bool = False) -> Any:
@@ -61,10 +71,10 @@ def difference(native: Any, loom: Any, path: str = "") -> str | None:
     """Where two outcomes differ; None where a program could not tell them apart.
 
     Through Loom an exception may be of a more special class than natively: whoever catches Monarch's catches it.
-    Its text is compared only where it is the user's own.
+    Its text is compared where it is the user's own, and has to contain Monarch's in a `Mistake`.
     """
     if isinstance(native, dict) and isinstance(loom, dict) and "raised" in native and "raised" in loom:
-        if native["raised"][0] not in loom["raised"]:
+        if native["raised"][0] not in loom["raised"] or native.get("says", "") not in loom.get("says", ""):
             return f"{path}: native raised {_short(native)}\n    Loom {_short(loom)}"
         for key in ("exception", "message", "args"):
             if key in native and key in loom:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from loom.cluster import Counterpart
-from loom.errors import OperationCancelled, WaitTimeout
+from loom.errors import OperationCancelled, WaitTimeout, WrongArguments
 from loom.wire.bodies import Body
 from loom_proxy.display import progress
 from loom_proxy.display.notebook import future_html
@@ -35,11 +35,15 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
 
     def __init__(
         self,
-        connection: Waits,
+        connection: Waits | None = None,
         operation: Body | None = None,
         ident: int | None = None,
         convert: Callable[[Any], R] | None = None,
     ) -> None:
+        if connection is None:
+            raise WrongArguments(
+                "Future objects are returned by Monarch operations and cannot be constructed directly."
+            )
         self._connection = connection
         self.operation = operation
         """The operation, which the progress display of a long wait names."""
@@ -163,12 +167,12 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
             RuntimeError: no event loop runs in this thread.
         """
         if asyncio._get_running_loop() is None:
-            raise RuntimeError("as_asyncio() needs a running event loop; elsewhere use get()")
+            raise RuntimeError("as_asyncio() requires a running asyncio event loop. Elsewhere use get()")
         return asyncio.ensure_future(self._await())
 
     def __await__(self) -> Generator[Any, None, R]:
         if asyncio._get_running_loop() is None:
-            raise ValueError("a future is awaited on a running event loop; elsewhere use get()")
+            raise ValueError("__await__ with no active event loop (either asyncio or tokio): elsewhere use get()")
         return self._await().__await__()
 
     async def _await(self) -> R:

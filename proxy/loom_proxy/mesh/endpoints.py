@@ -28,10 +28,9 @@ class NotAnEndpointProxy:
         self._name = name
 
     def _refusal(self) -> NotAnEndpoint:
-        name = f"{self._class.__name__}.{self._name}"
         return NotAnEndpoint(
-            f"{name} is not an endpoint: decorate it with @loom.endpoint, or call it with "
-            f"loom.as_endpoint(mesh.{self._name}).call(…)"
+            f"Actor {self._class}.{self._name} is not annotated as an endpoint. To call it as one, add a @endpoint "
+            f"decorator to it, or directly wrap it in one as_endpoint(obj.method).call(...)"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +89,7 @@ class EndpointProxy(metaclass=Counterpart):
         """
         if not self._single:
             raise Invalid(
-                f"call_one needs exactly one actor, but this mesh has {len(self._mesh)} ({self._mesh.extent}): "
+                f"call_one requires exactly 1 actor, but mesh has {len(self._mesh)} ({self._mesh.extent}): "
                 f"select one with slice(), or use call() or choose()",
                 code="not_one_actor",
             )
@@ -113,9 +112,16 @@ class EndpointProxy(metaclass=Counterpart):
         self._caller.send(self._operation(Broadcast), parts, self._key)
 
     def _send(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], selection: str, port: Callable[[object], int] | None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        port: Callable[[object], int] | None = None,
+        selection: str = "all",
     ) -> None:
-        """Send to actors, whose replies go to a port; see `loom.send`. ``port`` returns the port's reference."""
+        """Send to actors, whose replies go to a port; see `loom.send`. ``port`` returns the port's reference.
+
+        The parameters are those of Monarch's endpoints, which wrappers of endpoints pass on.
+        """
         reference = None if port is None else port(self._caller)
         parts = self._payload(args, kwargs)
         operation = SendToActors(self._mesh._ident, self._name, selection, reference)
@@ -134,7 +140,8 @@ class EndpointProxy(metaclass=Counterpart):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise WrongArguments(
-            f"{self._signature.name} is an endpoint: say how to call it, with .call(…), .call_one(…), .choose(…), "
+            f"'ActorEndpoint' object is not callable: {self._signature.name} is an endpoint; say how to call it, "
+            f"with .call(…), .call_one(…), .choose(…), "
             f".stream(…) or .broadcast(…)"
         )
 

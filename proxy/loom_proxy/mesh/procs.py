@@ -62,12 +62,14 @@ class HostMeshProxy(MeshProxy):
         per_host = dict(per_host or {})
         for label, size in per_host.items():
             if label in self._shape.labels:
-                raise ValueError(f"per_host dimension {label!r} is a dimension of the hosts already")
+                raise ValueError(
+                    f"per_host labels {list(per_host)} overlap with host labels {tuple(self._shape.labels)}"
+                )
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"per_host={per_host}: {label} must be a number of processes, at least 1")
         a_host = math.prod(per_host.values())
         if proc_bind is not None and len(proc_bind) != a_host:
-            raise ValueError(f"proc_bind has {len(proc_bind)} entries, but there are {a_host} processes on a host")
+            raise ValueError(f"proc_bind length ({len(proc_bind)}) must equal procs_per_host ({a_host})")
         if bootstrap_command is not None and not callable(bootstrap_command):
             raise WrongArguments(
                 f"bootstrap_command is a command or a function that gives one, not {bootstrap_command!r:.80}"
@@ -167,14 +169,16 @@ class ProcMeshProxy(MeshProxy):
             PythonVersionMismatch: the class would have to travel by value to another version of Python.
         """
         if not isinstance(Class, type):
-            raise WrongArguments(f"spawn({name!r}, …) takes an actor class, not {Class!r:.80}")
+            raise WrongArguments(
+                f"issubclass() arg 1 must be a class: spawn({name!r}, …) takes an actor class, not {Class!r:.80}"
+            )
         check_actor(Class)
         signatures = endpoints(Class)
         taken = sorted(label for label in signatures if hasattr(ActorMeshProxy, label) and label not in GIVES_WAY)
         if taken:
             raise NameTaken(
-                f"{Class.__name__}.{taken[0]} cannot be an endpoint: every actor mesh has an attribute of "
-                "that name",
+                f"ActorMesh has an attribute that collides with an endpoint name: attribute={taken[0]}, "
+                f"ActorMesh.{taken[0]}={getattr(ActorMeshProxy, taken[0])!r:.80}: give the endpoint another name",
                 code="endpoint_name_taken",
             )
         constructor(Class).check(args, kwargs)
@@ -197,7 +201,10 @@ class ProcMeshProxy(MeshProxy):
             NotOneProcess: the mesh has several processes (a `NotImplementedError`, as Monarch's).
         """
         if len(self) != 1:
-            raise NotOneProcess(f"host_mesh is that of a single process, but {self!r} has {len(self)}: slice() one")
+            raise NotOneProcess(
+                "`ProcMesh.host_mesh` is not yet supported for non-singleton proc meshes. "
+                f"{self!r} has {len(self)}: slice() one"
+            )
         hosts = self._whole.hosts
         if isinstance(hosts, HostMeshProxy):
             index = self._shape.offset // (len(self._whole.shape) // len(hosts))
@@ -209,7 +216,7 @@ class ProcMeshProxy(MeshProxy):
 
     async def __aenter__(self) -> ProcMeshProxy:
         if self._whole.stopped:
-            raise WrongState(f"{self!r} has been stopped", code="mesh_stopped")
+            raise WrongState(f"`ProcMesh` has already been stopped: {self!r}", code="mesh_stopped")
         return self
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:

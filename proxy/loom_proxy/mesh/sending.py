@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, Generic, Literal, TypeVar
 
 from loom.cluster import is_monarchs, monarchs
@@ -23,6 +24,9 @@ R = TypeVar("R")
 
 _SELECTIONS = ("all", "choose")
 
+_NO_CONNECTION: Any = object()
+"""The connection of a future of no results, which is done at once and waits for nothing."""
+
 
 def send(
     endpoint: Any,
@@ -36,7 +40,7 @@ def send(
     The counterpart of ``monarch.actor.send``.
 
     Args:
-        endpoint: an endpoint of an actor mesh, such as ``mesh.add``.
+        endpoint: an endpoint of an actor mesh, such as ``mesh.add``, or a wrapper of one that has its ``_send``.
         args, kwargs: arguments of the endpoint.
         port: the port for the replies. Without one they are dropped, and an exception kills its actor.
         selection: ``"all"`` actors of the mesh, or ``"choose"`` one of them at random.
@@ -49,13 +53,17 @@ def send(
     if is_monarchs(endpoint):
         monarchs().send(endpoint, args, kwargs, port, selection)
         return
-    if not isinstance(endpoint, EndpointProxy):
+    if not hasattr(endpoint, "_send"):
         raise WrongArguments(f"send() takes an endpoint of an actor mesh, not {endpoint!r:.80}")
     if selection not in _SELECTIONS:
-        raise Invalid(f"selection is {selection!r}; it can be 'all' or 'choose'", code="unknown_selection")
-    if port is not None and (not isinstance(port, Port) or is_monarchs(port)):
+        raise Invalid(f"Invalid selection: {selection}; it can be 'all' or 'choose'", code="unknown_selection")
+    if port is not None and not _is_port_for(port, endpoint):
         raise WrongArguments(f"send() takes a Port of Channel.open(), not {port!r:.80}")
-    endpoint._send(tuple(args), dict(kwargs), selection, None if port is None else port.__loom_reference__)
+    endpoint._send(tuple(args), dict(kwargs), None if port is None else port._port_ref, selection)
+
+
+def _is_port_for(port: Any, endpoint: Any) -> bool:
+    return isinstance(port, Port) and not (is_monarchs(port) and isinstance(endpoint, EndpointProxy))
 
 
 def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
@@ -76,7 +84,9 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
             not_an_endpoint, propagate=propagate, explicit_response_port=explicit_response_port
         )
     if not isinstance(not_an_endpoint, NotAnEndpointProxy):
-        raise NotAMethod(f"expected a method of a spawned actor that is no endpoint, not {not_an_endpoint!r:.80}")
+        raise NotAMethod(
+            f"expected an method of a spawned actor, which is no endpoint already, and not {not_an_endpoint!r:.80}"
+        )
     mesh, name = not_an_endpoint._mesh, not_an_endpoint._name
     cls = not_an_endpoint._class
     method = inspect.getattr_static(cls, name)
@@ -94,7 +104,7 @@ class Accumulator(Generic[R, A]):
     ``Accumulator(mesh.count, 0, operator.add).accumulate().get()``
 
     Args:
-        endpoint: the endpoint to call.
+        endpoint: the endpoint to call, or a wrapper of one that has its ``stream``.
         identity: the value before the first result.
         combine: called with the value so far and a result, in the order in which the results come.
     """
@@ -110,13 +120,21 @@ class Accumulator(Generic[R, A]):
         ``combine`` runs in the thread that first asks for the value. The future fails with the first result that is
         an error, without waiting for later ones.
         """
+        if not hasattr(self._endpoint, "stream"):
+            raise WrongArguments(f"Accumulator takes an endpoint of an actor mesh, not {self._endpoint!r:.80}")
         if is_monarchs(self._endpoint):
             native = monarchs().Accumulator(self._endpoint, self._identity, self._combine)
             return native.accumulate(*args, **kwargs)  # type: ignore[no-any-return]
-        if not isinstance(self._endpoint, EndpointProxy):
-            raise WrongArguments(f"Accumulator takes an endpoint of an actor mesh, not {self._endpoint!r:.80}")
         results = list(self._endpoint.stream(*args, **kwargs))
-        folded: FutureProxy[A] = FutureProxy(self._endpoint._caller)
+        if results and all(map(is_monarchs, results)):  # a wrapper of one of Monarch's endpoints
+            given = SimpleNamespace(stream=lambda: iter(results))
+            native = monarchs().Accumulator(given, self._identity, self._combine)
+            return native.accumulate()  # type: ignore[no-any-return]
+        if any(not isinstance(result, FutureProxy) or is_monarchs(result) for result in results):
+            raise WrongArguments(
+                f"stream() of {self._endpoint!r:.80} gave {results!r:.80}: these are not Loom's futures"
+            )
+        folded: FutureProxy[A] = FutureProxy(results[0]._connection if results else _NO_CONNECTION)
         self._follow(results, 0, folded)
         return folded
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from loom.cluster import Counterpart
@@ -67,6 +68,11 @@ class Port(Generic[R], metaclass=Counterpart):
                 raise OncePortUsed("this port takes one message, and it has been sent already")
             link.used = True
         caller.send(SendToPort(link.ident, is_exception), parts, link.ident)
+
+    @property
+    def _port_ref(self) -> Callable[[object], int]:
+        """What Monarch's ``send`` gives to an endpoint, or to a wrapper of one."""
+        return self.__loom_reference__
 
     def __loom_reference__(self, session: object) -> int:
         self._link.caller.check_passed(self, session)

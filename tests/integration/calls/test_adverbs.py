@@ -254,7 +254,7 @@ def test_a_method_that_is_no_endpoint_says_so(replier: Any) -> None:
     with pytest.raises(loom.EndpointNotFound, match="has no endpoint 'unheard'"):
         replier.unheard.call_one(1)
     for wrong in (replier.rank, replier, "plain", None):
-        with pytest.raises(loom.WrongArguments, match="expected a method of a spawned actor"):
+        with pytest.raises(loom.WrongArguments, match="expected an method of a spawned actor"):
             loom.as_endpoint(wrong)
 
 

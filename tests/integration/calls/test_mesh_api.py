@@ -47,11 +47,11 @@ class AsyncSupervise(loom.Actor):
 @pytest.mark.parametrize(
     ("cls", "text"),
     [
-        (dict, "dict is no actor: derive it from loom.Actor"),
-        (Mixed, r"mixes endpoints that are def \(one\) and async def \(other\)"),
-        (AsyncCleanup, "__cleanup__ is async def, but its endpoints are def"),
-        (SyncCleanup, "__cleanup__ is def, but its endpoints are async def"),
-        (AsyncSupervise, "__supervise__ is async def, but its endpoints are def"),
+        (dict, "must subclass monarch.service.Actor to spawn it. Derive it from loom.Actor"),
+        (Mixed, r"mixes both async and sync endpoints.*sync: \['one'\] async: \['other'\]"),
+        (AsyncCleanup, "has sync endpoints, but an async __cleanup__"),
+        (SyncCleanup, "has async endpoints, but a synchronous __cleanup__"),
+        (AsyncSupervise, "has sync endpoints, but an async __supervise__"),
     ],
 )
 def test_a_class_that_monarch_would_not_take_is_refused_at_once(job: loom.Job, cls: type, text: str) -> None:
@@ -61,7 +61,7 @@ def test_a_class_that_monarch_would_not_take_is_refused_at_once(job: loom.Job, c
 
 
 def test_options_of_spawn_procs_are_checked_before_anything_is_sent(job: loom.Job) -> None:
-    with pytest.raises(ValueError, match="proc_bind has 1 entries, but there are 2 processes on a host"):
+    with pytest.raises(ValueError, match=r"proc_bind length \(1\) must equal procs_per_host \(2\)"):
         job.hosts.spawn_procs(per_host={"gpus": 2}, proc_bind=[{"cpus": "0"}])
     with pytest.raises(loom.WrongArguments, match="a command or a function that gives one, not 3"):
         job.hosts.spawn_procs(bootstrap_command=3)  # type: ignore[arg-type]

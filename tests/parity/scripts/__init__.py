@@ -10,11 +10,35 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from tests.parity.scripts import calls, failures, futures, inside, ports, shapes, spawning, stopping, values
+from tests.parity.scripts import (
+    calls,
+    duck_types,
+    failures,
+    futures,
+    inside,
+    mistakes,
+    ports,
+    shapes,
+    spawning,
+    stopping,
+    values,
+)
 
 __all__ = ["MODULES", "SCRIPTS"]
 
-MODULES: tuple[ModuleType, ...] = (shapes, values, calls, ports, failures, futures, inside, spawning, stopping)
+MODULES: tuple[ModuleType, ...] = (
+    shapes,
+    values,
+    calls,
+    ports,
+    failures,
+    futures,
+    inside,
+    spawning,
+    stopping,
+    mistakes,
+    duck_types,
+)
 
 
 def _scripts() -> dict[str, Callable[[Any, Any], Any]]:
