@@ -50,6 +50,7 @@ from loom_proxy.remote.classes import fn as fn
 from loom_proxy.remote.objects import RemoteFunction as RemoteFunction
 from loom_proxy.remote.objects import RemoteObject as RemoteObject
 from loom_proxy.runs import RunHandle as RunHandle
+from loom_proxy.session.fault_hook import unhandled_fault_hook as unhandled_fault_hook
 from loom_proxy.session.open import connect as connect
 from loom_proxy.weaver.here import this_weaver as this_weaver
 

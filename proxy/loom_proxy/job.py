@@ -30,6 +30,7 @@ from loom_proxy.ports.receiver import PortReceiver, Ports
 from loom_proxy.runs import KnownRuns, RunHandle
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.events import Event, FailureCallbacks, MeshFailure
+from loom_proxy.session.fault_hook import FaultHook
 from loom_proxy.session.unclaimed import UndeliveredCall, unclaimed_calls
 from loom_proxy.weaver.client import WeaverProxy
 
@@ -48,6 +49,7 @@ class Job:
         calls = self._calls = connection.calls
         calls.make_proxy = functools.partial(proxy_of, calls)
         self._failures = FailureCallbacks(connection.events)
+        connection.events.on_event = FaultHook().take
         self._attached = attached
         self._on_close = contextlib.ExitStack()
         """Callbacks that end local helpers, such as a local cluster, with the session."""

@@ -18,6 +18,5 @@ ABSENT = {
     "run_worker_loop_until_shutdown": _WORKER,
     "shutdown_context": "`job.close()` ends the session and with it the driver, which is the context",
     "start_worker_loop_forever": _WORKER,
-    "unhandled_fault_hook": "unhandled failures end nothing: `job.on_failure` and `job.events()` tell of them",
 }
 """Name and reason. An actor that needs one imports it from ``monarch.actor``."""

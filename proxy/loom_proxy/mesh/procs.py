@@ -178,7 +178,8 @@ class ProcMeshProxy(MeshProxy):
         if taken:
             raise NameTaken(
                 f"ActorMesh has an attribute that collides with an endpoint name: attribute={taken[0]}, "
-                f"ActorMesh.{taken[0]}={getattr(ActorMeshProxy, taken[0])!r:.80}: give the endpoint another name",
+                f"ActorMesh.{taken[0]}={getattr(ActorMeshProxy, taken[0])!r:.80}: "
+                f"give {Class.__name__}.{taken[0]} another name",
                 code="endpoint_name_taken",
             )
         constructor(Class).check(args, kwargs)

@@ -53,10 +53,14 @@ class SessionEvents:
         self._dropped = 0  # events that are no longer kept: the number of the first one in `_events`
         self._closed = False
         self._changed = threading.Condition()
+        self.on_event: Callable[[Event], object] | None = None
+        """Called with each event that comes, on the connection's thread. It must not wait."""
 
     def add(self, event: Event) -> None:
         with self._changed:
             self._append(event)
+        if self.on_event is not None:
+            self.on_event(event)
 
     def close(self, last: Event) -> None:
         """Add the last event, after which readers stop."""
@@ -136,7 +140,7 @@ class FailureCallbacks:
 
     def _run(self) -> None:
         for event in self._log.read():
-            failure = _failure(event)
+            failure = failure_of(event)
             if failure is None:
                 continue
             with self._lock:
@@ -148,7 +152,8 @@ class FailureCallbacks:
                     logger.exception("a failure callback raised on %s", failure.mesh_name)
 
 
-def _failure(event: Event) -> MeshFailure | None:
+def failure_of(event: Event) -> MeshFailure | None:
+    """Return the failure that an event reports, if it does."""
     if event.name == "failure":
         return MeshFailure(str(event.details["mesh"]), str(event.details["report"]), event)
     if event.name == "host_lost":

@@ -247,7 +247,7 @@ def test_a_methods_arguments_and_exceptions(replier: Any) -> None:
 
 
 def test_a_method_that_is_no_endpoint_says_so(replier: Any) -> None:
-    with pytest.raises(RuntimeError, match="decorate it"):
+    with pytest.raises(RuntimeError, match="add a @endpoint decorator"):
         replier.plain(1)
     with pytest.raises(loom.EndpointNotFound, match=r"loom\.as_endpoint\(mesh\.plain\)"):
         replier.plain.call_one(1)

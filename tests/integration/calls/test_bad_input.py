@@ -185,7 +185,7 @@ def test_endpoint_that_does_not_exist(shared: loom.Job, counters: Any) -> None:
         counters.ad.call(1)
     with pytest.raises(AttributeError, match="Its endpoints: add"):
         counters.completely_different.call(1)
-    with pytest.raises(loom.EndpointNotFound, match="decorate it"):
+    with pytest.raises(loom.EndpointNotFound, match="add a @endpoint decorator"):
         counters.not_an_endpoint.call(1)
     with pytest.raises(loom.WrongArguments, match=r"\.call_one"):
         counters.add(1)
@@ -269,7 +269,7 @@ def test_a_class_that_mixes_def_and_async_def(shared: loom.Job) -> None:
         @loom.endpoint
         async def other(self) -> None: ...
 
-    with pytest.raises(loom.NotAnActor, match=r"Mixed mixes .*one.*other"):
+    with pytest.raises(loom.NotAnActor, match=r"Mixed'> mixes both .*one.*other"):
         shared.hosts.spawn_procs().spawn("mixed", Mixed)
 
 

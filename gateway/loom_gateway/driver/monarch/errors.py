@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import traceback
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
@@ -16,16 +20,46 @@ from loom.wire.messages import Buffer, Message
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh, unanswered_spawn
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["MonarchSupervisionError", "as_loom_error", "error_message", "is_monarchs", "replace_fault_hook"]
 
 
+_DEFAULT_HOOKS = "loom_proxy.session.fault_hook"
+"""The module of `loom.unhandled_fault_hook` as long as nobody assigns another."""
+
+
 def replace_fault_hook(report: Callable[[str, str], object]) -> None:
-    """Make Monarch report unhandled faults, by a mesh's name and a text, instead of ending this process."""
+    """Make Monarch report unhandled faults, by a mesh's name and a text, instead of ending this process.
+
+    A function of `Job.run` may assign a hook of its own, ``loom``'s or ``monarch.actor``'s. It is called besides.
+    """
+    users: list[Callable[[MeshFailure], object]] = []  # the hook that was assigned last, if any
 
     def hook(failure: MeshFailure) -> None:
         report(failure.mesh_name, failure.report())
+        for users_own in users:
+            try:
+                users_own(failure)
+            except BaseException:  # also a SystemExit, which would end the session
+                logger.exception("the hook of a function of job.run raised on %s", failure.mesh_name)
+
+    class WithHook(ModuleType):
+        """A module whose hook can be assigned without that Loom's is lost."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "unhandled_fault_hook":
+                if value is not hook and value.__module__ != _DEFAULT_HOOKS:
+                    users[:] = [value]
+                elif name in vars(self):  # else `loom` looks its name up for the first time
+                    users.clear()
+                if self is monarch.actor:  # from which Monarch imports Loom's hook for each fault
+                    return
+            super().__setattr__(name, value)
 
     monarch.actor.unhandled_fault_hook = hook
+    monarch.actor.__class__ = WithHook
+    sys.modules["loom"].__class__ = WithHook
 
 
 def error_message(

@@ -329,7 +329,7 @@ def test_as_asyncio_needs_a_loop() -> None:
     (future,) = pending(1)
     with pytest.raises(RuntimeError, match="running asyncio event loop"):
         future.as_asyncio()
-    with pytest.raises(ValueError, match="running asyncio event loop"):
+    with pytest.raises(ValueError, match="__await__ with no active event loop"):
         future.__await__()
     answer(future, 5)
     assert future.get() == 5
