@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.parity.scripts import (
     calls,
+    classes,
     duck_types,
     failures,
     futures,
@@ -21,6 +22,7 @@ from tests.parity.scripts import (
     shapes,
     spawning,
     stopping,
+    threads,
     values,
 )
 
@@ -38,6 +40,8 @@ MODULES: tuple[ModuleType, ...] = (
     stopping,
     mistakes,
     duck_types,
+    classes,
+    threads,
 )
 
 
