@@ -30,7 +30,8 @@ class NotAnEndpointProxy:
     def _refusal(self) -> NotAnEndpoint:
         return NotAnEndpoint(
             f"Actor {self._class}.{self._name} is not annotated as an endpoint. To call it as one, add a @endpoint "
-            f"decorator to it, or directly wrap it in one as_endpoint(obj.method).call(...)"
+            f"decorator to it, or directly wrap it in one as_endpoint(obj.method).call(...): "
+            f"loom.as_endpoint(mesh.{self._name}).call(…)"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -6,12 +6,11 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
+from monarch._src.actor.actor_mesh import RootClientActor
 
 from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError, operation_failed
 from loom.wire.bodies import OperationError
@@ -25,41 +24,26 @@ logger = logging.getLogger(__name__)
 __all__ = ["MonarchSupervisionError", "as_loom_error", "error_message", "is_monarchs", "replace_fault_hook"]
 
 
-_DEFAULT_HOOKS = "loom_proxy.session.fault_hook"
-"""The module of `loom.unhandled_fault_hook` as long as nobody assigns another."""
-
-
 def replace_fault_hook(report: Callable[[str, str], object]) -> None:
     """Make Monarch report unhandled faults, by a mesh's name and a text, instead of ending this process.
 
     A function of `Job.run` may assign a hook of its own, ``loom``'s or ``monarch.actor``'s. It is called besides.
     """
-    users: list[Callable[[MeshFailure], object]] = []  # the hook that was assigned last, if any
 
-    def hook(failure: MeshFailure) -> None:
+    def default(failure: MeshFailure) -> None: ...
+
+    def supervise(self: RootClientActor, failure: MeshFailure) -> bool:
         report(failure.mesh_name, failure.report())
-        for users_own in users:
+        for module in (sys.modules["loom"], monarch.actor):
+            hook = vars(module).get("unhandled_fault_hook", default)
             try:
-                users_own(failure)
+                hook(failure)
             except BaseException:  # also a SystemExit, which would end the session
                 logger.exception("the hook of a function of job.run raised on %s", failure.mesh_name)
+        return True
 
-    class WithHook(ModuleType):
-        """A module whose hook can be assigned without that Loom's is lost."""
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name == "unhandled_fault_hook":
-                if value is not hook and value.__module__ != _DEFAULT_HOOKS:
-                    users[:] = [value]
-                elif name in vars(self):  # else `loom` looks its name up for the first time
-                    users.clear()
-                if self is monarch.actor:  # from which Monarch imports Loom's hook for each fault
-                    return
-            super().__setattr__(name, value)
-
-    monarch.actor.unhandled_fault_hook = hook
-    monarch.actor.__class__ = WithHook
-    sys.modules["loom"].__class__ = WithHook
+    monarch.actor.unhandled_fault_hook = default
+    RootClientActor.__supervise__ = supervise
 
 
 def error_message(

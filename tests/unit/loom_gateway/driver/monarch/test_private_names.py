@@ -26,6 +26,7 @@ ATTRIBUTES: dict[str, list[str]] = {
     "monarch._rust_bindings.monarch_hyperactor.pickle.PicklingState": [],
     "monarch._src.actor.actor_mesh.ActorMesh": ["_endpoint", "_ndslice", "_labels", "_new_with_shape"],
     "monarch._src.actor.actor_mesh.Port": ["_pending_result", "_resolve_and_send", "_resolve_and_send_blocking"],
+    "monarch._src.actor.actor_mesh.RootClientActor": ["__supervise__"],
     "monarch._src.actor.actor_mesh._Actor": ["_prepare"],
     "monarch._src.actor.debugger.debug_controller": ["DebugController"],
     "monarch._src.actor.debugger.debug_controller.DebugController": ["_enter", "_serve"],
