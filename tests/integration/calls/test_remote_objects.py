@@ -169,7 +169,7 @@ def test_teardown_after_the_job_does_nothing(job: loom.Job) -> None:
         (lambda shop: shop._secret(), loom.NoSuchMethod, "private"),
         (lambda shop: shop.buy(), loom.WrongArguments, r"Shop.buy\(amount\)"),
         (lambda shop: shop.buy(1, cost=2), loom.WrongArguments, "cost"),
-        (lambda shop: shop.buy(1, timeout=-1), ValueError, "not negative"),
+        (lambda shop: shop.buy(1, timeout=-1), ValueError, "non-negative"),
         (lambda shop: shop.items(), loom.WrongArguments, "yields"),
         (lambda shop: shop.hidden_generator(), TypeError, "return a list"),
         (lambda shop: shop.echo(threading.Lock()), loom.UnpicklableError, "lock"),
