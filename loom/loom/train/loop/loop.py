@@ -179,11 +179,9 @@ class TrainingLoop:
             threadlet = Threadlet(replica, group=job.name, config=config, injectable=job.injectable)
             self._config.register(threadlet)
 
-        if job.uses_gpus:
-
-            @threadlet.on_device_change
-            def leave_to_the_job(device: str, usable: bool) -> None:
-                """Accept the change: the job's controller moves the group."""
+        @threadlet.on_device_change
+        def leave_to_the_job(device: str, usable: bool) -> None:
+            """Accept the change: the job's controller moves the group."""
 
         @threadlet.on_fault("pg_abort")
         def abort_groups(params: dict[str, Any]) -> None:
