@@ -149,17 +149,16 @@ store = open_store("127.0.0.1")
 url = "http://127.0.0.1:" + lighthouse.address().rpartition(":")[2]
 job = JobSpec(TrainerActor, timeouts=TIMEOUTS)
 assignment = Assignment(job, "train_0", url, ("127.0.0.1", store.port), Restore.NOTHING, "the job's key")
-membership = Membership(a_state(assignment), lambda: None)
-begun = threading.Event()
-start_quorum = membership._manager.start_quorum
+membership = Membership(a_state(assignment), lambda: exit("it tries again"))
 
-def begin():
-    begun.set()
-    start_quorum()
+def start_quorum():
+    threading.main_thread().join()
+    raise RuntimeError("cannot schedule new futures after shutdown")  # as the manager's executor does then
 
-membership._manager.start_quorum = begin
-threading.Thread(target=membership.gather, daemon=True).start()
-begun.wait()
+membership._manager.start_quorum = start_quorum
+gathering = threading.Thread(target=membership.gather, daemon=True)
+gathering.start()
+threading.Thread(target=gathering.join).start()  # so that the process ends after it
 print("ends")
 """
 
