@@ -98,7 +98,11 @@ def time_out_with(error: type[TimeoutError]) -> None:
         except TimeoutError as late:
             if timeout is None or type(late) is not TimeoutError:
                 raise
-            why = f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"
-            raise error(str(late) or why) from None
+            raise error(str(late) or no_answer_within(timeout)) from None
 
     future.get = get
+
+
+def no_answer_within(timeout: float) -> str:
+    """Return the text of the error that a wait for an answer ends with after ``timeout`` seconds."""
+    return f"no answer within {timeout:g} s; the operation goes on, and can be waited for again"

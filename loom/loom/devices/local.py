@@ -82,9 +82,13 @@ def _described(pynvml: Any, handle: Any) -> LocalDevice | None:
     )
 
 
+def cpu_slots(count: int) -> list[str]:
+    """Return the uuids of the CPU slots of this host's first processes, by ``LOCAL_RANK``."""
+    return [f"CPU-{socket.gethostname()}-{rank}" for rank in range(count)]
+
+
 def _cpu() -> LocalDevice:
-    host = socket.gethostname()
-    uuid = f"CPU-{host}-{_local_rank() or 0}"
+    host, uuid = socket.gethostname(), cpu_slots((_local_rank() or 0) + 1)[-1]
     return LocalDevice(uuid, "cpu", host, _cpu_model(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 

@@ -20,8 +20,7 @@ BOUND = 30.0
 """Seconds that no wait may take."""
 
 # Monarch asks for the state of new actors 250 ms after it has made them, and then every 250 ms. If a process dies
-# while it asks, calls from a program in the cluster are not failed for 30 s, or ever. So processes die here as soon
-# as they are there.
+# while it asks, calls from an actor may never fail. So processes die here as soon as they are there.
 
 
 # -- a controller that is moved -----------------------------------------------------------------------------

@@ -132,3 +132,30 @@ def test_a_job_leaves_a_gpu_that_has_failed_and_comes_back_only_when_it_is_react
         watched.await_steps()
         assert places()["train_1"] == ("GPU-1",)
         watched.stop()
+
+
+def test_a_second_job_leaves_the_gpus_of_the_first_alone_while_there_are_others(
+    cluster: LocalCluster, gpus: Gpus
+) -> None:
+    for place in range(3, GPUS):
+        gpus[place].unlisted = 1
+
+    def places(watched: Watched) -> set[str]:
+        return {gpu for group in watched.status().groups if group.replica for gpu in group.devices}
+
+    with loom.connect(cluster.url, cluster.token) as one, loom.connect(cluster.url, cluster.token) as other:
+        first = Watched(one, a_job(steps=1_000_000, name="first", trainer=OnSimulatedGpus))
+        first.await_steps()
+        assert places(first) == {"GPU-0", "GPU-1"}
+
+        second = Watched(other, a_job(steps=1_000_000, groups=1, name="second", trainer=OnSimulatedGpus))
+        second.await_steps()
+        assert places(second) == {"GPU-2"}
+        assert second.events("gpus_shared") == []
+
+        third = Watched(other, a_job(steps=1_000_000, groups=1, name="third", trainer=OnSimulatedGpus))
+        third.await_steps()
+        (shared,) = third.events("gpus_shared")
+        assert list(shared.data["gpus"]) == sorted(places(third)) == ["GPU-0"]
+        for watched in (third, second, first):
+            watched.stop()

@@ -151,6 +151,28 @@ def test_a_group_whose_device_failed_is_moved_where_the_policy_says_so(job: loom
     assert summary.metrics["weight"] == -RATE * summary.steps
 
 
+def test_a_group_stays_on_a_cpu_that_was_deactivated_if_there_is_no_other(job: loom.Job) -> None:
+    watched = Watched(job, a_job(steps=100_000, name="stays"))
+    watched.await_steps()
+    pids = watched.pids()
+    (device, *_) = watched.weaver.replica("stays_0").devices  # of both hosts: they are on one machine
+
+    told = watched.weaver.deactivate_device(device).get(BOUND)
+    try:
+        stays = watched.await_event("group_stays", 2)
+        watched.await_steps()
+    finally:
+        watched.weaver.reactivate(device, target=[])
+    watched.await_true(lambda: len(watched.events("cpus_refused")) == 2)
+    after = watched.pids()
+    summary = watched.stop()
+
+    assert {acknowledgement.ok for acknowledgement in told.values()} == {True}
+    assert stays.data["reason"].startswith(f"{device}: inactive, deactivated by ")
+    assert after == pids
+    assert summary.failures == 0
+
+
 def test_a_group_whose_device_failed_is_moved_by_default_and_not_if_the_policy_is_to_notify(
     job: loom.Job,
 ) -> None:

@@ -118,6 +118,8 @@ class Agent:
 
     def run(self) -> None:
         """Serve until the process has ended and the driver has everything, or is gone."""
+        if self._process.ended:  # before this program had begun: nothing else may ever wake it
+            self._report_end()
         while not self._over:
             self._send()
             for descriptor, events in self._poll.poll(self._timeout()):

@@ -91,9 +91,45 @@ def bootstrap_on(
     return functools.partial(_hold_on, address, procs, on_path, replica, torchrun, bootstrap)  # type: ignore[arg-type]
 
 
+def tied_procs(bootstrap: object) -> int | None:
+    """Return the id of the proc mesh that a bootstrap function of `bootstrap_on` is for; None for any other one."""
+    if isinstance(bootstrap, functools.partial) and bootstrap.func in (_hold_on, _hold_on_async):
+        procs: int = bootstrap.args[1]
+        return procs
+    return None
+
+
+def ties(bootstrap: object) -> bool:
+    """Return whether a bootstrap function of this module ties its process to the driver."""
+    return isinstance(bootstrap, functools.partial) and bootstrap.func in _TIES
+
+
 def hold_on(address: LifelineAddress, procs: int) -> None:
     """Tie this process to the driver at ``address``, without its output."""
     _tie(address, procs, output=False, meets=False)
+
+
+def bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstrap | None) -> Callable[[], Any]:
+    """Return a bootstrap function that ties a process to its driver, without its output, and runs the user's own.
+
+    It is for processes that a function in the driver starts itself, which has the rest in its own hands.
+    """
+    if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
+        return functools.partial(_hold_on_barely_async, address, procs, bootstrap)
+    return functools.partial(_hold_on_barely, address, procs, bootstrap)  # type: ignore[arg-type]
+
+
+def _hold_on_barely(address: LifelineAddress, procs: int, bootstrap: Callable[[], None] | None) -> None:
+    hold_on(address, procs)
+    if bootstrap is not None:
+        bootstrap()
+
+
+async def _hold_on_barely_async(
+    address: LifelineAddress, procs: int, bootstrap: Callable[[], Awaitable[None]]
+) -> None:
+    hold_on(address, procs)
+    await bootstrap()
 
 
 def _tie(address: LifelineAddress, procs: int, output: bool, meets: bool) -> tuple[int, Lifeline]:
@@ -144,3 +180,6 @@ async def _hold_on_async(
 ) -> None:
     _hold_on(address, procs, on_path, replica, torchrun, None)
     await bootstrap()
+
+
+_TIES = (hold_on, _hold_on, _hold_on_async, _hold_on_barely, _hold_on_barely_async)

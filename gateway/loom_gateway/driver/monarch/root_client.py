@@ -86,7 +86,10 @@ _STATES = (
 """Monarch's timeouts for the state of processes and actors, for which the controllers of a mesh ask, never end:
 the lifelines tell which process has ended. An answer is lost if its host was silent for more than 20 s, though the
 host is back (torchmonarch 0.7). Monarch would then stop the actors there ("no status received from process").
-While it waits it keeps nothing alive, so no mesh counts as an orphan either."""
+While it waits it keeps nothing alive, so no mesh counts as an orphan either.
+
+A process that dies when it is asked answers nothing, and Monarch waits on: then
+`loom_gateway.driver.monarch.native_calls` fails the calls."""
 
 
 def _use_transport(here: str, port: int, patience: float) -> None:
@@ -115,18 +118,21 @@ def _is_free(here: str, port: int) -> bool:
 def prepare(workers: Sequence[str], port: int, patience: float) -> None:
     """Do what a spare driver can do before it has a session: import Monarch and start the root client.
 
-    From then on Loom's exceptions are the bases of Monarch's, for the functions of `Job.run`.
+    From then on Loom's exceptions are the bases of Monarch's, for the functions of `Job.run`, and their calls fail
+    when a process that they wait for is gone.
 
     ``patience``: seconds for which a silent host does not count as lost.
     """
     import monarch.actor
 
     from loom_gateway.driver.monarch import debugger
+    from loom_gateway.driver.monarch.native_calls import track_calls
 
     debugger.take_the_place_of_monarchs()
     _use_transport(address_towards(workers), port, patience)
     monarch.actor.context()
     catch_monarchs()
+    track_calls()
     _keep_source_loaders_out()
     _keep_names_of_files()
 

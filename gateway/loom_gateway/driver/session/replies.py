@@ -19,10 +19,10 @@ from loom.wire.mux import OrderKey
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.monarch.native_calls import GRACE
 
 logger = logging.getLogger(__name__)
 
-GRACE = 0.6  # seconds that Monarch has to explain a process's death before its calls fail without
 GATHERED = 0.001  # seconds for which consecutive answers are gathered into one write
 LINGER = 0.005  # seconds after which gathered answers are sent even though the expected next one has not come
 REMEMBERED = 1 << 14  # number of answered operations to remember for clients that may not have received the answers

@@ -20,7 +20,9 @@ from loom_gateway.driver.clients.registry import Clients
 from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.lifeline.server import LifelineServer
 from loom_gateway.driver.lifetime import Lifetime
+from loom_gateway.driver.monarch import native_calls
 from loom_gateway.driver.monarch.errors import replace_fault_hook
+from loom_gateway.driver.monarch.native_procs import NativeProcs
 from loom_gateway.driver.monarch.root_client import address_towards, attach, probe, spawn_weaver_mesh
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
@@ -74,6 +76,7 @@ class Session:
         self._dispatcher = Dispatcher(self._context, lifetime.end, log_spool, max_in_flight)
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)
+        NativeProcs(loop, self._lifeline.address).tie_each()
         spawn_weaver_mesh()
         asyncio.run_coroutine_threadsafe(self._start(), loop).result()
 
@@ -84,7 +87,7 @@ class Session:
         return None if self._workers_file is None else WorkerList.read(self._workers_file)
 
     async def _start(self) -> None:
-        self._context.failures.on_process_gone.append(self._lifeline.give_up)
+        self._context.failures.on_process_gone += [self._lifeline.give_up, native_calls.process_gone]
         await self._lifeline.start(
             self._context.failures.process_gone,
             self._dispatcher.processes.started,

@@ -6,7 +6,7 @@ import functools
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from loom.beside import Session
 from loom.errors import TrainingFailed, WrongArguments
@@ -17,6 +17,7 @@ from loom.train.controller.job_events import JobEvents
 from loom.train.controller.replica_slots import ReplicaSlots
 from loom.train.controller.summaries import GroupStatus, JobStatus, JobSummary
 from loom.train.controller.support import Support
+from loom.train.controller.usable_devices import UsableDevices
 from loom.train.settings import Ending
 from loom.train.spec import JobSpec
 
@@ -47,8 +48,7 @@ class Controller:
         self._session = session
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """Calls from other threads: the controller's alone changes slots and groups, so they need no lock."""
-        refuse = self._refuse if job.uses_gpus else None
-        self._events = JobEvents(job.name, session, self._respawn, refuse)
+        self._events = JobEvents(job.name, session, self._respawn, self._use_devices, job.uses_gpus)
         self._agents = HostAgents(session, job, self._messages.put)
         self._pool = GroupPool(
             session, job, self._events, self._agents, lambda: self._messages.put(self._slots.look)
@@ -149,8 +149,8 @@ class Controller:
             events=tuple(self._events.recorded),
         )
 
-    def _refuse(self, devices: Mapping[str, str]) -> None:
-        self._messages.put(functools.partial(self._pool.refuse, devices))
+    def _use_devices(self, usable: UsableDevices) -> None:
+        self._messages.put(lambda: self._pool.use(usable))  # the pool comes after the events
 
     def _respawn(self, replica: str, reason: str) -> None:
         self._messages.put(functools.partial(self._slots.respawn, replica, reason))

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from loom.beside import Session
@@ -14,6 +14,7 @@ from loom.errors import SupervisionError
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.host_agents import HostAgents
 from loom.train.controller.job_events import JobEvents
+from loom.train.controller.usable_devices import UsableDevices
 from loom.train.spec import JobSpec
 
 _log = logging.getLogger("loom")
@@ -35,7 +36,7 @@ class GroupPool:
     changed: Callable[[], object]  # called by other threads when a group has changed
     draining: set[int] = field(default_factory=set)  # numbers of the hosts on which no groups are started
     spares: list[ReplicaGroup] = field(default_factory=list)  # the groups that wait to replace a lost one
-    refused: Mapping[str, str] = field(default_factory=dict)  # why no group may use a GPU, by the GPU's uuid
+    usable: UsableDevices = field(default_factory=UsableDevices)  # what the weaver knows of the devices
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count()
@@ -54,11 +55,17 @@ class GroupPool:
         return [host for host in there if host not in left_out and (wanted is None or host in wanted)]
 
     def start(self, name: str, rather_not: int | None = None) -> ReplicaGroup | None:
-        """Start a group on the host with the fewest groups, but on ``rather_not`` only if there is no other."""
-        self._groups = [group for group in self._groups if group.state is not GroupState.OVER]
+        """Start a group on the host with the fewest groups, but on ``rather_not`` only if there is no other.
+
+        GPUs of other jobs come last.
+        """
+        places = self._places()
         used = Counter(group.host for group in self._groups)
-        places = {host: gpus for host in self.hosts() if (gpus := self._free_gpus(host)) is not None}
-        host = min(places, key=lambda host: (host == rather_not, used[host], host), default=None)
+
+        def rank(host: int) -> tuple[bool, int, int, int]:
+            return host == rather_not, len(self._shared(places[host])), used[host], host
+
+        host = min(places, key=rank, default=None)
         if host is None:
             return None
         name = f"{name}-{next(self._numbers)}"
@@ -68,19 +75,36 @@ class GroupPool:
             _log.warning("no group can be started on host %d: %s", host, error)
             return None
         self._groups.append(group)
+        if shared := self._shared(group.devices):
+            self.events.record("gpus_shared", host=host, procs=name, gpus=shared)
         return group
 
+    def has_place(self) -> bool:
+        """Return whether there is a host on which another group could be started."""
+        return bool(self._places())
+
+    def _places(self) -> dict[int, tuple[str, ...]]:
+        """Return the hosts on which another group could be started, with the GPUs that it would get."""
+        self._groups = [group for group in self._groups if group.state is not GroupState.OVER]
+        return {host: gpus for host in self.hosts() if (gpus := self._free_gpus(host)) is not None}
+
     def _free_gpus(self, host: int) -> tuple[str, ...] | None:
-        """Return the GPUs for another group on a host; None if there are too few, () if the job uses none."""
+        """Return the GPUs for another group on a host, () if the job uses none; None if it has no place there."""
+        devices, usable = self.agents.devices(host), self.usable
         if not self.job.uses_gpus:
-            return ()
+            return None if usable.refusal(devices) else ()
         taken = {gpu for group in self._groups for gpu in group.devices}
-        free = [gpu for gpu in self.agents.gpus(host) if gpu not in taken and gpu not in self.refused]
+        free = [gpu for gpu in devices if gpu not in taken and gpu not in usable.refused]
+        free.sort(key=lambda gpu: gpu in usable.occupied)
         return tuple(free[: self.job.members]) if len(free) >= self.job.members else None
 
+    def _shared(self, gpus: tuple[str, ...]) -> dict[str, str]:
+        """Return those of some GPUs on which replicas of other jobs are, with one replica of each."""
+        return {gpu: self.usable.occupied[gpu] for gpu in gpus if gpu in self.usable.occupied}
+
     def refusal(self, group: ReplicaGroup) -> str:
-        """Return why a group has to leave its GPUs; "" if it does not."""
-        return next((f"{gpu}: {self.refused[gpu]}" for gpu in group.devices if gpu in self.refused), "")
+        """Return why a group has to leave its devices; "" if it does not."""
+        return self.usable.refusal(group.devices or self.agents.devices(group.host))
 
     def find(self, replica: str, shunned: int | None) -> ReplicaGroup | None:
         """Return a ready spare, or one that prepares on a host that is not shunned, or else start a group."""
@@ -116,14 +140,15 @@ class GroupPool:
         if spare is not None:
             self.spares.append(spare)
 
-    def refuse(self, refused: Mapping[str, str]) -> None:
-        """Start no group on some GPUs, and stop the spares there.
-
-        Args:
-            refused: for the uuid of each such GPU, why.
-        """
-        self.refused = refused
-        self.events.record("gpus_refused", gpus=dict(refused))
+    def use(self, usable: UsableDevices) -> None:
+        """Start no group on devices that are refused from now on, and stop the spares there."""
+        before, self.usable = self.usable, usable
+        if usable.refused == before.refused:
+            return
+        if self.job.uses_gpus:
+            self.events.record("gpus_refused", gpus=dict(usable.refused))
+        else:
+            self.events.record("cpus_refused", cpus=dict(usable.refused))
         for spare in [spare for spare in self.spares if self.refusal(spare)]:
             self.spares.remove(spare)
             spare.stop(self.refusal(spare))

@@ -14,7 +14,7 @@ from typing import Any
 
 from loom.actor import Actor, endpoint
 from loom.beside import Session, SpawnedProcs
-from loom.devices import local_devices
+from loom.devices.local import cpu_slots, local_devices
 from loom.errors import LoomError
 from loom.train.controller.group import ReplicaGroup
 from loom.train.spec import JobSpec
@@ -22,7 +22,7 @@ from loom.train.spec import JobSpec
 _log = logging.getLogger("loom")
 
 KILL_TIMEOUT = 60.0
-GPUS_TIMEOUT = 60.0  # seconds within which a host's agent tells its GPUs: NVML may take long to start
+DEVICES_TIMEOUT = 60.0  # seconds within which a host's agent tells its devices: NVML may take long to start
 
 RETRY = 1.0  # seconds between two attempts to start the agent of a host on which one was lost
 
@@ -40,6 +40,11 @@ class HostAgent(Actor):
         return [device.uuid for device in await asyncio.to_thread(local_devices) if device.kind == "gpu"]
 
     @endpoint
+    async def cpus(self, members: int) -> list[str]:
+        """Return the uuids of the CPU slots on which a group of so many members is."""
+        return cpu_slots(members)
+
+    @endpoint
     async def kill(self, pids: list[int]) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -49,13 +54,13 @@ class HostAgent(Actor):
 class _Agent:
     """The agent of one host, which a thread asks every ``pause`` seconds."""
 
-    def __init__(self, procs: SpawnedProcs, pause: float, wants_gpus: bool) -> None:
+    def __init__(self, procs: SpawnedProcs, pause: float, job: JobSpec) -> None:
         self.procs = procs
         self.actor = procs.mesh.spawn("agent", HostAgent)
         self.gone = threading.Event()
         self.answered = False  # whether it has ever answered
-        self.gpus: list[str] | None = None  # uuids of the host's GPUs; None until it has told them, if wanted
-        self._wants_gpus = wants_gpus
+        self.devices: list[str] = []  # uuids that `HostAgents.devices` returns; none before it has told them
+        self._job = job
         self._pause = pause
         self._asked: float | None = None  # when the question was asked that has no answer yet
         threading.Thread(target=self._ask, name=procs.name, daemon=True).start()
@@ -70,8 +75,10 @@ class _Agent:
         with contextlib.suppress(Exception):  # the agent is gone
             self._await_answer()
             self.answered = True
-            if self._wants_gpus:
-                self.gpus = self.actor.gpus.call_one().get(timeout=GPUS_TIMEOUT)
+            told = (
+                self.actor.gpus.call_one() if self._job.uses_gpus else self.actor.cpus.call_one(self._job.members)
+            )
+            self.devices = told.get(timeout=DEVICES_TIMEOUT)
             while not self.gone.wait(self._pause):
                 self._asked = time.monotonic()
                 self._await_answer()
@@ -113,7 +120,7 @@ class HostAgents:
         except (LoomError, RuntimeError) as error:
             _log.info("no agent on host %d: %s", host, error)
             return
-        agent = self._agents[host] = _Agent(procs, self._job.silence / 4, self._job.uses_gpus)
+        agent = self._agents[host] = _Agent(procs, self._job.silence / 4, self._job)
 
     def _lose(self, host: int, agent: _Agent) -> None:
         agent.gone.set()
@@ -136,10 +143,13 @@ class HostAgents:
         agents = self._agents
         return {host for host in self._lost if host not in agents or not agents[host].answered}
 
-    def gpus(self, host: int) -> list[str]:
-        """Return the uuids of a host's GPUs; none before its agent has told them."""
+    def devices(self, host: int) -> list[str]:
+        """Return the uuids of a host's GPUs or, for a job on CPUs, of the slots that a group there has.
+
+        There are none before the host's agent has told them.
+        """
         agent = self._agents.get(host)
-        return [] if agent is None or agent.gpus is None else agent.gpus
+        return [] if agent is None else agent.devices
 
     def kill(self, group: ReplicaGroup) -> None:
         """Kill the processes of a group: stopped or hanging processes end in no other way."""

@@ -14,8 +14,9 @@ from typing import Any
 
 from loom.beside import Session
 from loom.errors import LoomError, WeaverUnavailable
+from loom.train.controller.usable_devices import UsableDevices
 from loom.weaver.policy import Action
-from loom.weaver.states import DeviceState
+from loom.weaver.states import LIVING
 
 _log = logging.getLogger("loom")
 
@@ -47,8 +48,8 @@ class JobEvents:
     """A reporter of one job's events, which also asks the weaver which replicas to respawn.
 
     Its thread calls ``respawn`` with the name of a replica and the reason: for a replica whose group has the policy
-    ``respawn``, and for one without a policy whose device has failed. It calls ``refuse``, unless it is None, with
-    the devices that the job may not use whenever they change: for each uuid the reason.
+    ``respawn``, and for one without a policy whose device has failed. It calls ``use`` whenever the devices change
+    that the job may not use, or should leave to others.
     """
 
     def __init__(
@@ -56,15 +57,17 @@ class JobEvents:
         job: str,
         session: Session,
         respawn: Callable[[str, str], object],
-        refuse: Callable[[Mapping[str, str]], object] | None = None,
+        use: Callable[[UsableDevices], object],
+        uses_gpus: bool,
     ) -> None:
         self.recorded: deque[JobEvent] = deque(maxlen=KEPT)
         """The newest events, the oldest first."""
         self._job = job
         self._session = session
         self._respawn = respawn
-        self._refuse = refuse
-        self._refused: dict[str, str] = {}
+        self._use = use
+        self._uses_gpus = uses_gpus
+        self._usable = UsableDevices()
         self._devices_due = 0.0  # when the weaver is asked for the devices again, on the monotonic clock
         self._newest: dict[str, int] = {}  # ids of the weaver's newest events that were read, by kind
         self._unreported: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
@@ -86,13 +89,13 @@ class JobEvents:
         self._thread.join(CLOSE_TIMEOUT)
 
     def _run(self) -> None:
+        self._ask_for_devices()  # before the first group is started
         while True:
             try:
                 event = self._unreported.get(timeout=ASK_EVERY)
             except queue.Empty:
-                if self._refuse is not None and time.monotonic() >= self._devices_due:
-                    self._devices_due = time.monotonic() + DEVICES_EVERY
-                    self._ask_for_devices(self._refuse)
+                if time.monotonic() >= self._devices_due:
+                    self._ask_for_devices()
                 self._ask_for_respawns()
                 continue
             if event is None:
@@ -111,17 +114,20 @@ class JobEvents:
                 _log.exception("the weaver does not take %s", event)
             return
 
-    def _ask_for_devices(self, refuse: Callable[[Mapping[str, str]], object]) -> None:
+    def _ask_for_devices(self) -> None:
+        self._devices_due = time.monotonic() + DEVICES_EVERY
         try:
             devices = self._session.ask_weaver("devices", {})
+            used = self._uses_gpus and any(device["replicas"] for device in devices)
+            replicas = self._session.ask_weaver("replicas", {}) if used else ()
         except LoomError as error:
             _log.debug("the weaver does not say which devices may be used: %s", error)
             return
-        kept = [one for one in devices if one["state"] != DeviceState.ACTIVE]
-        refused = {one["uuid"]: f"{one['state']}, {one['reason'] or 'for no given reason'}" for one in kept}
-        if refused != self._refused:
-            self._refused = refused
-            refuse(refused)
+        living = {one["id"] for one in replicas if one["state"] in LIVING}
+        usable = UsableDevices.of(self._job, self._uses_gpus, devices, living)
+        if usable != self._usable:
+            self._usable = usable
+            self._use(usable)
 
     def _ask_for_respawns(self) -> None:
         try:
@@ -130,7 +136,10 @@ class JobEvents:
                 return
             for kind in _KINDS:
                 query = {"after": self._newest[kind], "kind": kind, "limit": MOST_AT_ONCE}
-                for event in self._session.ask_weaver("events", query):
+                new = self._session.ask_weaver("events", query)
+                if new:
+                    self._ask_for_devices()  # so that the groups move to others
+                for event in new:
                     for replica in self._to_respawn(event):
                         self._respawn(replica, event["reason"])
                     self._newest[kind] = event["id"]

@@ -46,6 +46,7 @@ class ReplicaSlot:
     lost_at: float | None = None  # when the last group was lost, by `time.time`; None once another made a step
     successor: ReplicaGroup | None = None  # the group on another host that takes the slot once it is ready
     why: str = ""  # why the group leaves or the successor was started, for users: "host 1 is drained"
+    stays: str = ""  # why the group should leave, if it stays because there is no other place for it
     ending: Ending | None = None  # how the slot ended; None unless it is over
     last: TrainerReport = field(default_factory=TrainerReport)  # the last report of any of the slot's groups
     report: TrainerReport = field(default_factory=TrainerReport)  # the group's last that was acted on

@@ -95,7 +95,8 @@ class ReplicaSlots:
         names = replica, replica.rpartition(".")[0]
         for slot in self.training():
             if slot.replica in names and slot.successor is None and not slot.leaving:
-                self._move(slot, f"its device has failed: {reason}")
+                why = "" if slot.group is None else self.pool.refusal(slot.group)
+                self._move(slot, why or f"its device has failed: {reason}")
 
     def stop_all(self) -> None:
         for slot in self._staying():
@@ -134,21 +135,31 @@ class ReplicaSlots:
         slot.why = why
 
     def _leave_refused(self, slot: ReplicaSlot) -> None:
-        """Look for other GPUs for a group that trains and may not use its own any more, as soon as there are any.
+        """Look for other devices for a group that trains and may not use its own, as soon as there are any.
 
-        A group that does not train yet has nothing to lose, and is stopped at once.
+        A group that does not train yet has nothing to lose: it is stopped at once, on CPUs if it has another place.
         """
         if slot.successor is not None and (why := self.pool.refusal(slot.successor)):
             self._replace_successor(slot, slot.successor, why)
             return
         group = None if slot.successor is not None or slot.leaving else slot.group
-        if group is None or not (why := self.pool.refusal(group)):
-            return
-        if slot.state is SlotState.STARTING:
+        why = "" if group is None else self.pool.refusal(group)
+        if group is None or not why:
+            slot.stays = ""
+        elif slot.state is not SlotState.STARTING:
+            slot.successor, slot.why = self.pool.find_elsewhere(slot.replica, None), why
+            self._note_stay(slot, group, "" if slot.successor is not None else why)
+        elif self.job.uses_gpus or self.pool.has_place():
             group.stop(why)
             slot.vacate(time.monotonic())
         else:
-            slot.successor, slot.why = self.pool.find_elsewhere(slot.replica, None), why
+            self._note_stay(slot, group, why)
+
+    def _note_stay(self, slot: ReplicaSlot, group: ReplicaGroup, why: str) -> None:
+        """Note that a group stays though it should leave, because it has no other place; "" if it has one."""
+        if why and why != slot.stays:
+            self._record("group_stays", slot, group, reason=f"{why}; no other device or host of the job is free")
+        slot.stays = why
 
     def _replace_successor(self, slot: ReplicaSlot, successor: ReplicaGroup, why: str) -> None:
         successor.stop(why)

@@ -14,7 +14,7 @@ from loom.train.loop.agreement import AgreedConfig
 from loom.train.loop.averaging import LocalSteps, SharedSteps, StepStrategy
 from loom.train.loop.checkpointing import Checkpointing
 from loom.train.loop.exchange import Exchange, NoPeers
-from loom.train.loop.membership import Membership
+from loom.train.loop.membership import Membership, process_ends
 from loom.train.loop.outer import ParameterMean
 from loom.train.loop.step_clock import StepClock
 from loom.train.loop.tensors import hash_of
@@ -83,7 +83,8 @@ class TrainingLoop:
             report.ending, report.error = Ending.NO_PEERS, str(error)
         except Exception:  # noqa: BLE001 - the job decides what follows
             report.ending, report.error = Ending.FAILED, traceback.format_exc(limit=-8)
-            _log.exception("%s failed", self._assignment.replica)
+            if not process_ends():
+                _log.exception("%s failed", self._assignment.replica)
         finally:
             if self._membership is not None:
                 self._membership.leave()
@@ -178,11 +179,9 @@ class TrainingLoop:
             threadlet = Threadlet(replica, group=job.name, config=config, injectable=job.injectable)
             self._config.register(threadlet)
 
-        if job.uses_gpus:
-
-            @threadlet.on_device_change
-            def leave_to_the_job(device: str, usable: bool) -> None:
-                """Accept the change: the job's controller moves the group."""
+        @threadlet.on_device_change
+        def leave_to_the_job(device: str, usable: bool) -> None:
+            """Accept the change: the job's controller moves the group."""
 
         @threadlet.on_fault("pg_abort")
         def abort_groups(params: dict[str, Any]) -> None:

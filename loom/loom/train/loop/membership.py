@@ -26,6 +26,11 @@ _log = logging.getLogger("loom")
 RETRY_EVERY = 0.2  # seconds between two attempts to join a quorum
 
 
+def process_ends() -> bool:
+    """Return whether this process ends in order, so that no thread can begin anything any more."""
+    return not threading.main_thread().is_alive()
+
+
 class Membership:
     """The training groups, as one of their processes sees them.
 
@@ -106,6 +111,8 @@ class Membership:
             try:
                 self._manager.start_quorum()
             except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or no group comes
+                if process_ends():
+                    raise SystemExit from None  # ends this thread, without a word
                 # Otherwise the manager raises this failure for ever (torchft-nightly 2026.10: ``start_quorum``).
                 self._manager._quorum_future = None
                 if not self._alone:

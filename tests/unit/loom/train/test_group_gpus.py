@@ -1,4 +1,4 @@
-"""Which GPUs a job's groups get: each its own, and none that may not be used."""
+"""Which devices a job's groups get: none that may not be used, and those of other jobs last."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from loom.train.controller.group import ReplicaGroup
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.job_events import JobEvents
 from loom.train.controller.summaries import GroupStatus
+from loom.train.controller.usable_devices import UsableDevices
 
 
 class OnGpus(TrainerActor):
@@ -41,9 +42,11 @@ class Session:
 def pool_of(
     session: Session, gpus: dict[int, list[str]], trainer: type[TrainerActor] = OnGpus, **job: Any
 ) -> GroupPool:
-    agents: Any = SimpleNamespace(silent=set, ending=set, gpus=lambda host: gpus.get(host, []))
+    agents: Any = SimpleNamespace(silent=set, ending=set, devices=lambda host: gpus.get(host, []))
     here: Any = session
-    events: Any = SimpleNamespace(record=lambda *arguments, **data: None)
+    recorded: list[tuple[str, dict[str, Any]]] = []
+    events: Any = SimpleNamespace(record=lambda kind, replica=None, **data: recorded.append((kind, data)))
+    events.recorded = recorded
     return GroupPool(here, FaultTolerantJob(trainer, **job), events, agents, lambda: None)
 
 
@@ -90,13 +93,13 @@ def test_a_gpu_that_is_refused_is_left_out_until_it_is_not_any_more() -> None:
     here, spare = start(pool), start(pool)
     pool.spares.append(spare)
 
-    pool.refuse({"GPU-0": "inactive, deactivated by anna", "GPU-1": "failed, Xid 79"})
+    pool.use(UsableDevices({"GPU-0": "inactive, deactivated by anna", "GPU-1": "failed, Xid 79"}))
     assert pool.refusal(here) == "GPU-0: inactive, deactivated by anna"
     assert pool.spares == []  # it was stopped
     here.stop("it leaves")
     assert pool.start("train_0") is None
 
-    pool.refuse({"GPU-1": "failed, Xid 79"})
+    pool.use(UsableDevices({"GPU-1": "failed, Xid 79"}))
     assert pool.refusal(here) == ""
     assert start(pool).devices == ("GPU-0",)
 
@@ -111,25 +114,76 @@ def test_a_job_on_cpus_has_nothing_to_do_with_gpus() -> None:
     assert session.started == [(0, None), (0, None)]
 
 
-def test_a_job_hears_which_devices_it_may_not_use_when_that_changes() -> None:
-    devices = [
-        {"uuid": "GPU-0", "state": "failed", "reason": "Xid 79"},
-        {"uuid": "GPU-1", "state": "inactive", "reason": ""},
-        {"uuid": "GPU-2", "state": "active", "reason": None},
-    ]
-    heard: list[dict[str, str]] = []
-    here: Any = SimpleNamespace(ask_weaver=lambda operation, arguments, timeout=2.0: devices)
-    events = JobEvents("train", here, lambda replica, reason: None, heard.append)  # type: ignore[arg-type]
+def test_the_gpus_of_other_jobs_come_last() -> None:
+    session = Session(2)
+    pool = pool_of(session, {0: ["GPU-0", "GPU-1"], 1: ["GPU-2", "GPU-3"]})
+    pool.use(UsableDevices(occupied={"GPU-0": "other_0", "GPU-1": "other_1", "GPU-2": "other_2"}))
+
+    groups = [start(pool) for _ in range(4)]
+
+    assert [group.devices for group in groups] == [("GPU-3",), ("GPU-0",), ("GPU-1",), ("GPU-2",)]
+    shared = [data["gpus"] for kind, data in pool.events.recorded if kind == "gpus_shared"]
+    assert shared == [{"GPU-0": "other_0"}, {"GPU-1": "other_1"}, {"GPU-2": "other_2"}]
+
+
+def test_on_cpus_a_host_whose_slot_was_deactivated_is_left_out_until_it_is_not_any_more() -> None:
+    session = Session(2)
+    pool = pool_of(session, {0: ["CPU-a-0", "CPU-a-1"], 1: ["CPU-b-0", "CPU-b-1"]}, trainer=TrainerActor, members=2)
+    here = start(pool)
+
+    pool.use(UsableDevices({"CPU-a-1": "inactive, deactivated by anna"}))
+
+    assert (here.host, pool.refusal(here)) == (0, "CPU-a-1: inactive, deactivated by anna")
+    assert [start(pool).host for _ in range(2)] == [1, 1]
+    pool.use(UsableDevices(dict.fromkeys(["CPU-a-1", "CPU-b-0"], "inactive, deactivated by anna")))
+    assert not pool.has_place()
+    pool.use(UsableDevices())
+    assert (pool.has_place(), start(pool).host) == (True, 0)
+    assert [kind for kind, _ in pool.events.recorded] == ["cpus_refused"] * 3
+
+
+def device(
+    uuid: str, kind: str = "gpu", state: str = "active", reason: str | None = None, on: str = ""
+) -> dict[str, Any]:
+    return {"uuid": uuid, "kind": kind, "state": state, "reason": reason, "replicas": tuple(on.split())}
+
+
+DEVICES = [
+    device("GPU-0", state="failed", reason="Xid 79", on="train_0"),
+    device("GPU-1", state="inactive", reason=""),
+    device("GPU-2", on="train_1 train_1.1 train_spare_x ended_0"),
+    device("GPU-3", on="train_2 training_0"),
+    device("CPU-a-0", "cpu", "failed", "too hot"),
+    device("CPU-b-0", "cpu", "inactive", "deactivated by anna", on="other_0"),
+]
+
+LIVING = {"train_0", "train_1", "train_1.1", "train_2", "training_0", "train_spare_x", "other_0"}
+
+
+def test_what_the_weaver_knows_says_which_devices_a_job_may_not_use_and_which_are_others() -> None:
+    on_gpus = UsableDevices.of("train", True, DEVICES, LIVING)
+    assert on_gpus.refused == {"GPU-0": "failed, Xid 79", "GPU-1": "inactive, for no given reason"}
+    assert on_gpus.occupied == {"GPU-2": "train_spare_x", "GPU-3": "training_0"}
+
+    on_cpus = UsableDevices.of("train", False, DEVICES, LIVING)
+    assert on_cpus == UsableDevices({"CPU-b-0": "inactive, deactivated by anna"})
+
+
+def test_a_job_hears_of_devices_when_what_it_may_use_changes() -> None:
+    devices = [dict(one) for one in DEVICES]
+    replicas = [{"id": id, "state": "running"} for id in LIVING]
+    answers = {"devices": devices, "replicas": replicas}
+    heard: list[UsableDevices] = []
+    here: Any = SimpleNamespace(ask_weaver=lambda operation, arguments, timeout=2.0: answers[operation])
+    events = JobEvents("train", here, lambda replica, reason: None, heard.append, uses_gpus=True)
     events.close()
     heard.clear()
-    events._refused = {}
 
-    for _ in range(2):
-        events._ask_for_devices(heard.append)  # type: ignore[arg-type]
+    events._ask_for_devices()
     devices[0]["state"] = "active"
-    events._ask_for_devices(heard.append)  # type: ignore[arg-type]
+    replicas[:] = [one for one in replicas if one["id"] != "training_0"]
+    for _ in range(2):
+        events._ask_for_devices()
 
-    assert heard == [
-        {"GPU-0": "failed, Xid 79", "GPU-1": "inactive, for no given reason"},
-        {"GPU-1": "inactive, for no given reason"},
-    ]
+    assert [one.refused.keys() for one in heard] == [{"GPU-1"}]
+    assert [one.occupied for one in heard] == [{"GPU-2": "train_spare_x"}]

@@ -41,6 +41,8 @@ class Host:
         self.stopped: list[str] = []
         self.name, self.mesh, self.stop = "agent", self, self.stopped.append
         self.answer = SimpleNamespace(call_one=self._ask)
+        devices = SimpleNamespace(get=lambda timeout: ["CPU-three-0"])
+        self.cpus = SimpleNamespace(call_one=lambda members: devices)
 
     def hosts(self) -> list[int]:
         return [3]
@@ -65,7 +67,7 @@ class Host:
 
 def agents_of(host: Host) -> HostAgents:
     session: Any = host
-    job: Any = SimpleNamespace(name="train", silence=0.04, uses_gpus=False)
+    job: Any = SimpleNamespace(name="train", silence=0.04, uses_gpus=False, members=1)
     agents = HostAgents(session, job, lambda call: call())
     agents.tick([3])
     return agents

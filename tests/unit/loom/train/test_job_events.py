@@ -24,13 +24,16 @@ class Session:
         if operation == "events":
             after, kind = arguments["after"], arguments["kind"]
             return [event for event in self._events if event["id"] > after and event["kind"] == kind]
-        return {"status": {"event": 0}, "policies": self._policies}.get(operation)
+        return {"status": {"event": 0}, "policies": self._policies, "devices": []}.get(operation)
 
 
 def respawned(session: Session, until: str) -> list[tuple[str, str]]:
     """What a job is told to respawn, up to a replica."""
     told: queue.Queue[tuple[str, str]] = queue.Queue()
-    events = JobEvents("train", session, lambda replica, reason: told.put((replica, reason)))  # type: ignore[arg-type]
+    here: Any = session
+    events = JobEvents(
+        "train", here, lambda replica, reason: told.put((replica, reason)), lambda usable: None, False
+    )
     found = []
     while not found or found[-1][0] != until:
         found.append(told.get(timeout=BOUND))
@@ -68,7 +71,8 @@ def test_a_policy_that_a_user_has_set_is_left_to_the_weaver(monkeypatch: pytest.
 
 def test_a_job_of_days_keeps_its_newest_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_events, "KEPT", 100)
-    events = JobEvents("days", Session(), lambda replica, reason: None)  # type: ignore[arg-type]
+    here: Any = Session()
+    events = JobEvents("days", here, lambda replica, reason: None, lambda usable: None, False)
     for number in range(250):
         events.record("group_lost", number=number)
     events.close()

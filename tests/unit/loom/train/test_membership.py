@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from loom.train.loop.membership import Membership
 from loom.train.loop.network import open_store
 from loom.train.settings import Restore
 from loom.train.spec import Assignment, JobSpec
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft's
 
@@ -128,3 +131,41 @@ def test_alone_there_is_nothing_to_break_off(memberships: list[Membership]) -> N
     assert not memberships[0].break_off()
     with pytest.raises(FaultRefused, match="no other group is connected"):
         memberships[0].abort()
+
+
+_ENDS_WHILE_IT_GATHERS = """
+import logging, threading
+from torchft.coordination import LighthouseServer
+from loom.train.loop.membership import Membership
+from loom.train.loop.network import open_store
+from loom.train.settings import Restore
+from loom.train.spec import Assignment, JobSpec
+from tests.unit.loom.train.test_membership import TIMEOUTS, a_state, TrainerActor
+
+logging.basicConfig(level=logging.WARNING, format="logged: %(name)s: %(message)s")
+logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)
+lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=100, quorum_tick_ms=20)
+store = open_store("127.0.0.1")
+url = "http://127.0.0.1:" + lighthouse.address().rpartition(":")[2]
+job = JobSpec(TrainerActor, timeouts=TIMEOUTS)
+assignment = Assignment(job, "train_0", url, ("127.0.0.1", store.port), Restore.NOTHING, "the job's key")
+membership = Membership(a_state(assignment), lambda: exit("it tries again"))
+
+def start_quorum():
+    threading.main_thread().join()
+    raise RuntimeError("cannot schedule new futures after shutdown")  # as the manager's executor does then
+
+membership._manager.start_quorum = start_quorum
+gathering = threading.Thread(target=membership.gather, daemon=True)
+gathering.start()
+threading.Thread(target=gathering.join).start()  # so that the process ends after it
+print("ends")
+"""
+
+
+def test_a_process_that_ends_while_it_waits_for_others_says_nothing() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _ENDS_WHILE_IT_GATHERS]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND, cwd=ROOT, check=True)
+    assert ended.stdout == "ends\n"
+    assert "logged: loom" not in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -89,6 +89,9 @@ class Pool:
     def find_elsewhere(self, name: str, left: int | None) -> Group | None:
         return None if self.full else self.start(name, left)
 
+    def has_place(self) -> bool:
+        return not self.full
+
     def has_spare(self) -> bool:
         return bool(self.spares)
 
@@ -617,6 +620,26 @@ def test_a_successor_whose_gpu_may_not_be_used_any_more_is_replaced() -> None:
 
     assert successor.stopped == "GPU-1: inactive"
     assert job.slots.all()[0].successor not in (None, successor)
+
+
+def test_a_group_on_a_cpu_that_may_not_be_used_stays_if_it_has_no_other_place_and_a_job_says_so_once() -> None:
+    job = Job(groups=2)
+    job.tick()
+    group = job.slots.all()[0].group
+    assert isinstance(group, Group)
+    why = "CPU-a-0: inactive, deactivated by anna"
+    job.pool.refused[id(group)], job.pool.full = why, True
+
+    for _ in range(3):
+        job.tick()  # it does not train yet
+    assert job.slots.all()[0].group is group
+    assert not group.stopped
+    stays = [data["reason"] for kind, _, data in job.events if kind == "group_stays"]
+    assert stays == [f"{why}; no other device or host of the job is free"]
+
+    job.pool.full = False
+    job.tick()
+    assert group.stopped == why
 
 
 def test_a_group_that_does_not_train_yet_leaves_a_gpu_that_may_not_be_used_at_once() -> None:

@@ -22,8 +22,8 @@ _PROGRAM = """
 import json, os, socket, sys
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.lifeline.tie import Lifeline
-address, procs, rank, meets = json.loads(sys.argv[1])
-tied = Lifeline(LifelineAddress(*address), procs, rank, output=True, meets=meets)
+address, procs, rank, meets, output = json.loads(sys.argv[1])
+tied = Lifeline(LifelineAddress(*address), procs, rank, output=output, meets=meets)
 for line in sys.stdin:
     what, _, argument = line.strip().partition(" ")
     if what == "print":
@@ -127,8 +127,10 @@ async def _weaver() -> str:
 class Process:
     """A process that does what it is told by lines on its standard input. A context manager."""
 
-    def __init__(self, address: LifelineAddress, procs: int = 7, rank: int = 0, meets: bool = False) -> None:
-        told = json.dumps([list(address), procs, rank, meets])
+    def __init__(
+        self, address: LifelineAddress, procs: int = 7, rank: int = 0, meets: bool = False, output: bool = True
+    ) -> None:
+        told = json.dumps([list(address), procs, rank, meets, output])
         self.popen = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, told],
             stdin=subprocess.PIPE,

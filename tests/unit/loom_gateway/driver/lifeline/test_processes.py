@@ -93,6 +93,15 @@ async def test_the_end_of_a_process_is_known_at_once_with_its_last_words(how: in
             await asyncio.to_thread(agent.wait, BOUND)
 
 
+@pytest.mark.parametrize("output", [True, False])
+async def test_the_end_of_a_process_is_known_that_ends_before_its_agent_has_begun(output: bool) -> None:
+    async with Driver(patience=10 * BOUND) as driver:
+        with Process(driver.server.address, output=output) as process:
+            process.tell("end 0")  # read as soon as the agent's program was started
+            await process.ended()
+            await driver.until(lambda: driver.gone == [ONE])
+
+
 async def test_a_process_that_ends_while_the_network_is_away_is_known_to_have_ended_after_it() -> None:
     async with printing() as (driver, gate, process):
         gate.shut()

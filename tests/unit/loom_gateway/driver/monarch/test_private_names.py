@@ -22,7 +22,10 @@ TESTED_WITH = {(0, 7), (0, 8)}
 ATTRIBUTES: dict[str, list[str]] = {
     "monarch._rust_bindings.monarch_hyperactor.actor.PythonMessage": ["decode", "kind"],
     "monarch._rust_bindings.monarch_hyperactor.actor_mesh.PythonActorMesh": ["cast_unresolved", "name"],
-    "monarch._rust_bindings.monarch_hyperactor.endpoint.ActorEndpoint": ["_actor_mesh", "_name", "_send"],
+    "monarch._rust_bindings.monarch_hyperactor.endpoint.ActorEndpoint": [
+        *("_actor_mesh", "_name", "_send", "_signature"),
+        *("call", "call_one", "choose", "stream"),  # are replaced, as Future's are
+    ],
     "monarch._rust_bindings.monarch_hyperactor.pickle.PicklingState": [],
     "monarch._src.actor.actor_mesh.ActorMesh": ["_endpoint", "_ndslice", "_labels", "_new_with_shape"],
     "monarch._src.actor.actor_mesh.Port": ["_pending_result", "_resolve_and_send", "_resolve_and_send_blocking"],
@@ -32,7 +35,8 @@ ATTRIBUTES: dict[str, list[str]] = {
     "monarch._src.actor.debugger.debug_controller.DebugController": ["_enter", "_serve"],
     "monarch._src.actor.debugger.debug_io": ["DebugIO", "DebugIOError"],
     "monarch._src.actor.debugger.debug_session.DebugSessions": ["info", "insert", "remove"],
-    "monarch._src.actor.host_mesh.HostMesh": ["_ndslice", "_labels", "_new_with_shape"],
+    "monarch._src.actor.future.Future": ["get", "as_asyncio", "__await__"],
+    "monarch._src.actor.host_mesh.HostMesh": ["_ndslice", "_labels", "_new_with_shape", "spawn_procs"],
     "monarch._src.actor.pickle": ["_orig_function_getstate"],
     "monarch._src.actor.proc_mesh.ProcMesh": ["_ndslice", "_labels", "_new_with_shape"],
     "monarch.actor": ["unhandled_fault_hook"],
@@ -57,6 +61,7 @@ ATTRIBUTES |= BY_VERSION.get(monarch_version(), {})
 INSTANCE_ATTRIBUTES = {
     "monarch._src.actor.actor_mesh.ActorMesh": {"_inner", "_shape", "_mesh_name", "_class", "_proc_mesh"},
     "monarch._src.actor.actor_mesh.Instance": {"_children", "_mailbox", "_as_rust"},
+    "monarch._src.actor.future.Future": {"_status"},
     "monarch._src.actor.host_mesh.HostMesh": {"_pending_spawns", "_proc_meshes"},
     "monarch._src.actor.proc_mesh.ProcMesh": {"_host_mesh", "_pending_actor_spawns"},
     "monarch._src.actor.actor_mesh.Port": {"_port_ref", "_rank"},
