@@ -52,7 +52,7 @@ class CommandRequest:
 
     kind: CommandKind
     target: str | None
-    """The target; None means the replicas on the device."""
+    """The target; None means the replicas on the device or on the devices of the group."""
     params: dict[str, Any]
     wait: float
     """Seconds to wait for acknowledgements before the reply."""
@@ -60,7 +60,7 @@ class CommandRequest:
     def give(self, gateway: Gateway) -> dict[str, Any]:
         """Give the command; return its state so far."""
         target: str | list[str] | None = self.target
-        if target is None:
+        if target is None and "device" in self.params:
             devices = gateway.ask("devices")
             found = (device["replicas"] for device in devices if device["uuid"] == self.params["device"])
             target = next(found, [])
@@ -111,12 +111,23 @@ def _read_command(body: dict[str, Any]) -> CommandRequest:
         raise WrongArguments(f"there is no command {wanted!r:.80}; command_type is one of {', '.join(COMMANDS)}")
     kind = CommandKind(wanted)
     if kind in DEVICE_COMMANDS:
-        return CommandRequest(
-            kind, _text(body, "target_id", "") or None, {"device": _text(params, "device_uuid")}, _wait(body)
-        )
+        return _device_command(kind, body, params)
     if kind is CommandKind.UPDATE_CONFIG and not params:
         raise WrongArguments("params is missing: the new values, by key")
     return CommandRequest(kind, _text(body, "target_id"), params, _wait(body))
+
+
+def _device_command(kind: CommandKind, body: dict[str, Any], params: dict[str, Any]) -> CommandRequest:
+    """Return the request of a command about one device, or about all devices of a group."""
+    device, group = _text(params, "device_uuid", ""), _text(params, "group", "")
+    if bool(device) == bool(group):
+        raise WrongArguments(
+            f"{kind} needs in params either device_uuid, or group, the name of a group or a replica; there is "
+            f"{_names(params)}"
+        )
+    if group:
+        return CommandRequest(kind, None, {"group": group}, _wait(body))
+    return CommandRequest(kind, _text(body, "target_id", "") or None, {"device": device}, _wait(body))
 
 
 def _read_config(body: dict[str, Any]) -> CommandRequest:

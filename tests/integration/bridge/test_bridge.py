@@ -216,6 +216,22 @@ async def test_a_failed_device_is_reported_and_acted_on(
     assert weaver.devices()[uuid].state == "active"
 
 
+async def test_the_devices_of_a_group_are_taken_out_of_use_and_put_back(
+    client: Client, bridge: Bridge, weaver: WeaverProxy, trainers: list[Training], group: str
+) -> None:
+    (uuid,) = weaver.replica(f"{group}_0").devices
+    before = weaver.status()["event"]
+
+    off = await ask(client, COMMANDS, {"command_type": "deactivate_device", "params": {"group": group}})
+    inactive = weaver.devices()[uuid].state
+    on = await ask(client, COMMANDS, {"command_type": "reactivate", "params": {"group": group}})
+
+    assert {f"{group}_0", f"{group}_1"} <= set(off["outcomes"]) == set(on["outcomes"])
+    assert inactive == "inactive"
+    assert weaver.devices()[uuid].state == "active"
+    assert commands_given(weaver, before) == ["deactivate_device", "reactivate"]
+
+
 async def test_the_program_of_the_page_asks_it(
     server: NatsServer, weaver: WeaverProxy, bridge: Bridge, trainers: list[Training], group: str
 ) -> None:
@@ -267,7 +283,13 @@ async def test_a_replica_that_is_not_there_is_an_answer(client: Client, bridge: 
         (COMMANDS, b'{"command_type": "stop"}', "wrong_arguments", "target_id is missing"),
         (COMMANDS, b'{"command_type": "update_config", "target_id": "*"}', "wrong_arguments", "params is missing"),
         (COMMANDS, b'{"command_type": "pause", "target_id": "a", "wait": -1}', "wrong_arguments", "wait is from 0"),
-        (COMMANDS, b'{"command_type": "reactivate", "params": {}}', "wrong_arguments", "device_uuid is missing"),
+        (COMMANDS, b'{"command_type": "reactivate", "params": {}}', "wrong_arguments", "either device_uuid"),
+        (
+            COMMANDS,
+            b'{"command_type": "deactivate_device", "params": {"group": "nobody"}}',
+            "unknown_replica",
+            "no replica of a group 'nobody'",
+        ),
         (CONFIG, b'{"learning_rate": 0.1}', "wrong_arguments", "config_params is missing"),
         (CONFIG, b'{"config_params": [1]}', "wrong_arguments", "config_params has keys and values"),
         (CONFIG, b'{"config_params": {"a": NaN}}', "wrong_arguments", "cannot be said in JSON"),
