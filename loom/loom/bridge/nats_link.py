@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from loom.bridge.tally import Tally, Trouble
 from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
 from loom.process.backoff import Backoff
 from loom.tls import client_context
@@ -64,28 +65,29 @@ class NatsLogin:
     """The file of a certificate authority for ``tls://``; see `loom.tls.client_context`."""
 
 
+@dataclass(frozen=True)
+class Subscription:
+    """The wish for the messages on a subject."""
+
+    subject: str
+    queue: str
+    """The queue group, of whose members one gets each message; "" for each message."""
+    take: Callable[[Msg], Awaitable[None]]
+
+
 class NatsLink:
     """A connection to a server or cluster of NATS.
 
-    ``take`` is called with each message on the subjects that no other bridge of the queue group gets, and ``came``
-    after each reconnect. A ``url`` that is not one of NATS raises `InvalidAddress`.
+    ``came`` is called after each reconnect. A ``url`` that is not one of NATS raises `InvalidAddress`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        login: NatsLogin,
-        subjects: Sequence[str],
-        queue: str,
-        take: Callable[[Msg], Awaitable[None]],
-        came: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, url: str, login: NatsLogin, came: Callable[[], Awaitable[None]], tally: Tally) -> None:
         self.name = _without_password(url)
+        self.subscriptions: list[Subscription] = []
+        """The messages that each connection is to bring; complete before `open`."""
         self._url = url
-        self._subjects = subjects
-        self._queue = queue
-        self._take = take
         self._on_reconnect = came
+        self._tally = tally
         self._options = _login_options(login, url)
         self._client: Client | None = None
         self._lost = asyncio.Event()
@@ -113,8 +115,8 @@ class NatsLink:
             )
             # With a server whose certificate is not trusted, the client would wait for ever.
             await asyncio.wait_for(connecting, OPEN_TIMEOUT)
-            for subject in self._subjects:
-                await client.subscribe(subject, self._queue, cb=self._take, pending_msgs_limit=MAX_UNREAD)
+            for one in self.subscriptions:
+                await client.subscribe(one.subject, one.queue, cb=one.take, pending_msgs_limit=MAX_UNREAD)
             await flush(client, CONNECT_TIMEOUT)
         except (*_FAILURES, ValueError) as error:
             raise await self._not_opened(client, error) from error
@@ -147,10 +149,10 @@ class NatsLink:
         """Bytes that a message may have."""
         return self.check().max_payload
 
-    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str], reply: str = "") -> None:
         """Publish a message. It has arrived once `flush` returns."""
         with _away():
-            await self.check().publish(subject, data, headers=dict(headers))
+            await self.check().publish(subject, data, reply, dict(headers))
 
     async def flush(self) -> None:
         """Wait until the server has received every published message."""
@@ -167,6 +169,8 @@ class NatsLink:
                 await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
 
     async def _note(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            return self._tally.refuse(error.subject, Trouble.BEHIND, f"{MAX_UNREAD} messages wait already")
         self._last_error = error
         if self._client is not None:
             logger.warning("NATS at %s: %s", self.name, error or type(error).__name__)

@@ -45,6 +45,10 @@ def bridge(
     nats_ca: Annotated[
         str | None, typer.Option(metavar="FILE", help="Certificate of your own authority, for tls://.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Remember here the replicas that have no threadlet, for a restart."),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="The log goes to stderr.")] = LogLevel.info,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -62,12 +66,14 @@ def bridge(
 
     from loom.bridge.bridge import Bridge
     from loom.bridge.nats_link import NatsLogin
+    from loom.bridge.state import BridgeState
     from loom_proxy.weaver.watch import WeaverWatch
 
     async def run() -> None:
         messages = WeaverWatch(access.url, access.token, access.ca, access.insecure).messages_async()
         login = NatsLogin(nats_user, nats_password, nats_token, str(nats_creds) if nats_creds else None, nats_ca)
-        await _until_ended(Bridge(access.gateway(), messages, nats, login, prefix, format))
+        kept = BridgeState(state)
+        await _until_ended(Bridge(access.gateway(), messages, nats, login, prefix, format, kept))
 
     if exit_with_parent:
         # End the same way as on SIGTERM, so that there is one way to stop.

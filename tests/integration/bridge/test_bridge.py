@@ -17,13 +17,12 @@ import pytest
 import trustme
 from nats.aio.client import Client
 
-from loom.bridge.bridge import HEADER
-from loom.bridge.envelopes import SOURCE, Envelope, EnvelopeKind, Format, decode
+from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, decode
 from loom.bridge.nats_link import flush
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import LOOM, Bridge, await_address, states
+from tests.integration.bridge.bridges import LOOM, Bridge, await_address, run_bridge, states
 from tests.integration.bridge.nats_server import BOUND, NatsServer, Said, with_password
 from tests.integration.gateway.test_cli import free_port
 from tests.support.docs import Page
@@ -237,7 +236,7 @@ async def test_the_program_of_the_page_asks_it(
 ) -> None:
     (uuid,) = weaver.replica(f"{group}_0").devices
     weaver.set_policy(group, "notify")
-    (block,) = Page.of("docs/guide/nats.md").blocks("python")
+    block, _ = Page.of("docs/guide/nats.md").blocks("python")
     program = "\n".join(block.lines).replace("nats://HOST:4222", server.url)
     program = program.replace("train_*", f"{group}_*").replace("GPU-8a1c", uuid)
 
@@ -480,10 +479,6 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 
 
 # -- starts and ends --------------------------------------------------------------------------------------------
-
-
-def run_bridge(url: str, token: str, nats_url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return run("-c", LOOM, "bridge", nats_url, "--url", url, "--token", token, *options)
 
 
 def test_a_wrong_token_ends_it_at_once(cluster: LocalCluster, server: NatsServer) -> None:

@@ -124,6 +124,15 @@ def everything_said() -> list[Publication]:
         said += publisher.event(event)
     said += [publisher.away("it restarts"), (EnvelopeKind.REPLY, REPLY)]
     said += [(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "xid 79"})]
+    about = {"replica_id": "train_0", "device_uuid": "GPU-1"}
+    said += [
+        (EnvelopeKind.REGISTER_DEVICE, {**about, "memory": 1024, "handlers": {"lr": "float"}, "config": {"lr": 1}})
+    ]
+    said += [(EnvelopeKind.DRAIN, {**about, "reason": "spot instance"})]
+    changed = {"learning_rate": {"old": 0.1, "new": 0.002}}
+    answer = {"replica_id": "train_0", "command_id": "4f1c", "ok": False, "current_step": 8, "changes": changed}
+    said += [(EnvelopeKind.ACKNOWLEDGEMENT, answer)]
+    said += [(EnvelopeKind.BRIDGE_METRICS, {"bridge": "x", "taken": {"torchLoom.heartbeat": 5}, "commands": 1})]
     return [*said, (EnvelopeKind.UI_COMMAND, {"command_type": "pause", "target_id": "*", "wait": 2})]
 
 
