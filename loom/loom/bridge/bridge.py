@@ -21,6 +21,7 @@ from loom.bridge.replicas import OutsideReplica
 from loom.bridge.requests import AWAY, Requests
 from loom.bridge.screen import Screen
 from loom.bridge.state import BridgeState
+from loom.bridge.stream import RequestStream
 from loom.bridge.tally import Tally
 from loom.control.commands import Command
 from loom.errors import LoomError, TooLarge, WeaverUnavailable
@@ -36,9 +37,9 @@ PAGE = 1000  # events that are read with one request
 class Bridge:
     """A bridge that publishes the weaver's events on NATS, and passes commands from NATS to the weaver.
 
-    A bridge ignores the messages of bridges. It publishes events in request. Events that happened while NATS or the
+    A bridge ignores the messages of bridges. It publishes events in order. Events that happened while NATS or the
     gateway was away are published afterwards. Reports of failures that come while the gateway is away wait for it;
-    commands do not, and their sender gets an error.
+    commands do not, and their sender gets an error. With ``jetstream``, NATS keeps both until they are done.
 
     ``messages`` are those of ``/ws/v1/weaver`` without end, and ``away`` with a reason while there are none.
     A ``url`` of NATS or a ``prefix`` of the subjects that makes no sense raises `InvalidAddress`.
@@ -53,6 +54,7 @@ class Bridge:
         prefix: str,
         format: Format,
         state: BridgeState,
+        jetstream: bool = False,
     ) -> None:
         self.id = state.id
         self._messages = messages
@@ -68,11 +70,20 @@ class Bridge:
         self._pushes: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
         publish_missed = functools.partial(self._pushes.put, {"type": "missed"})
         self._nats = NatsLink(url, login, publish_missed, self._tally)
+        kept = [*self._requests.subjects, self._subjects[EnvelopeKind.REGISTER_DEVICE]] if jetstream else []
         self._nats.subscriptions += [
-            *(Subscription(subject, queue, self._take) for subject in self._requests.subjects),
-            *(Subscription(subject, "", self._screen.take) for subject in self._screen.subjects),
-            Subscription(self._subjects[EnvelopeKind.BRIDGE_METRICS], "", self._tell_counts),
+            one
+            for one in (
+                *(Subscription(subject, queue, self._take) for subject in self._requests.subjects),
+                *(Subscription(subject, "", self._screen.take) for subject in self._screen.subjects),
+                Subscription(self._subjects[EnvelopeKind.BRIDGE_METRICS], "", self._tell_counts),
+            )
+            if one.subject not in kept
         ]
+        self._stream: RequestStream | None = None
+        if jetstream:
+            name = prefix.replace(".", "_")
+            self._stream = RequestStream(self._nats, state, self._tally, name, queue, kept, self._take_stored)
         self._publisher = Publisher()
         self._sent: int | None = None
         self._confirmed: int | None = None
@@ -89,13 +100,16 @@ class Bridge:
         except WeaverUnavailable as error:
             logger.warning("%s", error)
         await self._nats.open()
+        if self._stream is not None:
+            await self._stream.open()
         logger.info("bridge %s between %s and NATS at %s", self.id, self._gateway_url, self._nats.name)
 
     async def run(self) -> None:
         """Run the bridge without end."""
         loops = self._receive_pushes, self._publish_pushes, self._poll_devices
         others = self._requests.run, self._intake.run, self._nats.keep
-        tasks = [asyncio.ensure_future(loop()) for loop in (*loops, *others)]
+        stored = () if self._stream is None else (self._stream.run,)
+        tasks = [asyncio.ensure_future(loop()) for loop in (*loops, *others, *stored)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -203,6 +217,13 @@ class Bridge:
     async def _take(self, message: Msg) -> None:
         if not (message.headers and HEADER in message.headers):
             await self._requests.put(message.subject, message.data, message.reply)
+
+    async def _take_stored(self, subject: str, data: bytes, reply: str, id: str, age: float) -> None:
+        """Do a request that NATS keeps, and has delivered."""
+        if subject in self._requests.subjects:
+            await self._requests.carry_out_stored(subject, data, reply, id)
+        else:
+            await self._screen.pass_on(subject, data, reply, age)
 
     async def _tell_counts(self, message: Msg) -> None:
         """Answer a request for the bridge's counts."""

@@ -36,8 +36,8 @@ _SCHEMES = ("nats", "tls", "ws", "wss")
 
 _REFUSED = ("authorization", "authentication")  # words in the errors of NATS for a client that it refuses
 
-
-_FAILURES = (OSError, nats.errors.Error, asyncio.TimeoutError)
+FAILURES = (OSError, nats.errors.Error, asyncio.TimeoutError)
+"""The errors of a server that is away, or that refuses something."""
 
 
 class NatsAway(Exception):
@@ -48,7 +48,7 @@ class NatsAway(Exception):
 def _away() -> Iterator[None]:
     try:
         yield
-    except _FAILURES as error:
+    except FAILURES as error:
         raise NatsAway(str(error)) from error
 
 
@@ -91,6 +91,7 @@ class NatsLink:
         self._options = _login_options(login, url)
         self._client: Client | None = None
         self._lost = asyncio.Event()
+        self._connected = asyncio.Event()
         self._last_error: Exception | None = None
 
     async def open(self) -> None:
@@ -118,15 +119,27 @@ class NatsLink:
             for one in self.subscriptions:
                 await client.subscribe(one.subject, one.queue, cb=one.take, pending_msgs_limit=MAX_UNREAD)
             await flush(client, CONNECT_TIMEOUT)
-        except (*_FAILURES, ValueError) as error:
+        except (*FAILURES, ValueError) as error:
             raise await self._not_opened(client, error) from error
         self._client = client
+        self._connected.set()
+
+    async def connected(self) -> Client:
+        """Wait until there is a connection; return its client."""
+        while self._client is None:
+            await self._connected.wait()
+        return self._client
+
+    async def lost(self) -> None:
+        """Wait until the connection that there is now is lost."""
+        await self._lost.wait()
 
     async def keep(self) -> None:
         """Reconnect whenever the connection is lost, without end."""
         while True:
             await self._lost.wait()
             self._client = None
+            self._connected.clear()
             logger.warning("NATS at %s is away (%s); trying again until it is back", self.name, self._why())
             for wait in AGAIN:
                 await asyncio.sleep(wait)
@@ -163,9 +176,9 @@ class NatsLink:
         """Send the remaining messages, and disconnect."""
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(*_FAILURES):
+            with contextlib.suppress(*FAILURES):
                 await flush(client, 1)
-            with contextlib.suppress(*_FAILURES):
+            with contextlib.suppress(*FAILURES):
                 await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
 
     async def _note(self, error: Exception) -> None:
@@ -184,7 +197,7 @@ class NatsLink:
 
     async def _not_opened(self, client: Client, error: Exception) -> LoomError:
         why = error if str(error) and not isinstance(error, nats.errors.NoServersError) else self._last_error
-        with contextlib.suppress(*_FAILURES):
+        with contextlib.suppress(*FAILURES):
             await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
         text = str(why or error).removeprefix("nats: ").strip("'") or type(why or error).__name__
         if any(word in text.lower() for word in _REFUSED):

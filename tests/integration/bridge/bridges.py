@@ -25,6 +25,7 @@ class Bridge:
         descriptor, self._log = tempfile.mkstemp(suffix=".log")
         environment = {**os.environ, "LOOM_URL": url, "LOOM_TOKEN": token}
         command = ["-c", LOOM, "bridge", nats_url, "--exit-with-parent", *options]
+        self.url = url
         self.id = ""
         """The bridge's own id, once it is ready."""
         self.process: subprocess.Popen[str] = start(*command, env=environment, stderr=descriptor)
