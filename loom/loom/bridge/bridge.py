@@ -13,7 +13,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, subjects_of
+from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, is_subject, subjects_of
 from loom.bridge.intake import Intake
 from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin, Subscription
 from loom.bridge.publisher import Publication, Publisher
@@ -22,7 +22,7 @@ from loom.bridge.requests import AWAY, Requests
 from loom.bridge.screen import Screen
 from loom.bridge.state import BridgeState
 from loom.bridge.stream import RequestStream
-from loom.bridge.tally import Tally
+from loom.bridge.tally import Tally, Trouble
 from loom.control.commands import Command
 from loom.errors import LoomError, TooLarge, WeaverUnavailable
 from loom.rest import Gateway
@@ -227,6 +227,8 @@ class Bridge:
 
     async def _tell_counts(self, message: Msg) -> None:
         """Answer a request for the bridge's counts."""
+        if not self._may_reply(message.reply):
+            return
         body = {"bridge": self.id, "replicas": self._intake.connected, **self._tally.to_body()}
         data = Envelope(EnvelopeKind.BRIDGE_METRICS, body, SOURCE + self.id).encode(self._format)
         with contextlib.suppress(NatsAway):
@@ -245,9 +247,15 @@ class Bridge:
             )
             await self._nats.publish(subject, data, {HEADER: self.id}, answers)
 
+    def _may_reply(self, subject: str) -> bool:
+        """Return whether a sender may choose a subject for replies, on which it perhaps may not publish itself."""
+        return is_subject(subject) and not subject.startswith("$") and subject not in self._subjects.values()
+
     async def _reply(self, body: dict[str, Any], format: Format, reply: str) -> None:
         if not reply:
             return
+        if not self._may_reply(reply):
+            return self._tally.refuse("replies", Trouble.MALFORMED, f"no reply is published on {reply!r:.80}")
         try:
             data = Envelope(EnvelopeKind.REPLY, body, SOURCE + self.id).encode(format)
             if len(data) + HEADER_SIZE > self._nats.max_payload:

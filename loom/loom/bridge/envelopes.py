@@ -51,9 +51,14 @@ class EnvelopeKind(enum.Enum):
         return self.value[0]
 
 
+def is_subject(text: str) -> bool:
+    """Return whether a text is a subject of NATS, on which one can publish."""
+    return re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", text) is not None
+
+
 def subjects_of(prefix: str) -> dict[EnvelopeKind, str]:
     """Return the subject of each kind, or raise `InvalidAddress` if the prefix cannot be a part of a subject."""
-    if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", prefix):
+    if not is_subject(prefix):
         raise InvalidAddress(f"{prefix!r} cannot begin a subject: write words with dots between, as torchLoom")
     return {kind: f"{prefix}.{kind.value[1]}" for kind in EnvelopeKind}
 

@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS replicas (replica TEXT PRIMARY KEY, body TEXT NOT NUL
 class BridgeState:
     """The requests that were done, the replicas that were registered, and the bridge's id, in a file of SQLite.
 
-    Each write is on the disk when it returns. Only one bridge at a time uses a file.
+    What was written outlives the process at once. Only one bridge at a time uses a file.
 
     Raises:
         Conflict: another bridge uses the file.
@@ -41,7 +41,7 @@ class BridgeState:
             self._db = sqlite3.connect(where, timeout=0.5, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)

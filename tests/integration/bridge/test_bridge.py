@@ -310,6 +310,21 @@ async def test_what_makes_no_sense_is_answered(
     assert bridge.process.poll() is None
 
 
+async def test_nobody_makes_the_bridge_publish_where_they_may_not(client: Client, bridge: Bridge) -> None:
+    purge = "$JS.API.STREAM.PURGE.torchLoom"
+    spies = [await client.subscribe(subject) for subject in (purge, "torchLoom.replica.fail")]
+    for reply in (purge, "torchLoom.replica.fail"):
+        for subject in (COMMANDS, "torchLoom.heartbeat", "torchLoom.bridge.metrics"):
+            await client.publish(subject, b'{"command_type": "explode"}', reply=reply)
+
+    for subject in (COMMANDS, "torchLoom.heartbeat"):
+        assert not (await ask(client, subject, {"command_type": "explode"})).get("ok")
+    await client.request("torchLoom.bridge.metrics", timeout=BOUND)
+
+    bridge.await_log(f"no reply is published on '{purge}'")
+    assert [spy.pending_msgs for spy in spies] == [0, 0]
+
+
 # -- protobuf ---------------------------------------------------------------------------------------------------
 
 
