@@ -33,7 +33,7 @@ from loom.control.frame import Frame
 from loom.control.introduction import Bye, Ending
 from loom.control.membership import Registration
 from loom.control.reports import DeviceFailed, DeviceReport
-from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, Unavailable
+from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
 from loom.process.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ SETTLE_TIMEOUT = 5.0  # seconds that the answer to a registration waits for the 
 GOODBYE_TIMEOUT = 2.0  # seconds that the weaver has to read a goodbye and close the connection
 
 _AGAIN = Backoff(0.2, 5.0, jitter=0.5)  # waits between attempts to connect a replica with the weaver
-_WEAVER = "the weaver"  # what the tally calls it
+_WEAVER = "the link to the weaver"  # what the tally calls it
 
 
 class _Outcome:
@@ -291,7 +291,7 @@ class Intake:
         silent = min(self._replicas.values(), key=lambda one: one.heard)
         if silent.is_alive(time.monotonic()):
             text = f"there are {MAX_REPLICAS} replicas without threadlets, the most that a bridge takes"
-            raise LimitReached(text, code="too_many_replicas")
+            raise LimitReached(text)
         self._forget(silent)
 
     def _progress(self, report: ProgressReport, sent: float) -> OutsideReplica:
@@ -354,7 +354,7 @@ class Intake:
 
     def _check_rate(self, replica: OutsideReplica) -> None:
         if not replica.bucket.take():
-            raise LimitReached(f"the replica {replica.id!r} sends more messages than a bridge takes of one")
+            raise RateLimited(f"the replica {replica.id!r} sends more messages than a bridge takes of one")
 
     def _is_open(self, replica: OutsideReplica) -> bool:
         link = self._links.get(replica)

@@ -13,7 +13,7 @@ from loom.control.commands import Acknowledged, Acknowledgement, Command, Unknow
 from loom.control.frame import Frame, Splitter, pack
 from loom.control.introduction import Refusal, ThreadletWelcome
 from loom.control.reports import FailureNoted, Stack, StackRequest
-from loom.errors import Conflict, ProtocolMismatch, TooLarge
+from loom.errors import ProtocolMismatch, TooLarge, error_for_code
 
 CONNECT_TIMEOUT = 5.0  # seconds that connecting may take
 WELCOME_TIMEOUT = 10.0  # seconds that the weaver has to answer a hello
@@ -51,8 +51,7 @@ class ReplicaLink:
         """Connect, and take commands until the connection is over.
 
         Raises:
-            Conflict: the weaver does not take the replica; the code is the weaver's.
-            LoomError: what answers is no weaver.
+            LoomError: the weaver refuses the replica, such as with `Conflict`, or what answers is no weaver.
             OSError, TimeoutError: there is no weaver, or not any more.
         """
         connecting = asyncio.open_connection(address.host, address.port)
@@ -110,6 +109,6 @@ class ReplicaLink:
                 self.send(Stack(StackRequest.from_body(frame).id, _NO_STACKS))
             case Refusal.KIND:
                 refusal = Refusal.from_body(frame)
-                raise Conflict(refusal.text, code=refusal.code)
+                raise error_for_code(refusal.code, refusal.text)
             case ThreadletWelcome.KIND:
                 raise ProtocolMismatch("a second welcome came")

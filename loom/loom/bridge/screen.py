@@ -13,7 +13,7 @@ from loom.bridge.commands import error_reply
 from loom.bridge.envelopes import HEADER, SOURCE, EnvelopeKind, Format, decode
 from loom.bridge.intake import Intake
 from loom.bridge.tally import Bucket, Tally, Trouble
-from loom.errors import LimitReached, LoomError, NotFound
+from loom.errors import LimitReached, LoomError, NotFound, RateLimited
 
 MAX_SIZE = 64 << 10
 """Bytes of one message."""
@@ -120,5 +120,5 @@ def _trouble(error: LoomError) -> Trouble:
     if isinstance(error, NotFound):
         return Trouble.UNKNOWN
     if isinstance(error, LimitReached):
-        return Trouble.FULL if error.code == "too_many_replicas" else Trouble.TOO_MANY
+        return Trouble.TOO_MANY if isinstance(error, RateLimited) else Trouble.FULL
     return Trouble.MALFORMED

@@ -106,7 +106,7 @@ class RequestStream:
                 results = await asyncio.gather(consuming, lost, return_exceptions=True)
             error = results[0]
             if isinstance(error, Conflict | OSError | nats.errors.Error | asyncio.TimeoutError):
-                self._tally.refuse(self._name, Trouble.AWAY, str(error) or type(error).__name__)
+                self._tally.refuse(f"the stream {self._name}", Trouble.AWAY, str(error) or type(error).__name__)
                 await asyncio.sleep(next(waits))
             elif isinstance(error, Exception):
                 raise error

@@ -27,7 +27,7 @@ class Trouble(str, Enum):
     UNKNOWN = "unknown"
     """The message is about a replica or a device that nobody has registered."""
     FULL = "full"
-    """The bridge has as many replicas as it takes."""
+    """The bridge has as many replicas as it takes, or the replica as many names or devices."""
     REFUSED = "refused"
     """The weaver refused it."""
     AWAY = "away"
