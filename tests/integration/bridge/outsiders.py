@@ -17,6 +17,9 @@ __all__ = ["INTERVAL", "Outsider"]
 INTERVAL = 0.2
 """Seconds between two heartbeats."""
 
+PROMISED = 1.0
+"""Seconds between two heartbeats, as the bridge is told: a busy machine is late."""
+
 
 class Outsider:
     """A replica on one device. An asynchronous context manager, with heartbeats as long as it is open."""
@@ -26,7 +29,7 @@ class Outsider:
         self.step = 0
         self._client = client
         self._prefix = prefix
-        self._about = {"replica_id": replica, "device_uuid": device, "heartbeat_interval": INTERVAL, **more}
+        self._about = {"replica_id": replica, "device_uuid": device, "heartbeat_interval": PROMISED, **more}
         self._beating: asyncio.Task[None] | None = None
         self._commands: Subscription
 

@@ -305,7 +305,7 @@ async def test_a_flood_is_counted_and_stops_neither_commands_nor_replicas(
             counted = {key: count for key, count in refused.items() if key.startswith(status)}
         return counted
 
-    async with Outsider(client, "out_flood", "GPU-flood") as outsider:
+    async with Outsider(client, "out_flood", "GPU-flood", heartbeat_interval=BOUND) as outsider:
         for number in range(flood):
             await client.publish(status, b'{"replica_id": "stranger_%d"}' % number)
             if number % 1000 == 0:
