@@ -29,6 +29,9 @@ OPEN_TIMEOUT, CLOSE_TIMEOUT = 15.0, 2.0
 PING_EVERY = 10
 """Seconds between pings. A server that leaves two unanswered counts as away."""
 
+LOOK_EVERY = 0.5
+"""Seconds between two looks whether the client has closed its connection."""
+
 MAX_UNREAD = 10_000  # messages of a subject that wait for the bridge; further ones are dropped
 AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)  # the waits between attempts to reconnect
 
@@ -137,7 +140,7 @@ class NatsLink:
     async def keep(self) -> None:
         """Reconnect whenever the connection is lost, without end."""
         while True:
-            await self._lost.wait()
+            await self._until_closed(await self.connected())
             self._client = None
             self._connected.clear()
             logger.warning("NATS at %s is away (%s); trying again until it is back", self.name, self._why())
@@ -150,6 +153,13 @@ class NatsLink:
                     logger.debug("%s", error)
             logger.info("NATS at %s is back", self.name)
             await self._on_reconnect()
+
+    async def _until_closed(self, client: Client) -> None:
+        # The client does not call back if the data that it still had to send could not be sent.
+        while not (self._lost.is_set() or client.is_closed):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), LOOK_EVERY)
+        self._lost.set()
 
     def check(self) -> Client:
         """Return the connected client, or raise `NatsAway`, as the methods below do."""
