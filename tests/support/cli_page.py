@@ -15,7 +15,10 @@ from tests.support.paths import ROOT
 __all__ = ["PAGES", "commands", "page"]
 
 OF_TRAINING = frozenset(
-    ("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics", "stacks", "debug", "inject")
+    (
+        *("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics"),
+        *("stacks", "debug", "inject", "bridge"),
+    )
 )
 """First words of the commands that have the page about training."""
 

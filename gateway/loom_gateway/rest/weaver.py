@@ -18,6 +18,7 @@ from loom.control.commands import CommandKind
 from loom.errors import WrongArguments
 from loom.weaver.keys import EVERYONE
 from loom.weaver.policy import Action
+from loom.weaver.serving.arguments import IDENTITY
 from loom.weaver.serving.operations import MAX_WAIT
 from loom.weaver.views import (
     CommandState,
@@ -98,6 +99,8 @@ class WeaverAddressInfo(BaseModel):
     token."""
 
 
+Identity = Annotated[str, Field(pattern=f"^{IDENTITY}$")]
+
 UserCommandKind = Literal[
     CommandKind.UPDATE_CONFIG,
     CommandKind.PAUSE,
@@ -121,6 +124,8 @@ class CommandRequest(BaseModel, extra="forbid"):
     uuid, or ``group`` with the name of a group or replica, whose devices are meant; those on them are told."""
     wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 0.0
     """Seconds to wait for acknowledgements before the answer."""
+    id: Identity | None = None
+    """An id for the command, of the caller's choice: a second request with the same id gives no second command."""
 
 
 class FaultRequest(BaseModel, extra="forbid"):
@@ -141,6 +146,8 @@ class DeviceFailure(BaseModel, extra="forbid"):
     """A report that a device has failed."""
 
     reason: Annotated[str, Field(max_length=2000)] = ""
+    report: Identity | None = None
+    """An id for the report, of the caller's choice: a second request with the same id changes nothing."""
 
 
 class PolicyRequest(BaseModel, extra="forbid"):
@@ -278,7 +285,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         """Give a command to replicas. With ``wait``, answer once all have acknowledged it or it has expired."""
         about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params), **_about(of)}
         request.scope[DONE] = ("commanded", about)
-        command: dict[str, Any] = {**asked.model_dump(), "kind": asked.kind.value}
+        command: dict[str, Any] = {**asked.model_dump(exclude_none=True), "kind": asked.kind.value}
         state = await weaver.do("command", by, **of, **command)
         request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
         return ExactJson(state)
@@ -334,7 +341,8 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         if user is None and "in_session" not in of and request.scope["loom.principal"].is_admin:
             of = {"user": EVERYONE}
         request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200], **_about(of)})
-        return ExactJson(await weaver.do("fail_device", by, **of, device=device, reason=failure.reason))
+        reported = failure.model_dump(exclude_none=True)
+        return ExactJson(await weaver.do("fail_device", by, **of, device=device, **reported))
 
     @router.get("/policies", response_model=PolicyList)
     async def policies(of: Of) -> Response:

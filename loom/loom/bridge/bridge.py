@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nats.aio.msg import Msg
 
-from loom.bridge.commands import CommandRequest, FailureReport, error_reply, read_request
-from loom.bridge.envelopes import SOURCE, Envelope, EnvelopeKind, Format, decode, subjects_of
-from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin
+from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, is_subject, subjects_of
+from loom.bridge.intake import Intake
+from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin, Subscription
 from loom.bridge.publisher import Publication, Publisher
-from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable
+from loom.bridge.replicas import OutsideReplica
+from loom.bridge.requests import AWAY, Requests
+from loom.bridge.screen import Screen
+from loom.bridge.state import BridgeState
+from loom.bridge.stream import RequestStream
+from loom.bridge.tally import Tally, Trouble
+from loom.control.commands import Command
+from loom.errors import LoomError, TooLarge, WeaverUnavailable
 from loom.rest import Gateway
 
 logger = logging.getLogger(__name__)
 
-HEADER = "Loom-Bridge"  # the header of every message that a bridge sends; bridges ignore messages with it
 HEADER_SIZE = 128  # bytes of the header at most, which count as payload too
 DEVICES_EVERY = 2.0  # seconds between two requests for the devices, whose status the gateway does not push
 PAGE = 1000  # events that are read with one request
-ASK_FOR = 2.0  # seconds that one request waits for acknowledgements
-MAX_ASKING = 16  # concurrent requests to the gateway
-MAX_MESSAGES = 1000  # messages that wait for the bridge; NATS keeps more, see `nats_link.MAX_UNREAD`
-MAX_FAILURES = 1000  # reports of failures that wait while the gateway is away
-
-TAKEN = (EnvelopeKind.MONITORED_FAIL, EnvelopeKind.UI_COMMAND, EnvelopeKind.CONFIG_INFO)
-
-_AWAY = (GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable)
 
 
 class Bridge:
     """A bridge that publishes the weaver's events on NATS, and passes commands from NATS to the weaver.
 
-    A bridge ignores the messages of bridges. It publishes events in request. Events that happened while NATS or the
+    A bridge ignores the messages of bridges. It publishes events in order. Events that happened while NATS or the
     gateway was away are published afterwards. Reports of failures that come while the gateway is away wait for it;
-    commands do not, and their sender gets an error.
+    commands do not, and their sender gets an error. With ``jetstream``, NATS keeps both until they are done.
 
     ``messages`` are those of ``/ws/v1/weaver`` without end, and ``away`` with a reason while there are none.
     A ``url`` of NATS or a ``prefix`` of the subjects that makes no sense raises `InvalidAddress`.
@@ -56,56 +53,80 @@ class Bridge:
         login: NatsLogin,
         prefix: str,
         format: Format,
+        state: BridgeState,
+        jetstream: bool = False,
     ) -> None:
-        self.id = uuid.uuid4().hex
-        self._gateway = gateway
+        self.id = state.id
         self._messages = messages
         self._format = format
         self._subjects = subjects_of(prefix)
-        self._kinds = {self._subjects[kind]: kind for kind in TAKEN}
+        self._state = state
+        self._tally = Tally()
+        self._requests = Requests(gateway, self._subjects, self._reply)
+        self._intake = Intake(state, self._tally, self._weaver_address, self._publish_command)
+        self._screen = Screen(self.id, self._intake, self._tally, self._subjects, self._reply)
+        self._gateway_url = gateway.url
         queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
         self._pushes: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
         publish_missed = functools.partial(self._pushes.put, {"type": "missed"})
-        self._nats = NatsLink(url, login, list(self._kinds), queue, self._take, publish_missed)
+        self._nats = NatsLink(url, login, publish_missed, self._tally)
+        kept = [*self._requests.subjects, self._subjects[EnvelopeKind.REGISTER_DEVICE]] if jetstream else []
+        self._nats.subscriptions += [
+            one
+            for one in (
+                *(Subscription(subject, queue, self._take) for subject in self._requests.subjects),
+                *(Subscription(subject, "", self._screen.take) for subject in self._screen.subjects),
+                Subscription(self._subjects[EnvelopeKind.BRIDGE_METRICS], "", self._tell_counts),
+            )
+            if one.subject not in kept
+        ]
+        self._stream: RequestStream | None = None
+        if jetstream:
+            name = prefix.replace(".", "_")
+            self._stream = RequestStream(self._nats, state, self._tally, name, queue, kept, self._take_stored)
         self._publisher = Publisher()
-        self._messages_in: asyncio.Queue[tuple[EnvelopeKind, bytes, str]] = asyncio.Queue(MAX_MESSAGES)
-        self._failures: dict[str, FailureReport] = {}  # reports that wait for the weaver, by device
         self._sent: int | None = None
         self._confirmed: int | None = None
         """The last event that NATS has received for certain; `_sent` is the last that was sent."""
         self._is_away = False
-        self._command_pool = ThreadPoolExecutor(1, "commands")  # one thread, so that commands are given in order
-        self._request_pool = ThreadPoolExecutor(MAX_ASKING, "requests")
-        self._answers: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Connect to both sides, or raise the `LoomError` of the one that does not answer or refuses."""
-        await asyncio.get_running_loop().run_in_executor(self._request_pool, self._gateway.status)
+        await self._requests.check_gateway()
         try:
-            status = await self._ask("status")
+            status = await self._requests.ask("status")
             # Publish the events from now on, even if the first snapshot comes later.
             self._sent = self._confirmed = status["event"]
         except WeaverUnavailable as error:
             logger.warning("%s", error)
         await self._nats.open()
-        logger.info("bridge %s between %s and NATS at %s", self.id, self._gateway.url, self._nats.name)
+        if self._stream is not None:
+            await self._stream.open()
+        logger.info("bridge %s between %s and NATS at %s", self.id, self._gateway_url, self._nats.name)
 
     async def run(self) -> None:
         """Run the bridge without end."""
-        loops = self._receive_pushes, self._publish_pushes, self._poll_devices, self._carry_out_messages
-        tasks = [asyncio.ensure_future(loop()) for loop in (*loops, self._nats.keep)]
+        loops = self._receive_pushes, self._publish_pushes, self._poll_devices
+        others = self._requests.run, self._intake.run, self._nats.keep
+        stored = () if self._stream is None else (self._stream.run,)
+        tasks = [asyncio.ensure_future(loop()) for loop in (*loops, *others, *stored)]
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in [*tasks, *self._answers]:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, *self._answers, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._screen.close()
 
     async def close(self) -> None:
         """Disconnect from both sides."""
-        for pool in (self._command_pool, self._request_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._requests.close()
         await self._nats.close()
+        self._state.close()
+
+    async def _weaver_address(self) -> str:
+        address: str = await self._requests.ask("address")
+        return address
 
     async def _receive_pushes(self) -> None:
         async for message in self._messages:
@@ -122,7 +143,7 @@ class Bridge:
             except NatsAway:
                 # Messages since the last flush may be lost; the reconnection lets them be published again.
                 self._sent = self._confirmed
-            except _AWAY as error:
+            except AWAY as error:
                 self._sent = self._confirmed
                 logger.debug("events are read when the weaver is back: %s", error)
 
@@ -164,7 +185,7 @@ class Bridge:
         more = self._sent is not None
         while more:
             self._nats.check()
-            events = await self._ask("events", after=self._sent, limit=PAGE)
+            events = await self._requests.ask("events", after=self._sent, limit=PAGE)
             for event in events:
                 await self._publish(self._publisher.event(event))
                 self._sent = event["id"]
@@ -186,64 +207,55 @@ class Bridge:
     async def _poll_devices(self) -> None:
         while True:
             try:
-                devices = await self._ask("devices")
+                devices = await self._requests.ask("devices")
                 await self._pushes.put({"type": "devices", "devices": devices})
-                for report in list(self._failures.values()):
-                    await self._report_again(report)
-            except _AWAY as error:
+                await self._requests.report_failures()
+            except AWAY as error:
                 logger.debug("devices are looked at later: %s", error)
             await asyncio.sleep(DEVICES_EVERY)
 
     async def _take(self, message: Msg) -> None:
-        if message.headers and HEADER in message.headers:
-            return
-        await self._messages_in.put((self._kinds[message.subject], message.data, message.reply))
+        if not (message.headers and HEADER in message.headers):
+            await self._requests.put(message.subject, message.data, message.reply)
 
-    async def _carry_out_messages(self) -> None:
-        """Carry out the commands one after another: the order of a pause and a resume matters."""
-        while True:
-            kind, data, reply = await self._messages_in.get()
-            try:
-                envelope = decode(kind, data)
-                if not envelope.source.startswith(SOURCE):
-                    await self._carry_out(read_request(envelope), Format.of(data), reply)
-            except LoomError as error:
-                logger.warning("not done, as %s asks: %s", self._subjects[kind], error)
-                await self._reply(error_reply(error), Format.of(data), reply)
+    async def _take_stored(self, subject: str, data: bytes, reply: str, id: str, age: float) -> None:
+        """Do a request that NATS keeps, and has delivered."""
+        if subject in self._requests.subjects:
+            await self._requests.carry_out_stored(subject, data, reply, id)
+        else:
+            await self._screen.pass_on(subject, data, reply, age)
 
-    async def _carry_out(self, request: FailureReport | CommandRequest, format: Format, reply: str) -> None:
-        if isinstance(request, CommandRequest):
-            command = await self._give(request)
-            if reply:
-                answer = asyncio.ensure_future(self._answer(request, command, format, reply))
-                self._answers.add(answer)
-                answer.add_done_callback(self._answers.discard)
+    async def _tell_counts(self, message: Msg) -> None:
+        """Answer a request for the bridge's counts."""
+        if not self._may_reply(message.reply):
             return
-        try:
-            await self._reply(await self._give(request), format, reply)
-        except _AWAY as error:
-            is_full = request.device not in self._failures and len(self._failures) >= MAX_FAILURES
-            if reply or is_full:
-                raise
-            logger.warning(
-                "the failure of device %s is reported when the weaver is back: %s", request.device, error
+        body = {"bridge": self.id, "replicas": self._intake.connected, **self._tally.to_body()}
+        data = Envelope(EnvelopeKind.BRIDGE_METRICS, body, SOURCE + self.id).encode(self._format)
+        with contextlib.suppress(NatsAway):
+            await self._nats.publish(message.reply, data, {HEADER: self.id})
+
+    async def _publish_command(self, replica: OutsideReplica, command: Command) -> None:
+        """Publish a command for a replica without a threadlet; NATS may be away, as it is published again."""
+        about = {"command_id": command.id, "command_type": command.kind.value, "params": command.params}
+        body = {**about, "target_replica_ids": [replica.id], "target_replica_id": replica.id, "time": time.time()}
+        data = Envelope(EnvelopeKind.WEAVER_COMMAND, body, SOURCE + self.id).encode(self._format)
+        with contextlib.suppress(NatsAway):
+            if len(data) + HEADER_SIZE > self._nats.max_payload:
+                raise TooLarge(f"the command has {len(data)} bytes, more than NATS takes")
+            subject, answers = (
+                self._subjects[kind] for kind in (EnvelopeKind.WEAVER_COMMAND, EnvelopeKind.ACKNOWLEDGEMENT)
             )
-            self._failures[request.device] = request
+            await self._nats.publish(subject, data, {HEADER: self.id}, answers)
 
-    async def _answer(self, request: CommandRequest, command: dict[str, Any], format: Format, reply: str) -> None:
-        """Reply when every replica has acknowledged a command, or when the requested wait is over."""
-        until = time.monotonic() + request.wait
-        try:
-            while not command["done"] and (left := until - time.monotonic()) > 0:
-                command = await self._ask("command_state", id=command["id"], wait=min(left, ASK_FOR))
-        except LoomError as error:
-            # The command was given: reply with what is known.
-            logger.warning("acknowledgements of command %s are not known: %s", command["id"], error)
-        await self._reply(request.reply(command), format, reply)
+    def _may_reply(self, subject: str) -> bool:
+        """Return whether a sender may choose a subject for replies, on which it perhaps may not publish itself."""
+        return is_subject(subject) and not subject.startswith("$") and subject not in self._subjects.values()
 
     async def _reply(self, body: dict[str, Any], format: Format, reply: str) -> None:
         if not reply:
             return
+        if not self._may_reply(reply):
+            return self._tally.refuse("replies", Trouble.MALFORMED, f"no reply is published on {reply!r:.80}")
         try:
             data = Envelope(EnvelopeKind.REPLY, body, SOURCE + self.id).encode(format)
             if len(data) + HEADER_SIZE > self._nats.max_payload:
@@ -253,20 +265,3 @@ class Bridge:
             await self._nats.publish(reply, data, {HEADER: self.id})
         except (LoomError, NatsAway) as error:
             logger.warning("no reply could be given: %s", error)
-
-    async def _report_again(self, report: FailureReport) -> None:
-        try:
-            await self._give(report)
-        except _AWAY:
-            raise
-        except LoomError as error:
-            logger.warning("the failure of device %s is not reported: %s", report.device, error)
-        if self._failures.get(report.device) is report:
-            del self._failures[report.device]
-
-    async def _ask(self, request: str, **values: Any) -> Any:
-        ask = functools.partial(self._gateway.ask, request, **values)
-        return await asyncio.get_running_loop().run_in_executor(self._request_pool, ask)
-
-    async def _give(self, request: FailureReport | CommandRequest) -> dict[str, Any]:
-        return await asyncio.get_running_loop().run_in_executor(self._command_pool, request.give, self._gateway)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loom.bridge.envelopes import Envelope, EnvelopeKind
+from loom.bridge.fields import names, seconds, text, values
 from loom.control.commands import DEVICE_COMMANDS, FAULT_COMMANDS, CommandKind
 from loom.control.frame import MAX_NAME
 from loom.errors import LoomError, WrongArguments
@@ -32,9 +33,9 @@ class FailureReport:
     device: str
     reason: str
 
-    def give(self, gateway: Gateway) -> dict[str, Any]:
-        """Report the failure to the weaver; return the body of the reply."""
-        event = gateway.ask("fail_device", device=self.device, reason=self.reason)
+    def give(self, gateway: Gateway, id: str | None = None) -> dict[str, Any]:
+        """Report the failure to the weaver; return the body of the reply. The same ``id`` is not reported twice."""
+        event = gateway.ask("fail_device", device=self.device, reason=self.reason, report=id)
         affected = [
             {
                 "replica_id": one["replica"],
@@ -52,19 +53,20 @@ class CommandRequest:
 
     kind: CommandKind
     target: str | None
-    """The target; None means the replicas on the device."""
+    """The target; None means the replicas on the device or on the devices of the group."""
     params: dict[str, Any]
     wait: float
     """Seconds to wait for acknowledgements before the reply."""
 
-    def give(self, gateway: Gateway) -> dict[str, Any]:
-        """Give the command; return its state so far."""
+    def give(self, gateway: Gateway, id: str | None = None) -> dict[str, Any]:
+        """Give the command; return its state so far. The same ``id`` is not given twice."""
         target: str | list[str] | None = self.target
-        if target is None:
+        if target is None and "device" in self.params:
             devices = gateway.ask("devices")
             found = (device["replicas"] for device in devices if device["uuid"] == self.params["device"])
             target = next(found, [])
-        given: dict[str, Any] = gateway.ask("command", kind=self.kind.value, target=target, params=self.params)
+        kind = self.kind.value
+        given: dict[str, Any] = gateway.ask("command", kind=kind, target=target, params=self.params, id=id)
         return given
 
     def reply(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -80,8 +82,8 @@ class CommandRequest:
             },
         }
         if not outcomes and self.kind not in DEVICE_COMMANDS:
-            text = f"no replica that lives is named by {self.target!r:.80}"
-            return reply | {"ok": False, "error": {"code": "unknown_replica", "message": text}}
+            why = f"no replica that lives is named by {self.target!r:.80}"
+            return reply | {"ok": False, "error": {"code": "unknown_replica", "message": why}}
         return reply
 
 
@@ -99,31 +101,42 @@ def error_reply(error: LoomError) -> dict[str, Any]:
 
 
 def _read_failure(body: dict[str, Any]) -> FailureReport:
-    device = _text(body, "device_uuid")
+    device = text(body, "device_uuid")
     if len(device) > MAX_NAME:
         raise WrongArguments(f"device_uuid has at most {MAX_NAME} characters, not {len(device)}")
-    return FailureReport(device, _text(body, "reason", "")[:_MAX_REASON])
+    return FailureReport(device, text(body, "reason", "")[:_MAX_REASON])
 
 
 def _read_command(body: dict[str, Any]) -> CommandRequest:
-    wanted, params = _text(body, "command_type"), _values(body, "params")
+    wanted, params = text(body, "command_type"), values(body, "params")
     if wanted not in COMMANDS:
         raise WrongArguments(f"there is no command {wanted!r:.80}; command_type is one of {', '.join(COMMANDS)}")
     kind = CommandKind(wanted)
     if kind in DEVICE_COMMANDS:
-        return CommandRequest(
-            kind, _text(body, "target_id", "") or None, {"device": _text(params, "device_uuid")}, _wait(body)
-        )
+        return _device_command(kind, body, params)
     if kind is CommandKind.UPDATE_CONFIG and not params:
         raise WrongArguments("params is missing: the new values, by key")
-    return CommandRequest(kind, _text(body, "target_id"), params, _wait(body))
+    return CommandRequest(kind, text(body, "target_id"), params, _wait(body))
+
+
+def _device_command(kind: CommandKind, body: dict[str, Any], params: dict[str, Any]) -> CommandRequest:
+    """Return the request of a command about one device, or about all devices of a group."""
+    device, group = text(params, "device_uuid", ""), text(params, "group", "")
+    if bool(device) == bool(group):
+        raise WrongArguments(
+            f"{kind} needs in params either device_uuid, or group, the name of a group or a replica; there is "
+            f"{names(params)}"
+        )
+    if group:
+        return CommandRequest(kind, None, {"group": group}, _wait(body))
+    return CommandRequest(kind, text(body, "target_id", "") or None, {"device": device}, _wait(body))
 
 
 def _read_config(body: dict[str, Any]) -> CommandRequest:
-    config = _values(body, "config_params")
+    config = values(body, "config_params")
     if not config:
-        raise WrongArguments(f"config_params is missing: the new values, by key; there is {_names(body)}")
-    return CommandRequest(CommandKind.UPDATE_CONFIG, _text(body, "replica_id", "") or "*", config, _wait(body))
+        raise WrongArguments(f"config_params is missing: the new values, by key; there is {names(body)}")
+    return CommandRequest(CommandKind.UPDATE_CONFIG, text(body, "replica_id", "") or "*", config, _wait(body))
 
 
 _READERS: dict[EnvelopeKind, Callable[[dict[str, Any]], FailureReport | CommandRequest]] = {
@@ -133,36 +146,5 @@ _READERS: dict[EnvelopeKind, Callable[[dict[str, Any]], FailureReport | CommandR
 }
 
 
-def _text(body: dict[str, Any], name: str, default: str | None = None) -> str:
-    value = body.get(name)
-    if value is None and default is not None:
-        return default
-    if value is None or (value == "" and default is None):
-        raise WrongArguments(f"{name} is missing; there is {_names(body)}")
-    if not isinstance(value, str):
-        raise WrongArguments(f"{name} is a text, not {value!r:.80}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise WrongArguments(f"{name} has half a character: {value!a:.80}") from None
-    return value
-
-
-def _values(body: dict[str, Any], name: str) -> dict[str, Any]:
-    value = body.get(name)
-    if value is not None and not isinstance(value, dict):
-        raise WrongArguments(f"{name} has keys and values, not {value!r:.80}")
-    return value or {}
-
-
 def _wait(body: dict[str, Any]) -> float:
-    value = body.get("wait")
-    if value is None:
-        return WAIT
-    if type(value) not in (int, float) or not 0 <= value <= MAX_WAIT:
-        raise WrongArguments(f"wait is from 0 to {MAX_WAIT:g} seconds, not {value!r:.80}")
-    return float(value)
-
-
-def _names(body: dict[str, Any]) -> str:
-    return ", ".join(repr(name)[:40] for name in list(body)[:10]) or "nothing"
+    return seconds(body, "wait", WAIT, 0, MAX_WAIT)

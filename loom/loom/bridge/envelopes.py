@@ -24,6 +24,7 @@ from typing import Any
 from loom.errors import InvalidAddress, WrongArguments
 
 SOURCE = "loom-bridge/"  # the beginning of the source in a bridge's messages
+HEADER = "Loom-Bridge"  # the header of every message that a bridge sends; bridges ignore messages with it
 
 
 class EnvelopeKind(enum.Enum):
@@ -38,6 +39,10 @@ class EnvelopeKind(enum.Enum):
     CONFIG_INFO = "config_info", "config.info"
     MONITORED_FAIL = "monitored_fail", "monitored.failure"
     UI_COMMAND = "ui_command", "ui.commands"
+    REGISTER_DEVICE = "register_device", "DRentry"
+    ACKNOWLEDGEMENT = "acknowledgement", "weaver.events"
+    DRAIN = "drain", "weaver.events"
+    BRIDGE_METRICS = "bridge_metrics", "bridge.metrics"
     REPLY = "reply", ""
 
     @property
@@ -46,9 +51,14 @@ class EnvelopeKind(enum.Enum):
         return self.value[0]
 
 
+def is_subject(text: str) -> bool:
+    """Return whether a text is a subject of NATS, on which one can publish."""
+    return re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", text) is not None
+
+
 def subjects_of(prefix: str) -> dict[EnvelopeKind, str]:
     """Return the subject of each kind, or raise `InvalidAddress` if the prefix cannot be a part of a subject."""
-    if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", prefix):
+    if not is_subject(prefix):
         raise InvalidAddress(f"{prefix!r} cannot begin a subject: write words with dots between, as torchLoom")
     return {kind: f"{prefix}.{kind.value[1]}" for kind in EnvelopeKind}
 
@@ -90,13 +100,14 @@ class Envelope:
         return message
 
 
-def decode(kind: EnvelopeKind, data: bytes) -> Envelope:
-    """Parse a message that came on the subject of a kind."""
+def decode(kind: EnvelopeKind, data: bytes, *also: EnvelopeKind) -> Envelope:
+    """Parse a message that came on the subject of a kind, which takes others ``also``, but not without envelope."""
     format = Format.of(data)
     envelope = _from_json(data) if format is Format.JSON else _from_protobuf(data)
     source = envelope.get("source", "")
-    if isinstance(body := envelope.get(kind.body), dict):
-        return Envelope(kind, body, source if isinstance(source, str) else "")
+    for one in (kind, *also):
+        if isinstance(body := envelope.get(one.body), dict):
+            return Envelope(one, body, source if isinstance(source, str) else "")
     if other := next((other.body for other in EnvelopeKind if isinstance(envelope.get(other.body), dict)), None):
         raise WrongArguments(f"a {other} is of another subject; this one takes {kind.body}")
     if format is Format.PROTOBUF:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from loom.bridge.tally import Tally, Trouble
 from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
 from loom.process.backoff import Backoff
 from loom.tls import client_context
@@ -28,6 +29,9 @@ OPEN_TIMEOUT, CLOSE_TIMEOUT = 15.0, 2.0
 PING_EVERY = 10
 """Seconds between pings. A server that leaves two unanswered counts as away."""
 
+LOOK_EVERY = 0.5
+"""Seconds between two looks whether the client has closed its connection."""
+
 MAX_UNREAD = 10_000  # messages of a subject that wait for the bridge; further ones are dropped
 AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)  # the waits between attempts to reconnect
 
@@ -35,8 +39,8 @@ _SCHEMES = ("nats", "tls", "ws", "wss")
 
 _REFUSED = ("authorization", "authentication")  # words in the errors of NATS for a client that it refuses
 
-
-_FAILURES = (OSError, nats.errors.Error, asyncio.TimeoutError)
+FAILURES = (OSError, nats.errors.Error, asyncio.TimeoutError)
+"""The errors of a server that is away, or that refuses something."""
 
 
 class NatsAway(Exception):
@@ -47,7 +51,7 @@ class NatsAway(Exception):
 def _away() -> Iterator[None]:
     try:
         yield
-    except _FAILURES as error:
+    except FAILURES as error:
         raise NatsAway(str(error)) from error
 
 
@@ -64,31 +68,33 @@ class NatsLogin:
     """The file of a certificate authority for ``tls://``; see `loom.tls.client_context`."""
 
 
+@dataclass(frozen=True)
+class Subscription:
+    """The wish for the messages on a subject."""
+
+    subject: str
+    queue: str
+    """The queue group, of whose members one gets each message; "" for each message."""
+    take: Callable[[Msg], Awaitable[None]]
+
+
 class NatsLink:
     """A connection to a server or cluster of NATS.
 
-    ``take`` is called with each message on the subjects that no other bridge of the queue group gets, and ``came``
-    after each reconnect. A ``url`` that is not one of NATS raises `InvalidAddress`.
+    ``came`` is called after each reconnect. A ``url`` that is not one of NATS raises `InvalidAddress`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        login: NatsLogin,
-        subjects: Sequence[str],
-        queue: str,
-        take: Callable[[Msg], Awaitable[None]],
-        came: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, url: str, login: NatsLogin, came: Callable[[], Awaitable[None]], tally: Tally) -> None:
         self.name = _without_password(url)
+        self.subscriptions: list[Subscription] = []
+        """The messages that each connection is to bring; complete before `open`."""
         self._url = url
-        self._subjects = subjects
-        self._queue = queue
-        self._take = take
         self._on_reconnect = came
+        self._tally = tally
         self._options = _login_options(login, url)
         self._client: Client | None = None
         self._lost = asyncio.Event()
+        self._connected = asyncio.Event()
         self._last_error: Exception | None = None
 
     async def open(self) -> None:
@@ -113,18 +119,30 @@ class NatsLink:
             )
             # With a server whose certificate is not trusted, the client would wait for ever.
             await asyncio.wait_for(connecting, OPEN_TIMEOUT)
-            for subject in self._subjects:
-                await client.subscribe(subject, self._queue, cb=self._take, pending_msgs_limit=MAX_UNREAD)
+            for one in self.subscriptions:
+                await client.subscribe(one.subject, one.queue, cb=one.take, pending_msgs_limit=MAX_UNREAD)
             await flush(client, CONNECT_TIMEOUT)
-        except (*_FAILURES, ValueError) as error:
+        except (*FAILURES, ValueError) as error:
             raise await self._not_opened(client, error) from error
         self._client = client
+        self._connected.set()
+
+    async def connected(self) -> Client:
+        """Wait until there is a connection; return its client."""
+        while self._client is None:
+            await self._connected.wait()
+        return self._client
+
+    async def lost(self) -> None:
+        """Wait until the connection that there is now is lost."""
+        await self._lost.wait()
 
     async def keep(self) -> None:
         """Reconnect whenever the connection is lost, without end."""
         while True:
-            await self._lost.wait()
+            await self._until_closed(await self.connected())
             self._client = None
+            self._connected.clear()
             logger.warning("NATS at %s is away (%s); trying again until it is back", self.name, self._why())
             for wait in AGAIN:
                 await asyncio.sleep(wait)
@@ -135,6 +153,13 @@ class NatsLink:
                     logger.debug("%s", error)
             logger.info("NATS at %s is back", self.name)
             await self._on_reconnect()
+
+    async def _until_closed(self, client: Client) -> None:
+        # The client does not call back if the data that it still had to send could not be sent.
+        while not (self._lost.is_set() or client.is_closed):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), LOOK_EVERY)
+        self._lost.set()
 
     def check(self) -> Client:
         """Return the connected client, or raise `NatsAway`, as the methods below do."""
@@ -147,10 +172,10 @@ class NatsLink:
         """Bytes that a message may have."""
         return self.check().max_payload
 
-    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str], reply: str = "") -> None:
         """Publish a message. It has arrived once `flush` returns."""
         with _away():
-            await self.check().publish(subject, data, headers=dict(headers))
+            await self.check().publish(subject, data, reply, dict(headers))
 
     async def flush(self) -> None:
         """Wait until the server has received every published message."""
@@ -161,12 +186,14 @@ class NatsLink:
         """Send the remaining messages, and disconnect."""
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(*_FAILURES):
+            with contextlib.suppress(*FAILURES):
                 await flush(client, 1)
-            with contextlib.suppress(*_FAILURES):
+            with contextlib.suppress(*FAILURES):
                 await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
 
     async def _note(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            return self._tally.refuse(error.subject, Trouble.BEHIND, f"{MAX_UNREAD} messages wait already")
         self._last_error = error
         if self._client is not None:
             logger.warning("NATS at %s: %s", self.name, error or type(error).__name__)
@@ -180,7 +207,7 @@ class NatsLink:
 
     async def _not_opened(self, client: Client, error: Exception) -> LoomError:
         why = error if str(error) and not isinstance(error, nats.errors.NoServersError) else self._last_error
-        with contextlib.suppress(*_FAILURES):
+        with contextlib.suppress(*FAILURES):
             await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
         text = str(why or error).removeprefix("nats: ").strip("'") or type(why or error).__name__
         if any(word in text.lower() for word in _REFUSED):

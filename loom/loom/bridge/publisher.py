@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loom.bridge.envelopes import EnvelopeKind
+from loom.control.reports import DEVICE_NUMBERS
 
 Publication = tuple[EnvelopeKind, dict[str, Any]]
 """A message to publish on NATS: its kind and its body."""
@@ -84,7 +85,7 @@ class Publisher:
             body = {
                 **_picked(device, "kind", "server", "type", "memory", "state", "reason"),
                 **_picked(device, device_uuid="uuid", replica_ids="replicas"),
-                **_picked(status, *_DEVICE_NUMBERS),
+                **_picked(status, *DEVICE_NUMBERS, "throttled", "error", "xid"),
             }
             # Publish a new measurement even if its values are the same.
             self._devices[device["uuid"]] = {**body, "measured": status.get("time")}
@@ -103,9 +104,6 @@ class Publisher:
         body = _picked(replica, "state", "epoch", "max_step", "metrics", current_step="step", time="reported")
         group = {"group": self._groups[id]} if id in self._groups else {}
         yield EnvelopeKind.TRAINING_STATUS, {"replica_id": id, **group, **body}
-
-
-_DEVICE_NUMBERS = ("utilization", "memory_used", "temperature", "power")
 
 
 def _weaver_command(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,13 @@ def bridge(
     nats_ca: Annotated[
         str | None, typer.Option(metavar="FILE", help="Certificate of your own authority, for tls://.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what a restart needs: replicas, and what is done."),
+    ] = None,
+    jetstream: Annotated[
+        bool, typer.Option("--jetstream", help="NATS keeps requests until they are done; needs --state.")
+    ] = False,
     log_level: Annotated[LogLevel, typer.Option(help="The log goes to stderr.")] = LogLevel.info,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -56,18 +63,22 @@ def bridge(
     require(NATS_MODULES | ({"nkeys": "nkeys"} if nats_creds else {}), "the NATS bridge", extra="nats")
     if nats_creds is not None and not nats_creds.is_file():
         raise WrongArguments(f"--nats-creds: there is no file {nats_creds}")
+    if jetstream and state is None:
+        raise WrongArguments("--jetstream needs --state FILE, where the bridge writes down what is done")
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("nats", "websockets", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
     from loom.bridge.bridge import Bridge
     from loom.bridge.nats_link import NatsLogin
+    from loom.bridge.state import BridgeState
     from loom_proxy.weaver.watch import WeaverWatch
 
     async def run() -> None:
         messages = WeaverWatch(access.url, access.token, access.ca, access.insecure).messages_async()
         login = NatsLogin(nats_user, nats_password, nats_token, str(nats_creds) if nats_creds else None, nats_ca)
-        await _until_ended(Bridge(access.gateway(), messages, nats, login, prefix, format))
+        kept = BridgeState(state)
+        await _until_ended(Bridge(access.gateway(), messages, nats, login, prefix, format, kept, jetstream))
 
     if exit_with_parent:
         # End the same way as on SIGTERM, so that there is one way to stop.

@@ -7,7 +7,7 @@ from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
 from loom.control.latencies import Latencies
-from loom.errors import NotFound
+from loom.errors import Conflict, NotFound
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.outbox import Outbox
 from loom.weaver.policy import Action
@@ -15,6 +15,8 @@ from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.views import WeaverEvent, few
+
+_REMEMBERED_REPORTS = 1000  # the last failures of devices among which a report's id is looked for
 
 _CAUSES = {
     CommandKind.PAUSE: Cause.PAUSED,
@@ -44,9 +46,17 @@ class Dispatcher:
         by: str,
         now: float,
         cause: int | None = None,
+        id: str | None = None,
     ) -> GivenCommand:
-        """Give a command to the replicas of a target; ``cause`` is the event that led to it."""
+        """Give a command to the replicas of a target; ``cause`` is the event that led to it.
+
+        With an ``id`` that a command has already, return that command: its sender did not hear that it was given.
+        """
         check_command(kind, params)
+        if id is not None and (before := self._known.commands.get(id)) is not None:
+            if before.kind is not kind:
+                raise Conflict(f"the command {id!r:.80} is a {before.kind}: give each command an id of its own")
+            return before
         devices: list[str] = []
         if kind in (CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE):
             devices = self._devices_meant(kind, params)
@@ -63,7 +73,7 @@ class Dispatcher:
                 self._known.devices.reactivate(device)
                 self._notified.pop(device, None)  # a later failure is another one
             self._known.save_device(device)
-        return self._send(kind, params, selected, target, by, now, cause)
+        return self._send(kind, params, selected, target, by, now, cause, id)
 
     def _devices_meant(self, kind: CommandKind, params: dict[str, Any]) -> list[str]:
         """Return the uuids of the devices that a command takes out of use or puts back."""
@@ -102,6 +112,7 @@ class Dispatcher:
         by: str,
         now: float,
         cause: int | None,
+        id: str | None = None,
     ) -> GivenCommand:
         """Give a command to the replicas that `select` has found for a target."""
         there, acknowledgements = selected
@@ -110,7 +121,7 @@ class Dispatcher:
                 acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
         unknown = (id for id in acknowledgements if id not in self._known.replicas)
         names = [*(replica.id for replica in there), *unknown]
-        command = Command(uuid.uuid4().hex, kind, params)
+        command = Command(id or uuid.uuid4().hex, kind, params)
         given = GivenCommand(command, target, by, now, names)
         about = {"command": command.id, "do": kind.value, "params": params, "target": target, "by": by}
         given.event = self._known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
@@ -132,12 +143,17 @@ class Dispatcher:
         living = [id for id in near if self._known.replicas[id].state in LIVING]
         return self.give(CommandKind.REMOVE_FAULT, {"injection": injection}, living, by, now, command.event)
 
-    def fail_device(self, device: str, reason: str, by: str, now: float) -> WeaverEvent:
+    def fail_device(self, device: str, reason: str, by: str, now: float, report: str | None = None) -> WeaverEvent:
         """Record that a device has failed, notify the replicas on it, and carry out their policies.
 
-        Monitors repeat themselves: a repeated report changes nothing unless new processes use the device.
+        Monitors repeat themselves: a repeated report changes nothing unless new processes use the device. One with
+        the id ``report`` of an earlier one changes nothing at all.
         """
         known = self._known.devices.device(device)
+        if report is not None:
+            failures = self._known.events.after(0, _REMEMBERED_REPORTS, None, "device_failed", True)
+            if (before := next((one for one in failures if one.data.get("report") == report), None)) is not None:
+                return before
         affected = [self._known.replicas[id] for id in self._known.devices.replicas_of(device)]
         processes = {replica.instance for replica in affected if replica.state in LIVING}
         if device in self._notified and self._known.devices.state(device) is DeviceState.FAILED:
@@ -147,8 +163,9 @@ class Dispatcher:
         self._known.devices.fail(device, reason, self._names_on(device))
         self._known.save_device(device)
         chain: list[dict[str, Any]] = []
+        about = {"report": report} if report is not None else {}
         event = self._known.events.append(
-            now, "device_failed", None, device=known.to_body(), reason=reason, by=by, replicas=chain
+            now, "device_failed", None, device=known.to_body(), reason=reason, by=by, replicas=chain, **about
         )
         self._notified[device] = event, processes
         living = [replica for replica in affected if replica.state in LIVING]

@@ -11,9 +11,9 @@ from pathlib import Path
 from loom.errors import WeaverUnavailable
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import await_true
-from tests.support.processes import read_json, start
+from tests.support.processes import read_json, run, start
 
-__all__ = ["LOOM", "Bridge", "await_address", "group_of", "states"]
+__all__ = ["LOOM", "Bridge", "await_address", "group_of", "run_bridge", "states"]
 
 LOOM = "from loom.cli import main; main()"
 
@@ -25,13 +25,18 @@ class Bridge:
         descriptor, self._log = tempfile.mkstemp(suffix=".log")
         environment = {**os.environ, "LOOM_URL": url, "LOOM_TOKEN": token}
         command = ["-c", LOOM, "bridge", nats_url, "--exit-with-parent", *options]
+        self.url = url
+        self.id = ""
+        """The bridge's own id, once it is ready."""
         self.process: subprocess.Popen[str] = start(*command, env=environment, stderr=descriptor)
         os.close(descriptor)
 
     def await_ready(self) -> Bridge:
         """Wait until it is connected to both sides."""
         try:
-            assert read_json(self.process)["event"] == "listening"
+            listening = read_json(self.process)
+            assert listening["event"] == "listening"
+            self.id = listening["bridge"]
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.log()}") from None
         return self
@@ -59,6 +64,11 @@ class Bridge:
         self.process.communicate()
         print(self.log())
         os.unlink(self._log)
+
+
+def run_bridge(url: str, token: str, nats_url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run ``loom bridge`` until it ends."""
+    return run("-c", LOOM, "bridge", nats_url, "--url", url, "--token", token, *options)
 
 
 def group_of(test: str) -> str:

@@ -11,8 +11,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from loom.bridge.bridge import HEADER
-from loom.bridge.envelopes import SOURCE, EnvelopeKind, Format, decode
+from loom.bridge.envelopes import HEADER, SOURCE, EnvelopeKind, Format, decode
 from loom.bridge.nats_link import flush
 from tests.support.needs import skip_because
 
@@ -117,11 +116,16 @@ class Said:
                 return event
 
 
+def with_configuration(folder: Path, text: str) -> NatsServer:
+    """A server with a configuration."""
+    path = folder / "nats.conf"
+    path.write_text(text)
+    return NatsServer("--config", str(path))
+
+
 CONFIGURATION = 'authorization {{ user: {user}, password: "{password}" }}\n'
 
 
 def with_password(folder: Path, user: str, password: str) -> NatsServer:
     """A server that wants to know who comes."""
-    path = folder / "nats.conf"
-    path.write_text(CONFIGURATION.format(user=user, password=password))
-    return NatsServer("--config", str(path))
+    return with_configuration(folder, CONFIGURATION.format(user=user, password=password))

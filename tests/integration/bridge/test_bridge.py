@@ -17,13 +17,12 @@ import pytest
 import trustme
 from nats.aio.client import Client
 
-from loom.bridge.bridge import HEADER
-from loom.bridge.envelopes import SOURCE, Envelope, EnvelopeKind, Format, decode
+from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, decode
 from loom.bridge.nats_link import flush
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import LOOM, Bridge, await_address, states
+from tests.integration.bridge.bridges import LOOM, Bridge, await_address, run_bridge, states
 from tests.integration.bridge.nats_server import BOUND, NatsServer, Said, with_password
 from tests.integration.gateway.test_cli import free_port
 from tests.support.docs import Page
@@ -216,12 +215,28 @@ async def test_a_failed_device_is_reported_and_acted_on(
     assert weaver.devices()[uuid].state == "active"
 
 
+async def test_the_devices_of_a_group_are_taken_out_of_use_and_put_back(
+    client: Client, bridge: Bridge, weaver: WeaverProxy, trainers: list[Training], group: str
+) -> None:
+    (uuid,) = weaver.replica(f"{group}_0").devices
+    before = weaver.status()["event"]
+
+    off = await ask(client, COMMANDS, {"command_type": "deactivate_device", "params": {"group": group}})
+    inactive = weaver.devices()[uuid].state
+    on = await ask(client, COMMANDS, {"command_type": "reactivate", "params": {"group": group}})
+
+    assert {f"{group}_0", f"{group}_1"} <= set(off["outcomes"]) == set(on["outcomes"])
+    assert inactive == "inactive"
+    assert weaver.devices()[uuid].state == "active"
+    assert commands_given(weaver, before) == ["deactivate_device", "reactivate"]
+
+
 async def test_the_program_of_the_page_asks_it(
     server: NatsServer, weaver: WeaverProxy, bridge: Bridge, trainers: list[Training], group: str
 ) -> None:
     (uuid,) = weaver.replica(f"{group}_0").devices
     weaver.set_policy(group, "notify")
-    (block,) = Page.of("docs/guide/nats.md").blocks("python")
+    block, _ = Page.of("docs/guide/nats.md").blocks("python")
     program = "\n".join(block.lines).replace("nats://HOST:4222", server.url)
     program = program.replace("train_*", f"{group}_*").replace("GPU-8a1c", uuid)
 
@@ -267,7 +282,13 @@ async def test_a_replica_that_is_not_there_is_an_answer(client: Client, bridge: 
         (COMMANDS, b'{"command_type": "stop"}', "wrong_arguments", "target_id is missing"),
         (COMMANDS, b'{"command_type": "update_config", "target_id": "*"}', "wrong_arguments", "params is missing"),
         (COMMANDS, b'{"command_type": "pause", "target_id": "a", "wait": -1}', "wrong_arguments", "wait is from 0"),
-        (COMMANDS, b'{"command_type": "reactivate", "params": {}}', "wrong_arguments", "device_uuid is missing"),
+        (COMMANDS, b'{"command_type": "reactivate", "params": {}}', "wrong_arguments", "either device_uuid"),
+        (
+            COMMANDS,
+            b'{"command_type": "deactivate_device", "params": {"group": "nobody"}}',
+            "unknown_replica",
+            "no replica of a group 'nobody'",
+        ),
         (CONFIG, b'{"learning_rate": 0.1}', "wrong_arguments", "config_params is missing"),
         (CONFIG, b'{"config_params": [1]}', "wrong_arguments", "config_params has keys and values"),
         (CONFIG, b'{"config_params": {"a": NaN}}', "wrong_arguments", "cannot be said in JSON"),
@@ -287,6 +308,21 @@ async def test_what_makes_no_sense_is_answered(
     await flush(client, 10)
     bridge.await_log(f"not done, as {subject} asks")
     assert bridge.process.poll() is None
+
+
+async def test_nobody_makes_the_bridge_publish_where_they_may_not(client: Client, bridge: Bridge) -> None:
+    purge = "$JS.API.STREAM.PURGE.torchLoom"
+    spies = [await client.subscribe(subject) for subject in (purge, "torchLoom.replica.fail")]
+    for reply in (purge, "torchLoom.replica.fail"):
+        for subject in (COMMANDS, "torchLoom.heartbeat", "torchLoom.bridge.metrics"):
+            await client.publish(subject, b'{"command_type": "explode"}', reply=reply)
+
+    for subject in (COMMANDS, "torchLoom.heartbeat"):
+        assert not (await ask(client, subject, {"command_type": "explode"})).get("ok")
+    await client.request("torchLoom.bridge.metrics", timeout=BOUND)
+
+    bridge.await_log(f"no reply is published on '{purge}'")
+    assert [spy.pending_msgs for spy in spies] == [0, 0]
 
 
 # -- protobuf ---------------------------------------------------------------------------------------------------
@@ -458,10 +494,6 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 
 
 # -- starts and ends --------------------------------------------------------------------------------------------
-
-
-def run_bridge(url: str, token: str, nats_url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return run("-c", LOOM, "bridge", nats_url, "--url", url, "--token", token, *options)
 
 
 def test_a_wrong_token_ends_it_at_once(cluster: LocalCluster, server: NatsServer) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from loom.errors import WrongArguments
+
+IDENTITY = r"[A-Za-z0-9_-]{8,64}"
+"""The form of an id that a caller chooses."""
 
 
 def text(arguments: dict[str, Any], name: str) -> str:
@@ -20,6 +24,14 @@ def text_or_none(arguments: dict[str, Any], name: str) -> str | None:
     value = arguments.get(name)
     if value is not None and not isinstance(value, str):
         raise WrongArguments(f"{name} is a text, not {value!r:.80}")
+    return value
+
+
+def identity(arguments: dict[str, Any], name: str) -> str | None:
+    """Return an id that the caller has chosen, or None if it was not given."""
+    value = text_or_none(arguments, name)
+    if value is not None and not re.fullmatch(IDENTITY, value):
+        raise WrongArguments(f"{name} is 8 to 64 letters, digits, - and _, not {value!r:.80}")
     return value
 
 

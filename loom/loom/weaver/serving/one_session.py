@@ -115,7 +115,8 @@ class OneSession:
         ]
         if not found:
             raise self._unknown(target, own)
-        return self._answer("command", {**arguments, "target": found})
+        # No id of the guest's choice: it could be that of a command to other sessions' replicas.
+        return self._answer("command", {**arguments, "target": found, "id": None})
 
     def _command_state(self, arguments: dict[str, Any]) -> Awaitable[Any]:
         command = self._known.commands.get(str(arguments.get("id")))

@@ -15,7 +15,7 @@ from loom.errors import Denied, WrongArguments
 from loom.weaver.commands import GivenCommand, select
 from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
-from loom.weaver.serving.arguments import count, seconds, text, text_or_none
+from loom.weaver.serving.arguments import count, identity, seconds, text, text_or_none
 from loom.weaver.serving.one_session import OneSession
 from loom.weaver.serving.sessions import Sessions
 from loom.weaver.states import LIVING, ReplicaState
@@ -192,7 +192,8 @@ class RequestHandler:
                 f"{kind} is not given as a command; choose one of {', '.join(sorted(USER_COMMANDS))}"
             )
         params, target = arguments.get("params") or {}, arguments.get("target", "*")
-        return _given(self._weaver.dispatcher.give(kind, params, target, _by(arguments), now))
+        id = identity(arguments, "id")
+        return _given(self._weaver.dispatcher.give(kind, params, target, _by(arguments), now, id=id))
 
     def _inject(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         target: Any = arguments.get("target")
@@ -223,7 +224,8 @@ class RequestHandler:
 
     def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         device, reason = text(arguments, "device"), text_or_none(arguments, "reason") or ""
-        return self._weaver.dispatcher.fail_device(device, reason, _by(arguments), now).to_body()
+        report = identity(arguments, "report")
+        return self._weaver.dispatcher.fail_device(device, reason, _by(arguments), now, report).to_body()
 
     def _policy(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
         self._weaver.set_policy(text(arguments, "group"), text(arguments, "action"), _by(arguments), now)

@@ -14,6 +14,7 @@ from loom.bridge import loom_pb2
 from loom.bridge.commands import CommandRequest, FailureReport, read_request
 from loom.bridge.envelopes import Envelope, EnvelopeKind, Format, decode, subjects_of
 from loom.bridge.publisher import Publication, Publisher
+from loom.control.reports import DEVICE_NUMBERS
 from loom.errors import InvalidAddress, WrongArguments
 from tests.support.needs import skip_because
 from tests.support.paths import ROOT
@@ -42,7 +43,17 @@ DEVICE = {
     "state": "failed",
     "reason": "xid 79",
     "replicas": ["train_0"],
-    "status": {"utilization": 0.5, "memory_used": 1024, "temperature": None, "power": 700.0, "time": 1.0},
+    "status": {
+        "utilization": 0.5,
+        "memory_used": 1024,
+        "temperature": None,
+        "power": 700.0,
+        "sm_clock": 1_980_000_000,
+        "ecc_uncorrected": 2,
+        "throttled": ["thermal"],
+        "xid": 79,
+        "time": 1.0,
+    },
 }
 FAILED = {
     "id": 5,
@@ -113,6 +124,15 @@ def everything_said() -> list[Publication]:
         said += publisher.event(event)
     said += [publisher.away("it restarts"), (EnvelopeKind.REPLY, REPLY)]
     said += [(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "xid 79"})]
+    about = {"replica_id": "train_0", "device_uuid": "GPU-1"}
+    said += [
+        (EnvelopeKind.REGISTER_DEVICE, {**about, "memory": 1024, "handlers": {"lr": "float"}, "config": {"lr": 1}})
+    ]
+    said += [(EnvelopeKind.DRAIN, {**about, "reason": "spot instance"})]
+    changed = {"learning_rate": {"old": 0.1, "new": 0.002}}
+    answer = {"replica_id": "train_0", "command_id": "4f1c", "ok": False, "current_step": 8, "changes": changed}
+    said += [(EnvelopeKind.ACKNOWLEDGEMENT, answer)]
+    said += [(EnvelopeKind.BRIDGE_METRICS, {"bridge": "x", "taken": {"torchLoom.heartbeat": 5}, "commands": 1})]
     return [*said, (EnvelopeKind.UI_COMMAND, {"command_type": "pause", "target_id": "*", "wait": 2})]
 
 
@@ -220,6 +240,37 @@ def test_nothing_is_said_twice_unless_it_was_not_heard() -> None:
     third = [kind for kind, _ in publisher.snapshot(message) if kind in statuses]
 
     assert (first, second, third) == (list(statuses), [], list(statuses))
+
+
+def test_a_device_is_said_with_every_number_and_its_health() -> None:
+    status = {name: float(number) for number, name in enumerate(DEVICE_NUMBERS, 1)}
+    status |= {
+        "throttled": ["thermal"],
+        "error": "NVML does not work here",
+        "xid": 79,
+        "time": 1.0,
+        "by": "train_0",
+    }
+
+    ((_, body),) = Publisher().devices([{**DEVICE, "status": status}])
+
+    told = {name: value for name, value in status.items() if name not in ("time", "by")}
+    assert body.items() >= told.items()
+    assert decode(
+        EnvelopeKind.DEVICE_STATUS, Envelope(EnvelopeKind.DEVICE_STATUS, body).encode(Format.PROTOBUF)
+    ).body.keys() >= {*DEVICE_NUMBERS, "throttled", "error", "xid"}
+
+
+def test_a_device_or_a_group_is_taken_out_of_use() -> None:
+    def read(**body: Any) -> Any:
+        return read_request(Envelope(EnvelopeKind.UI_COMMAND, {"command_type": "deactivate_device", **body}))
+
+    assert read(params={"device_uuid": "GPU-1"}).params == {"device": "GPU-1"}
+    assert read(params={"group": "train"}).params == {"group": "train"}
+    assert read(params={"group": "train"}).target is None
+    for params in ({}, {"device_uuid": "GPU-1", "group": "train"}):
+        with pytest.raises(WrongArguments, match="either device_uuid, or group"):
+            read(params=params)
 
 
 def test_heartbeats_are_said_once_a_second() -> None:

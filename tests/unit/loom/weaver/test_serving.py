@@ -314,6 +314,11 @@ async def test_replicas_that_register_later_are_awaited() -> None:
         ("command", {"kind": "inject"}, "inject is not given as a command; choose one of deactivate_device, "),
         ("command", {"kind": "pause", "params": ["now"]}, "the parameters of pause are names and values"),
         ("command", {"kind": "update_config"}, "update_config needs at least one key"),
+        (
+            "command",
+            {"kind": "pause", "id": "of my own"},
+            "id is 8 to 64 letters, digits, - and _, not 'of my own'",
+        ),
         ("command", {"kind": "reactivate"}, "reactivate needs the uuid of a device"),
         ("command", {"kind": "pause", "target": 5}, "a target is a replica's id, a glob or a list of ids, not 5"),
         ("inject", {"fault": "sigkill"}, "a target is a replica's id, a glob or a list of ids, not None"),

@@ -10,12 +10,14 @@ import pytest
 
 from loom.control.commands import CommandKind
 from loom.control.introduction import ThreadletHello
-from loom.errors import ProtocolMismatch, UnknownDevice, UnknownReplica
+from loom.errors import Conflict, ProtocolMismatch, UnknownDevice, UnknownReplica
+from loom.weaver.commands import GivenCommand
 from loom.weaver.goodput import goodput
 from loom.weaver.liveness import SUCCESSOR_WITHIN
 from loom.weaver.outbox import Peer
 from loom.weaver.registry import Registry
 from loom.weaver.storage.store import Store
+from loom.weaver.views import WeaverEvent
 from loom.weaver.weaver import Weaver
 from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
 
@@ -383,6 +385,28 @@ def test_a_command_waits_for_a_replica_that_is_away(bench: Bench) -> None:
     assert twice.commands() == []
 
 
+def test_a_command_with_an_id_is_given_once_also_by_a_weaver_that_was_started_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.sqlite")
+    threadlet = Threadlet(bench, "train_0")
+
+    def give(kind: CommandKind = CommandKind.PAUSE) -> GivenCommand:
+        given = bench.weaver.dispatcher.give(kind, {}, "*", "test", bench.now, id="chosen-by-me")
+        bench.commit()
+        return given
+
+    first, again = give(), give()
+    threadlet.ack("chosen-by-me")
+    bench.restart()
+    later = give()
+
+    assert first is again
+    assert threadlet.commands() == [("pause", {})]
+    assert later.done
+    assert later.event == first.event
+    with pytest.raises(Conflict, match="'chosen-by-me' is a pause"):
+        give(CommandKind.STOP)
+
+
 def test_a_command_to_a_replica_that_has_failed_is_answered(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     threadlet.say("bye", "out of memory", "failed")
@@ -553,6 +577,24 @@ def test_a_failure_that_is_reported_again_changes_nothing(bench: Bench) -> None:
 
     assert again is first
     assert len(threadlet.commands()) == 1
+
+
+def test_a_report_with_an_id_changes_nothing_again_even_if_the_device_is_back(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    def report(id: str) -> WeaverEvent:
+        event = bench.weaver.dispatcher.fail_device("GPU-0", "gone", "dcgm", bench.now, id)
+        bench.commit()
+        return event
+
+    first = report("one")
+    bench.weaver.dispatcher.give(CommandKind.REACTIVATE, {"device": "GPU-0"}, "*", "test", bench.now)
+    again = report("one")
+
+    assert again == first
+    assert bench.weaver.known.devices.state("GPU-0") == "active"
+    assert report("two").id > first.id
+    assert [kind for kind, _ in threadlet.commands()] == ["device_failed", "reactivate", "device_failed"]
 
 
 def test_a_new_process_on_a_failed_device_is_told_at_once_and_its_policy_carried_out(bench: Bench) -> None:

@@ -1,0 +1,372 @@
+"""`Intake`: the replicas whose processes have no threadlet, and speak NATS instead.
+
+For each of them the bridge speaks the threadlets' protocol with the weaver, so that the replica is one like any
+other: it registers, it is lost when its heartbeats end, and it gets commands. The bridge publishes those commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from loom.bridge.envelopes import Envelope
+from loom.bridge.replica_link import ReplicaLink
+from loom.bridge.replicas import OutsideReplica
+from loom.bridge.reports import (
+    Answer,
+    DeviceRegistration,
+    DrainReport,
+    ProgressReport,
+    Sign,
+    UseReport,
+    read_report,
+)
+from loom.bridge.state import BridgeState
+from loom.bridge.tally import Tally, Trouble
+from loom.control.address import WeaverAddress, parse_weaver_address
+from loom.control.commands import Acknowledged, Acknowledgement, Command
+from loom.control.frame import Frame
+from loom.control.introduction import Bye, Ending
+from loom.control.membership import Registration
+from loom.control.reports import DeviceFailed, DeviceReport
+from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
+from loom.process.backoff import Backoff
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLICAS = 1000
+"""Replicas of one bridge. The one that has been silent longest makes room for a new one."""
+
+TICK = 0.1  # seconds between two looks at every replica
+SETTLE_TIMEOUT = 5.0  # seconds that the answer to a registration waits for the weaver
+GOODBYE_TIMEOUT = 2.0  # seconds that the weaver has to read a goodbye and close the connection
+
+_AGAIN = Backoff(0.2, 5.0, jitter=0.5)  # waits between attempts to connect a replica with the weaver
+_WEAVER = "the link to the weaver"  # what the tally calls it
+
+
+class _Outcome:
+    """What has become of a replica's registration."""
+
+    def __init__(self) -> None:
+        self.is_known = asyncio.Event()
+        """Set when the weaver has welcomed the replica, or never will."""
+        self.error: LoomError | None = None
+        """Why the weaver has not welcomed the replica."""
+
+
+class Intake:
+    """The table of the replicas without threadlets.
+
+    ``ask_address`` returns the weaver's address for threadlets. ``publish`` publishes a command for a replica, and
+    raises a `LoomError` if the command cannot be said on NATS.
+    """
+
+    def __init__(
+        self,
+        state: BridgeState,
+        tally: Tally,
+        ask_address: Callable[[], Awaitable[str]],
+        publish: Callable[[OutsideReplica, Command], Awaitable[None]],
+    ) -> None:
+        self._state = state
+        self._tally = tally
+        self._ask_address = ask_address
+        self._publish = publish
+        self._address: WeaverAddress | None = None
+        self._asking = asyncio.Lock()
+        self._replicas = {id: OutsideReplica.restored(id, body) for id, body in state.replicas().items()}
+        self._by_device = {device: one for one in self._replicas.values() for device in one.devices}
+        """For each device a replica that has registered it."""
+        self._outcomes = {replica: _Outcome() for replica in self._replicas.values()}
+        self._links: dict[OutsideReplica, ReplicaLink] = {}
+        self._tasks: dict[OutsideReplica, asyncio.Task[None]] = {}
+        """The task that keeps each living replica connected with the weaver."""
+        self._leaving: set[asyncio.Task[None]] = set()  # those that wait for the weaver to read a goodbye
+        self._beats: dict[OutsideReplica, float] = {}  # when the next heartbeat of each connected replica is due
+        self._commands: asyncio.Queue[tuple[OutsideReplica, Command]] = asyncio.Queue()  # to publish
+        self._takers: dict[type[Any], Callable[[Any, float], OutsideReplica]] = {
+            DeviceRegistration: self._register,
+            ProgressReport: self._progress,
+            Sign: self._sign,
+            UseReport: self._use,
+            DrainReport: self._drain,
+            Answer: self._answer,
+        }
+
+    @property
+    def connected(self) -> int:
+        """The number of replicas that are connected with the weaver."""
+        return sum(link.is_open for link in self._links.values())
+
+    def take(self, envelope: Envelope, age: float = 0.0) -> OutsideReplica:
+        """Take a message that was sent ``age`` seconds ago; return the replica that it is about.
+
+        Raises:
+            NotFound: nobody has registered the replica, or the device.
+            LimitReached: the replica sends too much, or there are too many replicas.
+            WrongArguments: the message makes no sense.
+        """
+        report = read_report(envelope)
+        return self._takers[type(report)](report, time.monotonic() - age)
+
+    async def settle(self, replica: OutsideReplica) -> None:
+        """Wait until the weaver has a replica, or raise the reason why it does not have it."""
+        outcome = self._outcomes.get(replica)
+        if outcome is None:  # it has ended
+            return
+        try:
+            await asyncio.wait_for(outcome.is_known.wait(), SETTLE_TIMEOUT)
+        except asyncio.TimeoutError:
+            text = f"the replica {replica.id!r} is not connected with the weaver yet; the bridge goes on trying"
+            raise outcome.error or Unavailable(text) from None
+        if outcome.error is not None:
+            raise outcome.error
+
+    async def run(self) -> None:
+        """Keep the living replicas connected with the weaver, and publish their commands, without end."""
+        try:
+            await asyncio.gather(self._watch(), self._publish_commands())
+        finally:
+            tasks = [*self._tasks.values(), *self._leaving]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            now = time.monotonic()
+            for replica in list(self._replicas.values()):
+                if replica.is_alive(now):
+                    self._look_after(replica, now)
+                else:
+                    self._lose(replica)
+            await asyncio.sleep(TICK)
+
+    def _look_after(self, replica: OutsideReplica, now: float) -> None:
+        if replica not in self._tasks:
+            self._tasks[replica] = asyncio.ensure_future(self._keep_linked(replica))
+        link = self._links.get(replica)
+        if link is None or link.beat is None:
+            return
+        if now >= self._beats.get(replica, 0.0):
+            self._beats[replica] = now + link.beat
+            link.send(replica.beat())
+        for command in replica.due_commands(now):
+            self._commands.put_nowait((replica, command))
+
+    def _lose(self, replica: OutsideReplica) -> None:
+        """End the connection of a replica whose process has fallen silent."""
+        if replica.ending is not None:
+            self._end(replica, replica.ending, "its process has left")
+        elif replica in self._tasks:
+            logger.info("the replica %s has fallen silent", replica.id)
+            self._unlink(replica)
+
+    def _end(self, replica: OutsideReplica, ending: Ending, reason: str) -> None:
+        """Say goodbye for a replica, and forget it."""
+        self._send(replica, Bye(reason, ending))
+        self._forget(replica, GOODBYE_TIMEOUT)
+
+    def _forget(self, replica: OutsideReplica, wait: float = 0.0) -> None:
+        """Forget a replica, and end its connection; see `_unlink`."""
+        if self._replicas.get(replica.id) is replica:
+            del self._replicas[replica.id]
+            self._state.drop_replica(replica.id)
+        for device in replica.devices:
+            self._leave(replica, device)
+        self._outcomes.pop(replica, None)
+        self._unlink(replica, wait)
+
+    def _leave(self, replica: OutsideReplica, device: str) -> None:
+        """Let another replica on a device report it, if there is one."""
+        if self._by_device.get(device) is replica:
+            del self._by_device[device]
+            others = (one for one in self._replicas.values() if one is not replica and device in one.devices)
+            if (other := next(others, None)) is not None:
+                self._by_device[device] = other
+
+    def _unlink(self, replica: OutsideReplica, wait: float = 0.0) -> None:
+        """End the connection of a replica, if the weaver does not do so in ``wait`` seconds."""
+        if (task := self._tasks.pop(replica, None)) is not None:
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+            asyncio.get_running_loop().call_later(wait, task.cancel)
+
+    async def _keep_linked(self, replica: OutsideReplica) -> None:
+        waits = iter(_AGAIN)
+        outcome = self._outcomes[replica]
+        while self._replicas.get(replica.id) is replica:
+            link = self._links[replica] = ReplicaLink(replica, self._take_command, self._welcome)
+            try:
+                await link.serve(await self._weaver())
+                waits = iter(_AGAIN)
+            except (LoomError, OSError, asyncio.TimeoutError) as error:
+                self._note_failure(outcome, error)
+            finally:
+                del self._links[replica]
+                self._beats.pop(replica, None)
+            await asyncio.sleep(next(waits))
+
+    def _note_failure(self, outcome: _Outcome, error: Exception) -> None:
+        why = str(error) or type(error).__name__
+        if isinstance(error, Conflict):
+            # Another process may be the replica, and about to be found dead.
+            outcome.error = error
+            self._tally.refuse(_WEAVER, Trouble.REFUSED, why)
+            return
+        self._address = None  # a weaver that was started again may be elsewhere, or want another key
+        self._tally.refuse(_WEAVER, Trouble.AWAY, why)
+        if isinstance(error, Denied):
+            outcome.error = error
+            outcome.is_known.set()
+
+    async def _weaver(self) -> WeaverAddress:
+        async with self._asking:
+            if self._address is None:
+                self._address = parse_weaver_address(await self._ask_address())
+            return self._address
+
+    def _welcome(self, replica: OutsideReplica) -> None:
+        if (outcome := self._outcomes.get(replica)) is None:  # it was forgotten meanwhile
+            return
+        outcome.error = None
+        outcome.is_known.set()
+        logger.info("the weaver has the replica %s", replica.id)
+        if replica.farewell is not None:
+            self._end(replica, *replica.farewell)
+
+    # -- commands of the weaver --------------------------------------------------------------------------------
+
+    def _take_command(self, replica: OutsideReplica, command: Command) -> None:
+        acknowledged = replica.command(command, time.monotonic())
+        if acknowledged is not None:
+            self._send(replica, acknowledged)
+        else:
+            self._commands.put_nowait((replica, command))
+
+    async def _publish_commands(self) -> None:
+        while True:
+            replica, command = await self._commands.get()
+            if command.id not in replica.commands:  # it was acknowledged meanwhile
+                continue
+            try:
+                await self._publish(replica, command)
+                self._tally.commands += 1
+            except LoomError as error:
+                made = replica.answer(command.id, Acknowledgement.failed(str(error)))
+                if made is not None:
+                    self._send(replica, made)
+
+    # -- messages of the processes -----------------------------------------------------------------------------
+
+    def _register(self, report: DeviceRegistration, sent: float) -> OutsideReplica:
+        replica = self._replicas.get(report.replica)
+        if replica is not None and not replica.is_of(report, self._state.id):
+            self._forget(replica)
+            replica = None
+        if replica is None:
+            self._make_room()
+            replica = OutsideReplica.registered(report, self._state.id)
+            self._replicas[replica.id], self._outcomes[replica] = replica, _Outcome()
+            self._state.put_replica(replica.id, replica.to_stored())
+        else:
+            self._check_rate(replica)
+            before = replica.to_stored()
+            replica.register(report)
+            if replica.to_stored() != before:
+                self._state.put_replica(replica.id, replica.to_stored())
+                self._send(replica, Registration(tuple(replica.devices.values())))
+        self._by_device |= dict.fromkeys(replica.devices, replica)
+        replica.heard = max(replica.heard, sent)
+        return replica
+
+    def _make_room(self) -> None:
+        if len(self._replicas) < MAX_REPLICAS:
+            return
+        silent = min(self._replicas.values(), key=lambda one: one.heard)
+        if silent.is_alive(time.monotonic()):
+            text = f"there are {MAX_REPLICAS} replicas without threadlets, the most that a bridge takes"
+            raise LimitReached(text)
+        self._forget(silent)
+
+    def _progress(self, report: ProgressReport, sent: float) -> OutsideReplica:
+        replica = self._find(report.replica)
+        frames = replica.progress(report, self._is_open(replica))
+        self._send(replica, *frames)
+        replica.heard = max(replica.heard, sent)
+        if replica.farewell is not None and self._is_open(replica):
+            self._end(replica, *replica.farewell)
+        return replica
+
+    def _sign(self, report: Sign, sent: float) -> OutsideReplica:
+        replica = self._find(report.replica)
+        replica.sign(report)
+        replica.heard = max(replica.heard, sent)
+        return replica
+
+    def _use(self, report: UseReport, sent: float) -> OutsideReplica:
+        replica = self._find(report.replica) if report.replica else self._by_device.get(report.device)
+        if replica is None or report.device not in replica.devices:
+            raise _unknown_device(report.device, replica)
+        if not report.replica:
+            self._check_rate(replica)
+        self._send(replica, DeviceReport(time.time(), {report.device: report.use}))
+        if report.failure is not None and report.device not in replica.failures:
+            failed = DeviceFailed(uuid.uuid4().hex, report.device, report.failure)
+            replica.failures[report.device] = failed
+            self._send(replica, failed)
+        return replica
+
+    def _drain(self, report: DrainReport, sent: float) -> OutsideReplica:
+        replica = self._find(report.replica)
+        if report.device and report.device not in replica.devices:
+            raise _unknown_device(report.device, replica)
+        self._send(replica, *replica.drain(report))
+        if report.device:
+            self._leave(replica, report.device)
+        self._state.put_replica(replica.id, replica.to_stored())
+        return replica
+
+    def _answer(self, report: Answer, sent: float) -> OutsideReplica:
+        replica = self._find(report.replica)
+        made: Acknowledged | None = replica.answered.get(report.command)
+        made = made or replica.answer(report.command, report.acknowledgement)
+        if made is None:
+            text = f"the replica {replica.id!r} was given no command {report.command!r:.80}"
+            raise NotFound(text, code="unknown_command")
+        self._send(replica, made)
+        if replica.ending is not None:
+            self._state.put_replica(replica.id, replica.to_stored())
+        return replica
+
+    def _find(self, id: str) -> OutsideReplica:
+        replica = self._replicas.get(id)
+        if replica is None:
+            text = f"no replica {id!r:.80} was registered here: publish register_device first"
+            raise NotFound(text, code="unknown_replica")
+        self._check_rate(replica)
+        return replica
+
+    def _check_rate(self, replica: OutsideReplica) -> None:
+        if not replica.bucket.take():
+            raise RateLimited(f"the replica {replica.id!r} sends more messages than a bridge takes of one")
+
+    def _is_open(self, replica: OutsideReplica) -> bool:
+        link = self._links.get(replica)
+        return link is not None and link.is_open
+
+    def _send(self, replica: OutsideReplica, *frames: Frame) -> None:
+        link = self._links.get(replica)
+        if link is not None and link.is_open:
+            for frame in frames:
+                link.send(frame)
+
+
+def _unknown_device(device: str, replica: OutsideReplica | None) -> NotFound:
+    whose = "no replica" if replica is None else f"the replica {replica.id!r}"
+    return NotFound(f"{whose} has registered the device {device!r:.80} here", code="unknown_device")

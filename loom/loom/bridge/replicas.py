@@ -1,0 +1,248 @@
+"""`OutsideReplica`: a replica whose process has no threadlet, as the bridge knows it.
+
+It has no clock and no socket of its own: ``now`` is in seconds on the bridge's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Sized
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from loom.bridge.reports import MAX_KEYS, MAX_METRICS, DeviceRegistration, DrainReport, ProgressReport, Sign
+from loom.bridge.tally import Bucket
+from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind
+from loom.control.frame import Frame
+from loom.control.introduction import MAX_DEVICES, Activity, Device, Ending, ThreadletHello
+from loom.control.membership import Draining, Registration
+from loom.control.reports import DeviceFailed, Heartbeat, Phase, Row, StatusReports
+from loom.errors import LimitReached
+
+MISSED = 3
+"""Heartbeats that may be missing before a replica is lost."""
+
+RATE = 50.0  # messages of one replica in a second
+MAX_WAITING = 256  # reports that wait for a connection with the weaver; the oldest are dropped
+MAX_COMMANDS = 100  # commands that a replica has not acknowledged; further ones are refused
+MAX_ANSWERED = 200  # acknowledgements that are remembered, in case the weaver gives a command again
+REPEAT_EVERY = 5.0
+"""Seconds after which a command is published again if it was not acknowledged."""
+
+S = TypeVar("S", bound=Sized)
+
+_STORED = ("group", "instance", "interval", "handlers", "config", "ending")
+
+
+@dataclass(eq=False)
+class OutsideReplica:
+    """A replica, with what its process has said."""
+
+    id: str
+    group: str
+    instance: str
+    interval: float
+    """Seconds between two heartbeats."""
+    devices: dict[str, Device] = field(default_factory=dict)
+    handlers: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    ending: Ending | None = None
+    """How it ends when its heartbeats end; None if that is a failure."""
+    heard: float = float("-inf")
+    """When its process gave the last sign of life."""
+    step: int | None = None
+    phase: Phase = Phase.BETWEEN
+    paused: bool = False
+    known: bool = False
+    """Whether the weaver has welcomed the replica once."""
+    seq: int = 0
+    """Number of the last report."""
+    farewell: tuple[Ending, str] | None = None
+    """How it has ended, and why, if the weaver has not heard of it."""
+    failures: dict[str, DeviceFailed] = field(default_factory=dict)
+    """The failures of devices that the weaver has not noted, by device."""
+    metrics: set[str] = field(default_factory=set)
+    """The names of the metrics so far."""
+    waiting: deque[Row] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+    """Reports that the weaver has not got."""
+    commands: dict[str, tuple[Command, float]] = field(default_factory=dict)
+    """The commands that are not acknowledged, and when each was published last."""
+    answered: dict[str, Acknowledged] = field(default_factory=dict)
+    bucket: Bucket = field(default_factory=lambda: Bucket(RATE))
+
+    @classmethod
+    def registered(cls, report: DeviceRegistration, bridge: str) -> OutsideReplica:
+        """Return the replica of a process that registers for the first time with a bridge."""
+        instance = _instance(report.instance or uuid.uuid4().hex, bridge)
+        made = cls(report.replica, report.group, instance, report.interval)
+        made.register(report)
+        return made
+
+    @classmethod
+    def restored(cls, id: str, stored: dict[str, Any]) -> OutsideReplica:
+        """Return a replica that a bridge has stored. It is silent until its process gives a sign of life."""
+        rest = {name: stored[name] for name in _STORED}
+        rest["ending"] = Ending(rest["ending"]) if rest["ending"] else None
+        devices = {one["uuid"]: Device(**one) for one in stored["devices"]}
+        return cls(id, **rest, devices=devices, known=True)
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return what a bridge stores of the replica."""
+        rest = {name: getattr(self, name) for name in _STORED}
+        rest["ending"] = self.ending.value if self.ending else None
+        return {**rest, "devices": [asdict(one) for one in self.devices.values()]}
+
+    def is_of(self, report: DeviceRegistration, bridge: str) -> bool:
+        """Return whether a registration comes from the process that is the replica already."""
+        return not report.instance or self.instance == _instance(report.instance, bridge)
+
+    def register(self, report: DeviceRegistration) -> None:
+        """Take a registration; its devices join those that the replica has."""
+        devices = {**self.devices, **{device.uuid: device for device in report.devices}}
+        self.devices = bounded(devices, MAX_DEVICES, "devices")
+        self.handlers = bounded({**self.handlers, **report.handlers}, MAX_KEYS, "keys")
+        self.config = bounded({**self.config, **report.config}, MAX_KEYS, "keys")
+        self.group, self.interval = report.group, report.interval
+        self.step = self.step if report.step is None else report.step
+        self.ending = None
+
+    def is_alive(self, now: float) -> bool:
+        """Return whether a sign of life came lately."""
+        return now < self.heard + MISSED * self.interval
+
+    def hello(self, key: str) -> ThreadletHello:
+        """Return the first frame of a connection with the weaver."""
+        state = Activity.RUNNING if self.known and self.step is not None else None
+        if self.ending is not None:
+            state = Activity.DRAINING
+        elif self.paused:
+            state = Activity.PAUSED
+        return ThreadletHello(
+            key=key,
+            replica=self.id,
+            instance=self.instance,
+            group=self.group,
+            pid=0,
+            host=next((device.server for device in self.devices.values()), ""),
+            procs=None,
+            rank=None,
+            actors=None,
+            session=None,
+            devices=tuple(self.devices.values()),
+            handlers=self.handlers,
+            config=self.config,
+            state=state,
+            step=self.step,
+            injectable=False,
+            removed={},
+        )
+
+    def welcomed(self, seq: int) -> list[Frame]:
+        """Begin after the last report that the weaver has; return the reports that waited."""
+        self.known = True
+        self.seq = seq
+        rows = [[number, *row[1:]] for number, row in enumerate(self.waiting, seq + 1)]
+        self.waiting.clear()
+        self.seq += len(rows)
+        return [*([StatusReports(rows)] if rows else ()), *self.failures.values()]
+
+    def sign(self, sign: Sign) -> None:
+        """Take a sign of life."""
+        self.step = self.step if sign.step is None else sign.step
+        self.phase, self.paused = sign.phase, sign.phase is Phase.PAUSED
+
+    def beat(self) -> Heartbeat:
+        """Return a heartbeat for the weaver."""
+        return Heartbeat(time.time(), self.step, Phase.PAUSED if self.paused else self.phase)
+
+    def progress(self, report: ProgressReport, connected: bool) -> list[Frame]:
+        """Take a report of progress; return the frames for the weaver."""
+        self.metrics = bounded(self.metrics | report.metrics.keys(), MAX_METRICS, "metrics")
+        self.config = bounded({**self.config, **report.config}, MAX_KEYS, "keys")
+        self.step = self.step if report.step is None else report.step
+        self.paused = report.state == "paused" if report.state else self.paused
+        if report.ends:
+            self.ending = Ending(report.state)
+            self.farewell = self.ending, report.reason or f"its process says that it is {report.state}"
+        frames: list[Frame] = []
+        if report.state == "draining":
+            frames += self.drain(DrainReport(self.id, "", report.reason))
+        row: Row = [
+            self.seq + 1,
+            time.time(),
+            report.step,
+            report.epoch,
+            report.max_step,
+            report.metrics,
+            report.config or None,
+        ]
+        if not connected:
+            self.waiting.append(row)
+            return frames
+        self.seq += 1
+        return [StatusReports([row]), *frames]
+
+    def drain(self, report: DrainReport) -> list[Frame]:
+        """Take a drain; return the frames for the weaver."""
+        if not report.device:
+            self.ending = Ending.FINISHED
+            return [Draining(report.reason)]
+        del self.devices[report.device]
+        return [Registration(tuple(self.devices.values()))]
+
+    def command(self, command: Command, now: float) -> Acknowledged | None:
+        """Take a command of the weaver; return the acknowledgement if it need not be published."""
+        if (before := self.answered.get(command.id)) is not None:
+            return before
+        if command.id not in self.commands and len(self.commands) >= MAX_COMMANDS:
+            why = f"the replica has left {MAX_COMMANDS} commands unacknowledged"
+            return Acknowledged(command.id, Acknowledgement.failed(why))
+        self.commands[command.id] = command, now
+        return None
+
+    def due_commands(self, now: float) -> list[Command]:
+        """Return the commands to publish again."""
+        due = [command for command, at in self.commands.values() if now >= at + REPEAT_EVERY]
+        for command in due:
+            self.commands[command.id] = command, now
+        return due
+
+    def answer(self, command_id: str, made: Acknowledgement) -> Acknowledged | None:
+        """Take an acknowledgement of the process; return it for the weaver, or None if no command waits for it."""
+        found = self.commands.pop(command_id, None)
+        if found is None:
+            return None
+        command, _ = found
+        if made.ok and command.kind is CommandKind.UPDATE_CONFIG:
+            if not made.changes:
+                changes = {key: Change(self.config.get(key), new) for key, new in command.params.items()}
+                made = Acknowledgement(True, made.step, changes, made.refused, made.reason)
+            self.config = {**self.config, **{key: change.new for key, change in made.changes.items()}}
+        if made.ok:
+            self._obeyed(command.kind)
+        acknowledged = self.answered[command_id] = Acknowledged(command_id, made)
+        while len(self.answered) > MAX_ANSWERED:
+            del self.answered[next(iter(self.answered))]
+        return acknowledged
+
+    def _obeyed(self, kind: CommandKind) -> None:
+        if kind in (CommandKind.PAUSE, CommandKind.RESUME):
+            self.paused = kind is CommandKind.PAUSE
+        elif kind is CommandKind.STOP:
+            self.ending = Ending.STOPPED
+        elif kind is CommandKind.DRAIN:
+            self.ending = Ending.FINISHED
+
+
+def _instance(process: str, bridge: str) -> str:
+    """Return the id of a process for the weaver, which lets only one of several bridges speak for the process."""
+    return f"{process[:150]}@{bridge}"
+
+
+def bounded(found: S, most: int, what: str) -> S:
+    """Return what a replica has said in all, if it is not too much."""
+    if len(found) > most:
+        raise LimitReached(f"a replica without a threadlet has at most {most} {what}, not {len(found)}")
+    return found
