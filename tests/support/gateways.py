@@ -131,8 +131,9 @@ class Gateway:
         self.end(signal.SIGINT)
         left = still_there(self.drivers() + self.weavers())
         sockets = self.sockets()
+        output = (self.folder / "output").read_text()
         shutil.rmtree(self.folder)
-        assert left == [], left
+        assert left == [], f"{left}; the gateway's output:\n{output}"
         assert sockets == []
 
 

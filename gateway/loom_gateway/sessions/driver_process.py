@@ -177,7 +177,7 @@ class AdoptedDriver(DriverProcess):
 
     def __init__(self, files: DriverFiles, record: DriverRecord, pidfd: int) -> None:
         super().__init__(files, record)
-        self._pidfd = pidfd
+        self._pidfd: int | None = pidfd  # None once the process has ended, which may be before `exited`
         self._killed_by: int | None = None  # known only if this gateway has killed it
         asyncio.get_running_loop().add_reader(pidfd, self._gone)
 
@@ -220,13 +220,15 @@ class AdoptedDriver(DriverProcess):
         return driver
 
     def _gone(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
         _kill_group(self.pid)
         self._ended(self._killed_by)
 
     def signal(self, number: int) -> None:
-        if self.exited.is_set():
+        if self._pidfd is None:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)

@@ -361,7 +361,11 @@ class SessionManager:
         self._closing = True
         self.worker_watch.close()
         if self.end_sessions:
-            await asyncio.gather(*(self.end(session, STOPPED) for session in self.sessions()))
+            ending = {session.name: self.end(session, STOPPED) for session in self.sessions()}
+            found = await asyncio.gather(*ending.values(), return_exceptions=True)
+            for name, error in zip(ending, found, strict=True):
+                if error is not None:  # the others, and the weaver, end all the same
+                    logger.error("session %s does not end: %r", name, error)
 
     def abandon(self) -> None:
         """Do the immediate part of `close` when this process ends with its parent. Safe on any thread."""

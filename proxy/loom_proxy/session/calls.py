@@ -223,9 +223,9 @@ class Calls(Waits):
         if self._error is not None:
             return self._error
         if self.watching and message.kind not in self._allowed:
+            does = {"watch": "watches", "debug": "debugs"}.get(self.welcome.mode, "looks on at")
             return ReadOnlySession(
-                f"this job does not drive session {self.welcome.session!r}: attach with mode='drive' to change "
-                f"something"
+                f"this job {does} session {self.welcome.session!r}: attach with mode='drive' to change something"
             )
         if message.size > self.welcome.max_message:
             return TooLarge(

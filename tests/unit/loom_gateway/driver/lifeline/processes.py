@@ -63,10 +63,13 @@ class Driver:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        await asyncio.sleep(0)  # a connection that has just come gets its task
         self.server.close()
-        if serving := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(serving, timeout=BOUND)
-        await asyncio.sleep(0)  # a transport is closed one round of the loop after its task
+        while serving := asyncio.all_tasks() - {asyncio.current_task()}:
+            done, _ = await asyncio.wait(serving, timeout=BOUND, return_when=asyncio.FIRST_COMPLETED)
+            assert done, serving
+            self.server.close()  # also what came meanwhile
+            await asyncio.sleep(0)  # a transport is closed one round of the loop after its task
 
     def _note(self, where: list[tuple[int, int]]) -> Callable[[int, int], None]:
         def note(procs: int, rank: int) -> None:
