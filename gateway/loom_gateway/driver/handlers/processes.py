@@ -48,7 +48,7 @@ class Processes:
         self._started[procs].discard(rank)
         self._forget_stopped(procs)
         weaver = self._context.weaver
-        if self._was_stopped(procs, rank):
+        if self.was_stopped(procs, rank):
             self._report_soon("processes_stopped", procs, rank)
             weaver.gone(procs, rank, True, "its processes were stopped")
         elif (procs, rank) not in self._lost:
@@ -76,7 +76,7 @@ class Processes:
         whole = self._context.meshes.known(procs)
         return whole is None or (whole.stopped and whole.failure is not None)
 
-    def _was_stopped(self, procs: int, rank: int) -> bool:
+    def was_stopped(self, procs: int, rank: int) -> bool:
         if self._is_retired(procs):
             return True
         meshes = self._context.meshes.of_procs(procs)

@@ -112,14 +112,17 @@ class LifelineServer:
         started: Callable[[int, int], object] = lambda procs, rank: None,
         printer: Callable[[ProcessLine], Printer] | None = None,
         weaver: Callable[[], Awaitable[str]] = _no_weaver,
+        stopped: Callable[[int, int], bool] = lambda procs, rank: False,
     ) -> None:
         """Accept connections. Processes are reported by their proc mesh's id and rank.
 
         Args:
             printer: returns what takes the output of a process.
             weaver: returns the weaver's address, which a process gets before it does anything else.
+            stopped: returns whether a process was stopped, so that no other of its mesh will come.
         """
         self._gone, self._started, self._printer, self._weaver = gone, started, printer, weaver
+        self._stopped = stopped
         self._loop = asyncio.get_running_loop()
         self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=_READ // 2)
 
@@ -183,8 +186,9 @@ class LifelineServer:
         return None if held is None else held.master
 
     def _lose_first(self, procs: int) -> None:
-        """Note that the first process of a mesh is gone, which the others no longer wait for."""
-        self._lost_first[procs] = None
+        """Note that the first process of a mesh is gone, for which the others no longer wait."""
+        if not self._stopped(procs, 0):
+            self._lost_first[procs] = None
         if len(self._lost_first) > MOST_LOST:
             del self._lost_first[next(iter(self._lost_first))]
         self._wake_waiting(procs)

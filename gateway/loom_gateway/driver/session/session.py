@@ -93,6 +93,7 @@ class Session:
             self._dispatcher.processes.started,
             self._dispatcher.logs.printer,
             self._context.weaver.address,
+            self._dispatcher.processes.was_stopped,
         )
         self._dispatcher.hosts.start(self._read_workers, self._lifeline.connected)
         weaver, latencies = self.weaver, self._context.replies.latencies
