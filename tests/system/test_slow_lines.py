@@ -86,6 +86,6 @@ def test_training(job: loom.Job) -> None:
     discarded = {group.replica: group.report.discarded for group in watched.status().groups}
     summary = watched.stop()
 
-    assert (restored.replica, len(failed), summary.failures) == ("train_1", 1, 1)
+    assert (restored.replica, len(failed), summary.failures) == ("train_1", 1, 1), failed
     print(f"steps that were made again: {discarded}")
     assert_exact(summary, groups=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,9 +37,10 @@ class Talker(loom.Actor):
     def _talk(self) -> None:
         number = 0
         while not self._stop.wait(0.01):
-            print("number", number)
+            # In one piece: half a line is sent after a second, and the cut lasts longer.
+            sys.stdout.write(f"number {number}\n")
             number += 1
-        print("total", number)
+        sys.stdout.write(f"total {number}\n")
 
     @loom.endpoint
     def hush(self) -> None:
