@@ -117,6 +117,22 @@ def test_a_controller_starts_its_processes_again_and_again(job: loom.Job) -> Non
     assert job.run(kill_again_and_again, job.hosts) == [LOST] * 3
 
 
+class Controller(loom.Actor):
+    @loom.endpoint
+    def kill_again_and_again(self, hosts: Any) -> list[str]:
+        return kill_again_and_again(hosts)
+
+    def __supervise__(self, failure: loom.MeshFailure) -> bool:
+        return True
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_an_actor_starts_its_processes_again_and_again(job: loom.Job) -> None:
+    """Monarch itself has to give up each process: no lifeline tells an actor."""
+    controller = job.hosts.slice(hosts=0).spawn_procs(name="controller").spawn("controller", Controller)
+    assert controller.kill_again_and_again.call_one(job.hosts).get(timeout=6 * BOUND) == [LOST] * 3
+
+
 async def bootstrap_of_a_coroutine() -> None:
     os.environ["FROM_THE_BOOTSTRAP"] = "a coroutine's"
 

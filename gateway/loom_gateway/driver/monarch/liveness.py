@@ -27,6 +27,14 @@ DELIVERED_LATER = 30.0
 """Seconds after the patience for which a process tries to deliver a message. The process would otherwise inherit
 the driver's `UNDELIVERABLE_AFTER`, and an actor that calls another on a dead host would wait forever."""
 
+STATE_WITHIN = "25s"
+"""The duration after which a process takes another for dead that does not answer the question for its state.
+
+Such questions are about the meshes that the process's own actors have spawned. A process that dies when it is asked
+never answers, and without this limit, which the driver does not have, the actors' calls would wait forever. An
+answer that has not come after 20 s of silence does not come (`loom_gateway.driver.monarch.root_client`).
+"""
+
 
 class ReplicaPlace(NamedTuple):
     """The default identity of the replicas in a proc mesh, which a training program may override."""
@@ -150,8 +158,6 @@ def _hold_on(
     torchrun: TorchrunPlace,
     bootstrap: Callable[[], None] | None,
 ) -> None:
-    from monarch.config import configure
-
     heed_end_notice()
     rank, line = _tie(address, procs, output=True, meets=True)
     for name, value in torchrun.environment(rank, line.master).items():
@@ -161,13 +167,26 @@ def _hold_on(
         os.environ.pop(ADDRESS_VARIABLE, None)  # a worker's own would be of another weaver
         os.environ.update(replica.environment(procs, rank))
         hold_address(line.weaver)
-    if "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT" not in os.environ:
-        configure(message_delivery_timeout=f"{address.patience + DELIVERED_LATER:g}s")
+    _limit_waits(address.patience)
     send_large_results_apart()
     if on_path is not None:
         on_path.check()
     if bootstrap is not None:
         bootstrap()
+
+
+def _limit_waits(patience: float) -> None:
+    """End the waits of this process's actors that the driver leaves open, unless the user has set the limit."""
+    from monarch.config import configure
+
+    limits = {
+        "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": {"message_delivery_timeout": f"{patience + DELIVERED_LATER:g}s"},
+        "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": {"get_actor_state_max_idle": STATE_WITHIN},
+        "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": {"get_proc_state_max_idle": STATE_WITHIN},
+    }
+    for variable, limit in limits.items():
+        if variable not in os.environ:
+            configure(**limit)
 
 
 async def _hold_on_async(
