@@ -107,11 +107,13 @@ def test_a_future_with_a_body_runs_it_once() -> None:
 
 
 def test_a_consumed_future_is_an_error_for_the_caller() -> None:
-    from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
+    pytokio = pytest.importorskip(
+        "monarch._rust_bindings.monarch_hyperactor.pytokio", reason="only futures of torchmonarch 0.7 are consumed"
+    )
 
     async def nothing() -> None: ...
 
-    future: Future[None] = Future._from_coro(PythonTask.from_coroutine(nothing()))
+    future: Future[None] = Future._from_coro(pytokio.PythonTask.from_coroutine(nothing()))
     future._take_inner().block_on()
     with pytest.raises(ValueError, match="consumed"):
         watch([future])
