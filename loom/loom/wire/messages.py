@@ -99,6 +99,8 @@ class Kind(enum.IntEnum):
     PROCESS_ENDED = 103
     LINE_HELD = 104
     CHALLENGE = 105
+    WATCH = 106
+    PROCESSES_GONE = 107
 
 
 ADVERBS = {

@@ -1,4 +1,4 @@
-"""Calls that a function in the driver makes on a process that dies while Monarch asks for its state."""
+"""Calls that a function or an actor makes on a process that dies while Monarch asks for its state."""
 
 from __future__ import annotations
 
@@ -42,9 +42,12 @@ def outcome(get: Any) -> str:
 LOST = "SupervisionError, True, True"
 
 
-def wait_in_every_way(procs: Any) -> dict[str, str]:
+def spawn_and_wait(procs: Any) -> dict[str, str]:
+    return wait_in_every_way(procs, procs.spawn("counters", Counter), procs.spawn("hangs", Hang))
+
+
+def wait_in_every_way(procs: Any, counters: Any, hangs: Any) -> dict[str, str]:
     """Returns how each way to call and to wait ends when the second of two processes dies."""
-    counters, hangs = procs.spawn("counters", Counter), procs.spawn("hangs", Hang)
     pids = list(counters.pid.call().get(timeout=BOUND).values())
     victim, first = hangs.slice(hosts=1), counters.slice(hosts=0)
     calls = {
@@ -91,11 +94,11 @@ EXPECTED = {
 
 
 def test_calls_on_processes_of_the_session_fail_in_every_way_to_wait(job: loom.Job) -> None:
-    assert job.run(wait_in_every_way, job.hosts.spawn_procs(name="trainers")) == EXPECTED
+    assert job.run(spawn_and_wait, job.hosts.spawn_procs(name="trainers")) == EXPECTED
 
 
 def on_processes_of_its_own(hosts: Any) -> dict[str, str]:
-    return wait_in_every_way(hosts.spawn_procs(name="trainers"))
+    return spawn_and_wait(hosts.spawn_procs(name="trainers"))
 
 
 def test_calls_on_processes_that_a_function_started_fail_in_every_way_to_wait(job: loom.Job) -> None:
@@ -117,19 +120,85 @@ def test_a_controller_starts_its_processes_again_and_again(job: loom.Job) -> Non
     assert job.run(kill_again_and_again, job.hosts) == [LOST] * 3
 
 
-class Controller(loom.Actor):
+class Caller(loom.Actor):
+    """Calls actors on meshes that it was sent."""
+
     @loom.endpoint
-    def kill_again_and_again(self, hosts: Any) -> list[str]:
-        return kill_again_and_again(hosts)
+    async def wait_in_every_way(self, procs: Any, counters: Any, hangs: Any) -> dict[str, str]:
+        return await asyncio.to_thread(wait_in_every_way, procs, counters, hangs)
+
+    @loom.endpoint
+    async def await_the_end_of(self, pid: int, hangs: Any, wait: bool) -> str:
+        """Returns how an awaited call ends, on a process that dies while it waits, or before."""
+        waiting = hangs.forever.call() if wait else None
+        await asyncio.to_thread(die_unanswered, pid)
+        try:
+            await asyncio.wait_for((waiting or hangs.forever.call()).as_asyncio(), BOUND)
+        except loom.SupervisionError:
+            return LOST
+        return "an answer"
 
     def __supervise__(self, failure: loom.MeshFailure) -> bool:
         return True
 
 
-@pytest.mark.slow
+def caller_on(hosts: Any) -> Any:
+    return hosts.slice(hosts=0).spawn_procs(name="callers").spawn("caller", Caller)
+
+
+def have_it_wait(caller: Any, procs: Any) -> dict[str, str]:
+    """Sends the caller meshes on some processes."""
+    counters, hangs = procs.spawn("counters", Counter), procs.spawn("hangs", Hang)
+    found: dict[str, str] = caller.wait_in_every_way.call_one(procs, counters, hangs).get(timeout=6 * BOUND)
+    return found
+
+
+def test_calls_of_an_actor_fail_on_processes_that_it_was_sent(job: loom.Job) -> None:
+    assert have_it_wait(caller_on(job.hosts), job.hosts.spawn_procs(name="trainers")) == EXPECTED
+
+
+def spawn_both_and_wait(hosts: Any) -> dict[str, str]:
+    return have_it_wait(caller_on(hosts), hosts.spawn_procs(name="trainers"))
+
+
+def test_calls_of_an_actor_fail_on_processes_that_a_function_started(job: loom.Job) -> None:
+    assert job.run(spawn_both_and_wait, job.hosts) == EXPECTED
+
+
+@pytest.mark.parametrize("wait", [True, False], ids=["waiting", "later"])
+def test_an_actor_awaits_calls_on_processes_that_it_was_sent(job: loom.Job, wait: bool) -> None:
+    procs = job.hosts.spawn_procs(name="trainers")
+    pids = list(procs.spawn("counters", Counter).pid.call().get(timeout=BOUND).values())
+    called = caller_on(job.hosts).await_the_end_of.call_one(pids[1], procs.spawn("hangs", Hang), wait)
+    assert called.get(timeout=2 * BOUND) == LOST
+
+
+class Controller(loom.Actor):
+    @loom.endpoint
+    def kill_again_and_again(self, hosts: Any) -> list[str]:
+        return kill_again_and_again(hosts)
+
+    @loom.endpoint
+    def start_another(self, hosts: Any) -> list[int]:
+        """Returns the processes of an actor that has started one more."""
+        more: list[int] = controller_on(hosts).start.call_one(hosts).get(timeout=BOUND)
+        return [os.getpid(), *more]
+
+    @loom.endpoint
+    def start(self, hosts: Any) -> list[int]:
+        counters = hosts.spawn_procs(name="left").spawn("counters", Counter)
+        return [os.getpid(), *counters.pid.call().get(timeout=BOUND).values()]
+
+    def __supervise__(self, failure: loom.MeshFailure) -> bool:
+        return True
+
+
+def controller_on(hosts: Any) -> Any:
+    return hosts.slice(hosts=0).spawn_procs(name="controller").spawn("controller", Controller)
+
+
 def test_a_controller_that_is_an_actor_starts_its_processes_again_and_again(job: loom.Job) -> None:
-    """Monarch itself has to give up each process: no lifeline tells an actor."""
-    controller = job.hosts.slice(hosts=0).spawn_procs(name="controller").spawn("controller", Controller)
+    controller = controller_on(job.hosts)
     assert controller.kill_again_and_again.call_one(job.hosts).get(timeout=6 * BOUND) == [LOST] * 3
 
 
@@ -168,9 +237,23 @@ def spawn_and_return_pids(hosts: Any) -> list[int]:
 def test_processes_that_a_function_started_end_with_the_driver(cluster: LocalCluster, end: str) -> None:
     job = loom.connect(cluster.url, cluster.token)
     driver, *pids = job.run(spawn_and_return_pids, job.hosts)
+    end_all(job, driver if end == "the driver is killed" else None, pids)
+
+
+@pytest.mark.parametrize("end", ["the session ends", "the driver is killed"])
+def test_processes_that_actors_started_end_with_the_driver(cluster: LocalCluster, end: str) -> None:
+    job = loom.connect(cluster.url, cluster.token)
+    driver = job.run(os.getpid)
+    pids = controller_on(job.hosts).start_another.call_one(job.hosts).get(timeout=BOUND)
+    assert len(pids) == 4
+    end_all(job, driver if end == "the driver is killed" else None, pids)
+
+
+def end_all(job: loom.Job, killed: int | None, pids: list[int]) -> None:
+    """Ends a session, perhaps by killing its driver, and with it these processes."""
     left = [psutil.Process(pid) for pid in pids]
-    if end == "the driver is killed":
-        os.kill(driver, signal.SIGKILL)
+    if killed is not None:
+        os.kill(killed, signal.SIGKILL)
     job.close()
     _, alive = psutil.wait_procs(left, timeout=BOUND)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

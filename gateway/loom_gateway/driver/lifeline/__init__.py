@@ -5,5 +5,7 @@
 - `loom_gateway.driver.lifeline.server` is the driver's end.
 - `loom_gateway.driver.lifeline.agent` is the other end: a small program beside each process.
 - `loom_gateway.driver.lifeline.tie` makes the first connection in the process, and starts the agent.
+- `loom_gateway.driver.lifeline.watchers` tells processes which other ones are gone, on connections of their own.
+- `loom_gateway.driver.lifeline.watch` is the process's end of such a connection.
 - `loom_gateway.driver.lifeline.host_watch` tells a lost worker host from a cut.
 """

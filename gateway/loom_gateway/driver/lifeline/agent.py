@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from loom.errors import ProtocolMismatch
-from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Untied
+from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Tied, Untied
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline.introduction import Introduction
 from loom_gateway.driver.lifeline.line import Line
@@ -95,7 +95,7 @@ class Agent:
         self._reported = False  # whether the end of the process is on the line
         self._given_up = False  # whether the driver is gone
         self._unsent = b""  # bytes that the socket has not taken
-        self._introduction: Introduction | None = None  # until the driver has answered
+        self._introduction: Introduction[Tied | Untied] | None = None  # until the driver has answered
         self._connecting = False
         self._refusals = Refusals(setup.host)
         self._gone_since: float | None = None  # the time since which no connection holds
@@ -267,7 +267,7 @@ class Agent:
         self._introduction = introduction(self._setup, again=True, received=self._line.received)
         self._poll.modify(sock, select.POLLIN)
 
-    def _introduce(self, introduced: Introduction, data: bytes) -> None:
+    def _introduce(self, introduced: Introduction[Tied | Untied], data: bytes) -> None:
         self._unsent += introduced.feed(data)
         if introduced.answer is None:
             self._send()
@@ -286,7 +286,9 @@ class Agent:
             self._process.kill()
 
 
-def introduction(setup: Setup, again: bool, received: int = 0, master: str | None = None) -> Introduction:
+def introduction(
+    setup: Setup, again: bool, received: int = 0, master: str | None = None
+) -> Introduction[Tied | Untied]:
     """Return the beginning of a process's end on a connection."""
     return Introduction(setup.key, Tie("", "", setup.name, setup.procs, setup.rank, again, received, master))
 

@@ -17,12 +17,13 @@ from typing import Protocol
 
 from loom.errors import ProtocolMismatch
 from loom.proof.exchange import Exchange, new_nonce
-from loom.wire.bodies import Challenge, Tie, Tied, Untied
+from loom.wire.bodies import Challenge, Tie, Tied, Untied, Watch
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.lifeline.introduction import answer_of, tie_of
+from loom_gateway.driver.lifeline.introduction import answer_of, asked_of
 from loom_gateway.driver.lifeline.line import MAX_GREETING, PATIENCE, LifelineAddress, Line, greeting
 from loom_gateway.driver.lifeline.silence import break_after
+from loom_gateway.driver.lifeline.watchers import Watchers
 
 STRANGER_TIMEOUT = 5.0  # seconds that a connection has to show the key
 
@@ -92,13 +93,15 @@ class LifelineServer:
 
     Args:
         patience: seconds without network after which a process is given up.
+        watchers: answers processes that watch others.
     """
 
-    def __init__(self, host: str, patience: float = PATIENCE) -> None:
+    def __init__(self, host: str, patience: float = PATIENCE, watchers: Watchers | None = None) -> None:
         self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port: int = self._socket.getsockname()[1]
         self.address = LifelineAddress(host, port, secrets.token_hex(16), patience)
         self._patience = patience
+        self._watchers = watchers or Watchers()
         self._lines: dict[tuple[int, int], ProcessLine] = {}  # by proc mesh and rank
         self._first_known: dict[int, asyncio.Event] = {}
         """For each proc mesh whose processes wait for its first one, what is set when that comes or is gone."""
@@ -110,14 +113,14 @@ class LifelineServer:
         self,
         gone: Callable[[int, int], object],
         started: Callable[[int, int], object] = lambda procs, rank: None,
-        printer: Callable[[ProcessLine], Printer] | None = None,
+        printer: Callable[[ProcessLine], Printer | None] = lambda line: None,
         weaver: Callable[[], Awaitable[str]] = _no_weaver,
         stopped: Callable[[int, int], bool] = lambda procs, rank: False,
     ) -> None:
         """Accept connections. Processes are reported by their proc mesh's id and rank.
 
         Args:
-            printer: returns what takes the output of a process.
+            printer: returns what takes the output of a process; None if there is none to take.
             weaver: returns the weaver's address, which a process gets before it does anything else.
             stopped: returns whether a process was stopped, so that no other of its mesh will come.
         """
@@ -132,12 +135,16 @@ class LifelineServer:
                 challenge = new_nonce()
                 writer.write(greeting(Challenge(challenge).message()))
                 frame = await asyncio.wait_for(_read_greeting(reader), STRANGER_TIMEOUT)
-                tie, exchange = tie_of(frame, self.address.key, challenge)
-            held = self._find(tie)
+                asked, exchange = asked_of(frame, self.address.key, challenge)
+            if isinstance(asked, Watch):
+                break_after(writer.get_extra_info("socket"), self._patience / 3)
+                await self._watchers.serve(asked, exchange, reader, writer)
+                return
+            held = self._find(asked)
             if held is None:
                 writer.write(answer_of(exchange, Untied("")))
             else:
-                await self._hold(held, tie, exchange, reader, writer)
+                await self._hold(held, asked, exchange, reader, writer)
         except (OSError, EOFError, asyncio.TimeoutError, ProtocolMismatch) as error:
             logger.info("a connection to the lifelines' port is cut off: %s", error)
         finally:
@@ -166,8 +173,7 @@ class LifelineServer:
         new = self._lines[key] = ProcessLine(tie.name, *key)
         if held is not None:
             self._end(held)  # its agent was killed, and the process has started another
-        if self._printer is not None:
-            new.printer = self._printer(new)
+        new.printer = self._printer(new)
         if held is None:
             self._started(*key)
         if tie.rank == 0:
@@ -269,6 +275,7 @@ class LifelineServer:
         self._server.close()
         for stranger in list(self._strangers):
             stranger.transport.abort()
+        self._watchers.close()
         for held in self._lines.values():
             held.carry_by(None)
 

@@ -1,4 +1,4 @@
-"""The bootstrap of a session's processes, which ties each to its driver.
+"""The bootstrap of a session's processes, which ties each to its driver, and of those that its code starts.
 
 Monarch's hosts keep the processes of a root client that was killed (torchmonarch 0.7; seen for minutes). So every
 process of a session has a lifeline (`loom_gateway.driver.lifeline`), and ends when the driver is gone. In the other
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,13 @@ Such questions are about the meshes that the process's own actors have spawned. 
 never answers, and without this limit, which the driver does not have, the actors' calls would wait forever. An
 answer that has not come after 20 s of silence does not come (`loom_gateway.driver.monarch.root_client`).
 """
+
+
+FIRST_NATIVE = 1 << 61
+"""The first id of proc meshes that functions and actors start with Monarch's own ``spawn_procs``.
+
+They are chosen at random, as each process chooses them for itself. Those of the clients and of
+`loom_gateway.driver.session.local_api` are below."""
 
 
 class ReplicaPlace(NamedTuple):
@@ -99,7 +107,41 @@ def bootstrap_on(
     return functools.partial(_hold_on, address, procs, on_path, replica, torchrun, bootstrap)  # type: ignore[arg-type]
 
 
-def tied_procs(bootstrap: object) -> int | None:
+def tie_native_procs(address: LifelineAddress) -> None:
+    """Have ``spawn_procs`` of every host mesh in this process tie what it starts, unless that is tied already.
+
+    So the driver learns at once that such a process has ended, and it ends when the driver is gone. What it prints
+    goes Monarch's way.
+    """
+    from monarch.actor import HostMesh
+
+    from loom_gateway.driver.monarch import native_calls
+
+    plain = HostMesh.spawn_procs
+
+    def spawn_procs(
+        hosts: HostMesh,
+        per_host: Any = None,
+        bootstrap: Any = None,
+        name: str | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        ident = _tied_procs(bootstrap)
+        if ident is None and not _ties(bootstrap):
+            ident = FIRST_NATIVE | secrets.randbits(61)
+            bootstrap = _bare_bootstrap_on(address, ident, bootstrap)
+        procs = None if ident is None else native_calls.track(ident, name or "anon")
+        mesh = plain(hosts, per_host, bootstrap, name, *args, **kwargs)
+        if procs is not None:
+            native_calls.belong(mesh, procs)
+        return mesh
+
+    spawn_procs.__doc__ = plain.__doc__
+    HostMesh.spawn_procs = spawn_procs
+
+
+def _tied_procs(bootstrap: object) -> int | None:
     """Return the id of the proc mesh that a bootstrap function of `bootstrap_on` is for; None for any other one."""
     if isinstance(bootstrap, functools.partial) and bootstrap.func in (_hold_on, _hold_on_async):
         procs: int = bootstrap.args[1]
@@ -107,7 +149,7 @@ def tied_procs(bootstrap: object) -> int | None:
     return None
 
 
-def ties(bootstrap: object) -> bool:
+def _ties(bootstrap: object) -> bool:
     """Return whether a bootstrap function of this module ties its process to the driver."""
     return isinstance(bootstrap, functools.partial) and bootstrap.func in _TIES
 
@@ -117,10 +159,10 @@ def hold_on(address: LifelineAddress, procs: int) -> None:
     _tie(address, procs, output=False, meets=False)
 
 
-def bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstrap | None) -> Callable[[], Any]:
+def _bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstrap | None) -> Callable[[], Any]:
     """Return a bootstrap function that ties a process to its driver, without its output, and runs the user's own.
 
-    It is for processes that a function in the driver starts itself, which has the rest in its own hands.
+    It is for processes that a function or an actor starts itself, which has the rest in its own hands.
     """
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
         return functools.partial(_hold_on_barely_async, address, procs, bootstrap)
@@ -129,6 +171,7 @@ def bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstrap
 
 def _hold_on_barely(address: LifelineAddress, procs: int, bootstrap: Callable[[], None] | None) -> None:
     hold_on(address, procs)
+    _heed_ends(address)
     if bootstrap is not None:
         bootstrap()
 
@@ -136,7 +179,7 @@ def _hold_on_barely(address: LifelineAddress, procs: int, bootstrap: Callable[[]
 async def _hold_on_barely_async(
     address: LifelineAddress, procs: int, bootstrap: Callable[[], Awaitable[None]]
 ) -> None:
-    hold_on(address, procs)
+    _hold_on_barely(address, procs, None)
     await bootstrap()
 
 
@@ -167,7 +210,7 @@ def _hold_on(
         os.environ.pop(ADDRESS_VARIABLE, None)  # a worker's own would be of another weaver
         os.environ.update(replica.environment(procs, rank))
         hold_address(line.weaver)
-    _limit_waits(address.patience)
+    _heed_ends(address)
     send_large_results_apart()
     if on_path is not None:
         on_path.check()
@@ -175,12 +218,22 @@ def _hold_on(
         bootstrap()
 
 
-def _limit_waits(patience: float) -> None:
-    """End the waits of this process's actors that the driver leaves open, unless the user has set the limit."""
+def _heed_ends(address: LifelineAddress) -> None:
+    """Have the calls of this process's actors fail when a process is gone, of which the driver tells.
+
+    Monarch's own waits end too, which the driver leaves open, unless the user has set the limit.
+    """
     from monarch.config import configure
 
+    from loom_gateway.driver.lifeline.watch import DriverWatch
+    from loom_gateway.driver.monarch import native_calls
+
+    native_calls.track_calls()
+    native_calls.ask_by(DriverWatch(address, native_calls.lose).watch)
+    tie_native_procs(address)
+    delivered = f"{address.patience + DELIVERED_LATER:g}s"
     limits = {
-        "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": {"message_delivery_timeout": f"{patience + DELIVERED_LATER:g}s"},
+        "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": {"message_delivery_timeout": delivered},
         "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": {"get_actor_state_max_idle": STATE_WITHIN},
         "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": {"get_proc_state_max_idle": STATE_WITHIN},
     }

@@ -1,4 +1,4 @@
-"""Calls that a function in this process makes on actors: they fail when a process that they wait for is gone.
+"""Calls that a function or an actor in this process makes: they fail when a process that they wait for is gone.
 
 Monarch fails such calls itself, unless the process dies in the moment in which Monarch asks for its state. Then
 Monarch waits for the answer, without an end (see `loom_gateway.driver.monarch.root_client`). So when a lifeline
@@ -6,6 +6,9 @@ reports the end of a process, the calls that still wait for that process after `
 
 A call only notes what it waits for. A thread that waits looks every `GRACE` seconds whether that is gone. An event
 loop is told.
+
+The driver knows from its lifelines what is gone. A mesh takes the id of its processes with it wherever it is sent.
+There, the first call that waits for them for longer than `GRACE` asks the driver.
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ class TrackedProcs:
     Its meshes, their endpoints and the futures of calls hold it, so that it is freed with the last of them.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, ident: int, name: str) -> None:
+        self.ident = ident
         self.name = name
+        self._watched = False  # whether `ask_by`'s function was asked
         self._gone: set[int] = set()
         self._awaited: dict[weakref.ref[asyncio.Future[Any]], tuple[Target, Future[Any]]] = {}
         """The futures on event loops, each with what it waits for and Monarch's future; changed by any thread."""
@@ -47,9 +52,22 @@ class TrackedProcs:
 
     def add(self, awaited: asyncio.Future[Any], target: Target, future: Future[Any]) -> None:
         """Fail a future of the running event loop when a process that it waits for is gone."""
-        self._awaited[weakref.ref(awaited, self._drop)] = target, future
+        reference = weakref.ref(awaited, self._drop)
+        self._awaited[reference] = target, future
         if self._gone:
             asyncio.get_running_loop().call_later(GRACE, self._fail_awaited)
+        if not self._watched:
+            asyncio.get_running_loop().call_later(GRACE, self._watch_for, reference)
+
+    def _watch_for(self, awaited: weakref.ref[asyncio.Future[Any]]) -> None:
+        if (waiting := awaited()) is not None and not waiting.done():
+            self.watch()
+
+    def watch(self) -> None:
+        """Have the processes that are gone reported here, now and later."""
+        if not self._watched:
+            self._watched = True
+            _ask(self.ident)
 
     def _drop(self, awaited: weakref.ref[asyncio.Future[Any]]) -> None:
         self._awaited.pop(awaited, None)
@@ -109,7 +127,9 @@ _tracked: weakref.WeakValueDictionary[int, TrackedProcs] = weakref.WeakValueDict
 
 def track(ident: int, name: str) -> TrackedProcs:
     """Return what is known of a proc mesh. For each mesh on its processes, `belong` says that it is on them."""
-    procs = _tracked[ident] = TrackedProcs(name)
+    procs = _tracked.get(ident)
+    if procs is None:
+        procs = _tracked[ident] = TrackedProcs(ident, name)
     return procs
 
 
@@ -118,11 +138,24 @@ def belong(mesh: ProcMesh, procs: TrackedProcs) -> None:
     mesh._tracked_procs = procs
 
 
-def process_gone(ident: int, rank: int) -> None:
-    """Fail the calls that wait for a process, unless Monarch does it in time. On an event loop."""
+def lose(ident: int, rank: int) -> None:
+    """Fail the calls that wait for a process. Safe on any thread."""
     procs = _tracked.get(ident)
     if procs is not None:
-        asyncio.get_running_loop().call_later(GRACE, procs.lose, rank)
+        procs.lose(rank)
+
+
+def _ask_no_one(ident: int) -> None:
+    pass
+
+
+_ask: Callable[[int], object] = _ask_no_one
+
+
+def ask_by(ask: Callable[[int], object]) -> None:
+    """Set what asks for the processes of a mesh that are gone, which it is to report to `lose`, now and later."""
+    global _ask
+    _ask = ask
 
 
 def track_calls() -> None:
@@ -132,6 +165,7 @@ def track_calls() -> None:
     ActorEndpoint.stream = _noting_each(ActorEndpoint.stream)
     ActorMesh._endpoint = _with_target(ActorMesh._endpoint)
     ProcMesh._new_with_shape = _of_the_same_procs(ProcMesh._new_with_shape)
+    ProcMesh.__reduce_ex__ = _with_its_procs(ProcMesh.__reduce_ex__)
     Future.get = _heeding_get(Future.get)
     Future.__await__ = _heeding_await(Future.__await__)
     Future.as_asyncio = _heeding_as_asyncio(Future.as_asyncio)
@@ -146,6 +180,22 @@ def _of_the_same_procs(plain: Callable[..., ProcMesh]) -> Callable[..., ProcMesh
         return part
 
     return _new_with_shape
+
+
+def _with_its_procs(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(self: ProcMesh, protocol: Any) -> Any:
+        make, args = plain(self, protocol)
+        procs = getattr(self, "_tracked_procs", None)
+        return (make, args) if procs is None else (_on_procs, (procs.ident, procs.name, make, *args))
+
+    return reduce
+
+
+def _on_procs(ident: int, name: str, make: Callable[..., ProcMesh], *args: Any) -> ProcMesh:
+    """Return a mesh that was sent here."""
+    mesh = make(*args)
+    belong(mesh, track(ident, name))
+    return mesh
 
 
 def _with_target(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,6 +268,7 @@ def _heeding_get(plain: Callable[..., Any]) -> Callable[..., Any]:
                     raise SupervisionError(why) from None
                 if timeout is not None and time.monotonic() >= until:
                     raise type(late)(no_answer_within(timeout)) from None
+                target.procs.watch()
 
     get.__doc__ = plain.__doc__
     return get

@@ -18,11 +18,12 @@ from loom.wire.handshake import CAPABILITIES, Hello, Welcome
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.registry import Clients
 from loom_gateway.driver.clients.results import StoredResults
-from loom_gateway.driver.lifeline.server import LifelineServer
+from loom_gateway.driver.lifeline.server import LifelineServer, Printer, ProcessLine
+from loom_gateway.driver.lifeline.watchers import Watchers
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.monarch import native_calls
 from loom_gateway.driver.monarch.errors import replace_fault_hook
-from loom_gateway.driver.monarch.native_procs import NativeProcs
+from loom_gateway.driver.monarch.liveness import FIRST_NATIVE, tie_native_procs
 from loom_gateway.driver.monarch.root_client import address_towards, attach, probe, spawn_weaver_mesh
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
@@ -61,7 +62,8 @@ class Session:
         self._lifetime = lifetime
         self._clients = Clients(max_message, results)
         host_mesh = _attach(self._workers.addresses, self.name)
-        self._lifeline = LifelineServer(address_towards(self._workers.addresses), patience)
+        self._watchers = Watchers()
+        self._lifeline = LifelineServer(address_towards(self._workers.addresses), patience, self._watchers)
         self._context = Context(
             host_mesh,
             self._workers.addresses,
@@ -76,7 +78,8 @@ class Session:
         self._dispatcher = Dispatcher(self._context, lifetime.end, log_spool, max_in_flight)
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)
-        NativeProcs(loop, self._lifeline.address).tie_each()
+        tie_native_procs(self._lifeline.address)
+        native_calls.ask_by(self._report_gone)
         spawn_weaver_mesh()
         asyncio.run_coroutine_threadsafe(self._start(), loop).result()
 
@@ -87,11 +90,11 @@ class Session:
         return None if self._workers_file is None else WorkerList.read(self._workers_file)
 
     async def _start(self) -> None:
-        self._context.failures.on_process_gone += [self._lifeline.give_up, native_calls.process_gone]
+        self._context.failures.on_process_gone += [self._lifeline.give_up, self._fail_calls_later]
         await self._lifeline.start(
-            self._context.failures.process_gone,
-            self._dispatcher.processes.started,
-            self._dispatcher.logs.printer,
+            self._process_gone,
+            self._process_started,
+            self._printer,
             self._context.weaver.address,
             self._dispatcher.processes.was_stopped,
         )
@@ -101,6 +104,38 @@ class Session:
         tasks.keep_running(
             "report to the weaver", lambda: weaver.report_calls(latencies, self._worker_addresses, limits)
         )
+
+    def _process_started(self, procs: int, rank: int) -> None:
+        if procs < FIRST_NATIVE:
+            self._dispatcher.processes.started(procs, rank)
+
+    def _printer(self, line: ProcessLine) -> Printer | None:
+        return self._dispatcher.logs.printer(line) if line.procs < FIRST_NATIVE else None
+
+    def _process_gone(self, procs: int, rank: int) -> None:
+        if procs < FIRST_NATIVE:
+            self._context.failures.process_gone(procs, rank)
+        else:
+            self._fail_calls_later(procs, rank)
+
+    def _fail_calls_later(self, procs: int, rank: int) -> None:
+        """Fail the cluster's calls that wait for a process, unless Monarch does it in time. On the event loop."""
+        known = self._context.meshes.known(procs) is not None
+        stopped = known and self._dispatcher.processes.was_stopped(procs, rank)
+        self._loop.call_later(native_calls.GRACE, self._fail_calls, procs, rank, stopped)
+
+    def _fail_calls(self, procs: int, rank: int, stopped: bool) -> None:
+        native_calls.lose(procs, rank)
+        self._watchers.lose(procs, rank, later=not stopped)
+
+    def _report_gone(self, procs: int) -> None:
+        """Fail this process's calls that wait for processes which were gone before."""
+
+        def report() -> None:
+            for rank in self._watchers.gone(procs):
+                native_calls.lose(procs, rank)
+
+        self._loop.call_soon_threadsafe(report)
 
     def admit(self, connection: Carrier, hello: Hello, guest: str | None) -> tuple[Client, bool]:
         """Return the greeting client, and whether it is new. Raise `LoomError` if it is refused.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loom.wire.bodies.base import Body, Id
@@ -15,15 +16,17 @@ __all__ = [
     "OutputSkipped",
     "ProcessEnded",
     "ProcessOutput",
+    "ProcessesGone",
     "Tie",
     "Tied",
     "Untied",
+    "Watch",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge(Body, kind=Kind.CHALLENGE):
-    """Ask who connects for a proof. From the driver; outside the numbered stream, as the next three."""
+    """Ask who connects for a proof. From the driver; outside the numbered stream, as the next five."""
 
     nonce: str
     """The driver's part of what the proofs are over; see `loom.proof.exchange`."""
@@ -84,6 +87,38 @@ class Untied(Body, kind=Kind.UNTIED):
     def said(self) -> tuple[str, ...]:
         """What the proof is for."""
         return ("untied",)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch(Body, kind=Kind.WATCH):
+    """Ask which processes of a proc mesh are gone, now and later. The first one answers the driver's challenge."""
+
+    nonce: str
+    """The asking process's part of what the proofs are over; empty in a later one, as is the proof."""
+    proof: str
+    """That who asks knows the driver's key, and says the rest."""
+    procs: Id
+    """Id of the proc mesh."""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What the proof is for."""
+        return "watch", str(self.procs)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessesGone(Body, kind=Kind.PROCESSES_GONE):
+    """Answer a `Watch`, perhaps with no rank, or report that more processes are gone. From the driver."""
+
+    proof: str
+    """Empty in all but the first on a connection."""
+    procs: Id
+    ranks: Sequence[int]
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What the proof is for."""
+        return "gone", str(self.procs), *map(str, self.ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from loom.wire.bodies import OutputSkipped, ProcessOutput
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.lifeline.server import LifelineServer, ProcessLine
+from loom_gateway.driver.lifeline.watchers import Watchers
 
 BOUND = 30.0
 """Seconds; far over what anything here takes, so that only a hang fails."""
@@ -22,12 +23,16 @@ _PROGRAM = """
 import json, os, socket, sys
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.lifeline.tie import Lifeline
+from loom_gateway.driver.lifeline.watch import DriverWatch
 address, procs, rank, meets, output = json.loads(sys.argv[1])
 tied = Lifeline(LifelineAddress(*address), procs, rank, output=output, meets=meets)
+watch = DriverWatch(LifelineAddress(*address), lambda procs, rank: print("gone", procs, rank))
 for line in sys.stdin:
     what, _, argument = line.strip().partition(" ")
     if what == "print":
         print(argument)
+    elif what == "watch":
+        watch.watch(int(argument))
     elif what == "master":
         print(tied.master)
     elif what == "listen":
@@ -48,7 +53,8 @@ class Driver:
     """A driver's end, which notes what it hears. An asynchronous context manager."""
 
     def __init__(self, patience: float = 60.0) -> None:
-        self.server = LifelineServer("127.0.0.1", patience)
+        self.watchers = Watchers()
+        self.server = LifelineServer("127.0.0.1", patience, self.watchers)
         self.lines: list[ProcessLine] = []
         self.printed: dict[tuple[int, int], bytes] = {}
         """What each process has printed on standard output."""
@@ -82,6 +88,11 @@ class Driver:
         self.lines.append(line)
         self._changed.set()
         return _Printer(self, line)
+
+    async def until_printed(self, text: str, procs: int = 7) -> None:
+        """Wait until the first process of a mesh has printed this and nothing else."""
+        await self.until(lambda: len(self.printed.get((procs, 0), b"")) >= len(text))
+        assert self.printed[procs, 0].decode() == text
 
     def take(self, line: ProcessLine, message: Message) -> None:
         if message.kind == Kind.OUTPUT_SKIPPED:

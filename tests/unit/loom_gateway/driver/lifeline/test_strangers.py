@@ -15,37 +15,12 @@ from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
 from loom.wire.bodies import Challenge, ProcessEnded, Tie, Tied, Untied
 from loom.wire.frames import encode_frame
 from loom.wire.lane import LENGTH, behind_length
-from loom.wire.messages import Kind, Message
+from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline import server as lifelines
-from loom_gateway.driver.lifeline.introduction import Introduction, answer_of, tie_of
-from loom_gateway.driver.lifeline.line import greeting, read_greeting
+from loom_gateway.driver.lifeline.introduction import Introduction, answer_of, asked_of
+from loom_gateway.driver.lifeline.line import greeting
 from tests.unit.loom_gateway.driver.lifeline.processes import BOUND, Driver, Process
-
-
-async def connect(driver: Driver) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", driver.server.address.port)
-
-
-async def message_of(reader: asyncio.StreamReader) -> Message:
-    """What the driver says before anything is numbered."""
-    (length,) = LENGTH.unpack(await asyncio.wait_for(reader.readexactly(LENGTH.size), BOUND))
-    return read_greeting(await asyncio.wait_for(reader.readexactly(length), BOUND))
-
-
-async def challenged(driver: Driver) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
-    """A connection, and the driver's challenge."""
-    reader, writer = await connect(driver)
-    message = await message_of(reader)
-    assert message.kind == Kind.CHALLENGE
-    return reader, writer, Challenge.from_body(message.body).nonce
-
-
-async def is_cut_off(reader: asyncio.StreamReader) -> bool:
-    """Wait for the end of a connection; return whether the driver said nothing."""
-    try:
-        return await asyncio.wait_for(reader.read(), BOUND) == b""
-    except ConnectionResetError:
-        return True
+from tests.unit.loom_gateway.driver.lifeline.strangers import challenged, connect, is_cut_off, message_of
 
 
 def tie(key: str, challenge: str, again: bool = False, procs: int = 7, side: Side = Side.ASKS) -> Tie:
@@ -124,11 +99,11 @@ async def test_what_was_overheard_on_one_connection_opens_no_other() -> None:
         second.close()
 
 
-def introduced(key: str = "a key") -> tuple[Introduction, Exchange]:
+def introduced(key: str = "a key") -> tuple[Introduction[Tied | Untied], Exchange]:
     """A process's end that awaits the driver's answer, and the driver's exchange."""
     introduction, challenge = Introduction("a key", Tie("", "", "a name", 7, 0, False, 0)), new_nonce()
     said = introduction.feed(greeting(Challenge(challenge).message()))
-    return introduction, replace(tie_of(said[LENGTH.size :], "a key", challenge)[1], key=key)
+    return introduction, replace(asked_of(said[LENGTH.size :], "a key", challenge)[1], key=key)
 
 
 def test_a_process_believes_the_answer_of_its_driver_and_leaves_what_follows() -> None:

@@ -45,7 +45,7 @@ GONE = r"counters\.add\(\) has no answer: process 1 of proc mesh 'trainers' is g
 
 @pytest.mark.parametrize("timeout", [None, BOUND])
 def test_a_thread_that_waits_learns_that_a_process_is_gone(timeout: float | None) -> None:
-    procs = TrackedProcs("trainers")
+    procs = TrackedProcs(1, "trainers")
     future, _ = call_on(procs)
     lost = threading.Timer(0.05, procs.lose, [1])
     lost.start()
@@ -55,7 +55,7 @@ def test_a_thread_that_waits_learns_that_a_process_is_gone(timeout: float | None
 
 
 def test_a_task_that_waits_learns_that_a_process_is_gone_and_so_does_a_later_get() -> None:
-    procs = TrackedProcs("trainers")
+    procs = TrackedProcs(1, "trainers")
     future, completer = call_on(procs)
 
     async def wait() -> None:
@@ -71,7 +71,7 @@ def test_a_task_that_waits_learns_that_a_process_is_gone_and_so_does_a_later_get
 
 
 def test_a_call_after_the_end_of_a_process_fails_too() -> None:
-    procs = TrackedProcs("trainers")
+    procs = TrackedProcs(1, "trainers")
     procs.lose(1)
     future, _ = call_on(procs)
 
@@ -83,7 +83,7 @@ def test_a_call_after_the_end_of_a_process_fails_too() -> None:
 
 
 def test_a_call_on_other_processes_waits_on() -> None:
-    procs = TrackedProcs("trainers")
+    procs = TrackedProcs(1, "trainers")
     future, completer = call_on(procs, ranks=1)
 
     async def wait() -> Any:
@@ -100,7 +100,7 @@ def test_a_call_on_other_processes_waits_on() -> None:
 
 
 def test_an_answer_that_came_first_stays_the_answer() -> None:
-    procs = TrackedProcs("trainers")
+    procs = TrackedProcs(1, "trainers")
     future, completer = call_on(procs)
 
     async def wait() -> Any:
@@ -115,7 +115,7 @@ def test_an_answer_that_came_first_stays_the_answer() -> None:
 
 
 def test_monarch_may_complete_a_call_that_has_failed_here() -> None:
-    procs = TrackedProcs("trainers")
+    procs = TrackedProcs(1, "trainers")
     future, completer = call_on(procs)
     complaints: list[Any] = []
 
@@ -137,9 +137,73 @@ def test_monarch_may_complete_a_call_that_has_failed_here() -> None:
 
 @pytest.mark.parametrize("timeout", [-1.0, float("nan"), float("inf")])
 def test_a_timeout_that_monarch_refuses_is_refused(timeout: float) -> None:
-    future, _ = call_on(TrackedProcs("trainers"))
+    future, _ = call_on(TrackedProcs(1, "trainers"))
     with pytest.raises(ValueError, match="timeout"):
         get(future, timeout)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The proc meshes for whose lost processes something asks, which are then reported to be gone at once."""
+    found: list[int] = []
+
+    def ask(ident: int) -> None:
+        found.append(ident)
+        native_calls.lose(ident, 1)
+
+    monkeypatch.setattr(native_calls, "_ask", ask)
+    return found
+
+
+def test_a_thread_that_waits_asks_once_for_processes_that_are_gone(asked: list[int]) -> None:
+    procs = native_calls.track(7, "trainers")
+    for _ in range(2):
+        future, completer = call_on(procs)
+        with pytest.raises(MonarchSupervisionError, match=GONE):
+            get(future, BOUND)
+        del completer
+    assert asked == [7]
+
+
+def test_a_task_that_waits_asks_once_for_processes_that_are_gone(asked: list[int]) -> None:
+    procs = native_calls.track(7, "trainers")
+
+    async def wait() -> None:
+        future, completer = call_on(procs)
+        await asyncio.wait_for(as_asyncio(future), BOUND)
+        del completer
+
+    for _ in range(2):
+        with pytest.raises(MonarchSupervisionError, match=GONE):
+            asyncio.run(wait())
+    assert asked == [7]
+
+
+def test_calls_that_are_answered_in_time_ask_for_nothing(asked: list[int]) -> None:
+    procs = native_calls.track(7, "trainers")
+
+    async def wait() -> None:
+        future, completer = call_on(procs)
+        awaited = as_asyncio(future)
+        completer.set_result("an answer")
+        await awaited
+        looked_at = asyncio.Event()
+        asyncio.get_running_loop().call_later(2 * native_calls.GRACE, looked_at.set)
+        await looked_at.wait()
+
+    asyncio.run(wait())
+    assert asked == []
+
+
+def test_a_mesh_that_was_sent_is_of_the_same_processes() -> None:
+    reduce = native_calls._with_its_procs(lambda mesh, protocol: (SimpleNamespace, ()))
+    mesh = SimpleNamespace()
+    assert reduce(mesh, 4) == (SimpleNamespace, ())
+    native_calls.belong(mesh, TrackedProcs(9, "trainers"))
+    make, args = reduce(mesh, 4)
+    first, second = make(*args), make(*args)
+    assert first._tracked_procs is second._tracked_procs
+    assert (first._tracked_procs.ident, first._tracked_procs.name) == (9, "trainers")
 
 
 def test_nothing_is_kept_of_calls_that_nobody_waits_for_any_more() -> None:
@@ -172,6 +236,6 @@ def _until(true: Callable[[], bool]) -> None:
 
 def test_the_signature_of_an_endpoint_is_pickled_as_an_ordinary_one() -> None:
     signature = native_calls._Signature([inspect.Parameter("k", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
-    signature.target = call_on(TrackedProcs("trainers"))[0]._target
+    signature.target = call_on(TrackedProcs(1, "trainers"))[0]._target
     assert str(pickle.loads(pickle.dumps(signature))) == "(k)"
     assert type(pickle.loads(pickle.dumps(signature))) is inspect.Signature
