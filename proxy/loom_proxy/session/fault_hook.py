@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -60,7 +61,16 @@ class FaultHook:
             except BaseException:  # noqa: BLE001 - also a SystemExit: Monarch takes it for the end, too
                 sys.stderr.write(f"{traceback.format_exc()}{_last_words(failure)}")
                 sys.stderr.flush()
-                _thread.interrupt_main()
+                _interrupt_main()
+
+
+def _interrupt_main() -> None:
+    """Raise KeyboardInterrupt in the main thread, also while it waits: ``interrupt_main`` would not wake it."""
+    main = threading.main_thread().ident
+    if main is None or not hasattr(signal, "pthread_kill"):  # not on Windows
+        _thread.interrupt_main()
+    elif callable(signal.getsignal(signal.SIGINT)):  # else nobody heeds it, and by default it ends the process
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 def _last_words(failure: MeshFailure) -> str:

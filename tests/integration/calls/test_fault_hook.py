@@ -51,9 +51,9 @@ def stop(failure):
 
 job = loom.connect(sys.argv[1], sys.argv[2])
 loom.unhandled_fault_hook = stop
-job.hosts.spawn_procs().spawn("fragile", Counter).fail.broadcast("nobody listens")
+job.hosts.slice(hosts=0).spawn_procs().spawn("fragile", Counter).fail.broadcast("nobody listens")
 try:
-    threading.Event().wait(60)
+    threading.Event().wait()
 except KeyboardInterrupt:
     job.close()
     sys.exit(7)
