@@ -1,0 +1,248 @@
+"""The weaver's core: who is told what, also while a replica changes hands, and what is on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loom.control.commands import CommandKind
+from loom.errors import Conflict
+from loom.weaver.commands import GivenCommand
+from loom.weaver.liveness import SUCCESSOR_WITHIN
+from tests.unit.loom.weaver.bench import Bench, Threadlet
+
+
+def test_a_command_leaves_when_it_is_stored(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    threadlet = Threadlet(bench, "train_0")
+
+    bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    before = threadlet.commands()
+    bench.commit()
+
+    assert before == []
+    assert threadlet.commands() == [("pause", {})]
+
+
+def test_a_command_waits_for_a_replica_that_is_away(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.lose()
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    bench.commit()
+
+    again = Threadlet(bench, "train_0", instance=threadlet.instance)
+    again.ack(again.last_command())
+    twice = Threadlet(bench, "train_0", instance=threadlet.instance)
+
+    assert again.commands() == [("pause", {})]
+    assert command.acknowledgements["train_0"].ok is True
+    assert twice.commands() == []
+
+
+def test_a_command_with_an_id_is_given_once_also_by_a_weaver_that_was_started_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.sqlite")
+    threadlet = Threadlet(bench, "train_0")
+
+    def give(kind: CommandKind = CommandKind.PAUSE) -> GivenCommand:
+        given = bench.weaver.dispatcher.give(kind, {}, "*", "test", bench.now, id="chosen-by-me")
+        bench.commit()
+        return given
+
+    first, again = give(), give()
+    threadlet.ack("chosen-by-me")
+    bench.restart()
+    later = give()
+
+    assert first is again
+    assert threadlet.commands() == [("pause", {})]
+    assert later.done
+    assert later.event == first.event
+    with pytest.raises(Conflict, match="'chosen-by-me' is a pause"):
+        give(CommandKind.STOP)
+
+
+def test_a_command_to_a_replica_that_has_failed_is_answered(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.say("bye", "out of memory", "failed")
+
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+
+    assert command.done
+    assert command.acknowledgements["train_0"].reason == "replica 'train_0' has failed: out of memory"
+
+
+def test_a_command_that_a_process_took_to_its_grave_is_answered(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    bench.commit()
+    threadlet.say("bye", "killed", "failed")
+    second = Threadlet(bench, "train_0")
+
+    assert command.acknowledgements["train_0"].reason == "replica 'train_0' has failed: killed"
+    assert bench.event("unanswered")["command"] == command.id
+    assert second.commands() == []
+
+
+def test_a_command_to_a_process_that_another_replaced_is_answered(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.lose()
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "test", bench.now)
+    bench.commit()
+
+    second = Threadlet(bench, "train_0")
+
+    assert "a new process became 'train_0'" in command.acknowledgements["train_0"].reason
+    assert second.commands() == []
+
+
+def test_what_a_command_changed_is_the_configuration_now(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", config={"learning_rate": 0.1, "momentum": 0.9})
+    command = bench.weaver.dispatcher.give(
+        CommandKind.UPDATE_CONFIG, {"learning_rate": 0.2, "x": 1}, "*", "anna", bench.now
+    )
+    bench.commit()
+
+    changes = {"learning_rate": {"old": 0.1, "new": 0.2}}
+    threadlet.ack(command.id, ok=False, reason="no handler for x", changes=changes, refused={"x": "no handler"})
+
+    event = bench.event("refused")
+    assert bench.weaver.known.replicas["train_0"].config == {"learning_rate": 0.2, "momentum": 0.9}
+    assert (event["by"], event["cause"], event["step"]) == ("anna", command.event, 5)
+    assert event["refused"] == {"x": "no handler"}
+
+
+def test_a_command_to_two_is_done_when_both_have_acknowledged_it(bench: Bench) -> None:
+    both = [Threadlet(bench, f"train_{number}") for number in range(2)]
+    given = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "*", "me", bench.now)
+    bench.commit()
+    done = []
+
+    for one in both:
+        one.ack(given.id)
+        done.append(given.done)
+
+    assert done == [False, True]
+
+
+def test_a_command_that_was_done_long_ago_is_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    give = bench.weaver.dispatcher.give
+    given = [give(CommandKind.PAUSE, {}, [], "me", bench.now).id for _ in range(1001)]
+    bench.commit()
+
+    before = [command.id for command in bench.weaver.known.commands]
+    bench.restart()
+
+    assert before == given[1:]
+    assert [command.id for command in bench.weaver.known.commands] == given[1:]
+
+
+def test_a_fault_that_is_gone_is_logged_once_however_often_it_is_said(bench: Bench) -> None:
+    removed = {"a-fault": {"pid": 7}}
+    first = Threadlet(bench, "train_0", injectable=True, removed=removed)
+    first.lose()
+    again = Threadlet(bench, "train_0", injectable=True, removed=removed, instance=first.instance)
+    again.say("fault", "a-fault", {"pid": 7})
+
+    gone = [event for event in bench.events if event["kind"] == "fault_removed"]
+    assert [(event["replica"], event["injection"], event["evidence"]) for event in gone] == [
+        ("train_0", "a-fault", {"pid": 7})
+    ]
+
+
+def test_a_second_acknowledgement_is_not_logged(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    command = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "*", "test", bench.now)
+    bench.commit()
+
+    threadlet.ack(command.id)
+    threadlet.ack(command.id)
+
+    assert bench.kinds().count("applied") == 1
+    assert bench.weaver.dispatcher.latencies.to_dict()["counts"][0] == 1  # type: ignore[index]
+
+
+def test_a_drained_replica_stays_draining_until_it_has_finished(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    bench.weaver.dispatcher.give(CommandKind.DRAIN, {}, "train_0", "test", bench.now)
+    bench.commit()
+    threadlet.ack(threadlet.last_command())
+    threadlet.step(3)
+    draining = bench.state()
+
+    threadlet.say("bye", "drained", "finished")
+
+    assert (draining, bench.state()) == ("draining", "finished")
+    assert len(bench.weaver.known.devices) == 0
+
+
+def test_a_command_given_while_the_next_process_waits_is_for_that_one(bench: Bench) -> None:
+    hung = Threadlet(bench, "train_0")
+    before = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "anna", bench.now)
+    bench.now += 0.1
+    refused = Threadlet(bench, "train_0", instance="next")
+    given = bench.weaver.dispatcher.give(CommandKind.STOP, {}, "train_0", "anna", bench.now)
+    hung.lose()
+    bench.weaver.died(bench.weaver.known.replicas["train_0"], hung.instance, "killed", bench.now)
+    bench.now += 0.1
+
+    successor = Threadlet(bench, "train_0", instance="next")
+    successor.ack(given.id)
+
+    assert refused.told[0][:2] == ["refuse", "replica_taken"]
+    assert before.done
+    assert not before.acknowledgements["train_0"].ok
+    assert successor.commands() == [("stop", {})]
+    assert given.acknowledgements["train_0"].ok
+
+
+def test_a_command_for_a_process_that_never_takes_over_is_answered(bench: Bench) -> None:
+    hung = Threadlet(bench, "train_0")
+    Threadlet(bench, "train_0", instance="next")
+    bench.now += 0.1
+    given = bench.weaver.dispatcher.give(CommandKind.STOP, {}, "train_0", "anna", bench.now)
+    hung.lose()
+    bench.weaver.died(bench.weaver.known.replicas["train_0"], hung.instance, "killed", bench.now)
+    assert not given.done
+    assert not bench.weaver.settled
+
+    bench.wait(SUCCESSOR_WITHIN + 0.5)
+
+    assert given.acknowledgements["train_0"].reason == "replica 'train_0' has failed: killed"
+
+
+def test_a_fault_does_not_pass_to_the_next_process(bench: Bench) -> None:
+    hung = Threadlet(bench, "train_0", injectable=True)
+    Threadlet(bench, "train_0", instance="next")
+    bench.now += 0.1
+    fault = {"fault": "sigstop", "params": {}}
+    given = bench.weaver.dispatcher.give(CommandKind.INJECT, fault, "train_0", "anna", bench.now)
+    hung.lose()
+    bench.weaver.died(bench.weaver.known.replicas["train_0"], hung.instance, "killed", bench.now)
+
+    successor = Threadlet(bench, "train_0", instance="next", injectable=True)
+
+    assert given.done
+    assert successor.commands() == []
+
+
+def test_a_commit_with_a_command_or_an_acknowledgement_waits_for_the_disk(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+
+    def waits() -> bool:
+        return bool(bench.weaver.known._store.db.execute("PRAGMA synchronous").fetchone() == (2,))
+
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.step(1, loss=0.5)
+    assert not waits()
+    given = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "*", "anna", bench.now)
+    bench.commit()
+    assert waits()
+    threadlet.step(2, loss=0.4)
+    assert not waits()
+    threadlet.ack(given.id)
+    assert waits()
+    bench.weaver.set_policy("train", "stop", "anna", bench.now)
+    bench.commit()
+    assert waits()
