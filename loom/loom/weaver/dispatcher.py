@@ -168,6 +168,8 @@ class Dispatcher:
             now, "device_failed", None, device=known.to_body(), reason=reason, by=by, replicas=chain, **about
         )
         self._notified[device] = event, processes
+        if len(self._notified) > len(self._known.devices):  # some were forgotten
+            self._notified = {one: told for one, told in self._notified.items() if one in self._known.devices}
         living = [replica for replica in affected if replica.state in LIVING]
         commands = self._give_by_policy(living, device, reason, by, event.id, now)
         for replica in affected:

@@ -6,7 +6,7 @@ The next `Registry.commit` writes every change. A registry made from the same st
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,8 +30,8 @@ _STATUS_WRITTEN_EVERY = 60.0  # seconds between two writes of a device's status,
 class Registry:
     """The replicas and devices, with their policies, commands, events and history, as far as they are in the store.
 
-    It remembers ``keep_ended`` replicas that have ended. A status report is also written outside the journal after
-    ``save_after`` seconds.
+    It remembers ``keep_ended`` replicas that have ended, and ``keep_unused`` devices out of use on which no replica
+    is. A status report is also written outside the journal after ``save_after`` seconds.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Registry:
         store: Store,
         now: float,
         keep_ended: int = 10_000,
+        keep_unused: int = 10_000,
         save_after: float = 60.0,
     ) -> None:
         self.replicas: dict[str, Replica] = {}
@@ -56,8 +57,11 @@ class Registry:
         """Whether there are watchers, for whom `take_changes` will be called."""
         self._store = store
         self._keep_ended = keep_ended
+        self._keep_unused = keep_unused
         self._save_after = save_after
         self._ended: dict[str, None] = {}  # the ids of the replicas that have ended, in the order of their ends
+        self._unused: dict[str, str] = {}
+        """The remembered devices without replicas, the first one first, each with its last replica's session."""
         self._forgotten: list[str] = []  # the ids of replicas whose history the next commit deletes
         self._changed: dict[Replica, None] = {}
         self._touched: dict[Replica, None] = {}
@@ -106,7 +110,7 @@ class Registry:
         for device in devices:
             if known.get(device.uuid) != device:
                 self.save_device(device.uuid)
-        self._forget_unused(before)
+        self._forget_unused(before, replica)
         self.save(replica)
 
     def move(
@@ -191,10 +195,11 @@ class Registry:
         state, reason = self.devices.state(device).value, self.devices.reason(device)
         status, left_by = self.device_status.get(device), self.devices.left_by(device)
         kept = {"device": known, "state": state, "reason": reason, "status": status, "left_by": left_by}
+        kept["session"] = self._unused.get(device)
         self._store.put("devices", device, kept)
 
     def drain(self, replica: Replica) -> None:
-        self._forget_unused(self.devices.drain(replica.id))
+        self._forget_unused(self.devices.drain(replica.id), replica)
         self.save(replica)
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
@@ -244,20 +249,47 @@ class Registry:
         del self._ended[replica.id]
         self.states[replica.state] -= 1
         self._leave_procs(replica)
-        self._forget_unused(self.devices.drain(replica.id))
+        self._forget_unused(self.devices.drain(replica.id), replica)
         for known in (self._changed, self._unsaved, self._touched):
             known.pop(replica, None)
         self._store.drop("replicas", replica.id)
         self._forgotten.append(replica.id)
 
-    def _forget_unused(self, devices: Iterable[str]) -> None:
-        """Forget the active devices that no replica uses. Failed and inactive ones are remembered."""
+    def _forget_unused(self, devices: Iterable[str], left: Replica) -> None:
+        """Forget the active devices that no replica uses. Failed and inactive ones are remembered.
+
+        Args:
+            left: the replica that was on the devices.
+        """
         for device in devices:
-            if not self.devices.replicas_of(device) and self.devices.state(device) is DeviceState.ACTIVE:
-                self.devices.forget(device)
-                self.device_status.pop(device, None)
-                self._status_written.pop(device, None)
-                self._store.drop("devices", device)
+            if not self.devices.replicas_of(device):
+                if self.devices.state(device) is DeviceState.ACTIVE:
+                    self._forget_device(device)
+                else:
+                    self._unused.pop(device, None)
+                    self._unused[device] = left.session or ""
+                    self.save_device(device)
+        if len(self._unused) > self._keep_unused:
+            self._forget_surplus_devices()
+
+    def _forget_surplus_devices(self) -> None:
+        """Forget unused devices: the first ones of the session that has left the most of them.
+
+        So no session can have the devices of another forgotten.
+        """
+        self._unused = {one: of for one, of in self._unused.items() if not self.devices.replicas_of(one)}
+        of_session: dict[str, deque[str]] = defaultdict(deque)
+        for device, session in self._unused.items():
+            of_session[session].append(device)
+        for _ in range(len(self._unused) - self._keep_unused):
+            self._forget_device(max(of_session.values(), key=len).popleft())
+
+    def _forget_device(self, device: str) -> None:
+        self.devices.forget(device)
+        self._unused.pop(device, None)
+        self.device_status.pop(device, None)
+        self._status_written.pop(device, None)
+        self._store.drop("devices", device)
 
     def _enter_procs(self, replica: Replica) -> None:
         if replica.procs is not None:
@@ -276,6 +308,8 @@ class Registry:
             self.devices.restore(device, state, stored["reason"], stored.get("left_by", ()))
             if stored.get("status") is not None:  # an older Loom stored none
                 self.device_status[uuid] = stored["status"]
+            if (session := stored.get("session")) is not None:
+                self._unused[uuid] = session
         for id, stored in self._store.rows("replicas"):
             replica = self.replicas[id] = Replica.from_dict(stored)
             for device in stored["devices"]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,6 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
     require_nats_server()
     with NatsServer("--jetstream", "--store_dir", str(tmp_path / "jetstream")) as running:
         yield running
-
-
-@pytest.fixture
-async def client(server: NatsServer) -> AsyncIterator[Client]:
-    connected = await nats.connect(server.url, reconnect_time_wait=0, max_reconnect_attempts=-1)
-    yield connected
-    await connected.close()
 
 
 @pytest.fixture

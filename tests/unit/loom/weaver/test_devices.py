@@ -284,3 +284,32 @@ def test_a_process_that_drains_by_its_own_choice_is_shown_with_its_reason(bench:
     event = bench.event("draining")
     assert (event["by"], event["reason"], event["from"]) == ("train_0", "the data has ended", "running")
     assert bench.kinds().count("draining") == 1
+
+
+def test_of_the_devices_out_of_use_that_nobody_uses_only_so_many_are_remembered(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", keep_unused=3)
+
+    def leave_one_failed(session: str, number: int) -> None:
+        device = {**GPU, "uuid": f"GPU-{session}-{number}"}
+        threadlet = Threadlet(bench, f"train_{number}@{session}", session=session, devices=[device])
+        bench.weaver.dispatcher.fail_device(device["uuid"], "fell off the bus", "monitor", bench.now)
+        threadlet.say("bye", "done", "finished")
+
+    def known() -> list[str]:
+        return sorted(device.uuid for device in bench.weaver.known.devices)
+
+    leave_one_failed("mine", 0)
+    for number in range(6):
+        leave_one_failed("flooding", number)
+    assert known() == ["GPU-flooding-4", "GPU-flooding-5", "GPU-mine-0"]
+
+    bench.restart()
+    leave_one_failed("flooding", 6)
+    assert known() == ["GPU-flooding-5", "GPU-flooding-6", "GPU-mine-0"]
+    assert [bench.weaver.known.devices.state(uuid) for uuid in known()] == ["failed"] * 3
+
+    again = Threadlet(bench, "train_7@mine", session="mine", devices=[{**GPU, "uuid": "GPU-mine-0"}])
+    leave_one_failed("flooding", 7)
+    leave_one_failed("flooding", 8)
+    assert known() == ["GPU-flooding-6", "GPU-flooding-7", "GPU-flooding-8", "GPU-mine-0"]
+    assert again.commands() != []
