@@ -423,6 +423,9 @@ def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess)
             guest(operation, **arguments)
     with pytest.raises(Refused, match="no command"):
         guest("command_state", id=everything["id"], timeout=0)
+    again = guest("command", kind="pause", params={}, target="train_0", id=everything["id"])
+    assert again["id"] != everything["id"]
+    assert again["replicas"] == ["train_0"]
     for operation in (
         "address",
         "policy",
