@@ -13,6 +13,7 @@ from loom.wire.stream import Stream, unnumbered_frame
 
 MAX_FRAME = 1 << 20  # bytes of the largest frame of a lifeline
 MAX_GREETING = 4096  # bytes of the largest frame from a peer that has not shown the key
+MOST_WATCHED = 10_000  # proc meshes that a process watches; beyond it, the first ones are forgotten
 PATIENCE = 60.0  # default of ``--worker-patience``: seconds without network that processes survive
 
 

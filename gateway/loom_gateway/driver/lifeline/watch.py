@@ -13,7 +13,13 @@ from loom.errors import ProtocolMismatch
 from loom.wire.bodies import ProcessesGone, Watch
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline.introduction import Introduction
-from loom_gateway.driver.lifeline.line import FrameSplitter, LifelineAddress, greeting, read_greeting
+from loom_gateway.driver.lifeline.line import (
+    MOST_WATCHED,
+    FrameSplitter,
+    LifelineAddress,
+    greeting,
+    read_greeting,
+)
 from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, break_after
 
 logger = logging.getLogger(__name__)
@@ -39,6 +45,8 @@ class DriverWatch:
         with self._asking:
             first = not self._watched
             self._watched[procs] = None
+            if len(self._watched) > MOST_WATCHED:
+                del self._watched[next(iter(self._watched))]
             if self._driver is not None:
                 with contextlib.suppress(OSError):  # the next connection asks for all
                     self._driver.sendall(_asking(procs))

@@ -14,7 +14,7 @@ from loom.proof.exchange import Exchange
 from loom.wire.bodies import ProcessesGone, Watch
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline.introduction import answer_of
-from loom_gateway.driver.lifeline.line import MAX_GREETING, FrameSplitter, greeting, read_greeting
+from loom_gateway.driver.lifeline.line import MAX_GREETING, MOST_WATCHED, FrameSplitter, greeting, read_greeting
 
 MOST_MESHES = 1000  # proc meshes with lost processes that are remembered, the last ones
 
@@ -26,7 +26,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._gone: dict[int, set[int]] = {}  # ranks by proc mesh, the mesh that lost one last at the end
-        self._watched: dict[asyncio.StreamWriter, set[int]] = {}  # proc meshes
+        self._watched: dict[asyncio.StreamWriter, dict[int, None]] = {}  # proc meshes
 
     def gone(self, procs: int) -> list[int]:
         """Return the ranks of a proc mesh that are gone."""
@@ -51,7 +51,7 @@ class Watchers:
         Raises:
             ProtocolMismatch: it sends anything else than `Watch`.
         """
-        watched = self._watched[writer] = {asked.procs}
+        watched = self._watched[writer] = {asked.procs: None}
         splitter = FrameSplitter(MAX_GREETING)
         try:
             writer.write(answer_of(exchange, self._answer(asked)))
@@ -61,7 +61,9 @@ class Watchers:
                     if message.kind != Kind.WATCH:
                         raise ProtocolMismatch(f"a process that watches sends WATCH, not message {message.kind}")
                     another = Watch.from_body(message.body)
-                    watched.add(another.procs)
+                    watched[another.procs] = None
+                    if len(watched) > MOST_WATCHED:
+                        del watched[next(iter(watched))]
                     writer.write(greeting(self._answer(another).message()))
         finally:
             del self._watched[writer]

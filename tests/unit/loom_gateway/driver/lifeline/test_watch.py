@@ -84,6 +84,19 @@ def test_the_last_meshes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None
     assert [known.gone(procs) for procs in (1, 2, 3)] == [[0, 1], [], [0]]
 
 
+async def test_a_process_watches_only_so_many_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "MOST_WATCHED", 2)
+    async with Driver() as driver:
+        with Process(driver.server.address) as process:
+            for procs in (8, 9, 10):
+                driver.watchers.lose(procs, 0)
+                process.tell(f"watch {procs}")
+            await driver.until_printed("gone 8 0\ngone 9 0\ngone 10 0\n")
+            for procs in (8, 9, 10):
+                driver.watchers.lose(procs, 1)
+            await driver.until_printed("gone 8 0\ngone 9 0\ngone 10 0\ngone 9 1\ngone 10 1\n")
+
+
 async def test_who_does_not_know_the_key_is_told_nothing() -> None:
     async with Driver() as driver:
         driver.watchers.lose(7, 0)
