@@ -468,6 +468,8 @@ def test_a_session_without_a_client_is_logged_and_found_when_it_has_ended(
 
 
 def test_what_a_run_prints_is_in_the_log_too(job: loom.Job, environment: dict[str, str]) -> None:
+    nothing = loom_logs(environment, "--session", job.session, "--mesh", "driver")
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "")
     job.run(lambda: print("printed beside the meshes"))
     shown = loom_logs(environment, "--session", job.session, "--mesh", "driver")
     assert shown.stdout == "[driver] printed beside the meshes\n"
