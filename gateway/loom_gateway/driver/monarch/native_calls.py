@@ -184,9 +184,12 @@ def _of_the_same_procs(plain: Callable[..., ProcMesh]) -> Callable[..., ProcMesh
 
 def _with_its_procs(plain: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(self: ProcMesh, protocol: Any) -> Any:
-        make, args = plain(self, protocol)
+        reduced = plain(self, protocol)
         procs = getattr(self, "_tracked_procs", None)
-        return (make, args) if procs is None else (_on_procs, (procs.ident, procs.name, make, *args))
+        if procs is None:
+            return reduced
+        make, args, *rest = reduced
+        return _on_procs, (procs.ident, procs.name, make, *args), *rest
 
     return reduce
 
