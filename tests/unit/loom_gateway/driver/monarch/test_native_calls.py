@@ -156,17 +156,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_thread_that_waits_asks_once_for_processes_that_are_gone(asked: list[int]) -> None:
-    procs = native_calls.track(7, "trainers")
+    procs = native_calls.track(11, "trainers")
     for _ in range(2):
         future, completer = call_on(procs)
         with pytest.raises(MonarchSupervisionError, match=GONE):
             get(future, BOUND)
         del completer
-    assert asked == [7]
+    assert asked == [11]
 
 
 def test_a_task_that_waits_asks_once_for_processes_that_are_gone(asked: list[int]) -> None:
-    procs = native_calls.track(7, "trainers")
+    procs = native_calls.track(12, "trainers")
 
     async def wait() -> None:
         future, completer = call_on(procs)
@@ -176,11 +176,11 @@ def test_a_task_that_waits_asks_once_for_processes_that_are_gone(asked: list[int
     for _ in range(2):
         with pytest.raises(MonarchSupervisionError, match=GONE):
             asyncio.run(wait())
-    assert asked == [7]
+    assert asked == [12]
 
 
 def test_calls_that_are_answered_in_time_ask_for_nothing(asked: list[int]) -> None:
-    procs = native_calls.track(7, "trainers")
+    procs = native_calls.track(13, "trainers")
 
     async def wait() -> None:
         future, completer = call_on(procs)
