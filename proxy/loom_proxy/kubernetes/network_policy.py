@@ -48,7 +48,9 @@ class PortPolicies:
 
     def apply(self) -> None:
         """Apply the policies. If that cannot be done, a warning says which ports are open, and what is missing."""
-        problem = self._kubectl("apply", "-f", "-", given="\n---\n".join(map(json.dumps, self.manifests())))
+        # One document: kubectl takes what begins with a brace for JSON, which has no second one.
+        manifests = {"apiVersion": "v1", "kind": "List", "items": self.manifests()}
+        problem = self._kubectl("apply", "-f", "-", given=json.dumps(manifests))
         if problem:
             ports = ", ".join(map(str, self.closed))
             logger.warning(

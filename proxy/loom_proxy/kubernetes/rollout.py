@@ -192,7 +192,11 @@ def _is_host_lost(job: Job) -> bool:
 def what_is_wrong(status: Mapping[str, Any], expected: int) -> str:
     """Return why a job cannot be used yet; empty if it can."""
     pods = status["pods"]
-    wrong = [f"pod {pod['name']}: {pod['worker']['problem']}" for pod in pods if pod["worker"]["problem"]]
+    wrong = [
+        f"pod {pod['name']}: {pod['worker']['problem'] or 'its worker does not listen yet'}"
+        for pod in pods
+        if pod["worker"]["problem"] or not pod["worker"]["listening"]
+    ]
     wrong += [f"pod {pod['name']}: {pod['gateway_problem']}" for pod in pods if pod["gateway_problem"]]
     if len(pods) < expected:
         wrong.append(f"{len(pods)} of {expected} pods answer: {', '.join(pod['name'] for pod in pods) or 'none'}")

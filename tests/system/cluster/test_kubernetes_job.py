@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -86,7 +87,7 @@ def plain(cluster: OneMachineCluster) -> Iterator[dict[str, str]]:
         token = base64.b64decode(of_kind["Secret"]["data"]["token"]).decode()
         yield {
             "LOOM_TOKEN": token,
-            "CHECKPOINTS": "/srv/checkpoints",
+            "CHECKPOINTS": f"/srv/checkpoints/{secrets.token_hex(4)}",  # the claim outlives its pods
             "LOOM_URL": f"{cluster.ingress_url}/default/loom-gateway:8470".replace("http", "ws", 1),
             "LOOM_INSECURE": "1",  # nobody else is on this network
         }
@@ -198,6 +199,8 @@ def test_the_same_in_two_named_meshes(cluster: OneMachineCluster, volume: Path) 
         opened = researcher.until("open")
         assert opened["meshes"] == ["dataloaders", "workers"]
         assert opened["hosts"] == 3
+        policies = cluster.laptop.run(["kubectl", "get", "networkpolicy", "-o", "name"]).stdout.split()
+        assert {name.rpartition("/")[2] for name in policies} == {"loom-workers-ports", "loom-dataloaders-ports"}
         survives(researcher, cluster, "loom-workers")
     assert gone(cluster, "loom-workers", "loom-dataloaders")
 

@@ -46,6 +46,7 @@ class Mesh:
         self.pods_wanted = 2
         self.deployed = 0
         self.asked = 0
+        self.silent = 0  # for so many questions, the worker of the last pod does not listen yet
         self._loads_at = loads_at
         self._says = says
         self._ready = ready
@@ -74,6 +75,9 @@ class Mesh:
             for n in (0, 1)
             if mesh.loaded(n)
         ]
+        if self.silent:
+            self.silent -= 1
+            pods[-1]["worker"] |= {"listening": False, "state": "starting"}
         return {"pods": pods, "gateway": self.address(0)}
 
 
@@ -116,6 +120,15 @@ def test_pods_that_load_their_class_are_deployed_once() -> None:
     wait(mesh)
 
     assert mesh.deployed == 0
+
+
+def test_a_worker_that_does_not_listen_yet_is_waited_for() -> None:
+    mesh = Mesh()
+    mesh.silent = 3
+
+    wait(mesh)
+
+    assert (mesh.silent, mesh.asked, mesh.deployed) == (0, 4, 0)
 
 
 @pytest.mark.parametrize("deployments", range(1, MOST_AGAIN + 1))
