@@ -37,9 +37,8 @@ class WeaverLink:
     def __init__(self, folder: str | None, opening: OpenSession, loop: asyncio.AbstractEventLoop) -> None:
         self._client: WeaverClient | None = None
         if folder is not None:
-            # Nothing waits for an absent weaver here: each caller has a timeout of its own.
             path = DriverFiles(os.path.join(folder, "weaver")).socket
-            self._client = WeaverClient(path, lambda: self.key, patience=0.0)
+            self._client = WeaverClient(path, lambda: self.key)
             self._client.came()
         self.session = opening.session
         self.key = opening.weaver_key  # the newest that a gateway has sent

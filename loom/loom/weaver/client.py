@@ -93,7 +93,7 @@ class WeaverClient:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         while True:
-            link = await self._connected()
+            link = await self._connected(until)
             try:
                 return await asyncio.wait_for(link.ask(user, do, arguments), within)
             except asyncio.TimeoutError:
@@ -106,7 +106,7 @@ class WeaverClient:
     @asynccontextmanager
     async def watch(self, user: str | None = None) -> AsyncIterator[Watch]:
         """Watch a user's replicas and devices over a connection of its own."""
-        link = await self._open()
+        link = await self._open(asyncio.get_running_loop().time() + self._patience)
         self._watching.add(link)
         try:
             yield Watch(link, user)
@@ -117,27 +117,27 @@ class WeaverClient:
     async def available(self) -> None:
         await self._up.wait()
 
-    async def _available(self) -> None:
+    async def _available(self, until: float) -> None:
         if self._up.is_set():
             return
         try:
-            await asyncio.wait_for(self._up.wait(), self._patience)
+            await asyncio.wait_for(self._up.wait(), until - asyncio.get_running_loop().time())
         except asyncio.TimeoutError:
             raise WeaverUnavailable(
                 f"the weaver is away: {self._why_away}. It is started again by itself; replicas go on meanwhile"
             ) from None
 
-    async def _connected(self) -> _Link:
+    async def _connected(self, until: float) -> _Link:
         async with self._connecting:
             if self._link is None or self._link.lost:
-                self._link = await self._open()
+                self._link = await self._open(until)
             return self._link
 
-    async def _open(self) -> _Link:
+    async def _open(self, until: float) -> _Link:
+        """Connect. While the weaver is away, try until a time of the loop's clock."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._patience
         while True:
-            await self._available()
+            await self._available(until)
             try:
                 _, link = await loop.create_unix_connection(_Link, self._path)
                 link.send(["hello", self._key()])

@@ -1,4 +1,4 @@
-"""A weaver that does not answer yet: nothing that the client asks waits for it, and the processes still find it."""
+"""A weaver that is away, or does not answer yet: other work goes on, and processes find the weaver later."""
 
 from __future__ import annotations
 
@@ -87,6 +87,13 @@ def test_a_client_asks_the_weaver_through_its_session(cluster: LocalCluster) -> 
         assert asked.startswith(f"{place}/admin:{job.session}:")
         with pytest.raises(loom.WrongArguments, match="knows no operation 'fly'"):
             job._calls.ask(AskWeaver("fly", {}, BOUND)).get(BOUND)
+
+
+def test_a_question_of_a_session_waits_for_the_next_weaver(cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway, gateway.connect() as job:
+        instance = job.weaver.status()["weaver"]
+        os.kill(DriverFiles(str(gateway.state / "weaver" / "weaver")).read_record().pid, signal.SIGKILL)
+        assert job.weaver.status()["weaver"] != instance
 
 
 def test_a_question_to_a_weaver_that_does_not_answer_fails_in_time(cluster: LocalCluster) -> None:

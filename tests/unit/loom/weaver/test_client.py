@@ -157,6 +157,18 @@ async def test_while_it_is_away_a_question_waits_and_then_says_why() -> None:
         await client.ask("status")
 
 
+@pytest.mark.parametrize("up", [True, False], ids=["nothing listens", "not up"])
+async def test_questions_wait_for_an_absent_one_together_and_not_one_after_the_other(up: bool) -> None:
+    client = WeaverClient("/nowhere", a_key, patience=0.1)
+    if up:
+        client.came()
+    asked = asyncio.gather(*(client.ask("status") for _ in range(1000)), return_exceptions=True)
+
+    answers = await asyncio.wait_for(asked, BOUND)
+
+    assert {type(answer) for answer in answers} == {loom.WeaverUnavailable}
+
+
 async def test_a_question_waits_for_one_that_comes(made: Made) -> None:
     client, _ = await made(echo, patience=10)
     client.went("it died")
