@@ -474,6 +474,10 @@ class NatsUnreachable(Unavailable, code="nats_unreachable", exit_status=5):
     """No NATS server answers at the address that `loom bridge` got."""
 
 
+class CommandIdTaken(Conflict, code="command_id_taken", http_status=409):
+    """The id of a request is that of another command; the text says of which kind that is."""
+
+
 class FaultRefused(LoomError, RuntimeError, code="fault_refused", http_status=409):
     """A fault is impossible on this machine or in this process; the text says why, and what to do."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
 from loom.control.latencies import Latencies
-from loom.errors import Conflict, NotFound
+from loom.errors import CommandIdTaken, NotFound
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.outbox import Outbox
 from loom.weaver.policy import Action
@@ -55,7 +55,9 @@ class Dispatcher:
         check_command(kind, params)
         if id is not None and (before := self._known.commands.get(id)) is not None:
             if before.kind is not kind:
-                raise Conflict(f"the command {id!r:.80} is a {before.kind}: give each command an id of its own")
+                raise CommandIdTaken(
+                    f"the command {id!r:.80} is a {before.kind}: give each command an id of its own"
+                )
             return before
         devices: list[str] = []
         if kind in (CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE):

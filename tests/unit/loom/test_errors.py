@@ -22,6 +22,7 @@ BadPlan                 bad_plan                500 2 ValueError
 CheckpointBroken        checkpoint_broken       500 1
 CheckpointError         checkpoint              500 1
 CheckpointNotWritten    checkpoint_not_written  500 1 OSError
+CommandIdTaken          command_id_taken        409 1
 ConnectionLost          connection_lost         404 1 ConnectionError OSError
 DeploymentFailed        deployment_failed       500 1
 EndpointNameTaken       endpoint_name_taken     500 1 ValueError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loom.control.commands import CommandKind
-from loom.errors import Conflict
+from loom.errors import CommandIdTaken
 from loom.weaver.commands import GivenCommand
 from loom.weaver.liveness import SUCCESSOR_WITHIN
 from tests.unit.loom.weaver.bench import Bench, Threadlet
@@ -58,7 +58,7 @@ def test_a_command_with_an_id_is_given_once_also_by_a_weaver_that_was_started_ag
     assert threadlet.commands() == [("pause", {})]
     assert later.done
     assert later.event == first.event
-    with pytest.raises(Conflict, match="'chosen-by-me' is a pause"):
+    with pytest.raises(CommandIdTaken, match="'chosen-by-me' is a pause"):
         give(CommandKind.STOP)
 
 
