@@ -48,9 +48,9 @@ class PortPolicies:
 
     def apply(self) -> None:
         """Apply the policies. If that cannot be done, a warning says which ports are open, and what is missing."""
-        # One document: kubectl takes what begins with a brace for JSON, which has no second one.
-        manifests = {"apiVersion": "v1", "kind": "List", "items": self.manifests()}
-        problem = self._kubectl("apply", "-f", "-", given=json.dumps(manifests))
+        # kubectl takes what begins with a brace for JSON, which has no second document.
+        documents = "".join(f"---\n{json.dumps(manifest)}\n" for manifest in self.manifests())
+        problem = self._kubectl("apply", "-f", "-", given=documents)
         if problem:
             ports = ", ".join(map(str, self.closed))
             logger.warning(

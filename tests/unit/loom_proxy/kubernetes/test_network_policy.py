@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 import loom
 from loom_proxy.kubernetes.network_policy import PortPolicies
@@ -42,9 +42,9 @@ class Kubectl:
 
     @property
     def given(self) -> list[Any]:
-        found = json.loads((self._folder / "given").read_text())
-        assert found["kind"] == "List"
-        return list(found["items"])
+        given = (self._folder / "given").read_text()
+        assert not given.lstrip().startswith("{"), "kubectl would take it for JSON, which has one document"
+        return list(yaml.safe_load_all(given))
 
 
 @pytest.fixture
