@@ -291,7 +291,7 @@ def of_actors(told: queue.Queue[Any], count: int) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     while len(found) < count:
         failure = told.get(timeout=BOUND)
-        if failure.mesh_name.startswith(("setup-", "logger-")):
+        if failure.mesh_name.startswith(("setup-", "logger-", "log_level-")):
             continue
         assert failure.report().startswith("The actor <root>.<"), failure.report()
         assert "the process this actor was running on failed" in failure.report()
