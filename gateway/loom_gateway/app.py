@@ -21,6 +21,8 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
 from loom_gateway.access.session_commands import audit_session_commands
 from loom_gateway.access.sessions import Principal
+from loom_gateway.dashboard.files import file_routes
+from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
@@ -92,12 +94,14 @@ def create_app(
     supervisor: WeaverSupervisor,
     tunnel_idle: float = IDLE,
     injectable: bool = False,
+    page_path: str = "/",
 ) -> FastAPI:
     """Return the gateway's application, to be wrapped in an `AccessMiddleware`.
 
     Args:
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
         injectable: whether injected faults may kill the gateway, its weaver and its drivers.
+        page_path: the path under which browsers reach the page on an origin that is the gateway's alone.
     """
     weaver = supervisor.client
     access.guard(manager)
@@ -186,12 +190,14 @@ def create_app(
 
     app.include_router(session_routes(manager, access))
     app.include_router(session_replica_routes(weaver, access))
+    app.include_router(sign_in_routes(access, page_path))
     app.include_router(weaver_routes(supervisor, access, Components(access, supervisor, injectable)))
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
     app.state.draining = draining
     app.state.access, app.state.weaver = access, weaver
     app.state.tunnels = Tunnels(relay, tunnel_idle)
     app.router.routes += [
+        *file_routes(access.origins.others),
         WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, access)),
         WebSocketRoute("/ws/v1", relay),
         *app.state.tunnels.routes,

@@ -30,6 +30,7 @@ from loom_gateway.access.hosts import AllowedHosts
 from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.own_token import OwnTokenFile
+from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.access.tokens import Issuer, TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay.websocket import RelaySocket
@@ -64,7 +65,8 @@ def serve(settings: GatewaySettings) -> None:
     if not known.any:
         file.read()  # that a new gateway cannot read it is a mistake in its options
     authority = TokenAuthority(own, file, _issuer(settings), known)
-    access = AccessControl(authority, settings, audit, settings.allow_origin)
+    sign_ins = SignIns(None if folder is None else os.path.join(folder.path, "page.json"))
+    access = AccessControl(authority, settings, audit, settings.allow_origin, sign_ins)
     max_message = largest_message() if settings.max_message is None else settings.max_message
     manager = SessionManager(
         hosts,
@@ -169,7 +171,8 @@ class _Server(uvicorn.Server):
         self._generated = generated  # the token that users learn from the announcement; empty if they know it
         self._manager = manager
         self._supervisor = supervisor
-        self._app = create_app(manager, access, supervisor, settings.tunnel_idle, settings.injectable)
+        page_path = f"/{settings.page_path.strip('/')}/" if settings.page_path.strip("/") else "/"
+        self._app = create_app(manager, access, supervisor, settings.tunnel_idle, settings.injectable, page_path)
         self._draining: Future[None] | None = None  # set by the first SIGTERM
         level = settings.log_level
         super().__init__(

@@ -166,6 +166,12 @@ class GatewaySettings(Limits):
     allow_origin: list[str] = _option(
         [], "Origin of web pages that may connect, besides the gateway's own.", metavar="https://HOST"
     )
+    page_path: str = _option(
+        "/",
+        "Path under which browsers reach the page, if its origin is this gateway's alone: then a cookie may keep "
+        "their sign-in.",
+        metavar="PATH",
+    )
     allow_host: list[str] = _option(
         [], "Name by which a gateway on a loopback address may be asked, besides localhost.", metavar="HOST"
     )

@@ -91,6 +91,21 @@ class Gateway:
         """Return the gateway's version, workers and number of sessions."""
         return self._call("GET", "/status", expect="workers")
 
+    def page(self, scope: str | None = None, cookie: bool = True) -> str:
+        """Return the address of the page, with a code that signs one browser in, once and within a minute.
+
+        Args:
+            scope: ``view`` for a sign-in that may look only; None: that of the token.
+            cookie: whether a cookie may keep the sign-in; a frame in another page has to keep it in its memory.
+        """
+        code = self._call("POST", "/page/code", "code", {"scope": scope, "cookie": cookie})["code"]
+        return f"{self.page_url}#code={code}"
+
+    @property
+    def page_url(self) -> str:
+        """The address of the page."""
+        return self._base.removesuffix("/api/v1") + "/"
+
     def sessions(self) -> list[dict[str, Any]]:
         """Return an entry for each living session."""
         sessions: list[dict[str, Any]] = self._call("GET", "/sessions", expect="sessions")["sessions"]

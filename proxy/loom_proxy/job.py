@@ -17,6 +17,7 @@ from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
 from loom_proxy.debugger import Debugger
+from loom_proxy.display.dashboard import Dashboard
 from loom_proxy.display.notebook import job_html
 from loom_proxy.job_state import JobState
 from loom_proxy.kubernetes.port_forward import PortForward
@@ -324,6 +325,10 @@ class Job:
             ScopeError: the session is another user's.
         """
         self._gateway().unshare_session(self.session, user)
+
+    def dashboard(self, view: bool = True) -> Dashboard:
+        """Return the gateway's page, for a notebook and a browser. With ``view`` it may look only."""
+        return Dashboard(self._gateway().page("view" if view else None, cookie=not view))
 
     def _gateway(self) -> Gateway:
         return Gateway(

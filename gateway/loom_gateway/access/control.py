@@ -8,35 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from loom.errors import (
     AuthenticationError,
     LimitReached,
     LoomError,
-    OriginRefused,
     ProtocolMismatch,
-    RateLimited,
     ScopeError,
     TokenRevoked,
     WrongArguments,
 )
 from loom.process import tasks
 from loom.proof.exchange import checked_nonce
+from loom.proof.forwarded import key_id
 from loom.token_file import Token, digest
 from loom.wire.batches import TUNNELS
 from loom.wire.handshake import MODES, Hello
+from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.audit import Audit
-from loom_gateway.access.rate_limits import ADDRESSES, RateLimit, address_key
+from loom_gateway.access.origins import Origins
+from loom_gateway.access.rate_limits import ADDRESSES, address_key
 from loom_gateway.access.sessions import Principal, SessionAccess
-from loom_gateway.access.tokens import KeyWanted, TokenAuthority, token_shown
+from loom_gateway.access.shown import shown_by
+from loom_gateway.access.sign_ins import SignIn, SignIns
+from loom_gateway.access.tokens import KeyWanted, SignedToken, TokenAuthority
 from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
@@ -44,8 +45,6 @@ from loom_gateway.settings import Limits
 
 logger = logging.getLogger(__name__)
 
-BURST = 5.0  # the number of seconds whose allowance of connections an address may use at once
-SIGNATURES = 20.0  # signatures a second to check for addresses that have shown too many wrong tokens
 TICK = 1.0  # seconds between two checks of connected clients' tokens
 
 _KEY_ID = re.compile("[0-9a-f]{32}")
@@ -70,6 +69,7 @@ class AccessControl(SessionAccess):
     Args:
         origins: origins of web pages that may open WebSockets, such as ``https://host:8080``, besides the gateway's
             own.
+        sign_ins: those of pages; None: they last as long as this process.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class AccessControl(SessionAccess):
         limits: Limits | None = None,
         audit: Audit | None = None,
         origins: Sequence[str] = (),
+        sign_ins: SignIns | None = None,
     ) -> None:
+        self.sign_ins = sign_ins or SignIns()
         self.limits = limits = limits or Limits()
         super().__init__(audit or Audit(None))
         self._authority = authority
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
-        self._connections = RateLimit(limits.connection_rate * BURST, limits.connection_rate)
-        self._failures = RateLimit(limits.login_failures, limits.login_failures / limits.login_window)
-        self._signatures = RateLimit(SIGNATURES, SIGNATURES)
+        self.origins = Origins(origins)
+        self._allowances = Allowances(limits)
         self._signed: OrderedDict[str, None] = OrderedDict()  # digests of an issuer's good tokens, the newest last
         self._connected: dict[object, _Connection] = {}
         self._opening: Counter[str] = Counter()  # sessions being opened, by user
@@ -111,43 +111,87 @@ class AccessControl(SessionAccess):
         client = scope.get("client")
         peer = str(client[0]) if client else ""
         try:
-            return Principal(self._admit(scope, address_key(peer), counts), peer)
+            token, sign_in = self._admit(scope, address_key(peer), counts)
+            return Principal(token, peer, sign_in)
         except KeyWanted:  # `enter` finds out whether it is a refusal
             raise
         except LoomError as error:
             self.audit.refused(error, None, peer)
             raise
 
-    def _admit(self, scope: MutableMapping[str, Any], address: str, counts: bool) -> Token:
+    def _admit(self, scope: MutableMapping[str, Any], address: str, counts: bool) -> tuple[Token, SignIn | None]:
+        headers = scope["headers"]
         if scope["type"] == "websocket":
-            self._check_origin(scope["headers"])
+            self.origins.check(headers)
         try:
-            text = token_shown(scope["headers"])
+            shown = shown_by(headers, self.sign_ins.cookie)
         except AuthenticationError:
-            self._check_rate(address, counts)
+            if counts:
+                self._allowances.count_connection(address)
             raise
-        try:
-            token = self._check(text, address)
-        except TokenRevoked:  # not a guess, so it does not count as a failure
-            raise
-        except AuthenticationError:
-            self._count_failure(address, counts)
-            raise
+        sign_in = None
+        with self._allowances.counting_failures(address, counts):
+            if shown.is_sign_in:
+                if shown.in_cookie:
+                    self.origins.check_page(scope)
+                sign_in = self.sign_ins.read(shown.text)
+                if sign_in.in_cookie != shown.in_cookie:
+                    raise AuthenticationError("this sign-in was not made to be shown so: sign in again")
+                token = self._authority.token_of(sign_in)
+            else:
+                token = self._check(shown.text, address)
         # Clients that come back to their sessions, perhaps hundreds after a restart, are never refused.
-        if scope["type"] == "http" and scope.get("path") != TUNNELS:
-            self._check_rate(f"{address} {token.user}", counts)
-        return token
+        if counts and scope["type"] == "http" and scope.get("path") != TUNNELS:
+            self._allowances.count_connection(f"{address} {token.user}")
+        return token, sign_in
+
+    async def exchange(self, peer: str, token: str | None, code: str | None) -> tuple[Principal, bool]:
+        """Return who shows a token or a code to sign in, and whether a cookie may keep the sign-in.
+
+        Raises: as `admit`; `WrongArguments` unless one of the two is shown.
+        """
+        address = address_key(peer)
+        if (token is None) == (code is None):
+            raise WrongArguments("to sign in, show a token or a code")
+        try:
+            with self._allowances.counting_failures(address):
+                if code is not None:
+                    record, in_cookie = self.sign_ins.use_code(code)
+                    self._authority.confirm_shown(record)
+                    return Principal(record, peer), in_cookie
+                try:
+                    return Principal(self._check(str(token), address), peer), True
+                except KeyWanted as wanted:
+                    await wanted.fetch()
+                    return Principal(self._check(str(token), address), peer), True
+        except LoomError as error:
+            self.audit.refused(error, None, peer)
+            raise
+
+    def sign_in(self, principal: Principal, in_cookie: bool) -> tuple[SignIn, str]:
+        """Sign a page in, for a principal of `exchange`; return the sign-in and the text that the page shows."""
+        token = principal.token
+        self.audit.ask(token, principal.peer, page="sign in")
+        key = key_id(token.sha256)
+        issuer_key = token.key if isinstance(token, SignedToken) else ""
+        sign_in, text = self.sign_ins.begin(token, key, in_cookie, issuer_key)
+        self.audit.write("signed in", token, principal.peer, sign_in=sign_in.id)
+        return sign_in, text
+
+    def sign_out(self, principal: Principal) -> None:
+        """Refuse a page's sign-in from now on, and close its WebSocket."""
+        assert principal.sign_in is not None
+        self.sign_ins.end(principal.sign_in)
+        self.audit.write("signed out", principal.token, principal.peer, sign_in=principal.sign_in.id)
+        self._disconnect_denied()
 
     def _check(self, text: str, address: str) -> Token:
         """Return the record of a token. Raise as `TokenAuthority.check`, and `RateLimited`."""
         shown = digest(text)
         if not self._authority.needs_signature(shown, text):
             return self._authority.check(shown)
-        # A signature costs more than the refusal of a flood may.
-        if shown not in self._signed and self._failures.wait(address):
-            if wait := self._signatures.wait(""):
-                raise self._too_many_failures(wait)
-            self._signatures.count("")
+        if shown not in self._signed:
+            self._allowances.count_signature(address)
         token = self._authority.check(shown, text)
         self._signed[shown] = None
         self._signed.move_to_end(shown)
@@ -166,44 +210,12 @@ class AccessControl(SessionAccess):
         if not _KEY_ID.fullmatch(key):
             raise WrongArguments("a proof needs key=…, of 32 hexadecimal digits, and challenge=…")
         checked_nonce(challenge)
-        try:
-            return self._authority.prove(key, challenge)
-        except AuthenticationError as error:
-            self.audit.refused(error, None, peer)
-            if not isinstance(error, TokenRevoked):
-                self._count_failure(address_key(peer), counts=True)
-            raise
-
-    def _count_failure(self, address: str, counts: bool) -> None:
-        self._check_rate(address, counts)
-        if wait := self._failures.wait(address):
-            raise self._too_many_failures(wait) from None
-        self._failures.count(address)
-
-    def _check_rate(self, who: str, counts: bool) -> None:
-        if counts:
-            if wait := self._connections.wait(who):
-                raise _too_often(
-                    f"--connection-rate {self.limits.connection_rate:g} a second from one address", wait
-                )
-            self._connections.count(who)
-
-    def _too_many_failures(self, wait: float) -> RateLimited:
-        limits = self.limits
-        what = f"--login-failures {limits.login_failures} within {limits.login_window:g} s from one address"
-        return _too_often(what, wait)
-
-    def _check_origin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        given = {name.lower(): value.decode("latin-1") for name, value in headers}
-        origin = given.get(b"origin")
-        if origin is None:  # not a browser
-            return
-        own = urlsplit(origin).netloc.lower()
-        if origin.lower() not in self._origins and (not own or own != given.get(b"host", "").lower()):
-            raise OriginRefused(
-                f"a web page of {origin[:200]!r} may not connect; the gateway allows its own host and what "
-                f"--allow-origin names"
-            )
+        with self._allowances.counting_failures(address_key(peer)):
+            try:
+                return self._authority.prove(key, challenge)
+            except AuthenticationError as error:
+                self.audit.refused(error, None, peer)
+                raise
 
     def check_hello(self, principal: Principal, hello: Hello) -> Session | None:
         """Return the session that a hello asks for, if its client may have it; None if it asks for a new one.
@@ -265,7 +277,9 @@ class AccessControl(SessionAccess):
             self._connected.pop(key, None)
 
     def confirm(self, principal: Principal) -> None:
-        """Raise `TokenRevoked` if a principal's token was revoked or has expired."""
+        """Raise `TokenRevoked` if a principal's token or sign-in was revoked or has expired."""
+        if principal.sign_in is not None:
+            self.sign_ins.confirm(principal.sign_in)
         self._authority.confirm_shown(principal.token)
 
     def confirm_right(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
@@ -351,7 +365,3 @@ class AccessControl(SessionAccess):
 def scope_of(hello: Hello) -> str:
     """Return the scope in its session that a client needs."""
     return MODES[hello.mode]
-
-
-def _too_often(limit: str, wait: float) -> RateLimited:
-    return RateLimited(f"the gateway allows {limit}; try again in {math.ceil(wait)} s", wait)

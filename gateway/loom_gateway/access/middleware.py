@@ -7,20 +7,15 @@ import math
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loom.errors import AuthenticationError, LoomError, RateLimited
-from loom.proof.forwarded import PROOF_PATH
+from loom.errors import AuthenticationError, LoomError, RateLimited, ScopeError
 from loom_gateway.access.connections import admit
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.hosts import AllowedHosts
+from loom_gateway.access.origins import READS
+from loom_gateway.access.paths import FOR_EVERY_SCOPE, continues_tunnel, drives, is_open, is_tunnel
 
 DONE = "loom.done"
 """The key in a request's scope under which an application leaves the event and details for the audit."""
-
-_OPEN_PATHS = frozenset({"/healthz", "/readyz", PROOF_PATH})
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
-
-_TUNNEL = "/api/v1/tunnel"
-"""The tunnel replaces a WebSocket: the hello decides what its client may do, and the paths below continue it."""
 
 
 class AccessMiddleware:
@@ -41,17 +36,19 @@ class AccessMiddleware:
             self._access.audit.refused(error, None, (scope.get("client") or [""])[0])
             await _refuse(error, scope, receive, send)
             return
-        if scope["path"] in _OPEN_PATHS:
+        if is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        in_tunnel = path.startswith(f"{_TUNNEL}/")
-        reads = scope["type"] == "websocket" or scope["method"] in _READS or path == _TUNNEL or in_tunnel
+        reads = scope["type"] == "websocket" or scope["method"] in READS or is_tunnel(path)
+        small = reads or (scope["method"] == "POST" and path in FOR_EVERY_SCOPE)
         try:
-            principal = scope["loom.principal"] = await self._access.enter(scope, counts=not in_tunnel)
+            principal = scope["loom.principal"] = await self._access.enter(scope, counts=not continues_tunnel(path))
             admit(scope)
             if scope["type"] == "http":
-                self._access.require(principal, "view" if reads else "operate", f"{scope['method']} over REST")
+                self._access.require(principal, "view" if small else "operate", f"{scope['method']} over REST")
+            if drives(path) and principal.sign_in is not None:
+                raise ScopeError("a page drives no session: a program does, with a token")
         except LoomError as error:
             await _refuse(error, scope, receive, send)
             return

@@ -7,7 +7,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from joserfc.jwt import JWTClaimsRegistry
 from loom.errors import AuthenticationError, IssuerUnreachable, ScopeError, TokenRevoked, WrongArguments
 from loom.token_file import OPENID_PREFIX, SCOPES, Token, digest
 from loom_gateway.access.issuer_keys import ALGORITHMS, IssuerKeys
-from loom_gateway.access.tokens import KeyWanted
+from loom_gateway.access.tokens import KeyWanted, SignedToken
 from loom_gateway.settings import GatewaySettings
 
 MAX_TOKEN = 16 << 10  # characters of a token at most
@@ -36,14 +35,6 @@ ACCEPTED = 10_000
 
 _TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
 """The types of ID tokens and of access tokens (RFC 9068). A logout token is of another (RFC 8725, section 3.11)."""
-
-
-@dataclass(frozen=True)
-class SignedToken(Token):
-    """The record of a token that the issuer signed."""
-
-    key: str = ""
-    """The thumbprint of the issuer's key."""
 
 
 class OpenIdIssuer:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from loom.errors import LimitReached, NotFound, ScopeError, UnknownSession, WrongArguments
 from loom.token_file import ADMIN, SCOPES, Token
 from loom_gateway.access.audit import Audit
+from loom_gateway.access.sign_ins import SignIn
 from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session
@@ -32,6 +33,8 @@ class Principal:
     token: Token
     peer: str
     """The address that the connection came from."""
+    sign_in: SignIn | None = None
+    """The sign-in that a page shows in the token's place."""
 
     @property
     def user(self) -> str:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
 from loom.proof.forwarded import gateway_proof, key_id
-from loom.token_file import ADMIN, OPENID_PREFIX, Token, TokenFile, digest
+from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
 from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.own_token import OwnTokenFile
+from loom_gateway.access.sign_ins import SignIn
 
 logger = logging.getLogger(__name__)
 
 
 OWN = "gateway"
 """The id and name of the gateway's own token, which is not in the file, does not expire, and may do everything."""
+
+
+@dataclass(frozen=True)
+class SignedToken(Token):
+    """The record of a token that an issuer signed."""
+
+    key: str = ""
+    """The thumbprint of the issuer's key."""
 
 
 class KeyWanted(IssuerUnreachable):
@@ -180,6 +189,37 @@ class TokenAuthority:
         self.confirm(token.id)
         return token
 
+    def token_of(self, sign_in: SignIn) -> Token:
+        """Return the record of the token with which a page signed in, in the scope of the sign-in.
+
+        Raises:
+            TokenRevoked: the token is not good any more.
+            AuthenticationError: the token file, which had it, cannot be read.
+        """
+        self.reload()
+        if sign_in.token == OWN:
+            if key_id(self._own.sha256) != sign_in.proof_key:
+                raise TokenRevoked("the gateway's own token was replaced: sign in with the new one")
+            token = self._own
+        elif sign_in.token.startswith(OPENID_PREFIX):
+            token = SignedToken(
+                sign_in.token,
+                sign_in.name,
+                sign_in.scope,
+                "",
+                sign_in.created,
+                sign_in.expires,
+                user=sign_in.user,
+                key=sign_in.issuer_key,
+            )
+        elif sign_in.token in self._by_id or self._failed is None:
+            self.confirm(sign_in.token)
+            token = self._by_id[sign_in.token]
+        else:
+            raise AuthenticationError(f"this gateway cannot look whether the sign-in is good: {self._failed[1]}")
+        self.confirm_shown(token)
+        return replace(token, scope=min(token.scope, sign_in.scope, key=SCOPES.index))
+
     def user_of(self, ident: str) -> str:
         """Return the user of a token that was accepted, given its id; the gateway's own for an unknown one."""
         self.reload()
@@ -237,24 +277,3 @@ def _may_be_signed(text: str) -> bool:
 def _openid_name(token: Token) -> str | None:
     """Return the name or the user of a token of the file if it is one that only an issuer gives."""
     return next((name for name in (token.user, token.name) if name.startswith(OPENID_PREFIX)), None)
-
-
-def digest_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the digest of the token in a request's headers. Raise `AuthenticationError` if there is none."""
-    return digest(token_shown(headers))
-
-
-def token_shown(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the token in a request's headers. Raise `AuthenticationError` if there is none."""
-    given = next((value for name, value in headers if name.lower() == b"authorization"), None)
-    if given is None:
-        raise AuthenticationError(
-            "this gateway needs a token: pass token=… to loom.connect or set LOOM_TOKEN "
-            "(HTTP: the header `Authorization: Bearer TOKEN`)"
-        )
-    scheme, _, token = given.decode("latin-1").partition(" ")
-    if scheme.lower() != "bearer":
-        raise AuthenticationError(
-            "this gateway takes a token in the header `Authorization: Bearer TOKEN`, and no other scheme"
-        )
-    return token.strip()

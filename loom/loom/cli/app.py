@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import bridge, debug, demo, inject, logs, serve, status, token, weaver
+from loom.cli import bridge, dashboard, debug, demo, inject, logs, serve, status, token, weaver
 
 app = typer.Typer(
     name="loom",
@@ -40,6 +40,7 @@ app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(debug.debug)
+app.command()(dashboard.dashboard)
 app.add_typer(status.sessions_app, name="sessions")
 app.add_typer(token.app, name="token")
 app.command()(weaver.watch)

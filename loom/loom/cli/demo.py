@@ -89,6 +89,7 @@ def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display
     with tempfile.TemporaryDirectory(prefix="loom-demo-") as folder, loom.local(hosts=hosts) as job:
         connected = perf_counter()
         processes = counted(hosts * procs, "training process", "training processes")
+        display.note(f"Watch it in a browser, within a minute: {job.dashboard(view=False).url}")
         display.wait(f"Connected to {job.url}; starting {processes}")
         try:
             for event in DemoTraining(job, Path(folder), hosts * procs, steps, failure).run():
@@ -134,6 +135,9 @@ class Display:
     def wait(self, what: str) -> None:
         """Show the current activity while there are no events."""
 
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+
     def show(self, event: Event) -> None:
         """Show an event."""
 
@@ -143,6 +147,9 @@ class LineDisplay(Display):
 
     def wait(self, what: str) -> None:
         typer.echo(f"{what} …")
+
+    def note(self, text: str) -> None:
+        typer.echo(text)
 
     def show(self, event: Event) -> None:
         typer.echo(sentence(event))
@@ -170,6 +177,9 @@ class LiveDisplay(Display):
     def wait(self, what: str) -> None:
         self._waits = Spinner("dots", f"{what} …")
         self._draw()
+
+    def note(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
 
     def show(self, event: Event) -> None:
         match event:

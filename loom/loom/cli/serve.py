@@ -25,6 +25,7 @@ def up(
     ] = None,
 ) -> None:
     """Start workers and a gateway on this machine, print how to connect, and end them with Ctrl-C."""
+    from loom.rest import Gateway
     from loom_proxy.local import LocalCluster
 
     try:
@@ -35,8 +36,10 @@ def up(
                 f"  export LOOM_URL={cluster.url}\n"
                 f"  export LOOM_TOKEN={cluster.token}\n"
                 f"  loom status\n"
+                f"  loom dashboard\n"
                 f"\n"
                 f'and in Python: job = loom.connect("{cluster.url}", token="{cluster.token}")\n'
+                f"The page, for a browser: {Gateway(cluster.url, None).page_url}\n"
                 f"Ctrl-C here ends it, with all sessions."
             )
             cluster.wait()

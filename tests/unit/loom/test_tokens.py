@@ -16,7 +16,8 @@ import loom
 from loom.token_file import Token, TokenFile, default_path, digest
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.access.tokens import TokenAuthority, digest_shown
+from loom_gateway.access.shown import shown_by
+from loom_gateway.access.tokens import TokenAuthority
 from tests.support.processes import run
 
 LOOM = "import sys; from loom.cli import main; main()"
@@ -273,11 +274,11 @@ def test_the_gateway_notices_what_changes(file: TokenFile) -> None:
     authority = TokenAuthority("the gateway's own", file)
     token, text = file.create("ci", "operate")
 
-    accepted = authority.check(digest_shown(bearer(text)))
+    accepted = authority.check(digest(text))
     assert (accepted.id, accepted.name, accepted.scope) == (token.id, "ci", "operate")
     file.revoke(token.id)
     with pytest.raises(loom.TokenRevoked, match=r"'ci'.*was revoked"):
-        authority.check(digest_shown(bearer(text)))
+        authority.check(digest(text))
     with pytest.raises(loom.TokenRevoked, match="was revoked"):
         authority.confirm(accepted.id)
 
@@ -287,7 +288,7 @@ def test_a_file_that_breaks_keeps_in_who_is_in_and_lets_nobody_new_in(
 ) -> None:
     authority = TokenAuthority("own", file)
     _, text = file.create("ci", "view")
-    accepted = authority.check(digest_shown(bearer(text)))
+    accepted = authority.check(digest(text))
 
     file.path.write_text("not JSON")
     authority.reload()
@@ -296,13 +297,13 @@ def test_a_file_that_breaks_keeps_in_who_is_in_and_lets_nobody_new_in(
     authority.confirm(accepted.id)
     assert len([record for record in caplog.records if "not JSON" in record.message]) == 1
     with pytest.raises(loom.AuthenticationError):
-        authority.check(digest_shown(bearer("another")))
+        authority.check(digest("another"))
 
 
 def test_a_file_that_is_removed_lets_nobody_in(file: TokenFile) -> None:
     authority = TokenAuthority("own", file)
     _, text = file.create("ci", "view")
-    accepted = authority.check(digest_shown(bearer(text)))
+    accepted = authority.check(digest(text))
 
     file.path.unlink()
     authority.reload()
@@ -310,13 +311,13 @@ def test_a_file_that_is_removed_lets_nobody_in(file: TokenFile) -> None:
     with pytest.raises(loom.TokenRevoked):
         authority.confirm(accepted.id)
     with pytest.raises(loom.AuthenticationError):
-        authority.check(digest_shown(bearer(text)))
+        authority.check(digest(text))
 
 
 def test_the_gateways_own_token_may_do_everything_for_ever(file: TokenFile) -> None:
     authority = TokenAuthority("own", file)
 
-    accepted = authority.check(digest_shown(bearer("own")))
+    accepted = authority.check(digest("own"))
 
     assert (accepted.user, accepted.scope) == ("admin", "admin")
     assert Principal(accepted, "").is_admin
@@ -329,7 +330,7 @@ def test_the_gateways_own_token_may_do_everything_for_ever(file: TokenFile) -> N
 )
 def test_without_a_good_token_nobody_comes_in(headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(loom.AuthenticationError):
-        TokenAuthority("own").check(digest_shown(headers))
+        TokenAuthority("own").check(digest(shown_by(headers, "loom").text))
 
 
 @pytest.mark.parametrize(

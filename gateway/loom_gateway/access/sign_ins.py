@@ -1,0 +1,196 @@
+"""Browsers that have signed in to the page, and the codes with which they do.
+
+A browser shows a token once and gets a text in its place: who signed in, for which scope and how long, and a MAC.
+The text is not stored here, so the page stays signed in when the gateway is replaced. It is good as long as the
+token is. It has no hash of the token: who has that can pretend to be the gateway (`loom.proof.forwarded`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loom.errors import AuthenticationError, LimitReached, TokenRevoked
+from loom.process.state_file import write_json
+from loom.token_file import SCOPES, Token
+
+logger = logging.getLogger(__name__)
+
+LASTS = 7 * 24 * 3600.0
+"""Seconds after which a browser has to sign in again."""
+
+CODE_LASTS = 60.0
+"""Seconds in which a code has to be used."""
+
+MAX_CODES = 100
+"""Unused codes of one user."""
+
+PREFIX = "loom-page-"
+"""Begins the text that a browser shows. A token that begins so is refused."""
+
+
+@dataclass(frozen=True)
+class SignIn:
+    """A browser that has signed in. Times are seconds since the epoch."""
+
+    id: str
+    token: str
+    """The id of the token that was shown."""
+    proof_key: str
+    """The token's `loom.proof.forwarded.key_id`, which changes when the gateway's own token is replaced."""
+    issuer_key: str
+    """The id of the key with which an issuer signed the token; empty for other tokens."""
+    user: str
+    name: str
+    scope: str
+    created: float
+    expires: float
+    in_cookie: bool
+    """Whether the browser keeps it in a cookie; the page keeps it in its memory otherwise."""
+
+
+@dataclass(frozen=True)
+class _Code:
+    token: Token
+    expires: float
+    in_cookie: bool
+
+
+class SignIns:
+    """Makes and checks sign-ins. Those that ended before their time are remembered.
+
+    Args:
+        path: a file in the state folder, for the next gateway; None: sign-ins last as long as this one.
+    """
+
+    def __init__(self, path: str | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+        self._ended: dict[str, float] = {}  # ids of sign-ins that have ended, and when each would have expired
+        self._codes: dict[str, _Code] = {}  # by the digest of the code
+        if path is not None:
+            self._read(path)
+
+    def _read(self, path: str) -> None:
+        try:
+            found = json.loads(Path(path).read_bytes())
+            self._secret = bytes.fromhex(found["secret"])
+            self._ended = {str(id): float(expires) for id, expires in found["ended"].items()}
+        except FileNotFoundError:
+            self._write()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            logger.error("%s cannot be read, so that browsers have to sign in again: %s", path, error)
+            self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            try:
+                write_json(self._path, {"secret": self._secret.hex(), "ended": self._ended})
+            except OSError as error:
+                logger.error("who has signed in and out cannot be kept in %s: %s", self._path, error)
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's name. Browsers send cookies to each port of a host, so each gateway has its own name."""
+        return "loom-" + hashlib.sha256(b"loom page " + self._secret).hexdigest()[:12]
+
+    def begin(self, token: Token, proof_key: str, in_cookie: bool, issuer_key: str = "") -> tuple[SignIn, str]:
+        """Sign a browser in with a token that is good; return the sign-in, and the text to show."""
+        now = self._clock()
+        expires = min(now + LASTS, now + LASTS if token.expires is None else token.expires)
+        sign_in = SignIn(
+            secrets.token_hex(8),
+            token.id,
+            proof_key,
+            issuer_key,
+            token.user,
+            token.name,
+            token.scope,
+            now,
+            expires,
+            in_cookie,
+        )
+        said = _text(json.dumps(asdict(sign_in), separators=(",", ":")).encode())
+        return sign_in, f"{PREFIX}{said}.{self._mac(said)}"
+
+    def read(self, text: str) -> SignIn:
+        """Return the sign-in that a browser shows.
+
+        Raises:
+            AuthenticationError: this gateway has made no such text; `TokenRevoked`: it has, and it is over.
+        """
+        said, _, mac = text.removeprefix(PREFIX).partition(".")
+        if not hmac.compare_digest(mac.encode(), self._mac(said).encode()):
+            raise AuthenticationError("this gateway does not know the sign-in of this page: sign in again")
+        body: dict[str, Any] = json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
+        sign_in = SignIn(**body)
+        self.confirm(sign_in)
+        return sign_in
+
+    def confirm(self, sign_in: SignIn) -> None:
+        """Raise `TokenRevoked` if a sign-in that was good has expired or was ended."""
+        if sign_in.id in self._ended:
+            raise TokenRevoked("this page was signed out: sign in again")
+        if sign_in.expires <= self._clock():
+            raise TokenRevoked("the sign-in of this page has expired: sign in again")
+
+    def end(self, sign_in: SignIn) -> None:
+        """Refuse a sign-in from now on, though it has not expired."""
+        now = self._clock()
+        self._ended = {id: expires for id, expires in self._ended.items() if expires > now}
+        self._ended[sign_in.id] = sign_in.expires
+        self._write()
+
+    def new_code(self, token: Token, scope: str | None, in_cookie: bool) -> tuple[str, float]:
+        """Return a code with which a browser signs in once, and when it expires.
+
+        Args:
+            scope: the scope of the sign-in, if it is to be smaller than the token's.
+            in_cookie: whether the browser may keep the sign-in in a cookie.
+
+        Raises:
+            LimitReached: the user has `MAX_CODES` codes that nobody has used.
+        """
+        now = self._clock()
+        self._codes = {key: code for key, code in self._codes.items() if code.expires > now}
+        if Counter(code.token.user for code in self._codes.values())[token.user] >= MAX_CODES:
+            raise LimitReached(f"{token.user!r} has {MAX_CODES} codes that nobody has used: wait {CODE_LASTS:g} s")
+        text = secrets.token_urlsafe(24)
+        narrowed = replace(token, scope=min(scope or token.scope, token.scope, key=SCOPES.index))
+        self._codes[_digest(text)] = _Code(narrowed, now + CODE_LASTS, in_cookie)
+        return text, now + CODE_LASTS
+
+    def use_code(self, text: str) -> tuple[Token, bool]:
+        """Return the token that a code stands for, and whether a cookie may keep the sign-in.
+
+        Raises:
+            AuthenticationError: there is no such code, it was used, or its time is over.
+        """
+        code = self._codes.pop(_digest(text), None)
+        if code is None or code.expires <= self._clock():
+            raise AuthenticationError(
+                f"the code is not good: each is for one sign-in within {CODE_LASTS:g} s. Run `loom dashboard` again"
+            )
+        return code.token, code.in_cookie
+
+    def _mac(self, said: str) -> str:
+        return _text(hmac.digest(self._secret, said.encode(), hashlib.sha256))
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _digest(code: str) -> str:
+    return hashlib.sha256(code.encode()).hexdigest()

@@ -1,0 +1,29 @@
+"""``loom dashboard``: the gateway's page in a browser, signed in."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from loom.cli.options import Access, asking
+
+
+@asking
+def dashboard(
+    access: Access,
+    view: Annotated[bool, typer.Option("--view", help="Sign in with a scope that may look only.")] = False,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open a browser; without, only print the address.")
+    ] = True,
+) -> None:
+    """Open the gateway's page, on which a training is watched and steered. The browser is signed in.
+
+    The address is good once, and for a minute: it has a code in the token's place.
+    """
+    address = access.gateway().page("view" if view else None)
+    if browser and webbrowser.open(address):
+        typer.echo(f"opened {address.partition('#')[0]} in a browser")
+        return
+    typer.echo(address)
