@@ -520,6 +520,7 @@ def test_a_nats_that_is_not_there_ends_it_at_once(cluster: LocalCluster, host: s
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_what_is_no_nats_ends_it_at_once(cluster: LocalCluster) -> None:
     ended = run_bridge(cluster.url, cluster.token, cluster.url.replace("ws://", "nats://"))
 

@@ -65,6 +65,7 @@ async def test_a_process_that_registers_is_a_replica_with_its_status(
     assert len(registered) == 1
 
 
+@pytest.mark.slow
 async def test_a_replica_whose_heartbeats_end_is_lost_and_runs_again_when_they_go_on(
     client: Client, bridge: Bridge, weaver: WeaverProxy
 ) -> None:

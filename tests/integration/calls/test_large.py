@@ -241,9 +241,8 @@ def gateway_of(cluster: LocalCluster) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
-@pytest.mark.parametrize(
-    "way", [pytest.param("there", marks=pytest.mark.slow), pytest.param("back", marks=pytest.mark.slow), "both"]
-)
+@pytest.mark.parametrize("way", ["there", "back", "both"])
+@pytest.mark.slow
 def test_the_gateway_holds_little_of_what_moves(job: loom.Job, cluster: LocalCluster, way: str) -> None:
     store, array = spawn(job), numpy.ones(192 * MIB, numpy.uint8)
     store.keep.call_one(array if way == "back" else None).get(timeout=60)

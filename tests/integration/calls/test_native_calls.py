@@ -116,6 +116,7 @@ def kill_again_and_again(hosts: Any) -> list[str]:
     return story
 
 
+@pytest.mark.slow
 def test_a_controller_starts_its_processes_again_and_again(job: loom.Job) -> None:
     assert job.run(kill_again_and_again, job.hosts) == [LOST] * 3
 
@@ -161,6 +162,7 @@ def spawn_both_and_wait(hosts: Any) -> dict[str, str]:
     return have_it_wait(caller_on(hosts), hosts.spawn_procs(name="trainers"))
 
 
+@pytest.mark.slow
 def test_calls_of_an_actor_fail_on_processes_that_a_function_started(job: loom.Job) -> None:
     assert job.run(spawn_both_and_wait, job.hosts) == EXPECTED
 
@@ -197,6 +199,7 @@ def controller_on(hosts: Any) -> Any:
     return hosts.slice(hosts=0).spawn_procs(name="controller").spawn("controller", Controller)
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_an_actor_starts_its_processes_again_and_again(job: loom.Job) -> None:
     controller = controller_on(job.hosts)
     assert controller.kill_again_and_again.call_one(job.hosts).get(timeout=6 * BOUND) == [LOST] * 3

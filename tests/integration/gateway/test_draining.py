@@ -88,6 +88,7 @@ def test_who_tells_it_twice_does_not_wait(draining: Gateway, number: int) -> Non
     assert "the gateway was stopped" in str(last.error)
 
 
+@pytest.mark.slow
 def test_the_time_to_drain_is_bounded(cluster: LocalCluster) -> None:
     with gateway_of(cluster, "--drain", "0.5", "--end-sessions") as gateway:
         job = gateway.connect()

@@ -220,6 +220,7 @@ def test_ids_go_round_and_a_range_that_is_used_up_is_a_clear_error(gateway: Gate
     gateway.connect().close()
 
 
+@pytest.mark.slow
 def test_a_driver_that_leads_its_socket_to_another_one_gets_nobody_there(gateway: Gateway) -> None:
     """Its user could drive another's session so: the gateway may open both sockets."""
 

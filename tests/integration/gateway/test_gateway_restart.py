@@ -131,6 +131,7 @@ def test_a_gateway_that_is_told_to_stop_leaves_its_sessions_to_the_next(gateway:
         assert list(again.meshes["counters"].add.call(1).get(BOUND).values()) == [4, 4]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_every_session_also_those_of_an_earlier_gateway(gateway: Gateway) -> None:
     earlier = gateway.connect()
     pids = list(counters_of(earlier).pid.call().get(BOUND).values())

@@ -57,8 +57,9 @@ def ask(gateway: Gateway, token: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("transport", "times"),
-    [("websocket", 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("http", 1), ("websocket", 3)))],
+    [("websocket", 1), ("http", 1), ("websocket", 3)],
 )
+@pytest.mark.slow
 def test_a_function_that_gives_the_next_token_keeps_the_connection(
     gateway: Gateway, issuer: OpenIdIssuerProcess, transport: str, times: int
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_token_for_another_program_or_from_another_issuer_is_refused(
     assert (status, error["code"]) == (401, "authentication")
 
 
+@pytest.mark.slow
 def test_the_connection_ends_with_the_token_and_the_session_goes_on_with_the_next(
     gateway: Gateway, issuer: OpenIdIssuerProcess
 ) -> None:

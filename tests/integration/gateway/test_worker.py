@@ -206,6 +206,7 @@ def test_a_worker_survives_its_client() -> None:
     assert still_there(everything) == []
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_monarch_is_named_with_the_version_that_the_gateway_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

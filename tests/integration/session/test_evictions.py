@@ -158,6 +158,7 @@ def test_a_second_signal_ends_at_once_what_does_not_stop(
     assert still_there(processes) == []
 
 
+@pytest.mark.slow
 def test_what_does_not_stop_is_killed_after_the_grace(tmp_path: Path) -> None:
     begun, saved = tmp_path / "begun", tmp_path / "saved"
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -158,6 +158,7 @@ def open_files(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_slow_follower_loses_lines_and_is_told_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
