@@ -7,7 +7,6 @@ from loom.rest import WEBSOCKET_PATH
 
 PAGE = "/api/v1/page"
 SIGN_IN_PATH = f"{PAGE}/sign-in"
-ICON = "/favicon.svg"
 ASSETS = "/assets/"
 
 FOR_EVERY_SCOPE = frozenset({f"{PAGE}/code", f"{PAGE}/sign-out"})
@@ -16,7 +15,7 @@ FOR_EVERY_SCOPE = frozenset({f"{PAGE}/code", f"{PAGE}/sign-out"})
 _TUNNEL = "/api/v1/tunnel"
 """The tunnel replaces a WebSocket: the hello decides what its client may do, and the paths below continue it."""
 
-_OPEN = frozenset({"/healthz", "/readyz", PROOF_PATH, SIGN_IN_PATH, "/", ICON})
+_OPEN = frozenset({"/healthz", "/readyz", PROOF_PATH, SIGN_IN_PATH, "/"})
 
 
 def is_open(path: str) -> bool:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from loom_gateway.access.paths import ASSETS, ICON
+from loom_gateway.access.paths import ASSETS
 
 STATIC = Path(__file__).with_name("static")
 
@@ -78,11 +78,7 @@ def file_routes(frames: Iterable[str], static: Path = STATIC) -> list[Route]:
     async def asset(request: Request) -> Response:
         return _file(f"assets/{request.path_params['name']}", _UNCHANGING)
 
-    async def icon(_: Request) -> Response:
-        return _file(ICON[1:], "no-cache")
-
     return [
         Route("/", page, methods=["GET"]),
         Route(ASSETS + "{name}", asset, methods=["GET"]),
-        Route(ICON, icon, methods=["GET"]),
     ]

@@ -55,7 +55,6 @@ RULES: dict[str, Rule] = {
     "GET /readyz": Rule(None),
     "GET /api/v1/proof": Rule(None),
     "GET /": Rule(None),
-    "GET /favicon.svg": Rule(None),
     "GET /assets/{name}": Rule(None),
     "POST /api/v1/page/sign-in": Rule(None, {}),
     "GET /api/v1/page/me": Rule("view"),
