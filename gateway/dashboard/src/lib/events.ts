@@ -1,0 +1,126 @@
+/** Events as sentences. */
+
+import { describeCommand } from './commands';
+import { plural, value } from './format';
+import type { DeviceInfo, WeaverEvent } from './types';
+
+export type Tone = 'plain' | 'good' | 'warning' | 'bad' | 'command';
+
+export interface Described {
+  text: string;
+  tone: Tone;
+}
+
+const TONES: Record<string, Tone> = {
+  running: 'good',
+  registered: 'good',
+  applied: 'good',
+  fault_removed: 'good',
+  paused: 'plain',
+  stalled: 'warning',
+  recovering: 'warning',
+  draining: 'warning',
+  refused: 'warning',
+  unanswered: 'warning',
+  respawn_wanted: 'warning',
+  weaver_started: 'warning',
+  failed: 'bad',
+  device_failed: 'bad',
+  supervision: 'bad',
+  command: 'command',
+  policy: 'command',
+};
+
+export function describeEvent(event: WeaverEvent): Described {
+  return { text: sentence(event), tone: toneOf(event) };
+}
+
+function toneOf(event: WeaverEvent): Tone {
+  if (event.kind === 'supervision' && event['what'] === 'stopped') return 'plain';
+  if (event.kind === 'command' && event['do'] === 'inject') return 'warning';
+  return TONES[event.kind] ?? 'plain';
+}
+
+function sentence(event: WeaverEvent): string {
+  const text = (name: string): string => (event[name] == null ? '' : String(event[name]));
+  const params = (event['params'] as Record<string, unknown> | undefined) ?? {};
+  const because = (reason: string): string => (reason ? `: ${reason}` : '');
+  const at = event['step'] == null ? '' : ` at step ${text('step')}`;
+  switch (event.kind) {
+    case 'registered':
+      return `registered on ${text('host') || 'a host'}${at}`;
+    case 'reconnected':
+      return `reconnected from ${text('host') || 'a host'}${at}`;
+    case 'running':
+      return `runs again${from(event)}`;
+    case 'registering':
+      return 'starts';
+    case 'paused':
+      return 'is paused';
+    case 'draining':
+      return `drains${because(text('reason'))}`;
+    case 'stalled':
+      return `takes no steps${event['stack'] ? '; its stack is known' : ''}`;
+    case 'recovering':
+      return 'is not connected';
+    case 'failed':
+      return `failed${because(text('reason') || text('why'))}`;
+    case 'finished':
+      return `finished${because(text('reason'))}`;
+    case 'command':
+      return `${text('by') || 'someone'} gave a command: ${describeCommand(text('do'), params)} (${plural(Number(event['replicas'] ?? 0), 'replica')})`;
+    case 'applied':
+      return `applied ${text('do')}${at}${changes(event)}`;
+    case 'refused':
+      return `refused ${text('do')}${because(text('reason') || refusals(event))}`;
+    case 'unanswered':
+      return `did not answer ${text('do')}${because(text('reason'))}`;
+    case 'config':
+      return `reports its configuration${at}${changes(event)}`;
+    case 'device_failed': {
+      const device = event['device'] as Partial<DeviceInfo> | undefined;
+      const chain = (event['replicas'] as unknown[] | undefined) ?? [];
+      return `device ${device?.uuid ?? ''} failed${because(text('reason'))} (${plural(chain.length, 'replica')})`;
+    }
+    case 'devices_changed':
+      return `changed its devices${listed('added', event)}${listed('removed', event)}`;
+    case 'respawn_wanted':
+      return `needs another place${because(text('reason'))}`;
+    case 'supervision':
+      return `${text('procs')}${event['rank'] == null ? '' : `, rank ${text('rank')}`}: ${text('what') || 'ended'}${because(text('reason'))}`;
+    case 'spawned':
+      return `${text('procs')} was spawned on ${text('host') || 'a host'}`;
+    case 'policy':
+      return `${text('by') || 'someone'} chose ${text('action')} for ${text('group')} when a device fails`;
+    case 'fault_removed':
+      return 'has no injected fault any more';
+    case 'weaver_started':
+      return `the weaver started and knows ${plural(Number(event['replicas'] ?? 0), 'replica')}`;
+    default:
+      return event.kind.replaceAll('_', ' ');
+  }
+}
+
+function from(event: WeaverEvent): string {
+  return typeof event['from'] === 'string' ? ` after ${event['from']}` : '';
+}
+
+function changes(event: WeaverEvent): string {
+  const given = (event['changes'] as Record<string, { old: unknown; new: unknown }> | undefined) ?? {};
+  const found = Object.entries(given).map(([key, one]) =>
+    one.old == null ? `${key} = ${value(one.new)}` : `${key} ${value(one.old)} → ${value(one.new)}`,
+  );
+  return found.length ? `: ${found.join(', ')}` : '';
+}
+
+function refusals(event: WeaverEvent): string {
+  const given = (event['refused'] as Record<string, string> | undefined) ?? {};
+  return Object.entries(given)
+    .map(([key, reason]) => `${key}: ${reason}`)
+    .join('; ');
+}
+
+function listed(name: 'added' | 'removed', event: WeaverEvent): string {
+  const given = (event[name] as string[] | undefined) ?? [];
+  return given.length ? `; ${name} ${given.join(', ')}` : '';
+}

@@ -1,0 +1,49 @@
+/** Addresses of views: `#/VIEW/PART/PART?name=value`. */
+
+export const VIEWS = ['overview', 'replicas', 'devices', 'steering', 'goodput', 'chaos', 'sessions'] as const;
+
+export type View = (typeof VIEWS)[number];
+
+export interface Route {
+  view: View;
+  /** What follows the view: the id of a replica, or the name of a session. */
+  parts: string[];
+  query: Record<string, string>;
+}
+
+export function parseRoute(hash: string): Route {
+  const [path = '', search = ''] = split(hash.replace(/^#\/?/, ''), '?');
+  const [view = '', ...parts] = path.split('/').filter(Boolean).map(decode);
+  const known = (VIEWS as readonly string[]).includes(view) ? (view as View) : null;
+  return {
+    view: known ?? 'overview',
+    parts: known ? parts : [],
+    query: known ? Object.fromEntries(new URLSearchParams(search)) : {},
+  };
+}
+
+export function formatRoute(view: View, parts: string[] = [], query: Record<string, string | null | undefined> = {}): string {
+  const path = [view, ...parts].map(encodeURIComponent).join('/');
+  const given = Object.entries(query).filter((one): one is [string, string] => Boolean(one[1]));
+  const search = new URLSearchParams(given).toString();
+  return `#/${path}${search ? `?${search}` : ''}`;
+}
+
+/** Return the one-time code of an address such as `#code=…`, if there is one. */
+export function codeIn(hash: string): string | null {
+  const match = /^#\/?code=([^&/?#]+)$/.exec(hash);
+  return match ? decode(match[1]!) : null;
+}
+
+function split(text: string, at: string): [string, string] {
+  const found = text.indexOf(at);
+  return found < 0 ? [text, ''] : [text.slice(0, found), text.slice(found + 1)];
+}
+
+function decode(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,29 @@
+/** The current address as reactive state. */
+
+import { formatRoute, parseRoute, type Route, type View } from './route';
+
+class Router {
+  route = $state.raw<Route>(parseRoute(location.hash));
+
+  constructor() {
+    window.addEventListener('hashchange', () => this.#read());
+    window.addEventListener('popstate', () => this.#read());
+  }
+
+  go(view: View, parts: string[] = [], query: Record<string, string | null | undefined> = {}): void {
+    location.hash = formatRoute(view, parts, query);
+  }
+
+  /** Change parts of the query without a new entry in the browser's history. */
+  set(changes: Record<string, string | null>): void {
+    const { view, parts, query } = this.route;
+    history.replaceState(null, '', formatRoute(view, parts, { ...query, ...changes }));
+    this.#read();
+  }
+
+  #read(): void {
+    this.route = parseRoute(location.hash);
+  }
+}
+
+export const router = new Router();

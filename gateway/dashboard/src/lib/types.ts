@@ -1,0 +1,272 @@
+/** The objects of the gateway's messages and answers, with the names that `loom.weaver.views` gives them. */
+
+export const STATES = [
+  'registering',
+  'running',
+  'paused',
+  'draining',
+  'stalled',
+  'recovering',
+  'failed',
+  'finished',
+] as const;
+
+export type ReplicaState = (typeof STATES)[number];
+
+export const ENDED: ReadonlySet<string> = new Set(['failed', 'finished']);
+
+export type DeviceStateName = 'active' | 'inactive' | 'failed';
+
+/** JSON has the texts NaN, Infinity and -Infinity for numbers that are not finite. */
+export type MetricValue = number | string;
+
+export interface WeaverStatus {
+  weaver: string;
+  started: number;
+  time: number;
+  replicas: Record<string, number>;
+  devices: number;
+  commands: number;
+  event: number;
+  reports: number;
+}
+
+export interface ReplicaInfo {
+  id: string;
+  state: ReplicaState;
+  group: string;
+  host: string;
+  pid: number;
+  session: string | null;
+  procs: string | null;
+  rank: number | null;
+  actors: string | null;
+  devices: string[];
+  handlers: Record<string, string>;
+  config: Record<string, unknown>;
+  step: number | null;
+  epoch: number | null;
+  max_step: number | null;
+  metrics: Record<string, MetricValue>;
+  reported: number | null;
+  phase: string;
+  registered: number;
+  changed: number;
+  died_of: string | null;
+  injectable: boolean;
+  connected: boolean;
+  step_time: number | null;
+  instance: string;
+  seq: number;
+  user: string;
+}
+
+/** The fields of a replica that a delta has. */
+export type ReplicaChange = Partial<
+  Pick<ReplicaInfo, 'state' | 'step' | 'epoch' | 'max_step' | 'metrics' | 'phase' | 'reported' | 'connected'>
+>;
+
+export interface DeviceStatus {
+  utilization?: number | null;
+  memory_used?: number | null;
+  temperature?: number | null;
+  power?: number | null;
+  sm_clock?: number | null;
+  memory_clock?: number | null;
+  ecc_corrected?: number | null;
+  ecc_uncorrected?: number | null;
+  throttled?: string[];
+  error?: string | null;
+  xid?: unknown;
+  time?: number;
+  by?: string;
+}
+
+export interface DeviceInfo {
+  uuid: string;
+  state: DeviceStateName;
+  kind: string;
+  server: string;
+  type: string;
+  memory: number;
+  reason: string | null;
+  replicas: string[];
+  status: DeviceStatus | null;
+  user: string;
+}
+
+/** Something that happened. Its further fields depend on its kind. */
+export interface WeaverEvent {
+  id: number;
+  time: number;
+  kind: string;
+  replica: string | null;
+  cause?: number | null;
+  [field: string]: unknown;
+}
+
+export interface FaultRecord {
+  replica: string;
+  reason: string;
+  time: number;
+  detected: number;
+  registered: number | null;
+  stepped: number | null;
+}
+
+export interface CoursePoint {
+  time: number;
+  seconds: Record<string, number>;
+}
+
+export interface GoodputRecord {
+  job: string;
+  since: number;
+  until: number;
+  replicas: number;
+  ratio: number | null;
+  seconds: Record<string, number>;
+  faults: FaultRecord[];
+  course: CoursePoint[];
+  user: string;
+}
+
+export interface SessionInfo {
+  name: string;
+  state: string;
+  client_connected: boolean;
+  created_at: number;
+  pid: number;
+  operations: number;
+  persist: boolean;
+  user: string;
+  shared: Record<string, string>;
+}
+
+export interface EndedSession {
+  name: string;
+  reason: string;
+  exit_code: number | null;
+  created_at: number;
+  ended_at: number;
+  user: string;
+}
+
+export interface WorkerInfo {
+  address: string;
+  reachable: boolean;
+}
+
+export interface Change {
+  old: unknown;
+  new: unknown;
+}
+
+/** What a replica made of a command. */
+export interface Acknowledgement {
+  replica: string;
+  ok: boolean;
+  step: number | null;
+  changes: Record<string, Change>;
+  refused: Record<string, string>;
+  reason: string | null;
+  waiting: boolean;
+  evidence: Record<string, unknown>;
+  time: number | null;
+}
+
+export type CommandKind =
+  | 'update_config'
+  | 'pause'
+  | 'resume'
+  | 'stop'
+  | 'drain'
+  | 'deactivate_device'
+  | 'reactivate';
+
+export type PolicyAction = 'notify' | 'pause' | 'stop' | 'respawn';
+
+export type Target = string | string[];
+
+export interface Snapshot {
+  type: 'snapshot';
+  status: WeaverStatus;
+  replicas: ReplicaInfo[];
+  devices: DeviceInfo[];
+  policies?: Record<string, PolicyAction>;
+  goodput?: GoodputRecord[];
+  sessions?: SessionInfo[];
+  workers?: WorkerInfo[];
+  events?: WeaverEvent[];
+}
+
+export interface Delta {
+  type: 'delta';
+  replicas: Record<string, ReplicaChange>;
+  devices?: Record<string, DeviceStatus>;
+  device_states?: Record<string, { state: DeviceStateName; reason: string | null; replicas: string[] }>;
+  policies?: Record<string, PolicyAction>;
+  goodput?: GoodputRecord[];
+  sessions?: SessionInfo[];
+  workers?: WorkerInfo[];
+}
+
+export interface AcknowledgementMessage {
+  type: 'acknowledgement';
+  id: string;
+  replica: string;
+  ok: boolean;
+  step?: number | null;
+  old?: unknown;
+  new?: unknown;
+  changes?: Record<string, Change>;
+  refused?: Record<string, string>;
+  reason?: string | null;
+  waiting?: boolean;
+  evidence?: Record<string, unknown>;
+}
+
+export type Incoming =
+  | Snapshot
+  | Delta
+  | { type: 'event'; event: WeaverEvent; info?: ReplicaInfo }
+  | { type: 'away'; reason: string }
+  | { type: 'pong'; id?: string }
+  | { type: 'error'; id: string | null; code: string; message: string }
+  | { type: 'accepted'; id: string; command: string; replicas: string[] }
+  | AcknowledgementMessage
+  | { type: 'done'; id: string };
+
+export type Outgoing =
+  | { type: 'ping'; id: string }
+  | { type: 'command'; id: string; kind: CommandKind; target: Target; params: Record<string, unknown> }
+  | { type: 'policy'; id: string; group: string; action: PolicyAction }
+  | {
+      type: 'inject';
+      id: string;
+      fault: string;
+      target: Target;
+      params: Record<string, unknown>;
+      duration: number | null;
+    }
+  | { type: 'remove_fault'; id: string; injection: string };
+
+export type Scope = 'view' | 'operate' | 'drive' | 'admin';
+
+export interface Identity {
+  user: string;
+  name: string;
+  scope: Scope;
+  expires: number | null;
+}
+
+export type MetricPoint = [time: number, step: number | null, value: MetricValue];
+
+export interface LogLine {
+  time: number;
+  mesh: string;
+  rank: number | null;
+  place: string;
+  stream: string;
+  text: string;
+}

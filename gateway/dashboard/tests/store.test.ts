@@ -1,0 +1,253 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+
+import { Store } from '../src/lib/store.svelte';
+import type { Incoming, Outgoing } from '../src/lib/types';
+import { device, event, replica, snapshot } from './objects';
+
+let store: Store;
+let sent: Outgoing[];
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  vi.setSystemTime(1_000_000_000);
+  store = new Store(new URL('http://loom.test/'));
+  store.identity = { user: 'ada', name: 'ada-laptop', scope: 'operate', expires: null };
+  sent = [];
+  vi.spyOn(store.gateway, 'send').mockImplementation((message) => {
+    sent.push(message);
+    return true;
+  });
+});
+
+afterEach(() => {
+  vi.useRealTimers();
+  vi.restoreAllMocks();
+});
+
+function take(...messages: Incoming[]): void {
+  for (const one of messages) store.handleWebSocketMessage(one);
+  store.flush();
+}
+
+describe('a snapshot', () => {
+  it('replaces everything', () => {
+    take(snapshot({ replicas: [replica('a')] }), snapshot({ replicas: [replica('b')], policies: { train: 'pause' } }));
+    expect([...store.replicas.keys()]).toEqual(['b']);
+    expect(store.policies).toEqual({ train: 'pause' });
+    expect(store.loaded).toBe(true);
+  });
+
+  it('works without the parts that an older gateway leaves out', () => {
+    const { type, status, replicas, devices } = snapshot({ replicas: [replica('a')] });
+    take({ type, status, replicas, devices });
+    expect(store.replicas.size).toBe(1);
+    expect(store.sessions).toEqual([]);
+  });
+
+  it('sets the clock by that of the weaver', () => {
+    take(snapshot({ time: 1_000_000 + 60 }));
+    expect(store.now).toBeCloseTo(1_000_060);
+  });
+
+  it('ends an absence of the weaver', () => {
+    take(snapshot({}), { type: 'away', reason: 'it was killed' });
+    expect(store.away).toBe('it was killed');
+    take(snapshot({}));
+    expect(store.away).toBeNull();
+  });
+});
+
+describe('a delta', () => {
+  it('changes fields and computes the pace', () => {
+    take(snapshot({ replicas: [replica('a', { step: 10, reported: 100, step_time: null })] }));
+    take({ type: 'delta', replicas: { a: { step: 14, reported: 102, metrics: { loss: 0.5 }, state: 'running' } } });
+    const found = store.replica('a')!;
+    expect(found.step).toBe(14);
+    expect(found.pace).toBeCloseTo(0.5);
+    expect(found.loss).toBe(0.5);
+  });
+
+  it('has texts for numbers that are not finite', () => {
+    take(snapshot({ replicas: [replica('a')] }), { type: 'delta', replicas: { a: { metrics: { loss: 'NaN' } } } });
+    expect(store.replica('a')!.loss).toBeNaN();
+  });
+
+  it('changes devices, their states, policies and goodput', () => {
+    take(snapshot({ devices: [device('g')] }), {
+      type: 'delta',
+      replicas: {},
+      devices: { g: { utilization: 0.4 } },
+      device_states: { g: { state: 'failed', reason: 'Xid 79', replicas: ['a'] } },
+      policies: { '*': 'stop' },
+      goodput: [],
+      workers: [{ address: 'tcp://w:1', reachable: true }],
+    });
+    expect(store.devices[0]).toMatchObject({ state: 'failed', reason: 'Xid 79', status: { utilization: 0.4 } });
+    expect(store.policies).toEqual({ '*': 'stop' });
+    expect(store.workers).toHaveLength(1);
+  });
+
+  it('loads a replica that nobody described', () => {
+    const request = vi.spyOn(store.gateway, 'request').mockResolvedValue(replica('new'));
+    take(snapshot({}), { type: 'delta', replicas: { new: { step: 1 } } });
+    expect(request).toHaveBeenCalledWith('GET', 'weaver/replicas/new');
+  });
+
+  it('keeps live points of followed replicas alone', () => {
+    take(snapshot({ replicas: [replica('a'), replica('b')] }));
+    const leave = store.follow('a');
+    for (let time = 1; time <= 3; time += 1)
+      take({
+        type: 'delta',
+        replicas: { a: { reported: time, step: time, metrics: { loss: time } }, b: { reported: time, metrics: { loss: 1 } } },
+      });
+    expect(store.livePoints('a').map((one) => one.metrics['loss'])).toEqual([1, 2, 3]);
+    expect(store.livePoints('b')).toEqual([]);
+    leave();
+    expect(store.livePoints('a')).toEqual([]);
+  });
+});
+
+describe('an event', () => {
+  it('is kept once, and amended when it comes again', () => {
+    take(snapshot({ events: [event(1, 'registered', 'a')] }));
+    take({ type: 'event', event: event(2, 'stalled', 'a') }, { type: 'event', event: event(2, 'stalled', 'a', { stack: 'File' }) });
+    expect(store.events.map((one) => one.id)).toEqual([1, 2]);
+    expect(store.events[1]!['stack']).toBe('File');
+  });
+
+  it('changes the state of its replica at once', () => {
+    take(snapshot({ replicas: [replica('a')] }), { type: 'event', event: event(2, 'failed', 'a', { reason: 'SIGKILL' }) });
+    expect(store.replica('a')).toMatchObject({ state: 'failed', died_of: 'SIGKILL' });
+    expect(store.stateCounts.get('failed')).toBe(1);
+  });
+
+  it('brings a new replica with it', () => {
+    take(snapshot({}), { type: 'event', event: event(2, 'registered', 'a'), info: replica('a') });
+    expect(store.members.map((one) => one.id)).toEqual(['a']);
+  });
+
+  it('changes the configuration and the devices of its replica', () => {
+    take(snapshot({ replicas: [replica('a', { devices: ['x'] })], devices: [device('x', { replicas: ['a'] }), device('y')] }));
+    take(
+      { type: 'event', event: event(2, 'config', 'a', { changes: { rate: { old: 1, new: 2 } } }) },
+      { type: 'event', event: event(3, 'devices_changed', 'a', { added: ['y'], removed: ['x'] }) },
+    );
+    expect(store.replica('a')).toMatchObject({ config: { rate: 2 }, devices: ['y'] });
+    expect(store.devices.map((one) => one.replicas)).toEqual([[], ['a']]);
+  });
+
+  it('puts a policy at the end: the newest glob wins', () => {
+    take(snapshot({ policies: { a: 'stop', b: 'stop' } }), {
+      type: 'event',
+      event: event(2, 'policy', null, { group: 'a', action: 'pause', by: 'ada' }),
+    });
+    expect(Object.entries(store.policies)).toEqual([
+      ['b', 'stop'],
+      ['a', 'pause'],
+    ]);
+  });
+});
+
+describe('a command', () => {
+  it('is only sent until it is acknowledged', () => {
+    take(snapshot({ replicas: [replica('a', { config: { rate: 1 } })] }));
+    const id = store.updateConfig(['a'], { rate: 2 });
+    store.flush();
+    expect(sent).toEqual([{ type: 'command', id, kind: 'update_config', target: ['a'], params: { rate: 2 } }]);
+    expect(id).toMatch(/^[0-9a-f]{32}$/);
+    expect(store.command(id)!.phase).toBe('sent');
+    expect(store.replica('a')!.config).toEqual({ rate: 1 });
+
+    take({ type: 'accepted', id, command: id, replicas: ['a'] });
+    expect(store.command(id)!.phase).toBe('accepted');
+    take({ type: 'acknowledgement', id, replica: 'a', ok: true, step: 7, changes: { rate: { old: 1, new: 2 } } });
+    take({ type: 'done', id });
+    const run = store.command(id)!;
+    expect(run.phase).toBe('done');
+    expect(run.acknowledgements.get('a')).toMatchObject({ ok: true, step: 7, changes: { rate: { old: 1, new: 2 } } });
+  });
+
+  it('shows an error with its message', () => {
+    const id = store.pause('*');
+    take({ type: 'error', id, code: 'scope', message: 'this token is of scope view' });
+    expect(store.command(id)).toMatchObject({ phase: 'error', error: 'this token is of scope view' });
+  });
+
+  it('is sent again after a reconnect, unless it was answered', () => {
+    take(snapshot({}));
+    const first = store.pause('*');
+    const second = store.resume('*');
+    take({ type: 'done', id: first });
+    sent.length = 0;
+    take(snapshot({}));
+    expect(sent.map((one) => (one as { id: string }).id)).toEqual([second]);
+  });
+
+  it('that injects a fault is not sent twice', () => {
+    take(snapshot({}));
+    const id = store.inject('sigkill', ['a'], {}, null);
+    sent.length = 0;
+    take(snapshot({}));
+    expect(sent).toEqual([]);
+    vi.mocked(store.gateway.send).mockReturnValue(false);
+    const lost = store.inject('sigkill', ['a'], {}, null);
+    expect(store.command(id)!.phase).toBe('sent');
+    expect(store.command(lost)!.phase).toBe('error');
+  });
+
+  it('of somebody else is known by its events', () => {
+    take(
+      snapshot({}),
+      { type: 'event', event: event(5, 'command', null, { command: 'c1', do: 'pause', params: {}, target: '*', by: 'bob', replicas: 2 }) },
+      { type: 'event', event: event(6, 'applied', 'a', { command: 'c1', do: 'pause', ok: true, step: 3, changes: {}, refused: {} }) },
+      { type: 'event', event: event(7, 'refused', 'b', { command: 'c1', do: 'pause', ok: false, reason: 'busy' }) },
+    );
+    const [run] = store.commands;
+    expect(run).toMatchObject({ kind: 'pause', by: 'bob', phase: 'done', mine: false, total: 2 });
+    expect(run!.acknowledgements.get('b')).toMatchObject({ ok: false, reason: 'busy' });
+  });
+
+  it('can be taken back', () => {
+    take(snapshot({}));
+    const id = store.updateConfig('*', { rate: 2 });
+    for (const [name, old] of [['a', 1], ['b', 1], ['c', 3]] as const)
+      take({ type: 'acknowledgement', id, replica: name, ok: true, step: 1, changes: { rate: { old, new: 2 } } });
+    sent.length = 0;
+    store.takeBack(store.command(id)!);
+    expect(sent).toMatchObject([
+      { kind: 'update_config', target: ['a', 'b'], params: { rate: 1 } },
+      { kind: 'update_config', target: ['c'], params: { rate: 3 } },
+    ]);
+  });
+});
+
+describe('jobs', () => {
+  it('are summed up from their replicas', () => {
+    take(
+      snapshot({
+        replicas: [
+          replica('a', { step: 10, max_step: 100, step_time: 0.5, metrics: { loss: 1 } }),
+          replica('b', { step: 12, step_time: 0.5, metrics: { loss: 3 }, rank: 1 }),
+          replica('c', { state: 'failed', metrics: { loss: 9 }, rank: 2 }),
+          replica('d', { group: 'other', session: null }),
+        ],
+      }),
+    );
+    const [other, train] = store.jobs;
+    expect(other).toMatchObject({ name: 'other', living: 1 });
+    expect(train).toMatchObject({ name: 'train@s1', step: 12, maxStep: 100, loss: 2, rate: 2, living: 2, replicas: 3 });
+  });
+});
+
+describe('controls', () => {
+  it('say why they are disabled', () => {
+    store.link = { state: 'open', since: 0, reason: '' };
+    expect(store.whyDisabled).toBeNull();
+    store.identity = { user: 'ada', name: 'ada', scope: 'view', expires: null };
+    expect(store.whyDisabled).toContain('scope is view');
+    store.identity = { user: 'ada', name: 'ada', scope: 'admin', expires: null };
+    store.link = { state: 'lost', since: 0, reason: '' };
+    expect(store.whyDisabled).toContain('connection');
+  });
+});
