@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -26,24 +25,18 @@ from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
+from loom_gateway.rest.gateway_feed import GatewayFeed, WorkerInfo, check_workers
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
+from loom_gateway.rest.seed_aliases import alias_routes
 from loom_gateway.rest.session_replicas import session_replica_routes
 from loom_gateway.rest.sessions import session_routes
 from loom_gateway.rest.weaver import weaver_routes
+from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.sessions.draining import Draining
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
-from loom_gateway.workers.health import answers
-
-
-class WorkerInfo(BaseModel):
-    """A worker host."""
-
-    address: str
-    reachable: bool
-    """Whether the worker answers now."""
 
 
 class Proof(BaseModel):
@@ -164,7 +157,7 @@ def create_app(
     @app.get("/api/v1/status")
     async def status(request: Request) -> GatewayStatus:
         """Version, workers and sessions of this gateway."""
-        workers = await asyncio.gather(*(_worker_info(address) for address in manager.worker_watch.hosts.addresses))
+        workers = await check_workers(manager.worker_watch.hosts.addresses)
         return GatewayStatus(
             version=__version__,
             workers=workers,
@@ -191,14 +184,16 @@ def create_app(
     app.include_router(session_routes(manager, access))
     app.include_router(session_replica_routes(weaver, access))
     app.include_router(sign_in_routes(access, page_path))
-    app.include_router(weaver_routes(supervisor, access, Components(access, supervisor, injectable)))
+    changes = WeaverChanges(weaver, Components(access, supervisor, injectable))
+    app.include_router(weaver_routes(supervisor, access, changes))
+    app.include_router(alias_routes(changes))
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
     app.state.draining = draining
     app.state.access, app.state.weaver = access, weaver
     app.state.tunnels = Tunnels(relay, tunnel_idle)
     app.router.routes += [
         *file_routes(access.origins.others),
-        WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, access)),
+        WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, access, changes, GatewayFeed(manager, access))),
         WebSocketRoute("/ws/v1", relay),
         *app.state.tunnels.routes,
     ]
@@ -209,7 +204,3 @@ def _sees_all(request: Request) -> bool:
     """Return whether numbers of all users are for who asks."""
     principal: Principal = request.scope["loom.principal"]
     return principal.is_admin or principal.user == ADMIN
-
-
-async def _worker_info(address: str) -> WorkerInfo:
-    return WorkerInfo(address=address, reachable=await answers(address))

@@ -64,6 +64,12 @@ class RelaySocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
         self.gone.set_result(None)
 
+    def limit_messages(self, most: int) -> None:
+        """Close the connection at a message of more bytes, before it is read."""
+        for name in ("max_size", "max_message_size"):  # before and since websockets 16
+            if hasattr(self.conn, name):
+                setattr(self.conn, name, most)
+
     def abort(self) -> None:
         self.transport.abort()
 

@@ -12,7 +12,8 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.exact_json import ExactJson
 from loom_gateway.rest.sessions import Sender
-from loom_gateway.rest.weaver import By, CommandRequest, ReplicaList
+from loom_gateway.rest.weaver import By, ReplicaList
+from loom_gateway.rest.weaver_changes import CommandRequest
 from loom_gateway.rest.whose import whose
 
 
@@ -32,9 +33,10 @@ def session_replica_routes(weaver: WeaverClient, access: AccessControl) -> APIRo
     ) -> Response:
         """Give a command to replicas of a session, as to those of a user; a target means those of the session."""
         of = await whose(principal, None, name, "operate", access, weaver)
-        about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params), "session": name}
+        target = "*" if asked.target is None else asked.target
+        about = {"kind": asked.kind.value, "target": target, "keys": list(asked.params), "session": name}
         request.scope[DONE] = ("commanded", about)
-        command: dict[str, Any] = {**asked.model_dump(), "kind": asked.kind.value}
+        command: dict[str, Any] = {**asked.model_dump(exclude_none=True), "kind": asked.kind.value}
         state = await weaver.do("command", by, **of, **command)
         request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
         return ExactJson(state)

@@ -6,19 +6,14 @@ and its readers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from loom.chaos.faults import MAX_DURATION, Place, check_fault
-from loom.control.commands import CommandKind
-from loom.errors import WrongArguments
 from loom.weaver.keys import EVERYONE
 from loom.weaver.policy import Action
-from loom.weaver.serving.arguments import IDENTITY
 from loom.weaver.serving.operations import MAX_WAIT
 from loom.weaver.views import (
     CommandState,
@@ -33,7 +28,16 @@ from loom.weaver.views import (
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.exact_json import ExactJson
-from loom_gateway.rest.faults import Components
+from loom_gateway.rest.sessions import Sender
+from loom_gateway.rest.weaver_changes import (
+    CommandRequest,
+    FaultRequest,
+    Identity,
+    Note,
+    PolicyRequest,
+    WeaverChanges,
+    about_whose,
+)
 from loom_gateway.rest.whose import whose
 from loom_gateway.weaver_process import WeaverSupervisor
 
@@ -99,49 +103,6 @@ class WeaverAddressInfo(BaseModel):
     token."""
 
 
-Identity = Annotated[str, Field(pattern=f"^{IDENTITY}$")]
-
-UserCommandKind = Literal[
-    CommandKind.UPDATE_CONFIG,
-    CommandKind.PAUSE,
-    CommandKind.RESUME,
-    CommandKind.STOP,
-    CommandKind.DRAIN,
-    CommandKind.DEACTIVATE_DEVICE,
-    CommandKind.REACTIVATE,
-]
-"""The kinds of command that users give. The other kinds follow from a failure or a fault."""
-
-
-class CommandRequest(BaseModel, extra="forbid"):
-    """A command to give."""
-
-    kind: UserCommandKind
-    target: str | list[str] = "*"
-    """A replica's id, a group, a glob over both, ``*`` for all, or a list of ids; among the caller's replicas."""
-    params: dict[str, Any] = {}
-    """For update_config, keys and their values; for deactivate_device and reactivate, ``device`` with the device's
-    uuid, or ``group`` with the name of a group or replica, whose devices are meant; those on them are told."""
-    wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 0.0
-    """Seconds to wait for acknowledgements before the answer."""
-    id: Identity | None = None
-    """An id for the command, of the caller's choice: a second request with the same id gives no second command."""
-
-
-class FaultRequest(BaseModel, extra="forbid"):
-    """A fault to inject."""
-
-    fault: Annotated[str, Field(max_length=200)]
-    """The kind of fault, such as sigkill; `loom inject list` shows all kinds."""
-    target: Annotated[str, Field(min_length=1, max_length=500)] | list[str]
-    """The replicas, as for a command; for dead_driver a session; for dead_gateway and dead_weaver `*`."""
-    params: dict[str, Any] = {}
-    duration: Annotated[float, Field(gt=0, le=MAX_DURATION)] | None = None
-    """Seconds until the fault is removed; without it, as long as its kind lasts."""
-    wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 0.0
-    """Seconds to wait for acknowledgements before the answer."""
-
-
 class DeviceFailure(BaseModel, extra="forbid"):
     """A report that a device has failed."""
 
@@ -150,25 +111,18 @@ class DeviceFailure(BaseModel, extra="forbid"):
     """An id for the report, of the caller's choice: a second request with the same id changes nothing."""
 
 
-class PolicyRequest(BaseModel, extra="forbid"):
-    """The action for replicas when one of their devices fails."""
-
-    group: Annotated[str, Field(min_length=1, max_length=200)]
-    """A group, or a glob; ``*`` for all."""
-    action: Action
-
-
 class PolicyList(BaseModel):
     """The action for each group that has one. The other groups are notified."""
 
     policies: dict[str, Action]
 
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
+REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "There is no such replica, device or command."},
     422: {"model": ErrorAnswer, "description": "A parameter makes no sense."},
     503: {"model": ErrorAnswer, "description": "The weaver is away; it is started again by itself."},
 }
+"""The errors of each route, for OpenAPI."""
 
 
 Count = Annotated[int, Query(ge=0, lt=1 << 53)]
@@ -201,10 +155,21 @@ Of = Annotated[dict[str, str], Depends(_asked_of)]
 """Whose replicas a request is about, as arguments for `WeaverClient.ask`."""
 
 
-def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, components: Components) -> APIRouter:  # noqa: C901 - many routes, each simple
+def _noting(request: Request) -> Note:
+    def note(event: str, details: dict[str, Any]) -> None:
+        request.scope[DONE] = (event, details)
+
+    return note
+
+
+Noted = Annotated[Note, Depends(_noting)]
+"""Takes an event and its details for the audit, which the `AccessMiddleware` writes with the answer."""
+
+
+def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: WeaverChanges) -> APIRouter:  # noqa: C901 - many routes, each simple
     """Return the routes. The `AccessMiddleware` requires scope view for reading, and scope operate for the rest."""
     weaver = supervisor.client
-    router = APIRouter(prefix="/api/v1/weaver", responses=_REFUSALS, tags=["weaver"])
+    router = APIRouter(prefix="/api/v1/weaver", responses=REFUSALS, tags=["weaver"])
 
     @router.get("/status", response_model=WeaverStatus)
     async def status(of: Of) -> Response:
@@ -281,14 +246,9 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         return ExactJson({"address": await weaver.ask("address", **of)})
 
     @router.post("/commands", response_model=CommandState)
-    async def give_command(asked: CommandRequest, request: Request, by: By, of: Of) -> Response:
+    async def give_command(asked: CommandRequest, principal: Sender, of: Of, note: Noted) -> Response:
         """Give a command to replicas. With ``wait``, answer once all have acknowledged it or it has expired."""
-        about = {"kind": asked.kind.value, "target": asked.target, "keys": list(asked.params), **_about(of)}
-        request.scope[DONE] = ("commanded", about)
-        command: dict[str, Any] = {**asked.model_dump(exclude_none=True), "kind": asked.kind.value}
-        state = await weaver.do("command", by, **of, **command)
-        request.scope[DONE] = ("commanded", {**about, "command": state["id"]})
-        return ExactJson(state)
+        return ExactJson(await changes.give_command(asked, principal, of, note))
 
     @router.get("/commands/{command}", response_model=CommandState)
     async def command(command: str, of: Of, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
@@ -303,31 +263,18 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
             409: {"model": ErrorAnswer, "description": "It cannot have this fault."},
         },
     )
-    async def inject(asked: FaultRequest, request: Request, by: By, of: Of) -> Response:
+    async def inject(asked: FaultRequest, principal: Sender, of: Of, note: Noted) -> Response:
         """Inject a fault into replicas or components of Loom that are marked as injectable.
 
         A fault that lasts ends by itself, or by DELETE. One that strikes the gateway, the weaver or a
         host on which another user has processes needs scope admin.
         """
-        about = {"fault": asked.fault, "target": asked.target, "duration": asked.duration, **_about(of)}
-        request.scope[DONE] = ("injected", about)
-        kind, params, duration = check_fault(asked.fault, asked.params, asked.duration)
-        if kind.place is Place.GATEWAY:
-            if not isinstance(asked.target, str):
-                raise WrongArguments(f"{kind.name} strikes one {kind.of}, not {asked.target!r:.80}")
-            evidence = await components.kill(kind.name, asked.target, request.scope["loom.principal"])
-            return ExactJson(InjectionState(f"{kind.name}-{evidence['pid']}", (), True, {}, evidence).to_body())
-        fault: dict[str, Any] = {"fault": kind.name, "params": params, "duration": duration, "target": asked.target}
-        admin = request.scope["loom.principal"].is_admin
-        state = await weaver.do("inject", by, **of, **fault, admin=admin, wait=asked.wait)
-        request.scope[DONE] = ("injected", {**about, "command": state["id"], "replicas": state["replicas"][:100]})
-        return ExactJson({**state, "evidence": {}})
+        return ExactJson(await changes.inject(asked, principal, of, note))
 
     @router.delete("/inject/{injection}", response_model=CommandState)
-    async def remove_fault(injection: str, request: Request, by: By, of: Of) -> Response:
+    async def remove_fault(injection: str, principal: Sender, of: Of, note: Noted) -> Response:
         """Remove a fault before its time is over. The replicas on its host are asked; one of them removes it."""
-        request.scope[DONE] = ("injected", {"removed": injection[:200], **_about(of)})
-        return ExactJson(await weaver.do("remove_fault", by, **of, injection=injection))
+        return ExactJson(await changes.remove_fault(injection, principal, of, note))
 
     @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
     async def fail_device(
@@ -340,7 +287,10 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         """
         if user is None and "in_session" not in of and request.scope["loom.principal"].is_admin:
             of = {"user": EVERYONE}
-        request.scope[DONE] = ("injected", {"device": device[:200], "reason": failure.reason[:200], **_about(of)})
+        request.scope[DONE] = (
+            "injected",
+            {"device": device[:200], "reason": failure.reason[:200], **about_whose(of)},
+        )
         reported = failure.model_dump(exclude_none=True)
         return ExactJson(await weaver.do("fail_device", by, **of, device=device, **reported))
 
@@ -350,15 +300,8 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, component
         return ExactJson({"policies": await weaver.ask("policies", **of)})
 
     @router.post("/policies", response_model=PolicyList)
-    async def set_policy(asked: PolicyRequest, request: Request, by: By, of: Of) -> Response:
+    async def set_policy(asked: PolicyRequest, principal: Sender, of: Of, note: Noted) -> Response:
         """Set the action for a group when a device fails."""
-        request.scope[DONE] = ("commanded", {"group": asked.group, "action": asked.action.value, **_about(of)})
-        found = await weaver.do("policy", by, **of, group=asked.group, action=asked.action.value)
-        return ExactJson({"policies": found})
+        return ExactJson({"policies": await changes.set_policy(asked, principal, of, note)})
 
     return router
-
-
-def _about(of: Mapping[str, str]) -> dict[str, str]:
-    """Return whose replicas a request was about, for the audit."""
-    return {"of": of["user"], **({"session": of["in_session"]} if "in_session" in of else {})}

@@ -1,4 +1,4 @@
-"""The WebSocket ``/ws/v1/weaver``: a snapshot of the weaver's state and then its changes, as JSON messages.
+"""The WebSocket ``/ws/v1/weaver``: a snapshot of the weaver's state, then its changes, and commands to it, as JSON.
 
 ::
 
@@ -10,12 +10,17 @@
 It is about the caller's replicas and devices; an admin may name another user with ``?user=NAME``.
 A snapshot comes first, and again after the weaver was away. An event whose id has come before is the same event
 with an addition, such as a stack. A reader that is too slow is disconnected, and may reconnect.
+
+A page, which offers the subprotocol ``loom.page`` or has ``?page=1`` in its address, gets more: see
+`loom.weaver.serving.full_watch` and `loom_gateway.rest.gateway_feed`. The messages of clients are in
+`loom_gateway.rest.socket_messages`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
@@ -25,57 +30,90 @@ from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
+from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.rest.gateway_feed import GatewayFeed, PageReader
+from loom_gateway.rest.socket_commands import SocketCommands
+from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.rest.weaver_watches import FeedReader, WeaverWatches
 from loom_gateway.rest.whose import whose
+
+PAGE_PROTOCOL = "loom.page"
+"""The subprotocol of pages."""
+
+MAX_FRAME = 1 << 20
+"""Bytes of a message from a client at which the connection is closed before the message is read."""
 
 
 class WeaverSocket:
     """The ASGI application of the path ``/ws/v1/weaver``."""
 
-    def __init__(self, weaver: WeaverClient, access: AccessControl) -> None:
+    def __init__(
+        self, weaver: WeaverClient, access: AccessControl, changes: WeaverChanges, gateway: GatewayFeed
+    ) -> None:
         self._weaver = weaver
         self._access = access
+        self._changes = changes
+        self._gateway = gateway
         self._watches = WeaverWatches(weaver)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         principal: Principal = scope["loom.principal"]
-        await send({"type": "websocket.accept"})
-        reader = FeedReader()
-        left = asyncio.ensure_future(_until_disconnected(receive))
-        sending = asyncio.ensure_future(reader.send_to(send))
+        scope["loom.socket"].limit_messages(MAX_FRAME)
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        offered = PAGE_PROTOCOL in scope.get("subprotocols", ())
+        await send({"type": "websocket.accept", **({"subprotocol": PAGE_PROTOCOL} if offered else {})})
+        is_page = offered or query.get("page") == ["1"]
+        reader = self._gateway.reader(principal) if is_page else FeedReader()
         disconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ends = [left, disconnected, reader.failed, sending]
+        ends: list[asyncio.Future[Any]] = [disconnected, reader.failed, asyncio.ensure_future(reader.send_to(send))]
+        commands: SocketCommands | None = None
 
         async def disconnect(error: LoomError) -> None:
             if not disconnected.done():
                 disconnected.set_exception(error)
 
-        named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("user", [None])[0]
+        async def send_answer(message: dict[str, Any]) -> None:
+            await send({"type": "websocket.send", "text": exact_json(message)})
+
         try:
             self._access.require(principal, "view", "to watch replicas")
+            named = query.get("user", [None])[0]
             of = await whose(principal, named, None, "view", self._access, self._weaver)
-            with (
-                self._access.connected(principal, disconnect),
-                self._watches.reading(principal.user, of["user"], reader),
-            ):
+            commands = SocketCommands(
+                self._changes, self._weaver, self._access, principal, of, scope["path"], send_answer
+            )
+            left = asyncio.ensure_future(_answer_until_disconnected(receive, commands))
+            ends.append(left)
+            with contextlib.ExitStack() as held:
+                held.enter_context(self._access.connected(principal, disconnect))
+                held.enter_context(self._watches.reading(principal.user, of["user"], reader))
+                if isinstance(reader, PageReader):
+                    held.enter_context(self._gateway.reading(reader))
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not left.done():
+            if not left.done() or left.exception() is not None:
                 for end in ends:
                     if end.done():
                         end.result()
         except LoomError as error:
-            sending.cancel()
+            await _end(commands, ends)
             await _disconnect(error, scope, send)
         finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            await _end(commands, ends)
 
 
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "websocket.disconnect":
-        pass  # readers send nothing of interest
+async def _answer_until_disconnected(receive: Receive, commands: SocketCommands) -> None:
+    while (message := await receive())["type"] != "websocket.disconnect":
+        await commands.answer(message.get("text"))
+
+
+async def _end(commands: SocketCommands | None, ends: list[asyncio.Future[Any]]) -> None:
+    """Send nothing more."""
+    for end in ends:
+        end.cancel()
+    await asyncio.gather(*ends, return_exceptions=True)
+    if commands is not None:
+        await commands.close()
 
 
 async def _disconnect(error: LoomError, scope: Scope, send: Send) -> None:

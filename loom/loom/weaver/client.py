@@ -104,12 +104,12 @@ class WeaverClient:
                 await asyncio.sleep(BETWEEN_ATTEMPTS)
 
     @asynccontextmanager
-    async def watch(self, user: str | None = None) -> AsyncIterator[Watch]:
-        """Watch a user's replicas and devices over a connection of its own."""
+    async def watch(self, user: str | None = None, full: bool = False) -> AsyncIterator[Watch]:
+        """Watch a user's replicas and devices over a connection of its own; ``full`` is as for `Watch.refresh`."""
         link = await self._open(asyncio.get_running_loop().time() + self._patience)
         self._watching.add(link)
         try:
-            yield Watch(link, user)
+            yield Watch(link, user, full)
         finally:
             self._watching.discard(link)
             link.transport.abort()
@@ -151,13 +151,21 @@ class WeaverClient:
 class Watch:
     """The pushes of one watch."""
 
-    def __init__(self, link: _Link, user: str | None) -> None:
+    def __init__(self, link: _Link, user: str | None, full: bool) -> None:
         self._link = link
         self._user = user
-        self.refresh()
+        self.refresh(full)
 
-    def refresh(self) -> None:
-        """Ask for a snapshot, which comes among the pushes when they have come that far."""
+    def refresh(self, full: bool = False) -> None:
+        """Ask for a snapshot, which comes among the pushes when they have come that far.
+
+        Args:
+            full: whether the snapshot and all later pushes have a part ``more``, with policies, goodput, the newest
+                events, devices' states, handlers and configurations. A full watch stays one. An older weaver has no
+                such part.
+        """
+        if full:
+            self._link.send(["ask", 0, self._user, "watch_full", {}])
         self._link.send(["watch", 1, self._user])
 
     async def next(self) -> tuple[str, dict[str, Any]]:

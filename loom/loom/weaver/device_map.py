@@ -32,6 +32,10 @@ class DeviceReplicaMap:
     """
 
     def __init__(self) -> None:
+        self.watched = False
+        """Whether `changed` is kept."""
+        self.changed: dict[str, None] = {}
+        """The devices that were added, changed or forgotten, until they are taken out of this dict."""
         self._known: dict[str, _KnownDevice] = {}
         self._devices_of: dict[str, dict[str, None]] = {}
 
@@ -72,15 +76,21 @@ class DeviceReplicaMap:
 
     def add(self, replica: str, device: Device) -> None:
         """Assign one more device to a replica; the device's description replaces an older one."""
-        known = self._known.setdefault(device.uuid, _KnownDevice(device))
+        known = self._known.get(device.uuid)
+        if known is None:
+            known = self._known[device.uuid] = _KnownDevice(device)
+        elif known.device == device and replica in known.replicas:
+            return
         known.device = device
         known.replicas[replica] = None
         self._devices_of.setdefault(replica, {})[device.uuid] = None
+        self._note_change(device.uuid)
 
     def remove(self, replica: str, uuid: str) -> None:
         """Take a replica off a device; do nothing if the replica is not on it."""
         if uuid in self._known:
             self._known[uuid].replicas.pop(replica, None)
+            self._note_change(uuid)
         ours = self._devices_of.get(replica, {})
         ours.pop(uuid, None)
         if not ours:
@@ -102,6 +112,7 @@ class DeviceReplicaMap:
         known = self._find(uuid)
         known.state, known.reason = DeviceState.FAILED, reason
         known.left_by = tuple(dict.fromkeys([*known.left_by, *left_by]))
+        self._note_change(uuid)
 
     def deactivate(self, uuid: str, reason: str, left_by: Iterable[str] = ()) -> None:
         """Mark a device as inactive, unless it has failed, which is worse; ``left_by`` is as for `fail`."""
@@ -109,10 +120,12 @@ class DeviceReplicaMap:
         if known.state is not DeviceState.FAILED:
             known.state, known.reason = DeviceState.INACTIVE, reason
             known.left_by = tuple(dict.fromkeys([*known.left_by, *left_by]))
+            self._note_change(uuid)
 
     def reactivate(self, uuid: str) -> None:
         known = self._find(uuid)
         known.state, known.reason, known.left_by = DeviceState.ACTIVE, None, ()
+        self._note_change(uuid)
 
     def left_by(self, uuid: str) -> tuple[str, ...]:
         """Return the replicas and groups on a device when it was taken out of use; () for an active device."""
@@ -130,6 +143,11 @@ class DeviceReplicaMap:
         for replica in self.replicas_of(uuid):
             self.remove(replica, uuid)
         self._known.pop(uuid, None)
+        self._note_change(uuid)
+
+    def _note_change(self, uuid: str) -> None:
+        if self.watched:
+            self.changed[uuid] = None
 
     def _find(self, uuid: str) -> _KnownDevice:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
 from loom.control.latencies import Latencies
-from loom.errors import CommandIdTaken, NotFound
+from loom.errors import CommandIdTaken, NotFound, WrongArguments
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.outbox import Outbox
 from loom.weaver.policy import Action
@@ -42,13 +42,16 @@ class Dispatcher:
         self,
         kind: CommandKind,
         params: dict[str, Any],
-        target: Target,
+        target: Target | None,
         by: str,
         now: float,
         cause: int | None = None,
         id: str | None = None,
     ) -> GivenCommand:
         """Give a command to the replicas of a target; ``cause`` is the event that led to it.
+
+        Without a target all are meant; of a command about devices, those on them. A command about the devices of a
+        group is always for those on them.
 
         With an ``id`` that a command has already, return that command: its sender did not hear that it was given.
         """
@@ -63,8 +66,13 @@ class Dispatcher:
         if kind in (CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE):
             devices = self._devices_meant(kind, params)
         if "group" in params and devices:
-            params = {**params, "devices": devices}
+            params, target = {**params, "devices": devices}, None
+        if target is None and devices:
             target = list(dict.fromkeys(one.id for device in devices for one in self._living_on(device)))
+        if target is None:
+            if kind in FAULT_COMMANDS:
+                raise WrongArguments(f"{kind} needs a target")
+            target = "*"
         selected = select(target, self._known.replicas)
         if kind in FAULT_COMMANDS:
             check_injectable(*selected, target)
@@ -250,8 +258,7 @@ class Dispatcher:
         command = self._known.commands.acknowledge(id, replica.id, made)
         if command is not None:
             self._outbox.urgent = True
-            if command.done:
-                self._outbox.output.done.append(command)
+            self._outbox.output.acknowledged.append(command)
         return command
 
     def end_before(self, replica: Replica, since: float, reason: str, now: float) -> None:

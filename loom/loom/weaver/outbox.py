@@ -24,8 +24,10 @@ class Output:
     frames: list[tuple[Peer, Frame | None]] = field(default_factory=list)
     """Frames for threadlets, in order; None closes the connection."""
     events: list[WeaverEvent] = field(default_factory=list)
-    done: list[GivenCommand] = field(default_factory=list)
-    """Commands that are done, for the callers that wait for them."""
+    acknowledged: list[GivenCommand] = field(default_factory=list)
+    """Commands with a new acknowledgement, for the callers that wait for one."""
+    described: list[Replica] = field(default_factory=list)
+    """Replicas that have new handlers, for watchers."""
     stacks: list[tuple[str, Replica]] = field(default_factory=list)
     """Stacks to get: the id for `loom.weaver.stacks.Stacks.take`, and the replica."""
 

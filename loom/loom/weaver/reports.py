@@ -129,6 +129,7 @@ class Reports:
 
     def _handlers(self, replica: Replica, frame: list[Any], now: float) -> None:
         replica.handlers = {**replica.handlers, **Handlers.from_body(frame).types}
+        self._outbox.output.described.append(replica)
         self._known.save(replica)
 
     def _register(self, replica: Replica, frame: list[Any], now: float) -> None:

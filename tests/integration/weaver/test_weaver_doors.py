@@ -268,13 +268,13 @@ class Pushing:
         self.watches = self.snapshots = 0
 
     @asynccontextmanager
-    async def watch(self, user: str) -> AsyncIterator[Pushing]:
-        assert user == "admin"
+    async def watch(self, user: str, full: bool) -> AsyncIterator[Pushing]:
+        assert (user, full) == ("admin", False)
         self.watches += 1
         self.refresh()
         yield self
 
-    def refresh(self) -> None:
+    def refresh(self, full: bool = False) -> None:
         self.snapshots += 1
         self._next = "snapshot"
 
@@ -310,6 +310,9 @@ class Reader:
     def abort(self) -> None:
         self.aborted = True
 
+    def limit_messages(self, most: int) -> None:
+        """It sends nothing."""
+
 
 @pytest.mark.parametrize("takes_goodbye", [True, False])
 async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPatch, takes_goodbye: bool) -> None:
@@ -317,13 +320,14 @@ async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(weaver_socket, "DISCONNECT_TIMEOUT", 0.1)
     doors = AccessControl(TokenAuthority("a token"))
     headers = [(b"authorization", b"Bearer a token")]
-    scope: dict[str, Any] = {"type": "websocket", "headers": headers, "client": ("127.0.0.1", 1)}
+    scope: dict[str, Any] = {"type": "websocket", "headers": headers, "client": ("127.0.0.1", 1), "path": "/"}
     scope["loom.principal"] = doors.admit(scope)
     reader = scope["loom.socket"] = Reader(takes_goodbye)
     began = time.monotonic()
 
     weaver: Any = Pushing()
-    await asyncio.wait_for(WeaverSocket(weaver, doors)(scope, reader.receive, reader.send), BOUND)
+    none: Any = None
+    await asyncio.wait_for(WeaverSocket(weaver, doors, none, none)(scope, reader.receive, reader.send), BOUND)
 
     assert time.monotonic() - began < BOUND / 2
     if takes_goodbye:

@@ -188,8 +188,12 @@ class Goodput:
     def jobs(self) -> list[str]:
         return list(self._jobs)
 
-    def record(self, job: str, now: float, course: bool = True) -> GoodputRecord:
-        """Return the goodput of a job; with ``course``, also its faults and its timeline."""
+    def jobs_since(self, time: float) -> list[str]:
+        """Return the jobs that live, or have changed since a time."""
+        return [name for name, job in self._jobs.items() if job.living or job.until >= time]
+
+    def record(self, job: str, now: float, course: bool = True, faults: int = MAX_FAULTS) -> GoodputRecord:
+        """Return the goodput of a job, with so many of its newest faults; with ``course``, also its timeline."""
         known = self._jobs[job]
         seconds = known.seconds(now)
         whole = sum(seconds.values())
@@ -202,7 +206,7 @@ class Goodput:
             replicas=known.living,
             ratio=seconds["compute"] / whole if whole > 0 else None,
             seconds=seconds,
-            faults=tuple(known.faults) if course else (),
+            faults=tuple(known.faults[max(0, len(known.faults) - faults) :]),
             course=tuple(CoursePoint(time, spent) for time, spent in samples),
         )
 

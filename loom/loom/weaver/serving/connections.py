@@ -40,6 +40,12 @@ _MAX_REQUEST_HELLO = MAX_KEY + 64
 _OF_SESSIONS = frozenset(("spawned", "supervision", "calls", "note", "replicas_in"))
 """Operations of a session about itself."""
 
+WATCH_FULL = "watch_full"
+"""A request of the gateway that makes the following watches of its connection full ones, as `FullWatch` says.
+
+It is no part of the watch's own frame, so that an older weaver refuses it and watches all the same.
+"""
+
 _CHANGING = frozenset(name for name, operation in OPERATIONS.items() if operation.method != "GET")
 
 
@@ -69,6 +75,7 @@ class RequestConnection(Connection):
         self._grant: Grant | None = None
         """What the key grants; None before the key has come."""
         self._watched: set[UserWeaver] = set()
+        self._watches_full = False
         self._snapshot = 0
         """Bytes of the snapshot that the watcher has not read yet; they do not count against it."""
         self._hello_timer: asyncio.TimerHandle
@@ -140,7 +147,10 @@ class RequestConnection(Connection):
             of = _user(grant, user)
             if grant.session is not None:
                 return self._handle_session(number, of, grant.session, operation, arguments)
-            if operation == "audit":
+            if operation == WATCH_FULL:
+                self._watches_full = True
+                self._send_answer(["answer", number, None])
+            elif operation == "audit":
                 trail, last = str(arguments.get("trail")), int(arguments.get("last", 0))
                 self._users.tasks.run(self._answer_later(number, None, self._users.audit.after(trail, last, 20.0)))
             elif of == EVERYONE:
@@ -194,7 +204,7 @@ class RequestConnection(Connection):
         except LoomError as error:
             return self._send_answer(["error", number, error.code, str(error)])
         self._watched.add(watched)
-        self._send_answer(["snapshot", number, watched.watch(self, number)])
+        self._send_answer(["snapshot", number, watched.watch(self, number, self._watches_full)])
         self._snapshot = self.transport.get_write_buffer_size()
         watched.plan_commit()
 

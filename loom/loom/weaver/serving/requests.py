@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
@@ -47,7 +48,7 @@ class RequestHandler:
         address: Callable[[str, str | None], str],
         others_on: Callable[[str, Collection[str], Collection[str]], bool],
     ) -> None:
-        self._user = user
+        self.user = user
         self._weaver = weaver
         self._clock = clock
         self._address = address
@@ -56,6 +57,8 @@ class RequestHandler:
         self._sessions = Sessions()
         self._next_event: asyncio.Future[None] | None = None
         """Done at the next event; made by a request that waits for one."""
+        self._acknowledged: dict[str, asyncio.Event] = {}
+        """An event for each command that callers wait for, set at its next acknowledgement."""
         self._commands_done: dict[str, asyncio.Event] = {}
         """An event for each command that callers wait for, set when every replica has acknowledged it."""
         self._operations: dict[str, Callable[[dict[str, Any], float], Any]] = {
@@ -95,8 +98,10 @@ class RequestHandler:
 
     def notify(self, output: Output) -> None:
         """Wake the operations that wait for what the weaver has committed."""
-        for command in output.done:
-            if (done := self._commands_done.pop(command.id, None)) is not None:
+        for command in output.acknowledged:
+            if (new := self._acknowledged.pop(command.id, None)) is not None:
+                new.set()
+            if command.done and (done := self._commands_done.pop(command.id, None)) is not None:
                 done.set()
         if output.events and self._next_event is not None:
             self._next_event.set_result(None)
@@ -122,7 +127,7 @@ class RequestHandler:
         return one.answer(text(arguments, "do"), dict(arguments.get("arguments") or {}))
 
     def _own_address(self, arguments: dict[str, Any], now: float) -> str:
-        return self._address(self._user, text_or_none(arguments, "session"))
+        return self._address(self.user, text_or_none(arguments, "session"))
 
     def _status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         return WeaverStatus(
@@ -137,22 +142,22 @@ class RequestHandler:
         ).to_body()
 
     def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        return [self._info(replica) for replica in self._known.replicas.values()]
+        return [self.info(replica) for replica in self._known.replicas.values()]
 
     def _replica(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        return self._info(self._known.replica(text(arguments, "id")))
+        return self.info(self._known.replica(text(arguments, "id")))
 
-    def _info(self, replica: Replica) -> dict[str, Any]:
-        return replica.info(self._user, self._known.devices.devices_of(replica.id)).to_body()
+    def info(self, replica: Replica) -> dict[str, Any]:
+        return replica.info(self.user, self._known.devices.devices_of(replica.id)).to_body()
 
     def _devices(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        return [self._device(device) for device in self._known.devices]
+        return [self.device(device) for device in self._known.devices]
 
-    def _device(self, device: Device) -> dict[str, Any]:
+    def device(self, device: Device) -> dict[str, Any]:
         devices = self._known.devices
         return DeviceInfo(
             **device.to_body(),
-            user=self._user,
+            user=self.user,
             state=devices.state(device.uuid),
             reason=devices.reason(device.uuid),
             replicas=tuple(devices.replicas_of(device.uuid)),
@@ -183,7 +188,7 @@ class RequestHandler:
     def _goodput(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
         kept, wanted = self._known.goodput, text_or_none(arguments, "job")
         records = (kept.record(job, now) for job in kept.jobs() if wanted in (None, job))
-        return [{**record.to_body(), "user": self._user} for record in records]
+        return [{**record.to_body(), "user": self.user} for record in records]
 
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         kind = CommandKind.read(text(arguments, "kind"))
@@ -191,7 +196,7 @@ class RequestHandler:
             raise WrongArguments(
                 f"{kind} is not given as a command; choose one of {', '.join(sorted(USER_COMMANDS))}"
             )
-        params, target = arguments.get("params") or {}, arguments.get("target", "*")
+        params, target = arguments.get("params") or {}, arguments.get("target")
         id = identity(arguments, "id")
         return _given(self._weaver.dispatcher.give(kind, params, target, _by(arguments), now, id=id))
 
@@ -204,7 +209,8 @@ class RequestHandler:
             raise Denied(f"{params['fault']} is injected by the gateway: a program asks it with job.weaver.inject")
         if arguments.get("admin") is not True:
             self._check_hosts(params.get("fault"), target)
-        return _given(self._weaver.dispatcher.give(CommandKind.INJECT, params, target, _by(arguments), now))
+        id = identity(arguments, "id")
+        return _given(self._weaver.dispatcher.give(CommandKind.INJECT, params, target, _by(arguments), now, id=id))
 
     def _check_hosts(self, fault: Any, target: Any) -> None:
         """Refuse a fault of hosts on which another user's processes may be."""
@@ -212,7 +218,7 @@ class RequestHandler:
             return
         there = [one for one in select(target, self._known.replicas)[0] if one.state in LIVING]
         workers = {worker for one in there for worker in self._sessions.workers(one.session)}
-        if self._others_on(self._user, {one.host for one in there}, workers):
+        if self._others_on(self.user, {one.host for one in there}, workers):
             raise Denied(
                 f"{fault} strikes every process on a host, and another user has processes there: it needs a token "
                 "of scope admin"
@@ -243,7 +249,7 @@ class RequestHandler:
 
     def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         kept = self._known.goodput
-        jobs = [kept.record(job, now, course=False) for job in kept.jobs()]
+        jobs = [kept.record(job, now, course=False, faults=0) for job in kept.jobs()]
         shown = [
             one
             for one in self._known.replicas.values()
@@ -265,17 +271,26 @@ class RequestHandler:
         }
 
     async def _command_state(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        """Return the acknowledgements of a command, once all have come or the time is over."""
+        """Return the acknowledgements of a command, once all have come or the time is over.
+
+        With ``after``, a count: those that came after the first so many, once there is one.
+        """
         id, timeout = str(arguments.get("id")), _timeout(arguments, 10.0)
         command = self._known.commands.find(id)
-        if not command.done and timeout > 0:
-            done = self._commands_done.setdefault(id, asyncio.Event())
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(done.wait(), timeout)
+        if arguments.get("after") is not None:
+            return await self._acknowledgements_after(command, count(arguments, "after", 0), timeout)
+        if not command.done:
+            await _wait_for(self._commands_done.setdefault(id, asyncio.Event()), timeout)
         known = command.acknowledgements | {
             name: Acknowledgement.failed(self._why_waiting(command, name), waiting=True) for name in command.waiting
         }
         return CommandState(id, tuple(known), command.done, known).to_body()
+
+    async def _acknowledgements_after(self, command: GivenCommand, after: int, timeout: float) -> dict[str, Any]:
+        if not command.done and len(command.acknowledgements) <= after:
+            await _wait_for(self._acknowledged.setdefault(command.id, asyncio.Event()), timeout)
+        new = dict(itertools.islice(command.acknowledgements.items(), after, None))
+        return CommandState(command.id, tuple(new), command.done, new).to_body()
 
     def _why_waiting(self, command: GivenCommand, id: str) -> str:
         replica = self._known.replicas.get(id)
@@ -303,6 +318,13 @@ class RequestHandler:
         came: asyncio.Queue[str] = asyncio.Queue()
         self._weaver.stacks.want(self._known.replica(str(arguments.get("replica"))), tell=came.put_nowait)
         return came.get()
+
+
+async def _wait_for(event: asyncio.Event, timeout: float) -> None:
+    """Wait until an event is set or the time is over."""
+    if timeout > 0:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(event.wait(), timeout)
 
 
 def _timeout(arguments: dict[str, Any], default: float) -> float:

@@ -19,6 +19,7 @@ import psutil
 from loom.control.frame import Frame, pack
 from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica
+from loom.weaver.serving.full_watch import FullWatch
 from loom.weaver.serving.processes import is_alive, py_spy
 from loom.weaver.serving.requests import RequestHandler
 from loom.weaver.serving.tasks import Tasks
@@ -81,6 +82,7 @@ class UserWeaver:
     ) -> None:
         self.weaver = weaver
         self.requests = requests
+        self._further = FullWatch(requests.user, weaver, requests)
         self._store = store
         self._clock = clock
         self._tasks = tasks
@@ -88,7 +90,8 @@ class UserWeaver:
         self._active = active
         self._failed = failed
         self._closed = False
-        self._watchers: dict[tuple[Watcher, int], None] = {}
+        self._watchers: dict[tuple[Watcher, int], bool] = {}
+        """Whether each watch, by its watcher and number, is a full one."""
         self._answers: list[Callable[[], object]] = []
         """Sends of answers that wait for the next commit."""
         self._committed = 0.0
@@ -106,9 +109,9 @@ class UserWeaver:
         self.weaver.tick(now)
         if self._watchers and now >= self._changes_pushed + CHANGES_EVERY:
             self._changes_pushed = now
-            changes = self.weaver.known.take_changes()
-            if any(changes.values()):
-                self._push({"changes": changes})
+            changes, further = self.weaver.known.take_changes(), self._further_changes(now)
+            if any(changes.values()) or further:
+                self._push({"changes": changes}, further)
         self.plan_commit()
 
     def plan_commit(self) -> None:
@@ -149,17 +152,26 @@ class UserWeaver:
         if not self.weaver.urgent:
             self._flush()
 
-    def watch(self, watcher: Watcher, number: int) -> dict[str, Any]:
-        """Push every change from now on to a watcher; return the state up to now."""
+    def watch(self, watcher: Watcher, number: int, full: bool = False) -> dict[str, Any]:
+        """Push every change from now on to a watcher; return the state up to now.
+
+        A ``full`` watch also has what `FullWatch` adds, as ``more`` in the snapshot and in each push.
+        """
         self._flush()
-        self._watchers[watcher, number] = None
+        self._watchers[watcher, number] = full
         self.weaver.known.watching = True
-        return self.requests.snapshot()
+        if not full:
+            return self.requests.snapshot()
+        now = self._clock()
+        self._further.begin(now)
+        return {**self.requests.snapshot(), "more": self._further.snapshot(now)}
 
     def unwatch(self, watcher: Watcher) -> None:
         for key in [key for key in self._watchers if key[0] is watcher]:
             del self._watchers[key]
         self.weaver.known.watching = bool(self._watchers)
+        if not self._has_full:
+            self._further.end()
 
     def lost(self, link: ThreadletPeer) -> None:
         """Note that a link is lost; check whether its process is gone too, if the process is on this host."""
@@ -197,13 +209,23 @@ class UserWeaver:
         for id, replica in output.stacks:
             self._tasks.run(self._get_stack(id, replica))
         if self._watchers:
+            full = self._has_full
+            self._further.describe(output.described)
             for event in output.events:
-                self._push({"event": event.to_body()})
+                self._push({"event": event.to_body()}, self._further.event(event) if full else {})
         self._flush()
 
-    def _push(self, update: dict[str, Any]) -> None:
-        for watcher, number in list(self._watchers):
-            watcher.push(number, update)
+    @property
+    def _has_full(self) -> bool:
+        return any(self._watchers.values())
+
+    def _further_changes(self, now: float) -> dict[str, Any]:
+        return self._further.changes(now) if self._has_full else {}
+
+    def _push(self, update: dict[str, Any], further: dict[str, Any]) -> None:
+        """Push an update to all watchers, and its further part to full ones."""
+        for (watcher, number), full in list(self._watchers.items()):
+            watcher.push(number, {**update, "more": further} if full and further else update)
 
     async def _get_stack(self, id: str, replica: Replica) -> None:
         link: ThreadletPeer | None = replica.link

@@ -91,6 +91,9 @@ RULES: dict[str, Rule] = {
     "POST /api/v1/weaver/devices/{device}/failure": Rule("operate", {}, whose="weaver"),
     "GET /api/v1/weaver/policies": Rule("view", whose="weaver"),
     "POST /api/v1/weaver/policies": Rule("operate", {"group": "a", "action": "notify"}, whose="weaver"),
+    "POST /api/commands/update-config": Rule(
+        "operate", {"replica_id": "train_0", "config_params": {"lr": 0.1}}, whose="weaver"
+    ),
     "WS /ws/v1": Rule("view"),  # the hello says what for; `tests/integration/gateway/test_users.py` tries each
     "WS /ws/v1/weaver": Rule("view", whose="weaver"),
 }
@@ -340,6 +343,9 @@ class Refusals:
 
     def refuse(self, status: int, headers: Mapping[str, str], text: str) -> None:
         self.said.append((status, json.loads(text)["error"]["code"]))
+
+    def limit_messages(self, most: int) -> None:
+        """Nobody sends any."""
 
 
 async def upgrade(house: House, path: str, token: str | None) -> tuple[list[tuple[int, str]], list[str]]:

@@ -1,0 +1,140 @@
+"""The gateway's own part of what pages get: the sessions that each page's principal may see, and the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import BaseModel
+
+from loom.process import tasks
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.sessions import Principal
+from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.rest.sessions import SessionInfo
+from loom_gateway.rest.weaver_watches import FeedReader
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.workers.health import answers
+
+SESSIONS_EVERY = 1.0
+"""Seconds between two comparisons of the sessions with those that a page has."""
+
+OPERATIONS_EVERY = 5
+"""Comparisons between two pushes of sessions in which only the number of operations has changed."""
+
+WORKERS_EVERY = 5.0
+"""Seconds between two checks of the workers, while there is a page."""
+
+
+class WorkerInfo(BaseModel):
+    """A worker host."""
+
+    address: str
+    reachable: bool
+    """Whether the worker answers now."""
+
+
+async def check_workers(addresses: Sequence[str]) -> list[WorkerInfo]:
+    """Return each worker with whether it answers now."""
+    reachable = await asyncio.gather(*map(answers, addresses))
+    return [WorkerInfo(address=address, reachable=one) for address, one in zip(addresses, reachable, strict=True)]
+
+
+class GatewayFeed:
+    """Pushes changes of sessions and workers to pages."""
+
+    def __init__(self, manager: SessionManager, access: AccessControl) -> None:
+        self._manager = manager
+        self._access = access
+        self._pages: dict[PageReader, None] = {}
+        self._workers: list[dict[str, Any]] | None = None
+        """The workers at the last check; None before it."""
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def reader(self, principal: Principal) -> PageReader:
+        """Return a reader whose snapshots have the sessions that a principal may see, and the workers."""
+        return PageReader(self, principal)
+
+    @contextmanager
+    def reading(self, page: PageReader) -> Iterator[None]:
+        """Push each change to a reader, once it has a snapshot."""
+        self._pages[page] = None
+        if not self._tasks:
+            self._tasks = [
+                tasks.keep_running("compare sessions", self._compare_sessions),
+                tasks.keep_running("check workers", self._check_workers),
+            ]
+        try:
+            yield
+        finally:
+            del self._pages[page]
+            if not self._pages:
+                for task in self._tasks:
+                    task.cancel()
+                self._tasks = []
+                self._workers = None
+
+    @property
+    def workers(self) -> list[dict[str, Any]]:
+        return self._workers or []
+
+    def sessions(self, principal: Principal) -> list[dict[str, Any]]:
+        """Return the living sessions that a principal may see."""
+        shown = map(SessionInfo.model_validate, self._access.sessions(principal))
+        return [session.model_dump(mode="json") for session in shown]
+
+    async def _compare_sessions(self) -> None:
+        rounds = 0
+        while True:
+            await asyncio.sleep(SESSIONS_EVERY)
+            rounds += 1
+            for page in list(self._pages):
+                page.push_sessions(also_operations=rounds % OPERATIONS_EVERY == 0)
+
+    async def _check_workers(self) -> None:
+        while True:
+            found = await check_workers(self._manager.worker_watch.hosts.addresses)
+            workers = [worker.model_dump() for worker in found]
+            if workers != self._workers:
+                self._workers = workers
+                for page in list(self._pages):
+                    page.push(workers=workers)
+            await asyncio.sleep(WORKERS_EVERY)
+
+
+class PageReader(FeedReader):
+    """The reader of a page: it gets full snapshots and changes, and those of the gateway."""
+
+    full = True
+
+    def __init__(self, feed: GatewayFeed, principal: Principal) -> None:
+        super().__init__()
+        self._feed = feed
+        self._principal = principal
+        self._sessions: list[dict[str, Any]] | None = None
+        """The sessions that the page has; None before its first snapshot."""
+
+    def own_part(self) -> dict[str, Any]:
+        self._sessions = self._feed.sessions(self._principal)
+        return {"sessions": self._sessions, "workers": self._feed.workers}
+
+    def push_sessions(self, also_operations: bool) -> None:
+        """Push the sessions if they have changed; numbers of operations count only with ``also_operations``."""
+        if self._sessions is None:
+            return
+        sessions = self._feed.sessions(self._principal)
+        ours, theirs = (sessions, self._sessions) if also_operations else map(_plain, (sessions, self._sessions))
+        if ours != theirs:
+            self._sessions = sessions
+            self.push(sessions=sessions)
+
+    def push(self, **changed: Any) -> None:
+        """Push what has changed in the gateway, to a page that has a snapshot."""
+        if self._sessions is not None:
+            self.add(exact_json({"type": "delta", "replicas": {}, "devices": {}, **changed}))
+
+
+def _plain(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**session, "operations": None} for session in sessions]

@@ -1,0 +1,159 @@
+"""`SocketCommands`: answers the messages of one client of the WebSocket ``/ws/v1/weaver``.
+
+The answers come in the order of the messages. Those to a change are ``accepted``, an ``acknowledgement`` of each
+replica as it comes, and ``done``; the acknowledgements hold up no later message. A change that has begun goes on if
+the client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from loom.errors import LimitReached, LoomError, TokenRevoked
+from loom.process import tasks
+from loom.weaver.client import WeaverClient
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.sessions import Principal
+from loom_gateway.rest.acknowledgements import acknowledgements
+from loom_gateway.rest.socket_messages import FaultRemoval, Id, check_kind, read_change, read_id, read_message
+from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, Note, WeaverChanges
+
+MAX_WAITING = 64
+"""Changes of one socket whose acknowledgements may be waited for at the same time."""
+
+LEFT = 499
+"""The status, in the audit, of a change whose client left before the answer."""
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+"""Sends a message to the client, once the client has taken those before it."""
+
+
+class SocketCommands:
+    """The messages of one client.
+
+    Args:
+        of: whose replicas the client watches and commands, as `whose` returns.
+        path: the path of the WebSocket, for the audit.
+    """
+
+    def __init__(
+        self,
+        changes: WeaverChanges,
+        weaver: WeaverClient,
+        access: AccessControl,
+        principal: Principal,
+        of: dict[str, str],
+        path: str,
+        send: Send,
+    ) -> None:
+        self._changes = changes
+        self._weaver = weaver
+        self._access = access
+        self._principal = principal
+        self._of = of
+        self._asked = {"method": "WS", "path": path[:200]}
+        self._send = send
+        self._waiting: set[asyncio.Task[Any]] = set()
+
+    async def answer(self, text: str | None) -> None:
+        """Answer a message, apart from acknowledgements that are still to come.
+
+        Raises:
+            TokenRevoked: the client's token was revoked or has expired, so that the socket has to be closed.
+        """
+        id: Id = None
+        try:
+            message = read_message(text)
+            id = read_id(message)
+            if message["type"] == "ping":
+                await self._send({"type": "pong", "id": id})
+            else:
+                await self._change(id, message)
+        except TokenRevoked:
+            raise
+        except LoomError as error:
+            await self._refuse(id, error)
+
+    async def close(self) -> None:
+        """Send nothing more."""
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+
+    async def _change(self, id: Id, message: dict[str, Any]) -> None:
+        check_kind(message)
+        self._access.confirm(self._principal)
+        self._access.require(self._principal, "operate", f"{message['type']} over the WebSocket")
+        if len(self._waiting) >= MAX_WAITING:
+            raise LimitReached(
+                f"{MAX_WAITING} changes of this socket wait for acknowledgements: wait for one of them"
+            )
+        self._access.audit.ask(self._principal.token, self._principal.peer, **self._asked)
+        making = asyncio.ensure_future(self._make(message))
+        making.add_done_callback(lambda made: made.cancelled() or made.exception())  # if nobody waits any more
+        # What has begun is not cancelled: the audit has to say what came of it.
+        given = await asyncio.shield(making)
+        command, replicas = given.get("id"), list(given.get("replicas", ()))
+        await self._send({"type": "accepted", "id": id, "command": command, "replicas": replicas})
+        task = tasks.run("follow a command", self._follow(id, given))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _make(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Make the change of a message; return its `CommandState` as JSON, or nothing for a policy."""
+        by, of = self._principal, self._of
+        with self._audited() as note:
+            change = read_change(message)
+            if isinstance(change, CommandRequest):
+                return dict(await self._changes.give_command(change, by, of, note))
+            if isinstance(change, FaultRequest):
+                return dict(await self._changes.inject(change, by, of, note))
+            if isinstance(change, FaultRemoval):
+                return dict(await self._changes.remove_fault(change.injection, by, of, note))
+            await self._changes.set_policy(change, by, of, note)
+            return {}
+
+    @contextmanager
+    def _audited(self) -> Iterator[Note]:
+        """Write into the audit what was noted, with the status that REST would have answered."""
+        event, details, status = "commanded", dict[str, Any](), LEFT
+
+        def note(what: str, about: dict[str, Any]) -> None:
+            nonlocal event, details
+            event, details = what, about
+
+        try:
+            yield note
+            status = 200
+        except LoomError as error:
+            status = error.http_status
+            raise
+        except Exception:
+            status = 500
+            raise
+        finally:
+            who = self._principal
+            self._access.audit.write(event, who.token, who.peer, **self._asked, status=status, **details)
+
+    async def _follow(self, id: Id, given: dict[str, Any]) -> None:
+        """Send the acknowledgements of a command as they come, and then that it is done."""
+        try:
+            command = given.get("id")
+            if command is not None:
+                told = {"type": "acknowledgement", "id": id, "command": command}
+                async for replica, one in acknowledgements(self._weaver, self._of, given):
+                    await self._send({**told, "replica": replica, "waiting": False, **one})
+            done: dict[str, Any] = {"type": "done", "id": id, "command": command}
+            if given.get("evidence"):
+                done["evidence"] = given["evidence"]
+            await self._send(done)
+        except LoomError as error:
+            await self._refuse(id, error)
+        except OSError:
+            pass  # the client has left
+
+    async def _refuse(self, id: Id, error: LoomError) -> None:
+        await self._send({"type": "error", "id": id, "code": error.code, "message": str(error)})

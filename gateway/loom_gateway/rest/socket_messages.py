@@ -1,0 +1,186 @@
+"""The messages of clients of the WebSocket ``/ws/v1/weaver``, read and checked.
+
+Those with the names of torchLoom, such as ``pause_training``, are aliases of commands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from loom.control.commands import CommandKind
+from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
+from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, PolicyRequest, UserCommandKind
+
+MAX_MESSAGE = 64 << 10
+"""Bytes of a client's message at most."""
+
+MAX_ID = 200
+"""Characters of a message's id at most."""
+
+Id = str | int | None
+"""The id of a message, of the client's choice; None if it has none."""
+
+Name = Annotated[str, Field(min_length=1, max_length=500)]
+
+
+class ConfigUpdate(BaseModel, extra="forbid"):
+    """New values of a replica's configuration, as torchLoom's page sends them."""
+
+    replica_id: Name
+    """A replica's id, a group, a glob over both, or ``*`` for all."""
+    config_params: Annotated[dict[str, Any], Field(min_length=1)]
+    """Keys and their values."""
+
+    def to_command(self) -> CommandRequest:
+        return CommandRequest(kind=CommandKind.UPDATE_CONFIG, target=self.replica_id, params=self.config_params)
+
+
+class FaultRemoval(BaseModel, extra="forbid"):
+    """A fault to remove."""
+
+    injection: Name
+    """The id of the injection."""
+
+
+class _OfReplica(BaseModel, extra="forbid"):
+    replica_id: Name
+
+
+class _OfDevice(BaseModel, extra="forbid"):
+    device_id: Name
+
+
+Change = CommandRequest | PolicyRequest | FaultRequest | FaultRemoval
+
+
+def read_message(text: str | None) -> dict[str, Any]:
+    """Return the JSON object that is a message.
+
+    Raises:
+        TooLarge: it has more than `MAX_MESSAGE` bytes.
+        ProtocolMismatch: it is no JSON object with a text as ``type``.
+    """
+    if text is None:
+        raise ProtocolMismatch("a message is a text with a JSON object, not bytes")
+    if len(text) > MAX_MESSAGE or len(text.encode()) > MAX_MESSAGE:
+        raise TooLarge(f"a message has at most {MAX_MESSAGE >> 10} KiB")
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolMismatch(f"a message is a JSON object: {error}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ProtocolMismatch(f'a message is a JSON object with a "type", not {message!r:.80}')
+    if "\\u" in text and not _is_unicode(message):
+        raise ProtocolMismatch("a message has only whole characters, no half of a surrogate pair")
+    return message
+
+
+def read_id(message: dict[str, Any]) -> Id:
+    """Return the id of a message, for the answers to it."""
+    id = message.get("id")
+    if id is None or type(id) is int or (isinstance(id, str) and len(id) <= MAX_ID):
+        return id
+    raise WrongArguments(f"an id is a number, or a text of at most {MAX_ID} characters")
+
+
+def check_kind(message: dict[str, Any]) -> None:
+    """Raise `WrongArguments` if a message's type is not that of a change."""
+    if message["type"] not in _READERS:
+        known = ", ".join(["ping", *_READERS])
+        raise WrongArguments(f"there is no message of type {message['type']!r:.80}; known: {known}")
+
+
+def read_change(message: dict[str, Any]) -> Change:
+    """Return the change that a message asks for. Raise `WrongArguments` if its fields make no sense."""
+    kind = message["type"]
+    fields = {name: value for name, value in message.items() if name != "type"}
+    try:
+        return _READERS[kind](fields)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise WrongArguments(f"the message {kind!r} makes no sense: {wrong[:2000]}") from None
+
+
+def _is_unicode(message: dict[str, Any]) -> bool:
+    try:
+        json.dumps(message, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _command(fields: dict[str, Any]) -> CommandRequest:
+    if fields.get("id") is None:
+        raise WrongArguments(
+            "a command needs an id, of 8 to 64 letters, digits, - and _: it makes a repetition safe"
+        )
+    return CommandRequest.model_validate(_unwaiting(fields))
+
+
+def _fault(fields: dict[str, Any]) -> FaultRequest:
+    return FaultRequest.model_validate(_unwaiting(fields))
+
+
+def _policy(fields: dict[str, Any]) -> PolicyRequest:
+    return PolicyRequest.model_validate(_without_id(fields))
+
+
+def _removal(fields: dict[str, Any]) -> FaultRemoval:
+    return FaultRemoval.model_validate(_without_id(fields))
+
+
+def _config_update(fields: dict[str, Any]) -> CommandRequest:
+    return _with_id(fields, ConfigUpdate.model_validate(_without_id(fields)).to_command())
+
+
+def _to_replica(kind: UserCommandKind) -> Callable[[dict[str, Any]], CommandRequest]:
+    def read(fields: dict[str, Any]) -> CommandRequest:
+        asked = _OfReplica.model_validate(_without_id(fields))
+        return _with_id(fields, CommandRequest(kind=kind, target=asked.replica_id))
+
+    return read
+
+
+def _deactivation(fields: dict[str, Any]) -> CommandRequest:
+    device = _OfDevice.model_validate(_without_id(fields)).device_id
+    params = {"device": device}
+    return _with_id(fields, CommandRequest(kind=CommandKind.DEACTIVATE_DEVICE, params=params))
+
+
+def _reactivation(fields: dict[str, Any]) -> CommandRequest:
+    params = {"group": _OfReplica.model_validate(_without_id(fields)).replica_id}
+    return _with_id(fields, CommandRequest(kind=CommandKind.REACTIVATE, params=params))
+
+
+def _with_id(fields: dict[str, Any], command: CommandRequest) -> CommandRequest:
+    """Return a command with the id of the message, if it has one."""
+    return CommandRequest.model_validate({**command.model_dump(), "id": fields.get("id")})
+
+
+def _without_id(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != "id"}
+
+
+def _unwaiting(fields: dict[str, Any]) -> dict[str, Any]:
+    if "wait" in fields:
+        raise WrongArguments("wait is for REST: over the WebSocket each acknowledgement comes by itself")
+    return fields
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], Change]] = {
+    "command": _command,
+    "policy": _policy,
+    "inject": _fault,
+    "remove_fault": _removal,
+    "update_config": _config_update,
+    "pause_training": _to_replica(CommandKind.PAUSE),
+    "resume_training": _to_replica(CommandKind.RESUME),
+    "stop_training": _to_replica(CommandKind.STOP),
+    "deactivate_device": _deactivation,
+    "drain_device": _deactivation,
+    "reactivate_group": _reactivation,
+}
