@@ -1,0 +1,67 @@
+"""A page's end of the WebSocket ``/ws/v1/weaver``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+from tests.support.gateways import BOUND
+
+Message = dict[str, Any]
+
+
+class PageSocket:
+    """The messages of a socket, each of which is looked at once or kept for later."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self._kept: list[Message] = []
+
+    def send(self, **message: Any) -> None:
+        self.socket.send(json.dumps(message))
+
+    def next(self, wanted: Callable[[Message], Any], seconds: float = BOUND) -> Message:
+        """The first message that is as wanted and was not returned yet; those before it are kept."""
+        for place in itertools.count():
+            if place == len(self._kept):
+                self._kept.append(json.loads(self.socket.recv(seconds)))
+            if wanted(self._kept[place]):
+                return self._kept.pop(place)
+        raise AssertionError
+
+    def of_type(self, *types: str) -> Message:
+        return self.next(lambda message: message["type"] in types)
+
+    def ask(self, **message: Any) -> Message:
+        """Send a message with an id; return the first answer."""
+        self.send(**message)
+        return self.next(lambda one: one.get("id") == message.get("id") and one["type"] not in ("event", "delta"))
+
+    def answers(self, **message: Any) -> list[Message]:
+        """Send a message with an id; return all answers, of which ``done`` or an error is the last."""
+        found = [self.ask(**message)]
+        while found[-1]["type"] not in ("done", "error", "pong"):
+            found.append(self.next(lambda one: one.get("id") == message.get("id") and one["type"] != "event"))
+        return found
+
+    def delta(self, name: str, wanted: Callable[[Any], Any] = bool) -> Any:
+        """The first value of that name, in a delta, that is as wanted."""
+        found = self.next(lambda one: one["type"] == "delta" and name in one and wanted(one[name]))
+        return found[name]
+
+
+@contextmanager
+def page_socket(url: str, token: str, query: str = "", page: bool = True) -> Iterator[PageSocket]:
+    """A socket of a page, or of another program; it is closed in the end."""
+    headers = {"Authorization": f"Bearer {token}"}
+    protocols = [Subprotocol("loom.page")] if page else None
+    with connect(
+        f"{url}/ws/v1/weaver{query}", additional_headers=headers, subprotocols=protocols, max_size=None, proxy=None
+    ) as socket:
+        yield PageSocket(socket)
