@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from websockets.typing import Subprotocol
 from tests.support.gateways import BOUND
 
 Message = dict[str, Any]
+
+ANSWERS = frozenset(("accepted", "acknowledgement", "done", "error", "pong"))
 
 
 class PageSocket:
@@ -28,9 +31,10 @@ class PageSocket:
 
     def next(self, wanted: Callable[[Message], Any], seconds: float = BOUND) -> Message:
         """The first message that is as wanted and was not returned yet; those before it are kept."""
+        until = time.monotonic() + seconds
         for place in itertools.count():
             if place == len(self._kept):
-                self._kept.append(json.loads(self.socket.recv(seconds)))
+                self._kept.append(json.loads(self.socket.recv(max(0.0, until - time.monotonic()))))
             if wanted(self._kept[place]):
                 return self._kept.pop(place)
         raise AssertionError
@@ -41,13 +45,13 @@ class PageSocket:
     def ask(self, **message: Any) -> Message:
         """Send a message with an id; return the first answer."""
         self.send(**message)
-        return self.next(lambda one: one.get("id") == message.get("id") and one["type"] not in ("event", "delta"))
+        return self.next(lambda one: one["type"] in ANSWERS and one["id"] == message.get("id"))
 
     def answers(self, **message: Any) -> list[Message]:
         """Send a message with an id; return all answers, of which ``done`` or an error is the last."""
         found = [self.ask(**message)]
         while found[-1]["type"] not in ("done", "error", "pong"):
-            found.append(self.next(lambda one: one.get("id") == message.get("id") and one["type"] != "event"))
+            found.append(self.next(lambda one: one["type"] in ANSWERS and one["id"] == message.get("id")))
         return found
 
     def delta(self, name: str, wanted: Callable[[Any], Any] = bool) -> Any:
