@@ -8,6 +8,7 @@ the client leaves.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -140,20 +141,18 @@ class SocketCommands:
 
     async def _follow(self, id: Id, given: dict[str, Any]) -> None:
         """Send the acknowledgements of a command as they come, and then that it is done."""
-        try:
-            command = given.get("id")
-            if command is not None:
-                told = {"type": "acknowledgement", "id": id, "command": command}
-                async for replica, one in acknowledgements(self._weaver, self._of, given):
-                    await self._send({**told, "replica": replica, "waiting": False, **one})
-            done: dict[str, Any] = {"type": "done", "id": id, "command": command}
-            if given.get("evidence"):
-                done["evidence"] = given["evidence"]
-            await self._send(done)
-        except LoomError as error:
-            await self._refuse(id, error)
-        except OSError:
-            pass  # the client has left
+        about = {"id": id, "command": given.get("id")}
+        with contextlib.suppress(OSError):  # the client has left
+            try:
+                if given:
+                    async for replica, one in acknowledgements(self._weaver, self._of, given):
+                        waiting = {"waiting": False, **one}
+                        await self._send({"type": "acknowledgement", **about, "replica": replica, **waiting})
+            except LoomError as error:
+                await self._refuse(id, error)
+                return
+            evidence = {"evidence": given["evidence"]} if given.get("evidence") else {}
+            await self._send({"type": "done", **about, **evidence})
 
     async def _refuse(self, id: Id, error: LoomError) -> None:
         await self._send({"type": "error", "id": id, "code": error.code, "message": str(error)})
