@@ -108,7 +108,7 @@ class OneSession:
     def _command(self, arguments: dict[str, Any]) -> Any:
         if arguments.get("kind") in DEVICE_COMMANDS:
             raise Denied(f"{arguments['kind']} is about a device, which other sessions may use, too")
-        target = arguments.get("target") or "*"
+        target = "*" if arguments.get("target") is None else arguments["target"]
         wanted, own = [target] if isinstance(target, str) else list(target), self._own
         found = [
             one.id for one in own.values() if one.state in LIVING and any(_means(name, one) for name in wanted)

@@ -118,3 +118,30 @@ def test_an_unknown_device_is_named_with_those_that_are_known() -> None:
         devices.fail("GPU-9", "gone")
 
     assert str(caught.value) == "no device 'GPU-9'; registered: GPU-0"
+
+
+def test_what_changes_is_kept_for_who_watches() -> None:
+    known = DeviceReplicaMap()
+    known.register("train_0", [gpu("GPU-0")])
+    assert not known.changed
+
+    known.watched = True
+    known.register("train_0", [gpu("GPU-0")])
+    assert not known.changed
+    for change in (
+        lambda: known.register("train_1", [gpu("GPU-0")]),
+        lambda: known.register("train_0", [gpu("GPU-0", "node-2")]),
+        lambda: known.deactivate("GPU-0", "too hot"),
+        lambda: known.fail("GPU-0", "gone"),
+        lambda: known.reactivate("GPU-0"),
+        lambda: known.drain("train_0"),
+        lambda: known.forget("GPU-0"),
+    ):
+        change()
+        assert list(known.changed) == ["GPU-0"]
+        known.changed.clear()
+    known.register("train_1", [gpu("GPU-1")])
+    known.fail("GPU-1", "gone")
+    known.changed.clear()
+    known.deactivate("GPU-1", "it has failed, which is worse")
+    assert not known.changed

@@ -220,3 +220,26 @@ async def test_a_command_about_a_device_without_a_target_is_for_those_on_it() ->
         every = await weaver.client.do("command", "anna", kind="pause")
 
         assert (list(given["replicas"]), list(every["replicas"])) == (["train_1"], ["train_0", "train_1"])
+
+
+async def test_a_second_full_watch_takes_nothing_from_the_first() -> None:
+    async with running() as weaver:
+        link = await weaver.threadlet()
+        async with watched(weaver) as (first, _):
+            monitored = weaver.admin._further
+            link.send("handlers", {"batch": "int"})
+            await weaver.client.ask("policy", group="train", action="pause")
+            async with watched(weaver) as (second, full):
+                assert full["more"]["policies"] == {"train": "pause"}
+                assert await pushed(first, further("policies")) == {"train": "pause"}
+                await weaver.client.ask("policy", group="train", action="stop")
+                for watch in (first, second):
+                    assert await pushed(watch, lambda body: further("policies")(body) == {"train": "stop"})
+            assert monitored._wanted
+
+
+async def test_without_a_job_no_goodput_is_pushed() -> None:
+    async with running() as weaver, watched(weaver):
+        now = weaver.server.users.clock()
+
+        assert weaver.admin._further.changes(now + 2 * full_watch.GOODPUT_EVERY) == {}
