@@ -25,8 +25,9 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from loom.errors import LoomError
+from loom.errors import LoomError, WrongArguments
 from loom.weaver.client import WeaverClient
+from loom.weaver.keys import EVERYONE
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
@@ -80,6 +81,8 @@ class WeaverSocket:
             self._access.require(principal, "view", "to watch replicas")
             named = query.get("user", [None])[0]
             of = await whose(principal, named, None, "view", self._access, self._weaver)
+            if of["user"] == EVERYONE:
+                raise WrongArguments("a watch is of one user: name that user")
             commands = SocketCommands(
                 self._changes, self._weaver, self._access, principal, of, scope["path"], send_answer
             )

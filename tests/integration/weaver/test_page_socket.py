@@ -317,6 +317,14 @@ def test_an_admin_sees_and_commands_for_another_user(house: House, trained: Trai
     assert told(answers) == ["accepted", "acknowledgement", "done"]
 
 
+def test_everyone_cannot_be_watched_at_once(house: House) -> None:
+    with pytest.raises(ConnectionClosed) as closed, page(house, "root", "?user=*") as root:
+        root.of_type("snapshot")
+
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.reason == "wrong_arguments"
+
+
 @pytest.mark.parametrize(
     ("text", "id", "code"),
     [
