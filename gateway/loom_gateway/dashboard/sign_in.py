@@ -18,7 +18,7 @@ from loom_gateway.access.origins import PAGE_HEADER
 from loom_gateway.access.paths import PAGE
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.shown import HOST_COOKIE
-from loom_gateway.access.sign_ins import SignIn
+from loom_gateway.access.sign_ins import LASTS, SignIn
 
 Shown = Annotated[str, Field(min_length=1, max_length=16384)]
 Path = Annotated[str, Field(pattern=r"^/([A-Za-z0-9._~:@%+-]+/)*$", max_length=1000)]
@@ -85,7 +85,7 @@ def sign_in_routes(access: AccessControl, path: str = "/") -> APIRouter:
         in_cookie = may_keep and asked.path == path
         begun, text = access.sign_in(principal, in_cookie)
         if in_cookie:
-            _set_cookie(request, response, access.sign_ins.cookie, path, text, begun)
+            _set_cookie(request, response, access.sign_ins.cookie, path, text)
         return _shown(principal, begun, None if in_cookie else text)
 
     @router.get("/me")
@@ -110,22 +110,22 @@ def sign_in_routes(access: AccessControl, path: str = "/") -> APIRouter:
         if principal.sign_in is None:
             raise WrongArguments("only a page signs out; a token is revoked with `loom token revoke`")
         access.sign_out(principal)
-        _set_cookie(request, response, access.sign_ins.cookie, path, "", None)
+        _set_cookie(request, response, access.sign_ins.cookie, path, "")
         return {}
 
     return router
 
 
-def _set_cookie(
-    request: Request, response: Response, name: str, path: str, text: str, sign_in: SignIn | None
-) -> None:
-    """Set the cookie of a sign-in, or remove it."""
+def _set_cookie(request: Request, response: Response, name: str, path: str, text: str) -> None:
+    """Set the cookie of a sign-in; with an empty text, remove it."""
     # A proxy in front may end TLS: what the browser sees is in its origin.
     secure = request.url.scheme == "https" or urlsplit(request.headers.get("origin", "")).scheme == "https"
     response.set_cookie(
         HOST_COOKIE + name if secure and path == "/" else name,
         text,
-        max_age=0 if sign_in is None else int(sign_in.expires - sign_in.created),
+        max_age=int(LASTS)
+        if text
+        else 0,  # also longer than the token lasts, so that the page can say that it is over
         path=path,
         secure=secure,
         httponly=True,

@@ -30,6 +30,7 @@ from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
+from loom_gateway.access.shown import PAGE_PROTOCOL
 from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.gateway_feed import GatewayFeed, PageReader
@@ -37,9 +38,6 @@ from loom_gateway.rest.socket_commands import SocketCommands
 from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.rest.weaver_watches import FeedReader, WeaverWatches
 from loom_gateway.rest.whose import whose
-
-PAGE_PROTOCOL = "loom.page"
-"""The subprotocol of pages."""
 
 MAX_FRAME = 1 << 20
 """Bytes of a message from a client at which the connection is closed before the message is read."""

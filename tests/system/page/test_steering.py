@@ -112,11 +112,10 @@ def test_a_training_is_paused_resumed_drained_and_stopped(opened: Tab, two: list
 @slow
 def test_a_policy_is_chosen(opened: Tab) -> None:
     opened.open("steering")
-    policies = opened.page.get_by_test_id("policies")
-    policies.get_by_label("Group").fill("trainers")
-    policies.get_by_label("Action").select_option("pause")
-    policies.get_by_test_id("set-policy").click()
-    expect(policies.locator("table")).to_contain_text("trainers")
+    opened.page.get_by_label("Group or glob", exact=True).fill("trainers")
+    opened.page.get_by_label("Action").select_option("pause")
+    opened.page.get_by_test_id("set-policy").click()
+    expect(opened.page.get_by_test_id("policies")).to_contain_text("trainers")
 
 
 @slow
