@@ -16,7 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = "gateway/dashboard"
 BUILT = "gateway/loom_gateway/dashboard/static"
-STAMP = ".source"  # the hash of the source from which the page was built
+STAMP = "source.sha256"  # beside the page, the hash of what it was built from
 
 
 class BuildPage(BuildHookInterface):
@@ -43,8 +43,8 @@ def build(source: Path, built: Path) -> str:
     if stamp.is_file() and stamp.read_text() == now:
         return ""
     npm = shutil.which("npm")
-    if npm is None:
-        return "there is no npm"
+    if npm is None:  # what `npm run build` has left elsewhere is taken as it is
+        return "" if (built / "index.html").is_file() else "there is no npm"
     for command in (["ci", "--no-audit", "--no-fund"], ["run", "build"]):
         try:
             done = subprocess.run([npm, *command], cwd=source, capture_output=True, text=True, timeout=600)
@@ -57,10 +57,10 @@ def build(source: Path, built: Path) -> str:
 
 
 def digest(source: Path) -> str:
-    """Return a hash of what the page is built from."""
+    """Return a hash of what the page is built from. Images are made without hidden files."""
     found = hashlib.sha256()
     for path in sorted(source.rglob("*")):
         inside = path.relative_to(source)
-        if path.is_file() and inside.parts[0] != "node_modules":
+        if path.is_file() and inside.parts[0] not in ("node_modules", "__pycache__") and inside.name[0] != ".":
             found.update(f"{inside}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return found.hexdigest()
