@@ -404,9 +404,6 @@ def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess)
     own = guest("command", kind="update_config", params={"learning_rate": 0.5}, target=["train*", "trainers", "*"])
 
     assert own["replicas"] == ["train_0"]
-    assert guest("command", kind="resume", params={}, target=None)["replicas"] == ["train_0"]
-    with pytest.raises(Refused, match=r"no replica of session 'a' is meant by \[\]"):
-        guest("command", kind="resume", params={}, target=[])
     assert [one["id"] for one in guest("replicas")] == ["train_0"]
     assert [one["replicas"] for one in guest("devices")] == [["train_0"]]
     assert guest("status")["replicas"] == {"running": 1}
@@ -445,5 +442,8 @@ def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess)
         session_of(weaver, "anna", "a").ask("in_session", session="b", do="replicas")
     with pytest.raises(Refused, match="about a device, which other sessions may use"):
         guest("command", kind="deactivate_device", params={"device": "GPU-0"}, target="train_0")
+    assert guest("command", kind="resume", params={}, target=None)["replicas"] == ["train_0"]
+    with pytest.raises(Refused, match=r"no replica of session 'a' is meant by \[\]"):
+        guest("command", kind="resume", params={}, target=[])
     for threadlet in (seen, hidden, elsewhere):
         threadlet.close()
