@@ -1,12 +1,10 @@
 """Takes the pictures of the page in ``docs/pictures``: ``python -m tests.support.page_pictures [FOLDER]``.
 
-A real training of four processes on two hosts, in which a learning rate was changed and a process was killed.
+Of a real training of eight processes in two groups, in which learning rates were changed and a process was killed.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -14,37 +12,49 @@ from playwright.sync_api import Browser, expect
 
 import loom
 from loom_proxy.local import LocalCluster
-from tests.support.browser import chromium, signed_in
-from tests.support.gateways import BOUND, await_true
+from tests.support.browser import BOUND, chromium, signed_in
+from tests.support.gateways import await_true
 from tests.support.paths import ROOT
-from tests.support.weaver_actors import Trainers
+from tests.support.weaver_training import training
 
 SIZE = {"width": 1280, "height": 800}
 
-VIEWS = ("overview", "replicas", "devices", "steering", "goodput", "chaos", "sessions")
+VIEWS = ("overview", "replicas", "devices", "steering", "goodput", "chaos", "sessions", "replicas/pretrain_0")
+
+SEEN_IN_BOTH = ("overview", "steering")
+"""Views of which there is a picture in dark, too."""
 
 
 def take(folder: Path) -> None:
     """Take a picture of each view."""
     folder.mkdir(parents=True, exist_ok=True)
+    first, second = (tuple(f"{group}_{rank}" for rank in range(4)) for group in ("pretrain", "finetune"))
     with LocalCluster(hosts=2) as cluster, loom.connect(cluster.url, cluster.token) as job, chromium() as browser:
-        groups = [Trainers(job, name) for name in ("alpha", "beta")]
-        for group, rate in zip(groups, (0.25, 0.125), strict=True):
-            job.weaver.update_config(group.glob, learning_rate=rate).get(BOUND)
-        os.kill(groups[1].pids[1], signal.SIGKILL)
-        dead = groups[1].replicas[1]
-        await_true(lambda: job.weaver.replicas()[dead].died_of is not None)
-        for scheme in ("light", "dark"):
-            _of_each_view(browser, cluster, folder, scheme, groups[0].replicas[0])
+        address = job.weaver.address()
+        with training(address, *first, group="pretrain"), training(address, *second, group="finetune") as tuned:
+            await_true(lambda: len(job.weaver.replicas()) == len(first + second))
+            for group, rate in (("pretrain", 0.05), ("finetune", 0.025), ("pretrain", 0.2)):
+                job.weaver.update_config(group, learning_rate=rate).get(BOUND)
+            tuned[3].process.kill()
+            await_true(lambda: job.weaver.replicas()[second[3]].died_of is not None)
+            for scheme in ("light", "dark"):
+                _of_each_view(browser, cluster, folder, scheme)
 
 
-def _of_each_view(browser: Browser, cluster: LocalCluster, folder: Path, scheme: str, replica: str) -> None:
+def _of_each_view(browser: Browser, cluster: LocalCluster, folder: Path, scheme: str) -> None:
     with signed_in(browser, cluster.url, cluster.token, viewport=SIZE, color_scheme=scheme) as opened:
-        for view in (*VIEWS, f"replicas/{replica}"):
+        opened.page.wait_for_timeout(30_000 if scheme == "light" else 5_000)  # curves have to have some points
+        for view in VIEWS if scheme == "light" else SEEN_IN_BOTH:
             opened.open(view)
             expect(opened.page.locator("h1")).to_be_visible()
-            opened.page.wait_for_timeout(2500)  # curves have to have some points
-            name = view if "/" not in view else "replica"
+            if view == "steering":
+                opened.page.get_by_test_id("target").fill("pretrain")
+                opened.page.get_by_test_id("key").select_option("learning_rate")
+                opened.page.get_by_test_id("value").fill("0.1")
+                opened.page.get_by_test_id("apply").click()
+                expect(opened.page.get_by_test_id("acknowledgements").locator("tr")).to_have_count(5)
+            opened.page.wait_for_timeout(2_000)
+            name = "replica" if "/" in view else view
             opened.page.screenshot(path=folder / f"{name}-{scheme}.png")
 
 

@@ -1,0 +1,79 @@
+"""What axe-core finds on the page, hostile names, narrow screens and the keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from loom_proxy.local import LocalCluster
+from tests.support.browser import Tab, signed_in
+from tests.support.gateways import TOKEN, Gateway, gateway_of
+from tests.support.needs import skip_because
+from tests.support.paths import ROOT
+from tests.support.weaver_training import training
+
+AXE = ROOT / "gateway/dashboard/node_modules/axe-core/axe.min.js"
+
+VIEWS = ("overview", "replicas", "devices", "steering", "goodput", "chaos", "sessions", "replicas/replica_1")
+
+HOSTILE = "<script>alert(1)</script>" + "\u202e" + "x" * 60
+"""Ends nothing, turns nothing around and breaks no line."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def gateway(cluster: LocalCluster) -> Iterator[Gateway]:
+    with gateway_of(cluster) as running, running.connect() as job:
+        with training(job.weaver.address(), "replica_1", "replica_2", group="trainers"):
+            yield running
+
+
+def violations(opened: Tab) -> list[str]:
+    """What axe-core finds."""
+    if not AXE.is_file():
+        skip_because("axe-core is not installed: npm ci in gateway/dashboard")
+    opened.page.evaluate(AXE.read_text() + ";null")
+    found: list[dict[str, Any]] = opened.page.evaluate("async () => (await axe.run(document)).violations")
+    return [f"{one['id']}: {[node['target'] for node in one['nodes']]}" for one in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_core_finds_nothing(browser: Browser, gateway: Gateway, scheme: str) -> None:
+    with signed_in(browser, gateway.url, TOKEN, color_scheme=scheme) as opened:
+        for view in VIEWS:
+            opened.open(view)
+            expect(opened.page.locator("h1")).to_be_visible()
+            assert not violations(opened), view
+
+
+def test_no_view_is_wider_than_a_narrow_screen(browser: Browser, gateway: Gateway) -> None:
+    with signed_in(browser, gateway.url, TOKEN, viewport={"width": 400, "height": 800}) as opened:
+        for view in VIEWS:
+            opened.open(view)
+            expect(opened.page.locator("h1")).to_be_visible()
+            assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400, view
+
+
+def test_the_first_key_goes_to_the_content(browser: Browser, gateway: Gateway) -> None:
+    with signed_in(browser, gateway.url, TOKEN) as opened:
+        opened.page.keyboard.press("Tab")
+        expect(opened.page.get_by_role("link", name="To the content")).to_be_focused()
+        opened.page.keyboard.press("Enter")
+        expect(opened.page.locator("main")).to_be_focused()
+
+
+def test_hostile_names_are_text(browser: Browser, cluster: LocalCluster) -> None:
+    with gateway_of(cluster) as gateway, gateway.connect() as job:
+        with training(job.weaver.address(), HOSTILE, group=HOSTILE):
+            with signed_in(browser, gateway.url, TOKEN) as opened:
+                for view in VIEWS[:-1]:
+                    opened.open(view)
+                    expect(opened.page.locator("h1")).to_be_visible()
+                    assert opened.page.locator("main script").count() == 0
+                opened.open("replicas")
+                expect(opened.page.get_by_test_id("replica-table")).to_contain_text("<script>alert(1)</script>")
+                assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
