@@ -219,6 +219,7 @@ describe('signing in', () => {
   it('goes on with a cookie, or shows the form', async () => {
     await gateway.begin();
     expect(identities).toEqual([ME]);
+    gateway.disconnect();
     answers = () => refusal(401, 'authentication', 'no token');
     await gateway.begin();
     expect(outs).toEqual([null]);

@@ -12,7 +12,7 @@ import * as format from '../src/lib/format';
 import { actionOf, globToRegExp, searchFor, selectTargets } from '../src/lib/glob';
 import { courseShares, faultTimes } from '../src/lib/goodput';
 import { arrange, cellAt, cellsIn, placeOf } from '../src/lib/layout';
-import { commandMarks } from '../src/lib/marks';
+import { commandMarks, marksOfJobs } from '../src/lib/marks';
 import { packNames, unpackNames } from '../src/lib/names';
 import { codeIn, formatRoute, parseRoute } from '../src/lib/route';
 import { fieldOf, keysOf, parseValue } from '../src/lib/values';
@@ -38,7 +38,8 @@ describe('numbers', () => {
     [7800, '2 h 10 min'],
     [90000, '1 d 1 h'],
     [60, '1 min'],
-    [-2, '−2.00 s'],
+    [-2, '−2 s'],
+    [9.5, '9.50 s'],
     [null, '–'],
   ])('%s seconds are %s', (given, text) => expect(format.duration(given)).toBe(text));
 
@@ -254,6 +255,8 @@ describe('events', () => {
       'applied update_config at step 7: rate 1 → 2',
     );
     expect(describeEvent(event(1, 'something_new', null)).text).toBe('something new');
+    const turned = describeEvent(event(1, 'registered', 'a', { host: '\u202eevil', step: 5 })).text;
+    expect(turned).toBe('registered on \u2068\u202eevil\u2069 at step 5');
     expect(describeEvent(event(1, 'failed', 'a', { reason: 'SIGKILL' }))).toEqual({ text: 'failed: SIGKILL', tone: 'bad' });
   });
 
@@ -286,6 +289,8 @@ describe('events', () => {
     log.take(event(2, 'applied', 'a', { command: 'c', do: 'update_config', ok: true }));
     expect(commandMarks(log.list(), (id) => id === 'a')).toEqual([{ time: 1002, text: 'rate = 2, by ada' }]);
     expect(commandMarks(log.list(), () => false)).toEqual([]);
+    const jobs = marksOfJobs(log.list(), (id) => (id === 'a' ? 'job' : undefined));
+    expect(jobs.get('job')!.map((one) => one.time)).toEqual([1002]);
   });
 });
 

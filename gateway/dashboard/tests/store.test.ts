@@ -77,7 +77,7 @@ describe('a delta', () => {
       type: 'delta',
       replicas: {},
       devices: { g: { utilization: 0.4 } },
-      device_states: { g: { state: 'failed', reason: 'Xid 79', replicas: ['a'] } },
+      device_states: { g: { ...device('g', { state: 'failed', reason: 'Xid 79', replicas: ['a'] }) }, h: null },
       policies: { '*': 'stop' },
       goodput: [],
       workers: [{ address: 'tcp://w:1', reachable: true }],
@@ -85,6 +85,26 @@ describe('a delta', () => {
     expect(store.devices[0]).toMatchObject({ state: 'failed', reason: 'Xid 79', status: { utilization: 0.4 } });
     expect(store.policies).toEqual({ '*': 'stop' });
     expect(store.workers).toHaveLength(1);
+  });
+
+  it('changes handlers, and forgets devices', () => {
+    take(snapshot({ replicas: [replica('a')], devices: [device('g')] }), {
+      type: 'delta',
+      replicas: { a: { handlers: { rate: 'float' } } },
+      device_states: { g: null },
+    });
+    expect(store.replica('a')!.handlers).toEqual({ rate: 'float' });
+    expect(store.devices).toEqual([]);
+  });
+
+  it('replaces the goodput of its jobs alone, and keeps their timelines', async () => {
+    const record = { since: 0, until: 1, replicas: 1, ratio: 0.5, seconds: {}, faults: [], course: [], user: 'ada' };
+    take(snapshot({ goodput: [{ ...record, job: 'a' }, { ...record, job: 'b' }] }));
+    const course = [{ time: 1, seconds: { compute: 1 } }];
+    vi.spyOn(store.gateway, 'request').mockResolvedValue({ jobs: [{ ...record, job: 'a', course }] });
+    await store.loadGoodput();
+    take({ type: 'delta', replicas: {}, goodput: [{ ...record, job: 'a', ratio: 0.7 }] });
+    expect(store.goodput.map((one) => [one.job, one.ratio, one.course.length])).toEqual([['a', 0.7, 1], ['b', 0.5, 0]]);
   });
 
   it('loads a replica that nobody described', () => {
@@ -184,14 +204,32 @@ describe('a command', () => {
     expect(sent.map((one) => (one as { id: string }).id)).toEqual([second]);
   });
 
-  it('that injects a fault is not sent twice', () => {
+  it('about a device is for those on it', () => {
     take(snapshot({}));
-    const id = store.inject('sigkill', ['a'], {}, null);
+    const id = store.deactivate({ device: 'GPU-1' });
+    expect(sent).toEqual([{ type: 'command', id, kind: 'deactivate_device', params: { device: 'GPU-1' } }]);
+  });
+
+  it('for many replicas names them shortly, or is refused', () => {
+    const many = Array.from({ length: 4000 }, (_, at) => replica(`train_${at}@session-1234`, { rank: at }));
+    take(snapshot({ replicas: [...many, replica('other', { group: 'eval' })] }));
+    const ids = many.map((one) => one.id);
+    store.pause(ids);
+    store.pause([...ids, 'other']);
+    expect(sent.map((one) => (one as { target?: unknown }).target)).toEqual(['train', '*']);
+    const refused = store.pause(ids.slice(1));
+    expect(sent).toHaveLength(2);
+    expect(store.command(refused)!.error).toContain('too many');
+  });
+
+  it('that injects a fault into Loom itself is not sent twice', () => {
+    take(snapshot({}));
+    const id = store.inject('dead_weaver', '*', {}, null);
     sent.length = 0;
     take(snapshot({}));
     expect(sent).toEqual([]);
     vi.mocked(store.gateway.send).mockReturnValue(false);
-    const lost = store.inject('sigkill', ['a'], {}, null);
+    const lost = store.inject('dead_weaver', '*', {}, null);
     expect(store.command(id)!.phase).toBe('sent');
     expect(store.command(lost)!.phase).toBe('error');
   });

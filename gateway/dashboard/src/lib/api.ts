@@ -84,6 +84,7 @@ export class Gateway {
       this.#handlers.signedIn(identity);
       this.connect();
     } catch (error) {
+      if (this.#wanted) return; // a code came meanwhile
       if (error instanceof GatewayError && error.status === 401) this.#handlers.signedOut(null);
       else {
         this.#setLink('lost', (error as Error).message);
@@ -113,12 +114,16 @@ export class Gateway {
 
   async signOut(): Promise<void> {
     this.disconnect();
+    let message: string | null = null;
     try {
       await this.request('POST', 'page/sign-out', {}, { quiet: true });
-    } finally {
-      this.#key = null;
-      this.#handlers.signedOut(null);
+    } catch (error) {
+      // A 401 means that the sign-in was over already.
+      if (!(error instanceof GatewayError && error.status === 401))
+        message = `The sign-in may still hold in this browser: ${(error as Error).message}`;
     }
+    this.#key = null;
+    this.#handlers.signedOut(message);
   }
 
   /** Send a REST request and return its JSON. With `quiet`, a 401 is only raised and shows no form. */

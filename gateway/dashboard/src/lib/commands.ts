@@ -1,5 +1,6 @@
 /** The log of commands: those of this page, with their acknowledgements, and those that events tell of. */
 
+import { isolate } from './format';
 import type { Acknowledgement, AcknowledgementMessage, Change, CommandKind, Target, WeaverEvent } from './types';
 
 /** `sent`: nobody has answered. `accepted`: the weaver has the command. `error`: it was refused as a whole. */
@@ -27,7 +28,8 @@ export interface CommandRun {
 
 export interface Order {
   kind: CommandKind;
-  target: Target;
+  /** Undefined: those on the devices that the parameters name. */
+  target: Target | undefined;
   params: Record<string, unknown>;
 }
 
@@ -77,7 +79,7 @@ export class CommandLog {
     return run;
   }
 
-  accept(id: string, command: string, replicas: string[]): void {
+  accept(id: string, command: string | null, replicas: string[]): void {
     const run = this.get(id);
     if (!run) return;
     if (command && command !== run.id) {
@@ -216,11 +218,12 @@ export function takeBack(run: CommandRun): Order[] {
   const applied = [...run.acknowledgements.values()].filter((one) => one.ok && !one.waiting);
   if (!applied.length) return [];
   const target = applied.map((one) => one.replica);
-  const params = run.params;
+  // The weaver adds the devices of a group to the parameters.
+  const about = 'group' in run.params ? { group: run.params['group'] } : { device: run.params['device'] };
   if (run.kind === 'pause') return [{ kind: 'resume', target, params: {} }];
   if (run.kind === 'resume') return [{ kind: 'pause', target, params: {} }];
-  if (run.kind === 'deactivate_device') return [{ kind: 'reactivate', target: '*', params }];
-  if (run.kind === 'reactivate') return [{ kind: 'deactivate_device', target: '*', params }];
+  if (run.kind === 'deactivate_device') return [{ kind: 'reactivate', target: undefined, params: about }];
+  if (run.kind === 'reactivate') return [{ kind: 'deactivate_device', target: undefined, params: about }];
   if (run.kind !== 'update_config') return [];
   const groups = new Map<string, Order & { target: string[] }>();
   for (const one of applied) {
@@ -237,18 +240,18 @@ export function takeBack(run: CommandRun): Order[] {
 
 /** Return a sentence of what a command does, without its target. */
 export function describeCommand(kind: string, params: Record<string, unknown>): string {
-  const device = params['device'] ?? params['group'];
+  const device = isolate(String(params['device'] ?? params['group'] ?? 'a device'));
   switch (kind) {
     case 'update_config':
       return Object.entries(params)
-        .map(([key, one]) => `${key} = ${typeof one === 'string' ? one : JSON.stringify(one)}`)
+        .map(([key, one]) => isolate(`${key} = ${typeof one === 'string' ? one : JSON.stringify(one)}`))
         .join(', ');
     case 'deactivate_device':
-      return `deactivate ${String(device ?? 'a device')}`;
+      return `deactivate ${device}`;
     case 'reactivate':
-      return `reactivate ${String(device ?? 'a device')}`;
+      return `reactivate ${device}`;
     case 'device_failed':
-      return `notify of the failed device ${String(device ?? '')}`;
+      return `notify of a failure of ${device}`;
     case 'inject':
       return `inject ${String(params['fault'] ?? 'a fault')}`;
     case 'remove_fault':

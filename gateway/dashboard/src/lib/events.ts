@@ -1,7 +1,7 @@
 /** Events as sentences. */
 
 import { describeCommand } from './commands';
-import { plural, value } from './format';
+import { isolate, plural, value } from './format';
 import type { DeviceInfo, WeaverEvent } from './types';
 
 export type Tone = 'plain' | 'good' | 'warning' | 'bad' | 'command';
@@ -42,7 +42,7 @@ function toneOf(event: WeaverEvent): Tone {
 }
 
 function sentence(event: WeaverEvent): string {
-  const text = (name: string): string => (event[name] == null ? '' : String(event[name]));
+  const text = (name: string): string => (event[name] == null ? '' : isolate(String(event[name])));
   const params = (event['params'] as Record<string, unknown> | undefined) ?? {};
   const because = (reason: string): string => (reason ? `: ${reason}` : '');
   const at = event['step'] == null ? '' : ` at step ${text('step')}`;
@@ -80,7 +80,7 @@ function sentence(event: WeaverEvent): string {
     case 'device_failed': {
       const device = event['device'] as Partial<DeviceInfo> | undefined;
       const chain = (event['replicas'] as unknown[] | undefined) ?? [];
-      return `device ${device?.uuid ?? ''} failed${because(text('reason'))} (${plural(chain.length, 'replica')})`;
+      return `device ${isolate(device?.uuid ?? '')} failed${because(text('reason'))} (${plural(chain.length, 'replica')})`;
     }
     case 'devices_changed':
       return `changed its devices${listed('added', event)}${listed('removed', event)}`;
@@ -108,7 +108,7 @@ function from(event: WeaverEvent): string {
 function changes(event: WeaverEvent): string {
   const given = (event['changes'] as Record<string, { old: unknown; new: unknown }> | undefined) ?? {};
   const found = Object.entries(given).map(([key, one]) =>
-    one.old == null ? `${key} = ${value(one.new)}` : `${key} ${value(one.old)} → ${value(one.new)}`,
+    one.old == null ? isolate(`${key} = ${value(one.new)}`) : isolate(`${key} ${value(one.old)} → ${value(one.new)}`),
   );
   return found.length ? `: ${found.join(', ')}` : '';
 }

@@ -49,6 +49,7 @@ export function duration(seconds: number | null | undefined): string {
   if (seconds === 0) return '0 s';
   if (seconds < 0.001) return `${(seconds * 1e6).toFixed(0)} µs`;
   if (seconds < 1) return `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 60 && Number.isInteger(seconds)) return `${seconds} s`;
   if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
   const [days, hours, minutes] = [Math.floor(whole / 86400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];
@@ -108,4 +109,11 @@ export function plural(amount: number, one: string, many = `${one}s`): string {
 export function shortName(id: string): string {
   const at = id.indexOf('@');
   return at > 0 ? id.slice(0, at) : id;
+}
+
+const DIRECTED = /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufefc]/;
+
+/** Return a text for use in a sentence: one that may change the direction of writing is isolated from the rest. */
+export function isolate(text: string): string {
+  return DIRECTED.test(text) ? `\u2068${text.replace(/[\u2066-\u2069]/g, '')}\u2069` : text;
 }

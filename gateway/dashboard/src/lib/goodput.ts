@@ -24,6 +24,14 @@ export function byReason(seconds: Readonly<Record<string, number>>): [string, nu
   return [...REASONS, ...own.sort()].flatMap((one): [string, number][] => (seconds[one]! > 0 ? [[one, seconds[one]!]] : []));
 }
 
+/** Return a text about the time that was not spent on steps that count. */
+export function restOf(seconds: Readonly<Record<string, number>>): string {
+  const [largest] = byReason(seconds)
+    .filter(([reason]) => reason !== 'compute')
+    .sort(([, one], [, other]) => other - one);
+  return largest ? `most of the rest: ${largest[0]}` : 'nothing was lost';
+}
+
 export interface Span {
   from: number;
   until: number;

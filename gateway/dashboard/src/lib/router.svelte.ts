@@ -17,8 +17,13 @@ class Router {
   /** Change parts of the query without a new entry in the browser's history. */
   set(changes: Record<string, string | null>): void {
     const { view, parts, query } = this.route;
-    history.replaceState(null, '', formatRoute(view, parts, { ...query, ...changes }));
-    this.#read();
+    const hash = formatRoute(view, parts, { ...query, ...changes });
+    this.route = parseRoute(hash);
+    try {
+      history.replaceState(null, '', hash);
+    } catch {
+      // Browsers refuse more than some changes a second; the view has the change all the same.
+    }
   }
 
   #read(): void {

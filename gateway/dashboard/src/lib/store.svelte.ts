@@ -7,7 +7,9 @@
 
 import { Gateway, type Link } from './api';
 import { CommandLog, takeBack, type CommandRun, type Order } from './commands';
+import { faultKind } from './faults';
 import { shortName, toNumber } from './format';
+import { isGlob } from './glob';
 import {
   ENDED,
   STATES,
@@ -32,6 +34,7 @@ import {
   type WorkerInfo,
 } from './types';
 
+const MOST_TARGETS = 50_000; // characters of a list of replicas: the gateway takes messages of 64 KiB
 const KEPT_EVENTS = 2000;
 const KEPT_POINTS = 900; // of a followed replica, and of each job
 const SETTLED: ReadonlySet<string> = new Set(['running', 'paused', 'draining', 'stalled', 'recovering', 'failed', 'finished', 'registering']);
@@ -67,13 +70,15 @@ export interface Job {
   maxStep: number | null;
   /** Steps a second of the median replica. */
   rate: number | null;
-  /** The mean over the living replicas. */
+  /** The mean over the living replicas whose loss is finite. */
   loss: number | null;
+  /** Living replicas whose loss is not finite. */
+  notFinite: number;
   goodput: GoodputRecord | null;
   points: JobPoint[];
 }
 
-type Subject = 'replicas' | 'structure' | 'devices' | 'events' | 'commands' | 'live';
+type Subject = 'replicas' | 'structure' | 'configs' | 'devices' | 'events' | 'commands' | 'live';
 
 export class Store {
   link = $state.raw<Link>({ state: 'connecting', since: Date.now(), reason: '' });
@@ -94,7 +99,7 @@ export class Store {
   /** The current time by the weaver's clock, in seconds; it moves once a second. */
   now = $state(Date.now() / 1000);
 
-  #versions = $state({ replicas: 0, structure: 0, devices: 0, events: 0, commands: 0, live: 0 });
+  #versions = $state({ replicas: 0, structure: 0, configs: 0, devices: 0, events: 0, commands: 0, live: 0 });
   #dirty = new Set<Subject>();
   #scheduled = false;
   #replicas = new Map<string, Replica>();
@@ -103,6 +108,7 @@ export class Store {
   #events: WeaverEvent[] = []; // the oldest first
   #log = new CommandLog();
   #unsent = new Map<string, Outgoing>(); // commands without an answer, which are sent again after a reconnect
+  #summary: Job[] | null = null;
   #jobPoints = new Map<string, JobPoint[]>();
   #sampled = 0;
   #followed = new Map<string, { readers: number; points: LivePoint[] }>();
@@ -150,6 +156,11 @@ export class Store {
     return this.#ordered;
   }
 
+  /** Changes whenever a configuration or a handler does. */
+  get configs(): number {
+    return this.#versions.configs;
+  }
+
   /** A copy of a replica, so that components see each change of it. */
   replica(id: string): Replica | null {
     void this.#versions.replicas;
@@ -195,7 +206,12 @@ export class Store {
 
   readonly jobs: Job[] = $derived.by(() => {
     void this.#versions.replicas;
-    return this.#summarise(this.goodput);
+    const goodput = this.goodput;
+    return this.#summarise().map((job) => ({
+      ...job,
+      goodput: recordOf(job, goodput),
+      points: this.#jobPoints.get(job.name)?.slice() ?? [],
+    }));
   });
 
   readonly stateCounts: Map<ReplicaState, number> = $derived.by(() => {
@@ -235,18 +251,34 @@ export class Store {
 
   /** Take out of use a device, or the devices of a group or replica. */
   deactivate(what: { device: string } | { group: string }): string {
-    return this.give('deactivate_device', '*', what);
+    return this.give('deactivate_device', undefined, what);
   }
 
   reactivate(what: { device: string } | { group: string }): string {
-    return this.give('reactivate', '*', what);
+    return this.give('reactivate', undefined, what);
   }
 
   /** Give a command and return its id, by which `command` finds what became of it. */
-  give(kind: CommandKind, target: Target, params: Record<string, unknown> = {}): string {
+  give(kind: CommandKind, target: Target | undefined, params: Record<string, unknown> = {}): string {
     const id = newId();
-    this.#submit(kind, target, params, { type: 'command', id, kind, target, params }, true);
+    const short = Array.isArray(target) ? this.#shorten(target) : target;
+    // Without a target those on the devices are meant.
+    const whom = short === undefined ? {} : { target: short };
+    this.#submit(kind, short ?? String(params['group'] ?? ''), params, { type: 'command', id, kind, ...whom, params }, true);
     return id;
+  }
+
+  /** Return a long list of replicas as a group, or as all, if it is that. */
+  #shorten(ids: string[]): Target {
+    if (ids.length < 50) return ids;
+    const wanted = new Set(ids);
+    const living = [...this.#replicas.values()].filter((one) => !ENDED.has(one.state));
+    if (living.length === wanted.size && living.every((one) => wanted.has(one.id))) return '*';
+    const group = this.#replicas.get(ids[0]!)?.group;
+    const members = living.filter((one) => one.group === group);
+    const other = living.some((one) => one.group !== group && (one.id === group || shortName(one.id) === group));
+    const same = members.length === wanted.size && members.every((one) => wanted.has(one.id));
+    return group && same && !other && !isGlob(group) && !this.#replicas.has(group) ? group : ids;
   }
 
   setPolicy(group: string, action: PolicyAction): string {
@@ -257,8 +289,10 @@ export class Store {
 
   inject(fault: string, target: Target, params: Record<string, unknown>, duration: number | null): string {
     const id = newId();
-    // An injection has no id of the page's choice: sent twice, it would be two faults.
-    this.#submit('inject', target, { fault, params, duration }, { type: 'inject', id, fault, target, params, duration }, false);
+    // A fault of Loom's own processes would be injected twice.
+    const again = ['replica', 'host'].includes(faultKind(fault)?.of ?? '');
+    const message: Outgoing = { type: 'inject', id, fault, target, params, duration };
+    this.#submit('inject', target, { fault, params, duration }, message, again);
     return id;
   }
 
@@ -299,6 +333,12 @@ export class Store {
       }
     }
     this.#touch('commands');
+  }
+
+  /** Load the timelines and all faults of jobs, which are not pushed. */
+  async loadGoodput(job?: string): Promise<void> {
+    const { jobs } = await this.gateway.request<{ jobs: GoodputRecord[] }>('GET', `weaver/goodput${job ? `?job=${encodeURIComponent(job)}` : ''}`);
+    this.#takeGoodput(jobs, false);
   }
 
   async loadEvents(query: { kind?: string; replica?: string; limit?: number }): Promise<WeaverEvent[]> {
@@ -396,6 +436,7 @@ export class Store {
       this.#keepEvent(event);
       this.#log.take(event);
     }
+    this.#summary = null;
     this.#samplePoints();
     this.loaded = true;
     for (const one of ['replicas', 'structure', 'devices', 'events', 'commands'] as const) this.#touch(one);
@@ -416,23 +457,34 @@ export class Store {
       this.#touch('devices');
     }
     for (const uuid in states) {
-      const known = this.#devices.get(uuid);
-      const one = states[uuid]!;
-      if (known) Object.assign(known, one);
-      else
-        this.#devices.set(uuid, { uuid, kind: '', server: '', type: '', memory: 0, status: null, user: '', ...one });
+      const one = states[uuid];
+      if (one) this.#devices.set(uuid, { ...one, status: this.#devices.get(uuid)?.status ?? null });
+      else this.#devices.delete(uuid);
       this.#touch('devices');
     }
     this.#takeCommon(message);
+    this.#summary = null;
     this.#samplePoints();
     this.#touch('replicas');
   }
 
   #takeCommon(message: Snapshot | Delta): void {
     if (message.policies) this.policies = message.policies;
-    if (message.goodput) this.goodput = message.goodput;
+    if (message.goodput) this.#takeGoodput(message.goodput, message.type === 'snapshot');
     if (message.sessions) this.sessions = message.sessions;
     if (message.workers) this.workers = message.workers;
+  }
+
+  /** Take the goodput of some jobs; pushed records have no timeline, so that the known one is kept. */
+  #takeGoodput(records: readonly GoodputRecord[], all: boolean): void {
+    const key = (one: GoodputRecord): string => JSON.stringify([one.user, one.job]);
+    const before = new Map(this.goodput.map((one) => [key(one), one]));
+    const fresh = records.map((one) => {
+      const known = before.get(key(one));
+      return { ...one, course: one.course?.length ? one.course : (known?.course ?? []), faults: one.faults ?? known?.faults ?? [] };
+    });
+    if (all) this.goodput = fresh;
+    else this.goodput = [...new Map([...before, ...fresh.map((one) => [key(one), one] as const)]).values()];
   }
 
   #takeEvent(event: WeaverEvent, info?: ReplicaInfo): void {
@@ -441,6 +493,7 @@ export class Store {
     if (this.#log.take(event)) this.#touch('commands');
     if (info) this.#putReplica(info, this.#replicas.get(info.id));
     this.#apply(event);
+    this.#summary = null;
     this.#touch('replicas');
     if (event.kind === 'registered' && !info && event.replica !== null) void this.#fetchReplica(event.replica);
   }
@@ -456,7 +509,10 @@ export class Store {
     if (known && (event.kind === 'applied' || event.kind === 'config')) {
       const changes = (event['changes'] as Record<string, { new: unknown }> | undefined) ?? {};
       const fresh = Object.entries(changes).map(([key, one]) => [key, one.new]);
-      if (fresh.length) known.config = { ...known.config, ...Object.fromEntries(fresh) };
+      if (fresh.length) {
+        known.config = { ...known.config, ...Object.fromEntries(fresh) };
+        this.#touch('configs');
+      }
     }
     if (known && event.kind === 'devices_changed') {
       const removed = new Set((event['removed'] as string[] | undefined) ?? []);
@@ -511,6 +567,7 @@ export class Store {
     };
     const moved =
       !known || known.group !== fresh.group || known.session !== fresh.session || known.rank !== fresh.rank;
+    this.#touch('configs');
     // A known replica stays the same object: lists of members hold it.
     if (known) Object.assign(known, fresh);
     else this.#replicas.set(info.id, fresh);
@@ -527,6 +584,7 @@ export class Store {
     const known = this.#replicas.get(id);
     if (!known) return void this.#fetchReplica(id);
     const { step, reported } = known;
+    if (change.handlers) this.#touch('configs');
     Object.assign(known, change);
     if (change.metrics) {
       known.loss = toNumber(change.metrics['loss']);
@@ -556,6 +614,7 @@ export class Store {
     this.#fetching.add(id);
     try {
       this.#putReplica(await this.gateway.request<ReplicaInfo>('GET', `weaver/replicas/${encodeURIComponent(id)}`));
+      this.#summary = null;
       this.#touch('replicas');
     } catch {
       // It is gone again, or the next snapshot has it.
@@ -564,7 +623,13 @@ export class Store {
     }
   }
 
-  #summarise(goodput: GoodputRecord[]): Job[] {
+  /** The jobs as they are now; computed once for each change. */
+  #summarise(): Job[] {
+    this.#summary ??= this.#computeJobs();
+    return this.#summary;
+  }
+
+  #computeJobs(): Job[] {
     const found = new Map<string, { job: Job; paces: number[]; losses: number[] }>();
     for (const one of this.#replicas.values()) {
       let entry = found.get(one.job);
@@ -581,8 +646,9 @@ export class Store {
           maxStep: null,
           rate: null,
           loss: null,
+          notFinite: 0,
           goodput: null,
-          points: this.#jobPoints.get(one.job) ?? [],
+          points: [],
         };
         found.set(one.job, (entry = { job, paces: [], losses: [] }));
       }
@@ -594,13 +660,13 @@ export class Store {
       if (ENDED.has(one.state)) continue;
       job.living += 1;
       if (one.pace !== null && one.state === 'running') entry.paces.push(one.pace);
-      if (one.loss !== null) entry.losses.push(one.loss);
+      if (one.loss !== null && Number.isFinite(one.loss)) entry.losses.push(one.loss);
+      else if (one.loss !== null) job.notFinite += 1;
     }
     for (const { job, paces, losses } of found.values()) {
       const pace = median(paces);
       job.rate = pace ? 1 / pace : null;
       job.loss = losses.length ? losses.reduce((sum, one) => sum + one, 0) / losses.length : null;
-      job.goodput = goodput.find((one) => one.job === job.name && (!one.user || !job.user || one.user === job.user)) ?? null;
     }
     return [...found.values()]
       .map((one) => one.job)
@@ -612,7 +678,7 @@ export class Store {
     const time = this.#clock();
     if (time - this.#sampled < 0.9) return;
     this.#sampled = time;
-    for (const job of this.#summarise([])) {
+    for (const job of this.#summarise()) {
       if (!job.living) continue;
       const points = this.#jobPoints.get(job.name) ?? [];
       points.push({ time, loss: job.loss, rate: job.rate });
@@ -624,6 +690,10 @@ export class Store {
   #submit(kind: string, target: Target, params: Record<string, unknown>, message: Outgoing, again: boolean): void {
     const id = (message as { id: string }).id;
     this.#log.add(id, kind, target, params, this.identity?.name ?? '', this.#clock());
+    if (Array.isArray(target) && JSON.stringify(target).length > MOST_TARGETS) {
+      this.#log.fail(id, 'These are too many single replicas for one command. Choose a group, a glob, or fewer.');
+      return this.#touch('commands');
+    }
     if (again) this.#unsent.set(id, message);
     if (!this.gateway.send(message) && !again) this.#log.fail(id, 'There was no connection. Nothing was sent.');
     this.#touch('commands');
@@ -642,6 +712,7 @@ export class Store {
     this.#log = new CommandLog();
     this.#unsent.clear();
     this.#jobPoints.clear();
+    this.#summary = null;
     this.goodput = [];
     this.sessions = [];
     this.endedSessions = [];
@@ -673,6 +744,10 @@ export class Store {
 /** An id for a command: 32 hexadecimal digits. */
 export function newId(): string {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((one) => one.toString(16).padStart(2, '0')).join('');
+}
+
+function recordOf(job: Job, goodput: readonly GoodputRecord[]): GoodputRecord | null {
+  return goodput.find((one) => one.job === job.name && (!one.user || !job.user || one.user === job.user)) ?? null;
 }
 
 function without<T>(record: Record<string, T>, key: string): Record<string, T> {

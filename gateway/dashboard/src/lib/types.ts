@@ -61,9 +61,9 @@ export interface ReplicaInfo {
   user: string;
 }
 
-/** The fields of a replica that a delta has. */
+/** The fields of a replica that a delta may have. */
 export type ReplicaChange = Partial<
-  Pick<ReplicaInfo, 'state' | 'step' | 'epoch' | 'max_step' | 'metrics' | 'phase' | 'reported' | 'connected'>
+  Pick<ReplicaInfo, 'state' | 'step' | 'epoch' | 'max_step' | 'metrics' | 'phase' | 'reported' | 'connected' | 'handlers'>
 >;
 
 export interface DeviceStatus {
@@ -204,8 +204,10 @@ export interface Delta {
   type: 'delta';
   replicas: Record<string, ReplicaChange>;
   devices?: Record<string, DeviceStatus>;
-  device_states?: Record<string, { state: DeviceStateName; reason: string | null; replicas: string[] }>;
+  /** Devices without their `status`; null for one that was forgotten. */
+  device_states?: Record<string, Omit<DeviceInfo, 'status'> | null>;
   policies?: Record<string, PolicyAction>;
+  /** Jobs that have changed, without their `course`. */
   goodput?: GoodputRecord[];
   sessions?: SessionInfo[];
   workers?: WorkerInfo[];
@@ -233,13 +235,13 @@ export type Incoming =
   | { type: 'away'; reason: string }
   | { type: 'pong'; id?: string }
   | { type: 'error'; id: string | null; code: string; message: string }
-  | { type: 'accepted'; id: string; command: string; replicas: string[] }
+  | { type: 'accepted'; id: string; command: string | null; replicas: string[] }
   | AcknowledgementMessage
   | { type: 'done'; id: string };
 
 export type Outgoing =
   | { type: 'ping'; id: string }
-  | { type: 'command'; id: string; kind: CommandKind; target: Target; params: Record<string, unknown> }
+  | { type: 'command'; id: string; kind: CommandKind; target?: Target; params: Record<string, unknown> }
   | { type: 'policy'; id: string; group: string; action: PolicyAction }
   | {
       type: 'inject';

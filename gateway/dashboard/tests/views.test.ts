@@ -1,0 +1,158 @@
+import { flushSync, mount, unmount } from 'svelte';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+
+import type { Scope } from '../src/lib/types';
+import { device, event, replica, snapshot } from './objects';
+
+class NoObserver {
+  observe(): void {}
+  unobserve(): void {}
+  disconnect(): void {}
+}
+
+const HOSTILE = '<img src=x onerror=alert(1)>';
+
+let app: Record<string, unknown> | null = null;
+
+beforeEach(() => {
+  vi.stubGlobal('ResizeObserver', NoObserver);
+  vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener: () => undefined }));
+  vi.stubGlobal('fetch', () => new Promise(() => undefined));
+});
+
+afterEach(() => {
+  if (app) void unmount(app);
+  app = null;
+  document.body.replaceChildren();
+  vi.unstubAllGlobals();
+});
+
+async function open(hash: string, scope: Scope = 'operate'): Promise<HTMLElement> {
+  location.hash = hash;
+  const { store } = await import('../src/lib/page');
+  const { default: App } = await import('../src/App.svelte');
+  store.identity = { user: 'ada', name: 'ada', scope, expires: null };
+  store.signedIn = true;
+  store.link = { state: 'open', since: Date.now(), reason: '' };
+  store.handleWebSocketMessage(
+    snapshot({
+      time: Date.now() / 1000,
+      replicas: [
+        replica('train_0@s1', { handlers: { rate: 'float' }, config: { rate: 0.1 }, devices: ['GPU-1'], injectable: true }),
+        replica(HOSTILE, { group: HOSTILE, host: HOSTILE, session: HOSTILE, state: 'failed', died_of: HOSTILE }),
+        replica('x'.repeat(10_240)),
+      ],
+      devices: [device('GPU-1', { replicas: ['train_0@s1'], state: 'failed', reason: HOSTILE })],
+      policies: { train: 'pause' },
+      goodput: [
+        {
+          job: 'train@s1',
+          since: 1,
+          until: 100,
+          replicas: 1,
+          ratio: 0.9,
+          seconds: { compute: 90, lost: 5, [HOSTILE]: 5 },
+          faults: [{ replica: 'train_0@s1', reason: HOSTILE, time: 5, detected: 6, registered: null, stepped: null }],
+          course: [{ time: 100, seconds: { compute: 90, lost: 10 } }],
+          user: 'ada',
+        },
+      ],
+      sessions: [
+        {
+          name: 's1',
+          state: 'open',
+          client_connected: true,
+          created_at: 1,
+          pid: 1,
+          operations: 3,
+          persist: false,
+          user: HOSTILE,
+          shared: { bob: 'view' },
+        },
+      ],
+      workers: [{ address: 'tcp://w:1', reachable: false }],
+      events: [
+        event(1, 'registered', HOSTILE, { host: HOSTILE }),
+        event(2, 'command', null, { command: 'c', do: 'pause', params: {}, target: '*', by: HOSTILE, replicas: 1 }),
+        event(3, 'applied', 'train_0@s1', { command: 'c', do: 'pause', ok: true, step: 4 }),
+      ],
+    }),
+  );
+  store.flush();
+  window.dispatchEvent(new HashChangeEvent('hashchange'));
+  const target = document.createElement('div');
+  document.body.append(target);
+  app = mount(App, { target });
+  flushSync();
+  return target;
+}
+
+const find = (id: string): HTMLElement | null => document.querySelector(`[data-testid="${id}"]`);
+
+describe('each view', () => {
+  it.each([
+    ['#/overview', 'Overview'],
+    ['#/replicas', 'Replicas'],
+    ['#/replicas/train_0%40s1', 'train_0'],
+    [`#/replicas/${encodeURIComponent(HOSTILE)}`, HOSTILE],
+    ['#/devices?device=GPU-1', 'Devices'],
+    ['#/devices?by=replica', 'Devices'],
+    ['#/steering?command=c', 'Steering'],
+    ['#/goodput', 'Goodput'],
+    ['#/chaos?fault=out_of_memory', 'Chaos'],
+    ['#/sessions/s1', 'Sessions'],
+  ])('%s shows what there is, and hostile names as text', async (hash, title) => {
+    const page = await open(hash);
+    expect(page.querySelector('h1')!.textContent.trim()).toBe(title);
+    expect(page.querySelector('img')).toBeNull();
+    expect(page.querySelector('[style*="url"]')).toBeNull();
+  });
+
+  it('is empty before anything came, and says so', async () => {
+    const page = await open('#/nowhere');
+    expect(page.querySelector('h1')!.textContent).toBe('Overview');
+    expect(find('connection')!.dataset['state']).toBe('open');
+  });
+});
+
+describe('a token of scope view', () => {
+  it.each([
+    ['#/steering', ['pause', 'resume', 'drain', 'stop', 'apply', 'set-policy', 'take-back']],
+    ['#/devices?device=GPU-1', ['deactivate', 'reactivate']],
+    ['#/chaos', ['inject', 'victim']],
+    ['#/sessions', ['end-session']],
+  ])('%s has its controls disabled, with the reason', async (hash, controls) => {
+    await open(hash, 'view');
+    for (const one of controls) expect((find(one) as HTMLButtonElement).disabled, one).toBe(true);
+    expect(find('why-disabled')!.textContent).toContain('scope operate');
+  });
+
+  it('is not needed to see that the same controls work for others', async () => {
+    await open('#/steering');
+    for (const one of ['pause', 'resume', 'stop', 'take-back']) expect((find(one) as HTMLButtonElement).disabled, one).toBe(false);
+  });
+});
+
+describe('the frame', () => {
+  it('shows the sign-in form with the reason', async () => {
+    await open('#/overview');
+    const { store } = await import('../src/lib/page');
+    store.signedIn = false;
+    store.signInMessage = 'the token was revoked';
+    flushSync();
+    expect(find('sign-in-error')!.textContent).toBe('the token was revoked');
+  });
+
+  it('shows at once that the connection or the weaver is away', async () => {
+    await open('#/overview');
+    const { store } = await import('../src/lib/page');
+    store.link = { state: 'lost', since: Date.now(), reason: '' };
+    flushSync();
+    expect(find('lost')).not.toBeNull();
+    store.link = { state: 'open', since: Date.now(), reason: '' };
+    store.handleWebSocketMessage({ type: 'away', reason: 'it was killed' });
+    flushSync();
+    expect(find('lost')).toBeNull();
+    expect(find('away')!.textContent).toContain('it was killed');
+  });
+});
