@@ -217,7 +217,8 @@ export class Store {
   readonly stateCounts: Map<ReplicaState, number> = $derived.by(() => {
     void this.#versions.replicas;
     const counts = new Map<ReplicaState, number>();
-    for (const one of this.#replicas.values()) counts.set(one.state, (counts.get(one.state) ?? 0) + 1);
+    for (const job of this.#summarise())
+      for (const [state, count] of job.states) counts.set(state, (counts.get(state) ?? 0) + count);
     return counts;
   });
 
@@ -585,8 +586,17 @@ export class Store {
     if (!known) return void this.#fetchReplica(id);
     const { step, reported } = known;
     if (change.handlers) this.#touch('configs');
-    Object.assign(known, change);
-    if (change.metrics) {
+    // Field by field: ten thousand of these take half the time of Object.assign.
+    if (change.state !== undefined) known.state = change.state;
+    if (change.step !== undefined) known.step = change.step;
+    if (change.epoch !== undefined) known.epoch = change.epoch;
+    if (change.max_step !== undefined) known.max_step = change.max_step;
+    if (change.phase !== undefined) known.phase = change.phase;
+    if (change.reported !== undefined) known.reported = change.reported;
+    if (change.connected !== undefined) known.connected = change.connected;
+    if (change.handlers !== undefined) known.handlers = change.handlers;
+    if (change.metrics !== undefined) {
+      known.metrics = change.metrics;
       known.loss = toNumber(change.metrics['loss']);
       const followed = this.#followed.get(id);
       if (followed && known.reported !== null && known.reported !== reported) this.#followPoint(followed.points, known);
@@ -771,7 +781,7 @@ const numbered = new Intl.Collator('en', { numeric: true });
 
 export function median(values: number[]): number | null {
   if (!values.length) return null;
-  const sorted = values.toSorted((one, other) => one - other);
+  const sorted = Float64Array.from(values).sort();
   return sorted[sorted.length >> 1]!;
 }
 
