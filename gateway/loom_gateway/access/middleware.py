@@ -14,6 +14,9 @@ from loom_gateway.access.hosts import AllowedHosts
 from loom_gateway.access.origins import READS
 from loom_gateway.access.paths import FOR_EVERY_SCOPE, continues_tunnel, drives, is_open, is_tunnel
 
+MAX_UNKNOWN = 64 << 10
+"""Bytes of a request's body without a token."""
+
 DONE = "loom.done"
 """The key in a request's scope under which an application leaves the event and details for the audit."""
 
@@ -37,7 +40,7 @@ class AccessMiddleware:
             await _refuse(error, scope, receive, send)
             return
         if is_open(scope["path"]):
-            await self._app(scope, receive, send)
+            await self._app(scope, _bounded(receive), send)
             return
         path = scope["path"]
         reads = scope["type"] == "websocket" or scope["method"] in READS or is_tunnel(path)
@@ -70,6 +73,19 @@ class AccessMiddleware:
             await send(message)
 
         await self._app(scope, receive, note_and_send)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Return what receives a request of somebody who has shown no token yet, as if a larger one were cut off."""
+    taken = 0
+
+    async def receive_some() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if taken > MAX_UNKNOWN else message
+
+    return receive_some
 
 
 async def _refuse(error: LoomError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -134,7 +134,10 @@ class SignIns:
         if not hmac.compare_digest(mac.encode(), self._mac(said).encode()):
             raise AuthenticationError("this gateway does not know the sign-in of this page: sign in again")
         body: dict[str, Any] = json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
-        sign_in = SignIn(**body)
+        try:
+            sign_in = SignIn(**body)
+        except TypeError as error:
+            raise AuthenticationError("another version of Loom has made the sign-in: sign in again") from error
         self.confirm(sign_in)
         return sign_in
 

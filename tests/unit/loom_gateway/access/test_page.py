@@ -14,7 +14,7 @@ import pytest
 from loom.errors import AuthenticationError, LimitReached, LoomError, OriginRefused, RateLimited, TokenRevoked
 from loom.token_file import TokenFile, digest
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.middleware import AccessMiddleware
+from loom_gateway.access.middleware import MAX_UNKNOWN, AccessMiddleware
 from loom_gateway.access.shown import shown_by
 from loom_gateway.access.sign_ins import CODE_LASTS, LASTS, MAX_CODES, PREFIX, SignIns
 from loom_gateway.access.tokens import TokenAuthority
@@ -332,6 +332,35 @@ def test_a_damaged_file_of_sign_ins_is_begun_anew(tmp_path: Path) -> None:
     path.write_text("{")
     before = SignIns(str(path))
     assert SignIns(str(path)).cookie == before.cookie
+
+
+async def test_a_large_body_without_a_token_is_not_taken(gateway: Gateway) -> None:
+    taken = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal taken
+        yield b'{"token": "'
+        while True:
+            taken += 16384
+            yield b"x" * 16384
+
+    async with gateway.browser() as browser:
+        answer = await asyncio.wait_for(
+            browser.post(
+                "/api/v1/page/sign-in", content=body(), headers={**PAGE, "Content-Type": "application/json"}
+            ),
+            BOUND,
+        )
+
+    assert answer.status_code == 400
+    assert taken <= MAX_UNKNOWN + 2 * 16384
+
+
+def test_a_sign_in_of_another_version_is_refused(tmp_path: Path) -> None:
+    sign_ins = SignIns()
+    said = "e30"  # {}
+    with pytest.raises(AuthenticationError, match="another version"):
+        sign_ins.read(f"{PREFIX}{said}.{sign_ins._mac(said)}")
 
 
 @pytest.mark.parametrize("both", [{}, {"token": "a", "code": "b"}, {"token": "a", "path": "x"}])
