@@ -82,6 +82,8 @@ class Talker(Actor):
             and any("lifeline.agent" in part for part in process.info["cmdline"] or ())
         ]
         os.kill(agent, signal.SIGKILL)
+        for _ in range(5000):
+            print("nobody hears this", flush=True)  # and it raises nothing
         return agent
 
 

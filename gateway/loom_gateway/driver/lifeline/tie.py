@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from typing import NamedTuple
 
 import msgpack
 
@@ -41,6 +42,15 @@ class DriverGone(Exception):
     """The driver does not answer any more, or does not know this process."""
 
 
+class Captured(NamedTuple):
+    """The output of this process while an agent reads it."""
+
+    originals: tuple[int, int]
+    """Descriptors of the standard output and error that this process had before."""
+    pipes: tuple[int, int]
+    """The ends that the agent reads. This process has them too, so no `print` fails when the agent is killed."""
+
+
 class Lifeline:
     """This process's tie to its driver. It ends the process when the driver is gone.
 
@@ -61,13 +71,13 @@ class Lifeline:
         self._meets = meets
         self._reserved = _reserve_port() if meets and rank == 0 else None
         try:
-            agent, originals = self._start(again=False)
+            agent, captured = self._start(again=False)
         except DriverGone:
             os._exit(1)
-        threading.Thread(target=self._keep, args=(agent, originals), name="loom-lifeline", daemon=True).start()
+        threading.Thread(target=self._keep, args=(agent, captured), name="loom-lifeline", daemon=True).start()
 
-    def _start(self, again: bool) -> tuple[subprocess.Popen[bytes], tuple[int, int] | None]:
-        """Connect and start an agent. Return it, and the original standard output and error if captured."""
+    def _start(self, again: bool) -> tuple[subprocess.Popen[bytes], Captured | None]:
+        """Connect and start an agent. Return it, and what was captured for it if the output is."""
         address, name, pid = self._address, secrets.token_hex(16), os.getpid()
         setup = Setup(*address[:3], name, address.patience, self._procs, self._rank, pid, -1, None)
         with contextlib.ExitStack() as opened:
@@ -77,7 +87,7 @@ class Lifeline:
             pipes: tuple[int, int] | None = None
             if self._output:
                 (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-                for descriptor in (out, out_end, err, err_end):
+                for descriptor in (out_end, err_end):
                     opened.callback(os.close, descriptor)
                 _enlarge(out_end, err_end)
                 pipes, ends = (out, err), (out_end, err_end)
@@ -92,11 +102,11 @@ class Lifeline:
             with agent.stdin as given, contextlib.suppress(BrokenPipeError):  # it was killed already
                 told = {**asdict(setup), "connection": driver.fileno(), "pipes": pipes}
                 given.write(json.dumps(told).encode() + b"\n")
-            originals = None
-            if ends is not None:
-                originals = os.dup(1), os.dup(2)
+            captured = None
+            if ends is not None and pipes is not None:
+                captured = Captured((os.dup(1), os.dup(2)), pipes)
                 _redirect(*ends)
-        return agent, originals
+        return agent, captured
 
     def _connect(self, setup: Setup, again: bool) -> socket.socket:
         """Return a connection on which the driver has accepted this process. Raise `DriverGone` if none is."""
@@ -137,19 +147,19 @@ class Lifeline:
             return "" if self._meets else None
         return f"{driver.getsockname()[0]} {self._reserved.getsockname()[1]}"
 
-    def _keep(self, agent: subprocess.Popen[bytes], originals: tuple[int, int] | None) -> None:
-        """Start another agent whenever one was killed. Without any, `print` would raise."""
+    def _keep(self, agent: subprocess.Popen[bytes], captured: Captured | None) -> None:
+        """Start another agent whenever one was killed."""
         for _ in range(MOST_AGENTS):
             agent.wait()
-            if originals is not None:
-                _redirect(*originals)
-                for descriptor in originals:
+            if captured is not None:
+                _redirect(*captured.originals)
+                for descriptor in (*captured.originals, *captured.pipes):
                     os.close(descriptor)
             logger.warning(
                 "the agent of this process's lifeline has ended with %s: starting another", agent.returncode
             )
             try:
-                agent, originals = self._start(again=True)
+                agent, captured = self._start(again=True)
             except (DriverGone, OSError):
                 break
         os._exit(1)
