@@ -106,6 +106,7 @@ def read_until(process: subprocess.Popen[str], beginning: str) -> None:
 
 
 @pytest.mark.timeout(FINISHED_IN_TIME + 20)
+@pytest.mark.slow
 def test_the_demo_loses_a_process_recovers_and_reaches_95_percent(marked_environment: dict[str, str]) -> None:
     ended = run_to_the_end("-c", LOOM, "demo", "--json", env=marked_environment)
 

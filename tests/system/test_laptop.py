@@ -79,6 +79,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_laptop_without_torch_and_monarch_drives_a_cluster(
     laptop: Path, cluster: LocalCluster, tmp_path: Path
 ) -> None:

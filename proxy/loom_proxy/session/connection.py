@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from loom.errors import ConnectionLost, LoomError, SessionClosed, TokenRevoked
+from loom.errors import ConnectionLost, LoomError, SessionClosed, TokenRevoked, UnknownSession
 from loom.rest import normalise_url
 from loom.wire.bodies import EndSession, Notice, SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal
@@ -71,6 +71,7 @@ class Connection:
         self.on(Kind.ENDED, self._take_end)
         self._end_callbacks: list[Callable[[LoomError], None]] = []
         self._end_reason: LoomError | None = None
+        self._ending = False  # whether the session's end was asked for
         """The reason that the other side gave for ending the connection, if any."""
         self._leaving = threading.Event()  # set when the program leaves, which ends attempts to reconnect
         self.gone: Callable[[], str | None] = lambda: None
@@ -179,6 +180,8 @@ class Connection:
             self._attach(handshake.transport, handshake.welcome.received, handshake.welcome.received_bulk)
             self._take_all(handshake.frames)
         except LoomError as error:
+            if self._ending and isinstance(error, UnknownSession):  # it has ended as asked, and the answer was lost
+                error = SessionClosed(self._closed_here)
             self._fail(self._end_reason or error)
             return False
         self.calls.away = False
@@ -270,12 +273,17 @@ class Connection:
         if self._bulk is not None:
             self._bulk.close()
 
+    @property
+    def _closed_here(self) -> str:
+        return f"session {self.welcome.session!r} was closed here"
+
     def end_session(self, timeout: float) -> None:
         if self.calls.error is None:
+            self._ending = True
             self.calls.send(EndSession())
             self.calls.flush()
             self.ended.wait(timeout)
-        self.leave(f"session {self.welcome.session!r} was closed here")
+        self.leave(self._closed_here)
 
     def leave(self, reason: str) -> None:
         """Close the connection without ending the session."""

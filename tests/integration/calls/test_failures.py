@@ -100,6 +100,7 @@ def test_a_raise_in_a_broadcast_is_an_event_and_not_the_end(job: loom.Job) -> No
 # -- a worker host ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dead_worker_host_fails_its_calls_and_no_others(own_cluster: LocalCluster) -> None:
     with loom.connect(own_cluster.url, own_cluster.token) as job:
         counters = job.hosts.spawn_procs().spawn("counters", Counter)

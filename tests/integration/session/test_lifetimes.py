@@ -105,6 +105,7 @@ def test_a_later_client_may_have_a_session_persist(cluster: LocalCluster) -> Non
             assert last._connection.welcome.linger == 0
 
 
+@pytest.mark.slow
 def test_of_two_meshes_of_one_name_a_later_client_finds_the_newer(gateway: Gateway) -> None:
     job = gateway.connect()
     job.hosts.spawn_procs(name="procs").spawn("counters", Counter, 1).add.call(0).get(BOUND)

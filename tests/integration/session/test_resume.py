@@ -500,3 +500,21 @@ def test_a_first_connection_that_is_cut_in_the_handshake_is_made_again_and_opens
             await_true(
                 lambda: [one["name"] for one in rest(own_cluster, "/api/v1/sessions")["sessions"]] == [job.session]
             )
+
+
+def test_a_session_that_ended_as_asked_is_closed_though_the_answer_was_lost(
+    gate: Gate, cluster: LocalCluster, far_job: loom.Job
+) -> None:
+    far_job.hosts.spawn_procs().initialized.get(BOUND)
+    gate.hold_answers()
+    closing = threading.Thread(target=far_job.close)
+    closing.start()
+    await_true(
+        lambda: far_job.session not in {one["name"] for one in rest(cluster, "/api/v1/sessions")["sessions"]}
+    )
+    gate.cut()
+    closing.join(BOUND)
+
+    assert not closing.is_alive()
+    with pytest.raises(loom.SessionClosed, match=f"{far_job.session}.* was closed here"):
+        far_job.hosts.spawn_procs()

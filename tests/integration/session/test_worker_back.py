@@ -32,6 +32,7 @@ def await_event(job: loom.Job, name: str, count: int = 1) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_a_host_that_comes_back_is_used_again_by_the_session_and_by_new_ones(own_cluster: LocalCluster) -> None:
     with (
         loom.connect(own_cluster.url, own_cluster.token) as job,

@@ -70,6 +70,7 @@ def has(job: loom.Job, replica: str, **metrics: float) -> bool:
     return bool(found is not None and found.step and metrics.items() <= found.metrics.items())
 
 
+@pytest.mark.slow
 def test_a_script_reports_its_steps_and_participants_and_takes_commands(job: loom.Job, start: Start) -> None:
     first, second = (f"ddp_{job.session}_{number}" for number in (0, 1))
     processes = [start(name) for name in (first, second)]

@@ -97,6 +97,7 @@ def test_an_admin_injects_into_another_users_replicas(house: House, monkeypatch:
         assert trained.process.wait(BOUND) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_faults_that_strike_all_users_need_an_admin(house: House) -> None:
     await_true(lambda: has_weaver(house))
     with house.connect("ann") as job:

@@ -55,6 +55,10 @@ class Gate(DelayProxy):
         self.knocked.clear()
         self.cut()
 
+    def hold_answers(self) -> None:
+        """From now on pass on nothing of what the server sends on the connections that there are."""
+        self._loop.call_soon_threadsafe(lambda: [link.answers.clear() for link in self._links])
+
     def open(self) -> None:
         """Take connections again."""
         self._shut = False

@@ -34,6 +34,7 @@ def assert_finished(summary: JobSummary, steps: int, groups: int) -> None:
     assert_exact(summary, groups)
 
 
+@pytest.mark.slow
 def test_a_killed_group_takes_its_state_from_the_others_and_no_step_is_applied_twice(job: loom.Job) -> None:
     watched = Watched(job, a_job(steps=100_000))
     watched.await_steps()
