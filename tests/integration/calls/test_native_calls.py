@@ -101,6 +101,7 @@ def on_processes_of_its_own(hosts: Any) -> dict[str, str]:
     return spawn_and_wait(hosts.spawn_procs(name="trainers"))
 
 
+@pytest.mark.slow
 def test_calls_on_processes_that_a_function_started_fail_in_every_way_to_wait(job: loom.Job) -> None:
     assert job.run(on_processes_of_its_own, job.hosts) == EXPECTED
 

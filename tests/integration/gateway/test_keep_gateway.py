@@ -55,6 +55,7 @@ def announced(process: subprocess.Popen[str]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_gateway_that_dies_is_started_again_and_has_its_sessions(
     kept: tuple[Gateway, subprocess.Popen[str]],
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_user_who_signed_in_drives_as_the_claim_says(gateway: Gateway, issuer:
         loom.connect(gateway.url, issuer.sign_in("bob"))
 
 
+@pytest.mark.slow
 def test_a_subject_that_is_the_name_of_a_user_is_another_user(
     gateway: Gateway, issuer: OpenIdIssuerProcess, tmp_path: Path
 ) -> None:

@@ -342,6 +342,7 @@ def test_a_driver_keeps_its_own_output_small(gateway: Gateway) -> None:
         assert os.stat(path).st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_session_that_has_ended_keeps_nothing_open_in_the_gateway(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway:
         folder = Path(f"/proc/{gateway.announced['pid']}/fd")

@@ -55,6 +55,7 @@ def test_processes_on_two_hosts_have_the_places_that_torchrun_would_give_them(jo
     }
 
 
+@pytest.mark.slow
 def test_torch_distributed_works_without_a_word_about_places(job: loom.Job) -> None:
     pytest.importorskip("torch")
     procs = job.hosts.spawn_procs(per_host={"gpus": 2}, name="summers")

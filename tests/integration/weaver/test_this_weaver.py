@@ -275,6 +275,7 @@ def test_only_the_users_own_replicas_are_seen_and_commanded(cluster: LocalCluste
         house.gateway.close()
 
 
+@pytest.mark.slow
 def test_a_weaver_that_does_not_answer_is_unavailable_and_answers_when_it_is_back(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway, gateway.connect() as job:
         actor: Any = job.hosts.slice(hosts=0).spawn_procs(name="askers").spawn("asker", Asker)
