@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from http.cookies import CookieError, SimpleCookie
 from typing import NamedTuple
 
 from loom.errors import AuthenticationError
@@ -48,13 +47,11 @@ def shown_by(headers: Iterable[tuple[bytes, bytes]], cookie: str) -> Shown:
     for protocol in given.get(b"sec-websocket-protocol", "").split(","):
         if protocol.strip().startswith(_KEY_PROTOCOL + PREFIX):
             return Shown(protocol.strip().removeprefix(_KEY_PROTOCOL), True)
-    try:
-        kept = SimpleCookie(given.get(b"cookie", ""))
-    except CookieError:
-        kept = SimpleCookie()
+    # Not by `http.cookies`, which takes none if one, perhaps of another program on this host, is malformed.
+    kept = dict(part.strip().partition("=")[::2] for part in given.get(b"cookie", "").split(";"))
     for name in (HOST_COOKIE + cookie, cookie):
         if name in kept:
-            return Shown(kept[name].value, True, True)
+            return Shown(kept[name], True, True)
     raise AuthenticationError(
         "this gateway needs a token: pass token=… to loom.connect or set LOOM_TOKEN "
         "(HTTP: the header `Authorization: Bearer TOKEN`)"

@@ -140,7 +140,7 @@ def test_the_weaver_is_killed_and_back(opened: Tab, gateway: Gateway, two: list[
 
 
 @slow
-def test_a_fault_is_injected_and_seen(opened: Tab, two: list[Training]) -> None:
+def test_a_process_that_dies_is_seen_with_what_it_costs(opened: Tab, two: list[Training]) -> None:
     two[0].process.kill()
     opened.open("replicas")
     expect(opened.page.get_by_test_id("replica-table")).to_contain_text("failed")
