@@ -17,6 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCE = "gateway/dashboard"
 BUILT = "gateway/loom_gateway/dashboard/static"
 STAMP = "source.sha256"  # beside the page, the hash of what it was built from
+_NOT_BUILT = ("node_modules", "tests", "__pycache__")
 
 
 class BuildPage(BuildHookInterface):
@@ -57,10 +58,10 @@ def build(source: Path, built: Path) -> str:
 
 
 def digest(source: Path) -> str:
-    """Return a hash of what the page is built from. Images are made without hidden files."""
+    """Return a hash of what the page is built from. Images are made without its tests and hidden files."""
     found = hashlib.sha256()
     for path in sorted(source.rglob("*")):
         inside = path.relative_to(source)
-        if path.is_file() and inside.parts[0] not in ("node_modules", "__pycache__") and inside.name[0] != ".":
+        if path.is_file() and inside.parts[0] not in _NOT_BUILT and inside.name[0] != ".":
             found.update(f"{inside}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return found.hexdigest()

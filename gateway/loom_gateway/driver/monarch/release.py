@@ -1,4 +1,4 @@
-"""The release of stopped meshes, which Monarch itself keeps until the process ends (torchmonarch 0.7).
+"""The release of stopped meshes, which Monarch itself keeps until the process ends (torchmonarch 0.7 and 0.8).
 
 A session of days may make and stop thousands of meshes.
 """
@@ -27,6 +27,8 @@ def release(meshes: Iterable[Any]) -> None:
                 if isinstance(child, ActorMesh) and child._proc_mesh is mesh:
                     _drop(children, child)
             mesh._pending_actor_spawns.clear()
+            if hasattr(mesh._logging_manager, "_log_level_actor"):  # in 0.8: its endpoint holds the mesh, in Rust
+                mesh._logging_manager._log_level_actor = None
             hosts = mesh._host_mesh
             _drop(hosts._proc_meshes, mesh)
             for spawn in hosts._pending_spawns.copy():
