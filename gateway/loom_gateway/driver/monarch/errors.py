@@ -86,6 +86,8 @@ def error_message(
         }
         if type(error).__module__.partition(".")[0] not in ("builtins", "monarch"):
             pickled = _pickled(error, encoder)  # the user's own, sent to an endpoint's response port
+    # Its frames hold the future, which holds the exception in Rust (torchmonarch 0.8): both would stay for ever.
+    error.__traceback__ = None
     return OperationError(rpc_ms, code, index).message(ident, [pack_texts(texts), *pickled])
 
 
