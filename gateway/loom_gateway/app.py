@@ -25,7 +25,6 @@ from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
-from loom_gateway.rest.gateway_feed import GatewayFeed, WorkerInfo, check_workers
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.seed_aliases import alias_routes
@@ -33,10 +32,11 @@ from loom_gateway.rest.session_replicas import session_replica_routes
 from loom_gateway.rest.sessions import session_routes
 from loom_gateway.rest.weaver import weaver_routes
 from loom_gateway.rest.weaver_changes import WeaverChanges
-from loom_gateway.rest.weaver_feed import WeaverSocket
 from loom_gateway.sessions.draining import Draining
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
+from loom_gateway.weaver_socket.application import WeaverSocket
+from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, WorkerInfo, check_workers
 
 
 class Proof(BaseModel):

@@ -1,1 +1,1 @@
-"""The REST interface, and the WebSocket for watching the weaver."""
+"""The REST interface."""

@@ -7,9 +7,8 @@ from fastapi import APIRouter, Response
 from loom.weaver.views import CommandState
 from loom_gateway.rest.exact_json import ExactJson
 from loom_gateway.rest.sessions import Sender
-from loom_gateway.rest.socket_messages import ConfigUpdate
 from loom_gateway.rest.weaver import REFUSALS, Noted, Of
-from loom_gateway.rest.weaver_changes import WeaverChanges
+from loom_gateway.rest.weaver_changes import ConfigUpdate, WeaverChanges
 
 
 def alias_routes(changes: WeaverChanges) -> APIRouter:

@@ -20,6 +20,8 @@ from loom_gateway.rest.faults import Components
 
 Identity = Annotated[str, Field(pattern=f"^{IDENTITY}$")]
 
+Name = Annotated[str, Field(min_length=1, max_length=500)]
+
 UserCommandKind = Literal[
     CommandKind.UPDATE_CONFIG,
     CommandKind.PAUSE,
@@ -46,6 +48,18 @@ class CommandRequest(BaseModel, extra="forbid"):
     """Seconds to wait for acknowledgements before the answer."""
     id: Identity | None = None
     """An id for the command, of the caller's choice: a second request with the same id gives no second command."""
+
+
+class ConfigUpdate(BaseModel, extra="forbid"):
+    """New values of a replica's configuration, as torchLoom's page sends them."""
+
+    replica_id: Name
+    """A replica's id, a group, a glob over both, or ``*`` for all."""
+    config_params: Annotated[dict[str, Any], Field(min_length=1)]
+    """Keys and their values."""
+
+    def to_command(self) -> CommandRequest:
+        return CommandRequest(kind=CommandKind.UPDATE_CONFIG, target=self.replica_id, params=self.config_params)
 
 
 class FaultRequest(BaseModel, extra="forbid"):

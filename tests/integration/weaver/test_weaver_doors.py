@@ -18,9 +18,9 @@ import loom
 from loom.token_file import TokenFile
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.tokens import TokenAuthority
-from loom_gateway.rest import weaver_feed as weaver_socket
-from loom_gateway.rest import weaver_watches
-from loom_gateway.rest.weaver_feed import WeaverSocket
+from loom_gateway.weaver_socket import application as weaver_socket
+from loom_gateway.weaver_socket import watches as weaver_watches
+from loom_gateway.weaver_socket.application import WeaverSocket
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.actors import Counter

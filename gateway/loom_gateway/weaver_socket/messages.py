@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from loom.control.commands import CommandKind
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
-from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, PolicyRequest, UserCommandKind
+from loom_gateway.rest.weaver_changes import (
+    CommandRequest,
+    ConfigUpdate,
+    FaultRequest,
+    Name,
+    PolicyRequest,
+    UserCommandKind,
+)
 
 MAX_MESSAGE = 64 << 10
 """Bytes of a client's message at most."""
@@ -23,20 +30,6 @@ MAX_ID = 200
 
 Id = str | int | None
 """The id of a message, of the client's choice; None if it has none."""
-
-Name = Annotated[str, Field(min_length=1, max_length=500)]
-
-
-class ConfigUpdate(BaseModel, extra="forbid"):
-    """New values of a replica's configuration, as torchLoom's page sends them."""
-
-    replica_id: Name
-    """A replica's id, a group, a glob over both, or ``*`` for all."""
-    config_params: Annotated[dict[str, Any], Field(min_length=1)]
-    """Keys and their values."""
-
-    def to_command(self) -> CommandRequest:
-        return CommandRequest(kind=CommandKind.UPDATE_CONFIG, target=self.replica_id, params=self.config_params)
 
 
 class FaultRemoval(BaseModel, extra="forbid"):

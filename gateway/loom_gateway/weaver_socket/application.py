@@ -12,8 +12,8 @@ A snapshot comes first, and again after the weaver was away. An event whose id h
 with an addition, such as a stack. A reader that is too slow is disconnected, and may reconnect.
 
 A page, which offers the subprotocol ``loom.page`` or has ``?page=1`` in its address, gets more: see
-`loom.weaver.serving.full_watch` and `loom_gateway.rest.gateway_feed`. The messages of clients are in
-`loom_gateway.rest.socket_messages`.
+`loom.weaver.serving.full_watch` and `loom_gateway.weaver_socket.gateway_feed`. The messages of clients are in
+`loom_gateway.weaver_socket.messages`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.access.shown import PAGE_PROTOCOL
 from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
 from loom_gateway.rest.exact_json import exact_json
-from loom_gateway.rest.gateway_feed import GatewayFeed, PageReader
-from loom_gateway.rest.socket_commands import SocketCommands
 from loom_gateway.rest.weaver_changes import WeaverChanges
-from loom_gateway.rest.weaver_watches import FeedReader, WeaverWatches
 from loom_gateway.rest.whose import whose
+from loom_gateway.weaver_socket.commands import SocketCommands
+from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, PageReader
+from loom_gateway.weaver_socket.watches import FeedReader, WeaverWatches
 
 MAX_FRAME = 1 << 20
 """Bytes of a message from a client at which the connection is closed before the message is read."""

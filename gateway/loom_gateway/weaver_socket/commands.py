@@ -18,9 +18,9 @@ from loom.process import tasks
 from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.rest.acknowledgements import acknowledgements
-from loom_gateway.rest.socket_messages import FaultRemoval, Id, check_kind, read_change, read_id, read_message
 from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, Note, WeaverChanges
+from loom_gateway.weaver_socket.acknowledgements import acknowledgements
+from loom_gateway.weaver_socket.messages import FaultRemoval, Id, check_kind, read_change, read_id, read_message
 
 MAX_WAITING = 64
 """Changes of one socket whose acknowledgements may be waited for at the same time."""

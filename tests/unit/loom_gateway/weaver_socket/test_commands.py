@@ -18,9 +18,9 @@ from loom_gateway.access.audit import Audit
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.tokens import TokenAuthority
-from loom_gateway.rest import acknowledgements, socket_commands
-from loom_gateway.rest.socket_commands import SocketCommands
 from loom_gateway.rest.weaver_changes import WeaverChanges
+from loom_gateway.weaver_socket import acknowledgements, commands
+from loom_gateway.weaver_socket.commands import SocketCommands
 
 BOUND = 20.0
 APPLIED = {"ok": True, "reason": None, "step": 7, "changes": {}, "refused": {}}
@@ -241,7 +241,7 @@ async def test_a_message_is_answered_after_the_one_before_it_and_not_after_its_a
 
 
 async def test_so_many_changes_wait_and_no_more(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_commands, "MAX_WAITING", 2)
+    monkeypatch.setattr(commands, "MAX_WAITING", 2)
     for number in range(3):
         await client.send(**pause(number))
     accepted, other, error = [await client.next() for _ in range(3)]

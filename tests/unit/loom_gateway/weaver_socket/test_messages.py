@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
-from loom_gateway.rest.socket_messages import (
+from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, PolicyRequest
+from loom_gateway.weaver_socket.messages import (
     MAX_MESSAGE,
     FaultRemoval,
     check_kind,
@@ -16,7 +17,6 @@ from loom_gateway.rest.socket_messages import (
     read_id,
     read_message,
 )
-from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, PolicyRequest
 
 ID = "command-1"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import loom
-from loom_gateway.rest import weaver_watches
-from loom_gateway.rest.weaver_watches import FeedReader, WeaverWatches
+from loom_gateway.weaver_socket import watches as weaver_watches
+from loom_gateway.weaver_socket.watches import FeedReader, WeaverWatches
 
 BOUND = 20.0
 SNAPSHOT = {"status": {}, "replicas": [], "devices": []}

@@ -14,8 +14,8 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.sessions import SessionInfo
-from loom_gateway.rest.weaver_watches import FeedReader
 from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.weaver_socket.watches import FeedReader
 from loom_gateway.workers.health import answers
 
 SESSIONS_EVERY = 1.0

@@ -12,8 +12,8 @@ import pytest
 
 from loom.token_file import Token
 from loom_gateway.access.sessions import Principal
-from loom_gateway.rest import gateway_feed
-from loom_gateway.rest.gateway_feed import GatewayFeed, PageReader
+from loom_gateway.weaver_socket import gateway_feed
+from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, PageReader
 
 BOUND = 20.0
 
