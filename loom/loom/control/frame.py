@@ -117,10 +117,14 @@ class Splitter:
         if len(self._partial) < after:
             return None, b""
         whole, self._partial = bytes(self._partial), bytearray()
-        return _unpack(whole[_LENGTH.size : after]), whole[after:]
+        return unpack(whole[_LENGTH.size : after]), whole[after:]
 
     def feed(self, data: bytes) -> list[list[Any]]:
         """Return the frames that the bytes complete; after a `ProtocolMismatch` the rest is unreadable."""
+        return [unpack(body) for body in self.split(data)]
+
+    def split(self, data: bytes) -> list[bytes]:
+        """Return the bodies of the frames that the bytes complete, for `unpack`."""
         whole = data  # most data ends with a frame, and needs no copy
         if self._partial:
             self._partial += data
@@ -138,7 +142,7 @@ class Splitter:
             if after > end:
                 self._needed = after - position
                 break
-            frames.append(_unpack(whole[position + _LENGTH.size : after]))
+            frames.append(whole[position + _LENGTH.size : after])
             position = after
         else:
             self._needed = _LENGTH.size
@@ -147,9 +151,10 @@ class Splitter:
         return frames
 
 
-def _unpack(body: bytes) -> list[Any]:
+def unpack(body: bytes) -> list[Any]:
+    """Return the frame with a body. Raise `ProtocolMismatch` if it is none."""
     try:
-        frame = msgpack.unpackb(body, ext_hook=_refuse_extension)
+        frame = msgpack.unpackb(body, ext_hook=refuse_extension)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolMismatch(f"not a frame of the weaver's link: {error}") from error
     if type(frame) is not list or not frame or type(frame[0]) is not str:
@@ -157,5 +162,6 @@ def _unpack(body: bytes) -> list[Any]:
     return frame
 
 
-def _refuse_extension(code: int, data: bytes) -> Any:
+def refuse_extension(code: int, data: bytes) -> Any:
+    """Raise `ValueError`: frames have no extension types of msgpack."""
     raise ValueError(f"it holds an extension of type {code}")

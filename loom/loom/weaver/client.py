@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from loom.control.frame import pack
+from loom.control.frame import pack, unpack
 from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.operations import OPERATIONS, takes
+from loom.weaver.snapshots import LARGE, unpack_snapshot
 
 _COMMANDS = frozenset(("command", "inject", "remove_fault"))
 """Operations that give a command and return the command's state."""
@@ -166,7 +167,7 @@ class Watch:
         """
         if full:
             self._link.send(["ask", 0, self._user, "watch_full", {}])
-        self._link.send(["watch", 1, self._user])
+        self._link.watch(self._user)
 
     async def next(self) -> tuple[str, dict[str, Any]]:
         """Return the next push: ``("snapshot", …)`` first, and then ``("event", …)`` for each change."""
@@ -183,13 +184,17 @@ class _Link(Connection):
         """Why the weaver refuses this connection."""
         self._number = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()
-        """Pushes that the watcher has not read; None after the last."""
+        self._watches = False
+        self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | bytes | None] = asyncio.Queue()
+        """Pushes that the watcher has not read; one that is large is not decoded yet; None after the last."""
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self.splitter.feed(data):
-                self._take(frame)
+            for body in self.splitter.split(data):
+                if self._watches and len(body) >= LARGE:
+                    self._pushes.put_nowait(body)
+                else:
+                    self._take(unpack(body))
         except ProtocolMismatch:
             self.transport.abort()
 
@@ -213,10 +218,20 @@ class _Link(Connection):
         finally:
             self._pending.pop(number, None)
 
+    def watch(self, user: str | None) -> None:
+        self._watches = True
+        self.send(["watch", 1, user])
+
     async def next_push(self) -> tuple[str, dict[str, Any]]:
         push = await self._pushes.get()
         if push is None:
             raise self._refusal or WeaverUnavailable("the weaver went away")
+        if isinstance(push, bytes):
+            try:
+                kind, _, body = await unpack_snapshot(push)
+            except ProtocolMismatch as error:
+                raise WeaverUnavailable(f"the weaver is not understood: {error}") from error
+            return str(kind), body
         return push
 
     def send(self, frame: list[Any]) -> None:

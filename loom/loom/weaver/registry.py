@@ -55,6 +55,9 @@ class Registry:
         self.goodput = Goodput(store)
         self.watching = False
         """Whether there are watchers, for whom `take_changes` will be called."""
+        self.forgotten: dict[str, None] = {}
+        """The ids of replicas that were forgotten, until they are taken out of this dict; kept while
+        ``devices.watched``."""
         self._store = store
         self._keep_ended = keep_ended
         self._keep_unused = keep_unused
@@ -90,6 +93,7 @@ class Registry:
     def add(self, id: str) -> Replica:
         replica = self.replicas[id] = Replica(id)
         self.states[replica.state] += 1
+        self.forgotten.pop(id, None)
         return replica
 
     def describe(self, replica: Replica, hello: ThreadletHello) -> None:
@@ -254,6 +258,8 @@ class Registry:
             known.pop(replica, None)
         self._store.drop("replicas", replica.id)
         self._forgotten.append(replica.id)
+        if self.devices.watched:
+            self.forgotten[replica.id] = None
 
     def _forget_unused(self, devices: Iterable[str], left: Replica) -> None:
         """Forget the active devices that no replica uses. Failed and inactive ones are remembered.

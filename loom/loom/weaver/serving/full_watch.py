@@ -1,7 +1,7 @@
 """`FullWatch`: what full watchers of a user's weaver get in addition to the reports and events of every watcher.
 
-These are policies, goodput, the newest events, devices' states, replicas' handlers and their configurations. So a
-page fetches nothing again.
+These are policies, goodput, the newest events, devices' states, replicas' handlers and descriptions, and the ids of
+replicas that were forgotten. So a page fetches nothing again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NEWEST_FAULTS = 50
 GOODPUT_EVERY = 5.0
 """Seconds between two pushes of the goodput of living jobs."""
 
-_DESCRIBING = frozenset(("registered", "reconnected", "config", "devices_changed"))
-"""Events after which a replica's `ReplicaInfo` differs in fields that no report has."""
+_DESCRIBING = frozenset(("registered", "reconnected", "devices_changed"))
+"""Events after which a replica's `ReplicaInfo` differs in fields that neither a report nor the event has."""
 
 
 class FullWatch:
@@ -51,6 +51,7 @@ class FullWatch:
     def end(self) -> None:
         self._wanted = self._known.devices.watched = False
         self._known.devices.changed.clear()
+        self._known.forgotten.clear()
         self._described.clear()
 
     def snapshot(self, now: float) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class FullWatch:
     def event(self, event: WeaverEvent) -> dict[str, Any]:
         """Return the further part of an event: its replica, if the event describes the replica anew."""
         replica = self._known.replicas.get(event.replica or "")
-        if replica is None or not (event.kind in _DESCRIBING or event.data.get("changes")):
+        if replica is None or event.kind not in _DESCRIBING:
             return {}
         return {"info": self._requests.info(replica)}
 
@@ -77,10 +78,11 @@ class FullWatch:
         """Return what has changed since the last call."""
         changes: dict[str, Any] = {}
         if self._described:
-            changes["replicas"] = {
-                replica.id: {**replica.changing(), "handlers": replica.handlers} for replica in self._described
-            }
+            changes["replicas"] = {replica.id: {"handlers": replica.handlers} for replica in self._described}
             self._described.clear()
+        if forgotten := self._known.forgotten:
+            changes["forgotten"] = list(forgotten)
+            forgotten.clear()
         if changed := self._known.devices.changed:
             changes["device_states"] = {uuid: self._device(uuid) for uuid in changed}
             changed.clear()

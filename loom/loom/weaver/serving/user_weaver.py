@@ -8,6 +8,7 @@ so that no user waits for what another's replicas report.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sqlite3
 from abc import ABC, abstractmethod
@@ -36,6 +37,9 @@ STACK_WITHIN = 15.0
 
 CHANGES_EVERY = 0.5
 """Seconds between two pushes of replicas' reports to watchers."""
+
+MAX_CHANGES = 500
+"""Replicas, and devices, in one push, so that no watcher is busy with it for more than some milliseconds."""
 
 
 class ThreadletPeer(Peer, ABC):
@@ -110,8 +114,11 @@ class UserWeaver:
         if self._watchers and now >= self._changes_pushed + CHANGES_EVERY:
             self._changes_pushed = now
             changes, further = self.weaver.known.take_changes(), self._further_changes(now)
-            if any(changes.values()) or further:
-                self._push({"changes": changes}, further)
+            *first, last = _split(changes)
+            for part in first:
+                self._push({"changes": part}, {})
+            if any(last.values()) or further:
+                self._push({"changes": last}, further)
         self.plan_commit()
 
     def plan_commit(self) -> None:
@@ -248,3 +255,13 @@ class UserWeaver:
                 self.weaver.died(replica, instance, f"its process {process.pid} is gone", self._clock())
                 self.plan_commit()
                 return
+
+
+def _split(changes: dict[str, dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """Return the changes, or several of at most `MAX_CHANGES` replicas and devices each."""
+    most = max(map(len, changes.values()))
+    if most <= MAX_CHANGES:
+        return [changes]
+    items = {name: iter(changed.items()) for name, changed in changes.items()}
+    parts = range(0, most, MAX_CHANGES)
+    return [{name: dict(itertools.islice(rest, MAX_CHANGES)) for name, rest in items.items()} for _ in parts]

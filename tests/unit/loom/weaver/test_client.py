@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,8 @@ import pytest
 
 import loom
 from loom.control.frame import Splitter, pack
+from loom.process import turns
+from loom.weaver import snapshots
 from loom.weaver.client import WeaverClient
 from tests.support.gateways import BOUND
 
@@ -323,3 +326,56 @@ async def test_watching_ends_with_the_weaver(made: Made) -> None:
         assert await watch.next() == ("event", {"event": {"id": 1}})
         with pytest.raises(loom.WeaverUnavailable):
             await watch.next()
+
+
+async def test_a_large_snapshot_is_decoded_in_turns_and_what_comes_after_it_waits(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TURN", 0.0)
+    replicas = [{"id": f"train_{number}", "metrics": {"loss": math.inf}} for number in range(3000)]
+    devices = [{"uuid": "GPU-0"}]
+    snapshot = {"status": {"reports": 1}, "replicas": replicas, "devices": devices, "more": {"events": []}}
+    rounds = 0
+
+    async def say(weaver: FakeWeaver, frame: list[Any]) -> None:
+        weaver.say(["snapshot", 1, {**snapshot, "status": {"text": "x" * snapshots.LARGE}}])
+        weaver.say(["event", 1, {"event": {"id": 1}}])
+        weaver.say(["snapshot", 1, snapshot])
+
+    async def do_other_things() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    client, weaver = await made(say)
+    other = asyncio.ensure_future(do_other_things())
+    async with client.watch("ann") as watch:
+        kind, first = await asyncio.wait_for(watch.next(), BOUND)
+        before = rounds
+        assert (kind, first["replicas"]) == ("snapshot", replicas)
+        assert await watch.next() == ("event", {"event": {"id": 1}})
+        assert await watch.next() == ("snapshot", snapshot)
+    other.cancel()
+
+    assert before > 3000
+    assert weaver.asked == [["watch", 1, "ann"]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ["snapshot", 1, {"replicas": "x" * 300_000}],
+        ["snapshot", 1, {"replicas": [], "padding": "x" * 300_000}, 4],
+        ["snapshot", 1, "x" * 300_000],
+        "x" * 300_000,
+    ],
+)
+async def test_a_large_frame_that_is_no_snapshot_ends_the_watch(made: Made, body: Any) -> None:
+    async def say(weaver: FakeWeaver, frame: list[Any]) -> None:
+        weaver.say(body)
+
+    client, _ = await made(say)
+    async with client.watch("ann") as watch:
+        with pytest.raises(loom.WeaverUnavailable, match="not understood: not a snapshot"):
+            await asyncio.wait_for(watch.next(), BOUND)

@@ -59,21 +59,23 @@ async def test_a_full_snapshot_has_policies_goodput_and_the_newest_events(monkey
     assert more["events"][-1]["kind"] == "policy"
 
 
-async def test_events_that_describe_a_replica_anew_have_it_beside_them() -> None:
+async def test_events_that_describe_a_replica_anew_have_it_beside_them_and_those_with_changes_do_not() -> None:
     async with running() as weaver, watched(weaver) as (watch, _):
         link = await weaver.threadlet()
         info = await pushed(watch, lambda body: body.get("event", {}).get("kind") == "registered" and body["more"])
         assert (info["info"]["id"], info["info"]["config"]) == ("train_0", {"learning_rate": 0.001})
 
         link.send("status", [[1, time.time(), 7, None, None, {}, {"learning_rate": 0.1}]])
-        info = await pushed(watch, lambda body: body.get("event", {}).get("kind") == "config" and body["more"])
-        assert info["info"]["config"] == {"learning_rate": 0.1}
+        body = await pushed(watch, lambda body: body.get("event", {}).get("kind") == "config" and body)
+        assert body["event"]["changes"] == {"learning_rate": {"old": 0.001, "new": 0.1}}
+        assert "more" not in body
 
         await weaver.client.ask("command", kind="update_config", params={"learning_rate": 0.5})
         _, id, *_ = await link.receive("command")
         link.send("ack", id, 9, {"ok": True, "changes": {"learning_rate": {"old": 0.1, "new": 0.5}}})
-        info = await pushed(watch, lambda body: body.get("event", {}).get("kind") == "applied" and body["more"])
-        assert info["info"]["config"] == {"learning_rate": 0.5}
+        body = await pushed(watch, lambda body: body.get("event", {}).get("kind") == "applied" and body)
+        assert body["event"]["changes"] == {"learning_rate": {"old": 0.1, "new": 0.5}}
+        assert "more" not in body
 
         await weaver.client.ask("command", kind="pause")
         body = await pushed(watch, lambda body: body.get("event", {}).get("kind") == "command" and body)
@@ -89,8 +91,7 @@ async def test_handlers_devices_policies_and_goodput_are_pushed_when_they_change
         async with watched(weaver) as (watch, _):
             link.send("handlers", {"batch": "int"})
             described = (await pushed(watch, further("replicas")))["train_0"]
-            assert described["handlers"] == {"learning_rate": "float", "batch": "int"}
-            assert described["state"] == "running"
+            assert described == {"handlers": {"learning_rate": "float", "batch": "int"}}
 
             await weaver.client.ask("fail_device", device="GPU-0", reason="too hot")
             device = (await pushed(watch, further("device_states")))["GPU-0"]
@@ -108,6 +109,57 @@ async def test_handlers_devices_policies_and_goodput_are_pushed_when_they_change
                 watch, lambda body: [job for job in body.get("more", {}).get("goodput", ()) if not job["replicas"]]
             )
             assert job["job"] == "train"
+
+
+async def test_replicas_that_are_forgotten_are_pushed() -> None:
+    async with running() as weaver:
+        weaver.admin.weaver.known._keep_ended = 0
+        early, link, again = [await weaver.threadlet(f"train_{number}") for number in range(3)]
+        early.send("bye", "done", "finished")
+        await weaver.until(lambda: "train_0" not in weaver.admin.weaver.known.replicas)
+        async with watched(weaver) as (watch, _):
+            link.send("bye", "done", "finished")
+            assert await pushed(watch, further("forgotten")) == ["train_1"]
+
+            known = weaver.admin.weaver.known
+            known.forgotten["train_2"] = known.forgotten["train_3"] = None
+            known.add("train_3")
+            assert await pushed(watch, further("forgotten")) == ["train_2"]
+        await weaver.until(lambda: not known.devices.watched)
+        again.send("bye", "done", "finished")
+        await weaver.until(lambda: "train_2" not in known.replicas)
+        assert not known.forgotten
+
+
+async def test_many_changes_are_pushed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_weaver, "MAX_CHANGES", 2)
+    async with running() as weaver, watched(weaver) as (watch, _):
+        names = [f"train_{number}" for number in range(5)]
+        links = {name: await weaver.threadlet(name) for name in names}
+        await weaver.until(lambda: len(weaver.admin.weaver.known.replicas) == 5)
+        for link in links.values():
+            link.send("status", [[1, time.time(), 7, None, None, {}, None]])
+        seen: dict[str, Any] = {}
+
+        def reported(body: dict[str, Any]) -> bool:
+            changed = body.get("changes", {}).get("replicas", {})
+            assert len(changed) <= 2
+            seen.update({id: one["step"] for id, one in changed.items()})
+            return seen == dict.fromkeys(names, 7)
+
+        await pushed(watch, reported)
+
+
+def test_parts_have_everything_once() -> None:
+    replicas = {f"train_{number}": {"step": number} for number in range(1201)}
+    devices = {"GPU-0": {"utilization": 0.5}}
+
+    parts = user_weaver._split({"replicas": replicas, "devices": devices})
+
+    assert [len(part["replicas"]) for part in parts] == [500, 500, 201]
+    assert [part["devices"] for part in parts] == [devices, {}, {}]
+    assert {id: one for part in parts for id, one in part["replicas"].items()} == replicas
+    assert user_weaver._split({"replicas": {}, "devices": devices}) == [{"replicas": {}, "devices": devices}]
 
 
 async def test_a_device_that_is_forgotten_is_pushed_as_none() -> None:
