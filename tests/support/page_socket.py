@@ -13,10 +13,11 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from tests.support.gateways import BOUND
+from tests.support.page_frames import Frame, read_frame
 
 Message = dict[str, Any]
 
-ANSWERS = frozenset(("accepted", "acknowledgement", "done", "error", "pong"))
+ANSWERS = frozenset(("accepted", "acknowledgement", "done", "error", "pong", "subscribed"))
 
 
 class PageSocket:
@@ -34,7 +35,7 @@ class PageSocket:
         until = time.monotonic() + seconds
         for place in itertools.count():
             if place == len(self._kept):
-                self._kept.append(json.loads(self.socket.recv(max(0.0, until - time.monotonic()))))
+                self._kept.append(_read(self.socket.recv(max(0.0, until - time.monotonic()))))
             if wanted(self._kept[place]):
                 return self._kept.pop(place)
         raise AssertionError
@@ -58,6 +59,22 @@ class PageSocket:
         """The first value of that name, in a delta, that is as wanted."""
         found = self.next(lambda one: one["type"] == "delta" and name in one and wanted(one[name]))
         return found[name]
+
+    def frame(self, wanted: Callable[[Frame], Any] = bool) -> Frame:
+        """The first binary frame that is as wanted."""
+        found: Frame = self.next(lambda one: one["type"] == "frame" and wanted(one["frame"]))["frame"]
+        return found
+
+    def subscribe(self, **wanted: Any) -> Message:
+        """Subscribe; return the answer."""
+        return self.ask(type="subscribe", id="subscribe", **wanted)
+
+
+def _read(received: str | bytes) -> Message:
+    if isinstance(received, bytes):
+        return {"type": "frame", "frame": read_frame(received)}
+    message: Message = json.loads(received)
+    return message
 
 
 @contextmanager

@@ -11,9 +11,9 @@ It is about the caller's replicas and devices; an admin may name another user wi
 A snapshot comes first, and again after the weaver was away. An event whose id has come before is the same event
 with an addition, such as a stack. A reader that is too slow is disconnected, and may reconnect.
 
-A page, which offers the subprotocol ``loom.page`` or has ``?page=1`` in its address, gets more: see
-`loom.weaver.serving.full_watch` and `loom_gateway.weaver_socket.gateway_feed`. The messages of clients are in
-`loom_gateway.weaver_socket.messages`.
+A page, which offers the subprotocol ``loom.page`` or has ``?page=1`` in its address, gets more, but of replicas'
+reports only what it subscribes to: see `loom_gateway.weaver_socket.page_feed`, `loom.weaver.serving.full_watch` and
+`loom_gateway.weaver_socket.gateway_feed`. The messages of clients are in `loom_gateway.weaver_socket.messages`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.rest.whose import whose
 from loom_gateway.weaver_socket.commands import SocketCommands
 from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, PageReader
-from loom_gateway.weaver_socket.watches import FeedReader, WeaverWatches
+from loom_gateway.weaver_socket.readers import FeedReader
+from loom_gateway.weaver_socket.resuming import Since
+from loom_gateway.weaver_socket.watches import WeaverWatches
 
 MAX_FRAME = 1 << 20
 """Bytes of a message from a client at which the connection is closed before the message is read."""
@@ -63,7 +65,8 @@ class WeaverSocket:
         offered = PAGE_PROTOCOL in scope.get("subprotocols", ())
         await send({"type": "websocket.accept", **({"subprotocol": PAGE_PROTOCOL} if offered else {})})
         is_page = offered or query.get("page") == ["1"]
-        reader = self._gateway.reader(principal) if is_page else FeedReader()
+        since = Since.read(query.get("since", [None])[0])
+        reader = self._gateway.reader(principal, since) if is_page else FeedReader()
         disconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ends: list[asyncio.Future[Any]] = [disconnected, reader.failed, asyncio.ensure_future(reader.send_to(send))]
         commands: SocketCommands | None = None
@@ -81,8 +84,9 @@ class WeaverSocket:
             of = await whose(principal, named, None, "view", self._access, self._weaver)
             if of["user"] == EVERYONE:
                 raise WrongArguments("a watch is of one user: name that user")
+            subscribe = reader.subscribe if isinstance(reader, PageReader) else None
             commands = SocketCommands(
-                self._changes, self._weaver, self._access, principal, of, scope["path"], send_answer
+                self._changes, self._weaver, self._access, principal, of, scope["path"], send_answer, subscribe
             )
             left = asyncio.ensure_future(_answer_until_disconnected(receive, commands))
             ends.append(left)

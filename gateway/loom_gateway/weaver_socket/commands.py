@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from loom.errors import LimitReached, LoomError, TokenRevoked
+from loom.errors import LimitReached, LoomError, TokenRevoked, WrongArguments
 from loom.process import tasks
 from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import AccessControl
@@ -21,15 +21,24 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, Note, WeaverChanges
 from loom_gateway.weaver_socket.acknowledgements import acknowledgements
 from loom_gateway.weaver_socket.messages import FaultRemoval, Id, check_kind, read_change, read_id, read_message
+from loom_gateway.weaver_socket.subscriptions import Subscription, read_subscription
 
 MAX_WAITING = 64
 """Changes of one socket whose acknowledgements may be waited for at the same time."""
+
+BETWEEN_SUBSCRIPTIONS = 0.05
+"""Seconds between two subscriptions of one socket, apart from a few. The messages after one wait for its turn."""
+
+FEW_SUBSCRIPTIONS = 10
 
 LEFT = 499
 """The status, in the audit, of a change whose client left before the answer."""
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 """Sends a message to the client, once the client has taken those before it."""
+
+Subscribe = Callable[[Subscription], None]
+"""Replaces what a page subscribes to."""
 
 
 class SocketCommands:
@@ -38,6 +47,7 @@ class SocketCommands:
     Args:
         of: whose replicas the client watches and commands, as `whose` returns.
         path: the path of the WebSocket, for the audit.
+        subscribe: for the socket of a page; None for another one.
     """
 
     def __init__(
@@ -49,6 +59,7 @@ class SocketCommands:
         of: dict[str, str],
         path: str,
         send: Send,
+        subscribe: Subscribe | None = None,
     ) -> None:
         self._changes = changes
         self._weaver = weaver
@@ -57,6 +68,8 @@ class SocketCommands:
         self._of = of
         self._asked = {"method": "WS", "path": path[:200]}
         self._send = send
+        self._subscribe_to = subscribe
+        self._next_subscription = 0.0
         self._waiting: set[asyncio.Task[Any]] = set()
 
     async def answer(self, text: str | None) -> None:
@@ -71,6 +84,8 @@ class SocketCommands:
             id = read_id(message)
             if message["type"] == "ping":
                 await self._send({"type": "pong", "id": id})
+            elif message["type"] == "subscribe":
+                await self._subscribe(id, message)
             else:
                 await self._change(id, message)
         except TokenRevoked:
@@ -83,6 +98,16 @@ class SocketCommands:
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)
+
+    async def _subscribe(self, id: Id, message: dict[str, Any]) -> None:
+        now = asyncio.get_running_loop().time()
+        begin = max(self._next_subscription, now - FEW_SUBSCRIPTIONS * BETWEEN_SUBSCRIPTIONS)
+        self._next_subscription = begin + BETWEEN_SUBSCRIPTIONS
+        await asyncio.sleep(max(0.0, begin - now))
+        if self._subscribe_to is None:
+            raise WrongArguments("only a page subscribes: offer the subprotocol loom.page")
+        self._subscribe_to(read_subscription(message))
+        await self._send({"type": "subscribed", "id": id})
 
     async def _change(self, id: Id, message: dict[str, Any]) -> None:
         check_kind(message)

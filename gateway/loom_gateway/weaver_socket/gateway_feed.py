@@ -15,7 +15,8 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.sessions import SessionInfo
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.weaver_socket.watches import FeedReader
+from loom_gateway.weaver_socket.readers import SubscribingReader
+from loom_gateway.weaver_socket.resuming import Since
 from loom_gateway.workers.health import answers
 
 SESSIONS_EVERY = 1.0
@@ -53,9 +54,9 @@ class GatewayFeed:
         """The workers at the last check; None before it."""
         self._tasks: list[asyncio.Task[Any]] = []
 
-    def reader(self, principal: Principal) -> PageReader:
+    def reader(self, principal: Principal, since: Since | None = None) -> PageReader:
         """Return a reader whose snapshots have the sessions that a principal may see, and the workers."""
-        return PageReader(self, principal)
+        return PageReader(self, principal, since)
 
     @contextmanager
     def reading(self, page: PageReader) -> Iterator[None]:
@@ -104,13 +105,11 @@ class GatewayFeed:
             await asyncio.sleep(WORKERS_EVERY)
 
 
-class PageReader(FeedReader):
-    """The reader of a page: it gets full snapshots and changes, and those of the gateway."""
+class PageReader(SubscribingReader):
+    """The reader of a page, with the changes of the gateway."""
 
-    full = True
-
-    def __init__(self, feed: GatewayFeed, principal: Principal) -> None:
-        super().__init__()
+    def __init__(self, feed: GatewayFeed, principal: Principal, since: Since | None) -> None:
+        super().__init__(since)
         self._feed = feed
         self._principal = principal
         self._sessions: list[dict[str, Any]] | None = None
@@ -133,7 +132,7 @@ class PageReader(FeedReader):
     def push(self, **changed: Any) -> None:
         """Push what has changed in the gateway, to a page that has a snapshot."""
         if self._sessions is not None:
-            self.add(exact_json({"type": "delta", "replicas": {}, "devices": {}, **changed}))
+            self.add(exact_json({"type": "delta", "replicas": {}, "devices": {}, **changed, "at": self.at}))
 
 
 def _plain(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ def read_id(message: dict[str, Any]) -> Id:
 def check_kind(message: dict[str, Any]) -> None:
     """Raise `WrongArguments` if a message's type is not that of a change."""
     if message["type"] not in _READERS:
-        known = ", ".join(["ping", *_READERS])
+        known = ", ".join(["ping", "subscribe", *_READERS])
         raise WrongArguments(f"there is no message of type {message['type']!r:.80}; known: {known}")
 
 

@@ -4,66 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from starlette.types import Send
-
-from loom.errors import LimitReached, LoomError, WatcherTooSlow, WeaverUnavailable
+from loom.errors import LimitReached, LoomError, WeaverUnavailable
 from loom.process import tasks
+from loom.process.turns import Turns
 from loom.weaver.client import Watch, WeaverClient
 from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.weaver_socket.page_feed import PageFeed
+from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
 
-MAX_WAITING = 8 << 20  # characters that may wait for a reader, in addition to the last snapshot
 MAX_READERS = 64  # readers of one user at the same time
 BETWEEN_WATCHES = 0.2  # the shortest pause in seconds between two watches of the weaver for one user
 
-
-class FeedReader:
-    """Messages that wait for one reader."""
-
-    full = False
-    """Whether the reader gets full snapshots and changes; see `loom.weaver.client.Watch.refresh`."""
-
-    def __init__(self) -> None:
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with the reason when the reader gets no more messages."""
-        self._texts: deque[str] = deque()
-        self._size = 0  # characters in `_texts`
-        self._limit = MAX_WAITING
-        self._some = asyncio.Event()
-
-    def own_part(self) -> dict[str, Any]:
-        """Return what this reader's snapshot has in addition to that of others."""
-        return {}
-
-    def add(self, text: str, is_snapshot: bool = False) -> None:
-        if is_snapshot:
-            self._limit = MAX_WAITING + len(text)
-        self._size += len(text)
-        if self._size > self._limit:
-            self.fail(
-                WatcherTooSlow(f"more than {MAX_WAITING >> 20} MiB waited for this reader: read faster, or less")
-            )
-            return
-        self._texts.append(text)
-        self._some.set()
-
-    def fail(self, error: LoomError) -> None:
-        if not self.failed.done():
-            self.failed.set_exception(error)
-
-    async def send_to(self, send: Send) -> None:
-        """Send the waiting messages, forever."""
-        while True:
-            await self._some.wait()
-            self._some.clear()
-            while self._texts:
-                text = self._texts.popleft()
-                await send({"type": "websocket.send", "text": text})
-                self._size -= len(text)
+LINGER = 60.0
+"""Seconds for which a feed goes on without a page, so that a page whose socket was lost can resume."""
 
 
 class WeaverWatches:
@@ -76,7 +34,7 @@ class WeaverWatches:
 
     @contextmanager
     def reading(self, by: str, user: str, reader: FeedReader) -> Iterator[None]:
-        """Give a reader a snapshot of a user's replicas and devices, and then each change.
+        """Give a reader a snapshot of a user's replicas and devices, or what it has missed, and then each change.
 
         Raises:
             LimitReached: ``by`` has as many readers as a user may have.
@@ -86,51 +44,97 @@ class WeaverWatches:
                 f"{MAX_READERS} programs watch the weaver as {by!r} already: close one of them first"
             )
         self._readers[by] += 1
-        watch = self._watches.setdefault(user, _SharedWatch(self._weaver, user))
+        watch = self._watches.get(user)
+        if watch is None:
+            watch = self._watches[user] = _SharedWatch(self._weaver, user, lambda: self._watches.pop(user, None))
         watch.join(reader)
         try:
             yield
         finally:
-            if watch.leave(reader) and self._watches.get(user) is watch:
-                del self._watches[user]
+            watch.leave(reader)
             self._readers[by] -= 1
             if not self._readers[by]:
                 del self._readers[by]
 
 
 class _SharedWatch:
-    """One watch, and its readers. Each message is encoded once, or twice if full readers get more than others."""
+    """One watch, and its readers. Each message is encoded once, or twice if pages get more than others.
 
-    def __init__(self, weaver: WeaverClient, user: str) -> None:
+    Args:
+        ended: called when the watch has ended, after which no reader may join.
+    """
+
+    def __init__(self, weaver: WeaverClient, user: str, ended: Callable[[], object]) -> None:
         self._weaver = weaver
         self._user = user
+        self._on_end = ended
         self._readers: dict[FeedReader, None] = {}
+        """The readers that have a snapshot, apart from pages."""
+        self._feed = PageFeed()
         self._new: dict[FeedReader, None] = {}  # readers that have no snapshot yet
         self._watch: Watch | None = None
         self._asked = 0  # snapshots that are on their way
         self._full = False  # whether the last of them, and the changes after it, are full
         self._task: asyncio.Task[Any] | None = None
+        self._lingering: asyncio.TimerHandle | None = None
 
     def join(self, reader: FeedReader) -> None:
+        if isinstance(reader, SubscribingReader):
+            self._linger(False)
+            if self._feed.begun and self._feed.resume(reader):
+                return
         self._new[reader] = None
         if self._task is None:
             self._task = tasks.run("watch the weaver", self._run())
         elif self._watch is not None and (not self._asked or self._lacks_full):
             self._ask(self._watch)
 
-    def leave(self, reader: FeedReader) -> bool:
-        """Forget a reader; return whether it was the last, with which the watch ends."""
+    def leave(self, reader: FeedReader) -> None:
+        """Forget a reader. The watch ends with the last one, or some time after the last page."""
         self._readers.pop(reader, None)
         self._new.pop(reader, None)
-        if self._readers or self._new or self._task is None:
-            return False
-        self._task.cancel()
-        return True
+        if isinstance(reader, SubscribingReader):
+            self._feed.leave(reader)
+            self._linger(not self._has_pages and self._feed.begun)
+        self._end_if_unused()
+
+    @property
+    def _all(self) -> list[FeedReader]:
+        return [*self._readers, *self._feed.readers, *self._new]
+
+    @property
+    def _has_pages(self) -> bool:
+        return any(isinstance(reader, SubscribingReader) for reader in self._all)
 
     @property
     def _lacks_full(self) -> bool:
-        """Whether there are full readers, but no full snapshot was asked for."""
-        return not self._full and any(reader.full for reader in [*self._readers, *self._new])
+        """Whether there are pages, but no full snapshot was asked for."""
+        return not self._full and self._has_pages
+
+    def _linger(self, lingers: bool) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        if lingers:
+            self._lingering = asyncio.get_running_loop().call_later(LINGER, self._end_feed)
+
+    def _end_feed(self) -> None:
+        """Begin a new feed, which the next snapshot fills; the pages of this one need a snapshot."""
+        self._linger(False)
+        self._new |= dict.fromkeys(self._feed.close())
+        self._feed = PageFeed()
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if not self._all and self._lingering is None and self._task is not None:
+            self._task.cancel()
+            self._end()
+
+    def _end(self) -> None:
+        self._task = None
+        self._linger(False)
+        self._feed.close()
+        self._on_end()
 
     def _ask(self, watch: Watch) -> None:
         """Ask for another snapshot."""
@@ -150,15 +154,19 @@ class _SharedWatch:
                     self._readers = {}
                     if self._lacks_full:  # one came while the watch was opened
                         self._ask(self._watch)
+                    turns = Turns()
                     while True:
                         await self._pass_on(*await self._watch.next())
+                        await turns.rest()
             except WeaverUnavailable as error:
                 text = exact_json({"type": "away", "reason": str(error)})
-                for reader in [*self._readers, *self._new]:
+                for reader in self._all:
                     reader.add(text)
+                self._end_feed()
             except LoomError as error:
-                for reader in [*self._readers, *self._new]:
+                for reader in self._all:
                     reader.fail(error)
+                self._end()
                 return
             finally:
                 self._watch = None
@@ -170,33 +178,40 @@ class _SharedWatch:
         if kind == "snapshot":
             await self._pass_snapshot(body, more)
             return
-        plain = full = None
-        for reader in self._readers:
-            if reader.full and more:
-                full = full or exact_json(_full_message(body, more))
-                reader.add(full)
-            elif _says_anything(body):
-                plain = plain or exact_json(_message(body))
-                reader.add(plain)
+        if self._readers and _says_anything(body):
+            text = exact_json(_message(body))
+            for reader in self._readers:
+                reader.add(text)
+        if self._feed.begun:
+            await self._feed.take(body, more)
 
     async def _pass_snapshot(self, body: dict[str, Any], more: dict[str, Any]) -> None:
         self._asked -= 1
-        # A full reader waits for the last snapshot if this one was asked for before the reader came.
-        new = [reader for reader in self._new if more or not reader.full or not self._asked]
-        # A large one takes long, and this loop relays every session's calls.
-        text = await asyncio.to_thread(exact_json, {"type": "snapshot", **body})
-        full = _joined(text, await asyncio.to_thread(exact_json, more)) if more else text
-        for reader in new:
-            if reader not in self._new:  # it has left meanwhile
-                continue
-            del self._new[reader]
-            shared = full if reader.full else text
-            reader.add(_joined(shared, exact_json(reader.own_part())), is_snapshot=True)
-            self._readers[reader] = None
+        feed = self._feed
+        plain = [reader for reader in self._new if not isinstance(reader, SubscribingReader)]
+        # A page waits for the last snapshot if this one was asked for before the page came.
+        pages = [one for one in self._new if isinstance(one, SubscribingReader) and (more or not self._asked)]
+        for_pages = await feed.take_snapshot(body["replicas"]) if pages or feed.begun else ""
+        if not plain and not pages:
+            return
+        pieces = await _encode_snapshot(body)
+        text = _object(pieces) if plain else ""
+        for reader in plain:
+            if reader in self._new:  # it may have left meanwhile
+                del self._new[reader]
+                reader.add(text, is_snapshot=True)
+                self._readers[reader] = None
+        turns = Turns()
+        for page in pages:
+            await turns.rest()
+            if page in self._new:
+                del self._new[page]
+                own = exact_json(page.own_part())
+                feed.begin_for(page, _object(pieces, exact_json(more), for_pages, own))
 
 
 def _says_anything(body: dict[str, Any]) -> bool:
-    """Return whether a push has anything for readers that are not full."""
+    """Return whether a push has anything for readers that are no pages."""
     return "event" in body or any(body["changes"].values())
 
 
@@ -206,12 +221,27 @@ def _message(body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "delta", **body["changes"]}
 
 
-def _full_message(body: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    message = _message(body)
-    described = {"replicas": {**message["replicas"], **more["replicas"]}} if "replicas" in more else {}
-    return {**message, **more, **described}
+async def _encode_snapshot(body: dict[str, Any]) -> list[str]:
+    """Return the JSON of a snapshot in pieces, without its braces.
+
+    It is encoded in turns, because this loop relays every session's calls. To join the pieces takes long, too.
+    """
+    turns, pieces = Turns(), ['"type": "snapshot"']
+    for name, value in body.items():
+        pieces.append(f", {exact_json(name)}: ")
+        if not isinstance(value, list):
+            pieces.append(exact_json(value))
+            continue
+        before = "["
+        for item in value:
+            pieces.append(before + exact_json(item))
+            before = ", "
+            await turns.rest()
+        pieces.append("]" if value else "[]")
+    return pieces
 
 
-def _joined(text: str, more: str) -> str:
-    """Return the JSON of an object with the items of another; neither is decoded."""
-    return text if more == "{}" else f"{text[:-1]}, {more[1:]}"
+def _object(pieces: list[str], *more: str) -> str:
+    """Return the JSON of an object from pieces and from the JSON of other objects, which are not decoded."""
+    others = [f", {one[1:-1]}" for one in more if one != "{}"]
+    return "".join(["{", *pieces, *others, "}"])

@@ -87,7 +87,8 @@ def test_a_page_gets_everything_and_another_program_what_it_got_before(house: Ho
         assert shown.socket.subprotocol == "loom.page"
         assert plain.socket.subprotocol is None
         assert set(before) == {"type", "status", "replicas", "devices"}
-        assert set(full) - set(before) == {"policies", "goodput", "events", "sessions", "workers"}
+        more = {"policies", "goodput", "events", "sessions", "workers", "numbers", "states", "feed", "at"}
+        assert set(full) - set(before) == more
         assert "registered" in [event["kind"] for event in full["events"]]
         assert len(full["events"]) <= 200
         assert [(job["job"], job["course"]) for job in full["goodput"]] == [("train", [])]
@@ -149,7 +150,8 @@ def test_a_configuration_is_changed_and_acknowledged(house: House, trained: Trai
     assert trained.learning_rate() == (0.25, acknowledged["step"])
     assert done == {"type": "done", "id": command, "command": command}
     assert again == [accepted, acknowledged, done]
-    assert event["info"]["config"]["learning_rate"] == 0.25
+    assert event["event"]["changes"] == acknowledged["changes"]
+    assert "info" not in event
     lines = house.audit(event="commanded", command=command)
     assert [(line["method"], line["status"], line["kind"], line["keys"], line["of"]) for line in lines] == [
         ("WS", 200, "update_config", ["learning_rate"], "ann")

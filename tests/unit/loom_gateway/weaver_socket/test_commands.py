@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.weaver_socket import acknowledgements, commands
 from loom_gateway.weaver_socket.commands import SocketCommands
+from loom_gateway.weaver_socket.subscriptions import Subscription
 
 BOUND = 20.0
 APPLIED = {"ok": True, "reason": None, "step": 7, "changes": {}, "refused": {}}
@@ -77,7 +79,9 @@ class Weaver:
 class Client:
     """A client, with a token of ann's."""
 
-    def __init__(self, folder: Path, scope: str = "operate", audit_required: bool = False) -> None:
+    def __init__(
+        self, folder: Path, scope: str = "operate", audit_required: bool = False, is_page: bool = True
+    ) -> None:
         self.file = TokenFile(folder / "tokens.json")
         self.token, text = self.file.create(f"ann {scope}", scope, user="ann")
         self._audit = folder / "audit"
@@ -92,8 +96,10 @@ class Client:
         self.reads.set()
         fake: Any = self.weaver
         changes = WeaverChanges(fake, SimpleNamespace(kill=self._kill))  # type: ignore[arg-type]
+        self.subscribed: list[Subscription] = []
+        of, subscribe = {"user": "ann"}, self.subscribed.append if is_page else None
         self.commands = SocketCommands(
-            changes, fake, self.access, self.principal, {"user": "ann"}, "/ws/v1/weaver", self._take
+            changes, fake, self.access, self.principal, of, "/ws/v1/weaver", self._take, subscribe
         )
 
     async def _take(self, message: dict[str, Any]) -> None:
@@ -378,3 +384,39 @@ async def test_a_client_that_left_is_sent_nothing_more(client: Client, caplog: p
     await until(lambda: not client.commands._waiting)
 
     assert caplog.text == ""
+
+
+async def test_a_page_subscribes_also_with_a_token_that_only_views(tmp_path: Path) -> None:
+    viewer = Client(tmp_path, "view")
+    await viewer.send(type="subscribe", id="first", columns=["step"])
+    await viewer.send(type="subscribe", id=2, columns=["colour"])
+    await viewer.send(type="subscribe", rows=["r0"], aggregates=True)
+
+    assert await viewer.next() == {"type": "subscribed", "id": "first"}
+    error = await viewer.next()
+    assert (error["type"], error["id"], error["code"]) == ("error", 2, "wrong_arguments")
+    assert await viewer.next() == {"type": "subscribed", "id": None}
+    assert viewer.subscribed == [Subscription(columns=["step"]), Subscription(rows=["r0"], aggregates=True)]
+    viewer.audit.close()
+
+
+async def test_another_program_does_not_subscribe(tmp_path: Path) -> None:
+    other = Client(tmp_path, is_page=False)
+    await other.send(type="subscribe", id=1)
+
+    error = await other.next()
+    assert (error["code"], "loom.page" in error["message"]) == ("wrong_arguments", True)
+    other.audit.close()
+
+
+async def test_many_subscriptions_at_once_wait_for_their_turns(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "BETWEEN_SUBSCRIPTIONS", 0.02)
+    monkeypatch.setattr(commands, "FEW_SUBSCRIPTIONS", 5)
+    began = time.monotonic()
+    for id in range(15):
+        await client.send(type="subscribe", id=id, columns=["step" if id % 2 else "colour"])
+
+    assert time.monotonic() - began >= 9 * 0.02 - 0.001
+    assert client.got.qsize() == 15

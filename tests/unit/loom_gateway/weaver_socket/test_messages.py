@@ -80,7 +80,9 @@ def test_fields_that_make_no_sense_are_refused(message: dict[str, Any]) -> None:
 
 
 def test_an_unknown_type_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(WrongArguments, match="no message of type 'dance'; known: ping, command, policy, inject"):
+    with pytest.raises(
+        WrongArguments, match="no message of type 'dance'; known: ping, subscribe, command, policy, inject"
+    ):
         check_kind({"type": "dance"})
 
 

@@ -1,0 +1,225 @@
+"""`Roster`: the numbers and the newest values of one user's replicas, in columns, for pages."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import compress
+from typing import Any
+
+from loom.weaver.states import ReplicaState
+from loom_gateway.rest.exact_json import exact_json
+from loom_gateway.weaver_socket.columns import (
+    AWAY,
+    NAN,
+    NO_NUMBER,
+    NO_STEP,
+    NOBODY,
+    TYPES,
+    Column,
+    encode_all,
+    encode_changed,
+)
+
+STATES = [state.value for state in ReplicaState]
+"""The states, in the order of their numbers in the column of states."""
+
+SMOOTHING = 0.3
+"""The weight of a replica's last steps in its pace."""
+
+_CODES = {(state, True): code for code, state in enumerate(STATES)}
+_CODES |= {(state, False): code | AWAY for code, state in enumerate(STATES)}
+
+_MAX_TEXTS = 4096  # rows whose JSON is kept
+
+
+class Roster:
+    """Replicas by number. Each value has the position, of the feed, at which it changed last.
+
+    A new replica gets the lowest number that was never given, or one whose replica was forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.columns: dict[Column, array[Any]] = {column: array(TYPES[column]) for column in Column}
+        self.members: dict[str, dict[int, None]] = {}
+        """The numbers of each job's replicas."""
+        self.about: dict[str, tuple[str, str | None, str]] = {}
+        """The group, the session and the user of each job."""
+        self.dirty: set[str | None] = set()
+        """Jobs whose replicas have changed, until they are taken out of this set."""
+        self.steps: list[int | None] = []
+        self.losses: list[float | None] = []
+        self.max_steps: list[int | None] = []
+        self._changed = {column: array("Q") for column in Column}
+        self._row_changed = array("Q")
+        self._jobs: list[str | None] = []
+        self._instances: list[str | None] = []
+        # Lists of plain values, and no dict for each replica: the garbage collector would look at all of them.
+        self._epochs: list[int | None] = []
+        self._metrics: list[dict[str, Any]] = []
+        self._phases: list[str] = []
+        self._reported: list[float | None] = []
+        self._free: deque[int] = deque()
+        self._sections: dict[tuple[Column, int | None], bytes] = {}
+        """The sections that were encoded since the last change, by column and the position after which it is."""
+        self._texts: dict[int, tuple[int, str]] = {}
+        """The JSON of rows, each with the position of its last change."""
+
+    def __len__(self) -> int:
+        """Return how many numbers were given, those of forgotten replicas included."""
+        return len(self._jobs)
+
+    def describe(self, info: Mapping[str, Any], at: int) -> int:
+        """Take a replica's whole description, a `ReplicaInfo` as JSON; return its number."""
+        number = self.numbers.get(info["id"])
+        if number is None:
+            number = self._add(info["id"])
+        job = f"{info['group']}@{info['session']}" if info["session"] else info["group"]
+        if self._jobs[number] != job:
+            self._leave_job(number)
+            self._jobs[number] = job
+            self.members.setdefault(job, {})[number] = None
+            self.about[job] = info["group"], info["session"], info["user"]
+        if self._instances[number] != info["instance"]:
+            self._instances[number] = info["instance"]
+            self.steps[number] = self._reported[number] = None
+            pace = info["step_time"]
+            self.columns[Column.PACE][number] = NO_NUMBER if pace is None else pace
+            self._changed[Column.PACE][number] = at
+        self.take({info["id"]: info}, at)
+        return number
+
+    def take(self, changes: Mapping[str, Mapping[str, Any]], at: int) -> None:
+        """Take replicas' changes, each with the fields of `loom.weaver.views.CHANGING_FIELDS`.
+
+        A replica that was not described yet is left out: its description will have all of it.
+        """
+        self._sections.clear()
+        state_values, step_values, loss_values, pace_values = self.columns.values()
+        state_at, step_at, loss_at, pace_at = self._changed.values()
+        steps, losses, reports = self.steps, self.losses, self._reported
+        for id, one in changes.items():
+            number = self.numbers.get(id)
+            if number is None:
+                continue
+            self.dirty.add(self._jobs[number])
+            self._row_changed[number] = at
+            self.max_steps[number], self._epochs[number] = one["max_step"], one["epoch"]
+            self._phases[number], self._metrics[number] = one["phase"], one["metrics"]
+            state = _CODES[one["state"], one["connected"]]
+            if state_values[number] != state:
+                state_values[number] = state
+                state_at[number] = at
+            step, before = one["step"], steps[number]
+            reported, reported_before = one["reported"], reports[number]
+            reports[number] = reported
+            if step != before:
+                steps[number] = step
+                step_values[number] = step if step is not None and step < NO_STEP else NO_STEP
+                step_at[number] = at
+                if step is not None and before is not None and step > before:
+                    took = _between(reported_before, reported)
+                    if took > 0.0:
+                        pace, known = took / (step - before), pace_values[number]
+                        pace_values[number] = pace if known != known else known + SMOOTHING * (pace - known)
+                        pace_at[number] = at
+            loss, loss_before = one["metrics"].get("loss"), losses[number]
+            if loss != loss_before and (loss == loss or loss_before == loss_before):
+                losses[number] = loss
+                loss_values[number] = NO_NUMBER if loss is None else loss if loss == loss else NAN
+                loss_at[number] = at
+
+    def forget(self, ids: list[str]) -> None:
+        """Forget replicas. Their numbers may be given again."""
+        self._sections.clear()
+        for id in ids:
+            number = self.numbers.pop(id, None)
+            if number is not None:
+                self._leave_job(number)
+                self._clear(number)
+                self._free.append(number)
+
+    def section(self, column: Column, since: int | None) -> bytes | None:
+        """Return a column's section with what changed after a position, or all; None if nothing changed."""
+        known = self._sections.get((column, since))
+        if known is None:
+            values, changed_at = self.columns[column], self._changed[column]
+            if since is None:
+                known = encode_all(column, values)
+            else:
+                changed = list(compress(range(len(values)), map(since.__lt__, changed_at)))
+                known = encode_changed(column, values, changed) if changed else b""
+            self._sections[column, since] = known
+        return known or None
+
+    def rows(self, sent: Mapping[str, int | None]) -> Iterator[tuple[str, str]]:
+        """Yield the id and the JSON of each row that changed after a position, which each has; None for any."""
+        for id, since in sent.items():
+            number = self.numbers.get(id)
+            if number is not None and (since is None or self._row_changed[number] > since):
+                yield id, self._row_text(number)
+
+    def _row_text(self, number: int) -> str:
+        changed = self._row_changed[number]
+        known = self._texts.get(number)
+        if known is None or known[0] != changed:
+            if len(self._texts) >= _MAX_TEXTS:
+                self._texts.clear()
+            known = self._texts[number] = changed, exact_json(self._row(number))
+        return known[1]
+
+    def _row(self, number: int) -> dict[str, Any]:
+        code = self.columns[Column.STATE][number]
+        return {
+            "state": STATES[code & ~AWAY],
+            "step": self.steps[number],
+            "epoch": self._epochs[number],
+            "max_step": self.max_steps[number],
+            "metrics": self._metrics[number],
+            "phase": self._phases[number],
+            "reported": self._reported[number],
+            "connected": not code & AWAY,
+        }
+
+    def _add(self, id: str) -> int:
+        if self._free:
+            number = self._free.popleft()
+        else:
+            number = len(self)
+            for column, values in self.columns.items():
+                values.append(0)
+                self._changed[column].append(0)
+            self._row_changed.append(0)
+            for kept in (self.steps, self.losses, self.max_steps, self._epochs, self._reported):
+                kept.append(None)
+            self._jobs.append(None)
+            self._instances.append(None)
+            self._phases.append("")
+            self._metrics.append({})
+            self._clear(number)
+        self.numbers[id] = number
+        return number
+
+    def _clear(self, number: int) -> None:
+        for column, none in zip(Column, (NOBODY, NO_STEP, NO_NUMBER, NO_NUMBER), strict=True):
+            self.columns[column][number] = none
+        self.steps[number] = self.losses[number] = self.max_steps[number] = None
+        self._epochs[number] = self._reported[number] = None
+        self._metrics[number] = {}
+        self._instances[number], self._phases[number] = None, ""
+        self._texts.pop(number, None)
+
+    def _leave_job(self, number: int) -> None:
+        job, self._jobs[number] = self._jobs[number], None
+        if job is not None:
+            self.dirty.add(job)
+            del self.members[job][number]
+            if not self.members[job]:
+                del self.members[job], self.about[job]
+
+
+def _between(before: float | None, after: float | None) -> float:
+    """Return the seconds between two times; 0 if one is not known."""
+    return 0.0 if before is None or after is None else after - before
