@@ -13,5 +13,5 @@ export default defineConfig({
     cssCodeSplit: false,
   },
   resolve: process.env['VITEST'] ? { conditions: ['browser'] } : {},
-  test: { environment: 'jsdom', include: ['tests/**/*.test.ts'] },
+  test: { environment: 'jsdom', include: ['tests/**/*.test.ts'], testTimeout: 30_000 },
 });

@@ -1,14 +1,17 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { Gateway, GatewayError, reconnectDelay, type Handlers, type Link } from '../src/lib/api';
+import type { Section } from '../src/lib/store/frames';
 import type { Identity, Incoming } from '../src/lib/types';
+import { frame } from './objects';
 
 class FakeSocket {
   static made: FakeSocket[] = [];
   readyState = 0;
   sent: string[] = [];
   onopen: (() => void) | null = null;
-  onmessage: ((event: { data: string }) => void) | null = null;
+  onmessage: ((event: { data: string | ArrayBuffer }) => void) | null = null;
+  binaryType = 'blob';
   onclose: ((event: { code: number; reason: string }) => void) | null = null;
 
   constructor(
@@ -42,6 +45,9 @@ let links: Link[];
 let messages: Incoming[];
 let identities: Identity[];
 let outs: (string | null)[];
+let frames: (readonly Section[])[];
+let since: string | null;
+let unreadable: number;
 let gateway: Gateway;
 let answers: (url: URL, init: RequestInit) => Response | Promise<Response>;
 
@@ -52,12 +58,16 @@ const last = (): FakeSocket => FakeSocket.made.at(-1)!;
 beforeEach(() => {
   vi.useFakeTimers();
   FakeSocket.made = [];
-  [links, messages, identities, outs] = [[], [], [], []];
+  [links, messages, identities, outs, frames] = [[], [], [], [], []];
+  [since, unreadable] = [null, 0];
   answers = () => json(ME);
   vi.stubGlobal('WebSocket', FakeSocket);
   vi.stubGlobal('fetch', vi.fn((url: URL, init: RequestInit) => Promise.resolve(answers(url, init))));
   const handlers: Handlers = {
     message: (one) => messages.push(one),
+    frame: (sections) => frames.push(sections),
+    since: () => since,
+    unreadable: () => (unreadable += 1),
     link: (one) => links.push(one),
     signedIn: (one) => identities.push(one),
     signedOut: (one) => outs.push(one),
@@ -156,6 +166,58 @@ describe('the socket', () => {
     last().say({ type: 'away', reason: 'x' });
     expect(messages).toEqual([{ type: 'away', reason: 'x' }]);
     expect(gateway.send({ type: 'ping', id: '1' })).toBe(true);
+  });
+});
+
+describe('binary frames', () => {
+  it('are passed on as sections', () => {
+    gateway.connect();
+    last().open();
+    expect(last().binaryType).toBe('arraybuffer');
+    last().onmessage!({ data: frame({ column: 'step', values: [4, 5] }) });
+    expect(frames.map((one) => one.map(({ column, values }) => [column, ...values]))).toEqual([[['step', 4, 5]]]);
+  });
+
+  it.each([
+    ['a cut frame', frame({ column: 'step', values: [4, 5] }).slice(0, 20)],
+    ['garbage', new Uint8Array([9, 9, 9, 9, 9, 9, 9, 9]).buffer],
+    ['no JSON', '{"type": "del'],
+    ['no message', 'null'],
+  ])('and texts: %s closes the socket, and the page connects again', async (_, data) => {
+    gateway.connect();
+    last().open();
+    const before = last();
+    before.onmessage!({ data });
+    expect(before.readyState).toBe(3);
+    expect(unreadable).toBe(1);
+    expect(links.at(-1)!.state).toBe('lost');
+    expect(links.at(-1)!.reason).toContain('cannot read');
+    expect([messages, frames]).toEqual([[], []]);
+    await pass(700);
+    expect(FakeSocket.made).toHaveLength(2);
+  });
+
+  it('that make no sense again and again are asked for less and less', async () => {
+    gateway.connect();
+    for (let socket = 1; socket <= 5; socket += 1) {
+      last().open();
+      last().say({ type: 'subscribed', id: '1' });
+      last().onmessage!({ data: new ArrayBuffer(1) });
+      await pass(500 * 2 ** (socket - 1) * 1.2 + 100);
+      expect(FakeSocket.made).toHaveLength(socket + 1);
+    }
+    last().open();
+    last().onmessage!({ data: new ArrayBuffer(1) });
+    await pass(7000);
+    expect(FakeSocket.made).toHaveLength(6);
+  });
+});
+
+describe('a feed', () => {
+  it('goes on after the last position', () => {
+    since = 'epoch.12';
+    gateway.connect();
+    expect(String(last().url)).toBe('wss://loom.test/team/loom/ws/v1/weaver?since=epoch.12');
   });
 });
 

@@ -1,6 +1,8 @@
 /** Objects of the gateway for tests. */
 
-import type { DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent } from '../src/lib/types';
+import { Columns } from '../src/lib/store/columns';
+import { COLUMNS, NONE, type Column } from '../src/lib/store/frames';
+import type { Aggregate, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent } from '../src/lib/types';
 
 export function replica(id: string, given: Partial<ReplicaInfo> = {}): ReplicaInfo {
   return {
@@ -68,4 +70,65 @@ export function snapshot({ time = 1_000_000, ...given }: Partial<Omit<Snapshot, 
     events: [],
     ...given,
   };
+}
+
+export function aggregate(given: Partial<Aggregate> = {}): Aggregate {
+  return {
+    group: 'train',
+    session: 's1',
+    user: 'ada',
+    replicas: 1,
+    living: 1,
+    states: { running: 1 },
+    step: null,
+    max_step: null,
+    rate: null,
+    loss: null,
+    not_finite: 0,
+    ...given,
+  };
+}
+
+type Value = number | null;
+
+export interface GivenSection {
+  column: Column;
+  /** Without them the section is dense. */
+  numbers?: number[];
+  /** States as bytes. */
+  values: Value[];
+}
+
+/** Return the bits of a 32-bit float; those of none for null. */
+export function bitsOf(value: Value): number {
+  return value === null ? NONE : new Uint32Array(Float32Array.of(value).buffer)[0]!;
+}
+
+/** Return a binary frame as the gateway makes it. */
+export function frame(...sections: GivenSection[]): ArrayBuffer {
+  const words: number[] = [1 | (1 << 8) | (sections.length << 16), 7];
+  for (const { column, numbers, values } of sections) {
+    const type = { state: 0, step: 1, loss: 2, pace: 2 }[column];
+    words.push(COLUMNS.indexOf(column) | (type << 8) | (numbers ? 0 : 1 << 16), values.length, ...(numbers ?? []));
+    if (column === 'state') {
+      const bytes = new Uint8Array(Math.ceil(values.length / 4) * 4);
+      bytes.set(values as number[]);
+      words.push(...new Uint32Array(bytes.buffer));
+    } else words.push(...values.map((one) => (column === 'step' ? (one ?? NONE) : bitsOf(one))));
+  }
+  return Uint32Array.from(words).buffer;
+}
+
+/** Return columns of replicas with the numbers 0, 1, 2, …. */
+export function columnsOf(given: { state?: string; job?: string; step?: Value; loss?: Value; pace?: Value }[]): Columns {
+  const columns = new Columns();
+  columns.reserve(given.length - 1);
+  given.forEach(({ state = 'running', job = 'j', step = null, loss = null, pace = null }, at) => {
+    columns.setState(at, state);
+    columns.setJob(at, job);
+    columns.setStep(at, step);
+    columns.setLoss(at, loss);
+    columns.setPace(at, pace);
+  });
+  return columns;
 }

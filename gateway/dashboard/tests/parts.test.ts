@@ -3,8 +3,8 @@ import { join } from 'node:path';
 
 import { describe, expect, it } from 'vitest';
 
-import { colourCells, FIRST_OF_RAMP, NOT_FINITE, RAMP_BINS, UNKNOWN } from '../src/lib/colouring';
-import { CommandLog, readAcknowledgement, takeBack } from '../src/lib/commands';
+import { colourCells, FIRST_OF_RAMP, NOT_FINITE, RAMP_BINS, UNKNOWN, type Mode } from '../src/lib/colouring';
+import { CommandLog, describeUndo, readAcknowledgement, replicasOf, takeBack } from '../src/lib/commands';
 import { describeEvent } from '../src/lib/events';
 import { failureChains, runningInjections } from '../src/lib/failures';
 import { FAULTS } from '../src/lib/faults';
@@ -15,8 +15,9 @@ import { arrange, cellAt, cellsIn, placeOf } from '../src/lib/layout';
 import { commandMarks, marksOfJobs } from '../src/lib/marks';
 import { packNames, unpackNames } from '../src/lib/names';
 import { codeIn, formatRoute, parseRoute } from '../src/lib/route';
+import { orderBy, type Measure } from '../src/lib/sorting';
 import { fieldOf, keysOf, parseValue } from '../src/lib/values';
-import { event, replica } from './objects';
+import { columnsOf, event, replica } from './objects';
 
 describe('numbers', () => {
   it.each([
@@ -165,6 +166,35 @@ describe('acknowledgements', () => {
     expect(log.get('mine')!.event).toBe(4);
   });
 
+  it('are counted as they come, and listed by what became of them', () => {
+    const log = new CommandLog();
+    log.add('c', 'update_config', '*', { rate: 2 }, 'ada', 1);
+    log.accept('c', 'c', ['a', 'b', 'd', 'e']);
+    log.acknowledge({ ...message, replica: 'b', changes: { rate: { old: 1, new: 2 } } }, 2);
+    log.acknowledge({ ...message, replica: 'd', ok: false, refused: { rate: 'too high' } }, 2);
+    log.acknowledge({ ...message, replica: 'e', ok: false, waiting: true, reason: 'slow' }, 2);
+    const run = log.get('c')!;
+    expect(replicasOf(run, 0, 10)).toEqual(['d', 'a', 'e', 'b']);
+    expect(replicasOf(run, 1, 3)).toEqual(['a', 'e']);
+    expect(replicasOf(run, 3, 4)).toEqual(['b']);
+    expect([run.applied.size, run.refused.size, run.pending.size, run.why]).toEqual([1, 1, 2, 'too high']);
+    log.take(event(9, 'command', null, { command: 'c', do: 'update_config', params: { rate: 2 }, by: 'ada', replicas: 4 }));
+    log.take(event(10, 'applied', 'b', { command: 'c', changes: { rate: { old: 1, new: 2 } } }));
+    expect(takeBack(run)).toEqual([{ kind: 'update_config', target: ['b'], params: { rate: 1 } }]);
+    expect(describeUndo(run)).toEqual(['rate = 1']);
+  });
+
+  it('of old commands are forgotten, so that memory stays flat', () => {
+    const log = new CommandLog();
+    for (let run = 0; run < 12; run += 1) {
+      log.add(`c${run}`, 'pause', '*', {}, 'ada', run);
+      for (let at = 0; at < 10_000; at += 1) log.acknowledge({ ...message, id: `c${run}`, replica: `r${at}` }, run);
+      log.done(`c${run}`);
+    }
+    log.add('last', 'pause', '*', {}, 'ada', 99);
+    expect(log.list().map((one) => one.id)).toEqual(['last', ...Array.from({ length: 10 }, (_, at) => `c${11 - at}`)]);
+  });
+
   it('whose old value is unknown cannot be taken back', () => {
     const log = new CommandLog();
     const run = log.add('c', 'update_config', '*', { rate: 2 }, 'ada', 1);
@@ -239,12 +269,61 @@ describe('the grid', () => {
 
   it('has a colour for each state and value', () => {
     const cell = { state: 'running', job: 'j', step: 10, loss: 1, pace: 0.1 };
-    expect([...colourCells('state', [cell, { ...cell, state: 'failed' }]).bins]).toEqual([1, 6]);
-    const lag = colourCells('lag', [cell, { ...cell, step: 0 }, { ...cell, step: null }, { ...cell, state: 'failed' }]);
-    expect([...lag.bins]).toEqual([FIRST_OF_RAMP, FIRST_OF_RAMP + RAMP_BINS - 1, UNKNOWN, UNKNOWN]);
-    const loss = colourCells('loss', [cell, { ...cell, loss: NaN }, { ...cell, loss: null }]);
-    expect([...loss.bins]).toEqual([FIRST_OF_RAMP, NOT_FINITE, UNKNOWN]);
-    expect(colourCells('pace', []).low).toBeNull();
+    const bins = (mode: Mode, ...cells: Parameters<typeof columnsOf>[0]): number[] => [
+      ...colourCells(mode, Uint32Array.from(cells.keys()), columnsOf(cells)).bins,
+    ];
+    expect(bins('state', cell, { ...cell, state: 'failed' }, { ...cell, state: 'new' })).toEqual([1, 6, UNKNOWN]);
+    expect(bins('lag', cell, { ...cell, step: 0 }, { ...cell, step: null }, { ...cell, state: 'failed' })).toEqual([
+      FIRST_OF_RAMP,
+      FIRST_OF_RAMP + RAMP_BINS - 1,
+      UNKNOWN,
+      UNKNOWN,
+    ]);
+    expect(bins('lag', cell, { ...cell, job: 'k', step: 3 })).toEqual([FIRST_OF_RAMP, FIRST_OF_RAMP]);
+    expect(bins('loss', cell, { ...cell, loss: NaN }, { ...cell, loss: Infinity }, { ...cell, loss: null })).toEqual([
+      FIRST_OF_RAMP,
+      NOT_FINITE,
+      NOT_FINITE,
+      UNKNOWN,
+    ]);
+    expect(colourCells('pace', new Uint32Array(0), columnsOf([])).low).toBeNull();
+  });
+
+  it('keeps its range while that fits about', () => {
+    const numbers = Uint32Array.of(0, 1);
+    const first = colourCells('loss', numbers, columnsOf([{ loss: 0 }, { loss: 100 }]));
+    const kept = colourCells('loss', numbers, columnsOf([{ loss: 1 }, { loss: 103 }]), first);
+    expect([kept.low, kept.high]).toEqual([0, 100]);
+    const other = colourCells('loss', numbers, columnsOf([{ loss: 1 }, { loss: 120 }]), kept);
+    expect([other.low, other.high]).toEqual([1, 120]);
+    expect(colourCells('pace', numbers, columnsOf([{ pace: 1 }, { pace: 100 }]), first).low).toBe(1);
+  });
+
+  it('colours the replicas that are found by their numbers', () => {
+    const columns = columnsOf([{ state: 'failed' }, { state: 'paused' }, { state: 'running' }]);
+    expect([...colourCells('state', Uint32Array.of(2, 0), columns).bins]).toEqual([1, 6]);
+  });
+});
+
+describe('the order of the table', () => {
+  const columns = columnsOf([
+    { state: 'running', step: 5, loss: -1.5, pace: 0.2 },
+    { state: 'failed', step: 4_000_000_000, loss: 2, pace: null },
+    { state: 'paused', step: null, loss: NaN, pace: 0.1 },
+    { state: 'running', step: 7, loss: null, pace: 0.3 },
+    { state: 'running', step: 7, loss: 0, pace: 0.3 },
+  ]);
+  const order = (by: Measure, down: boolean): number[] => [...orderBy(by, down, Uint32Array.of(0, 1, 2, 3, 4), columns, [10, 10, 10, 10, null])];
+
+  it.each<[Measure, number[], number[]]>([
+    ['state', [0, 3, 4, 2, 1], [1, 2, 0, 3, 4]],
+    ['step', [0, 3, 4, 1, 2], [1, 3, 4, 0, 2]],
+    ['lag', [1, 3, 0, 2, 4], [0, 3, 1, 2, 4]],
+    ['loss', [0, 4, 1, 2, 3], [2, 1, 4, 0, 3]],
+    ['pace', [2, 0, 3, 4, 1], [3, 4, 0, 2, 1]],
+  ])('by %s has those without a value last', (by, up, down) => {
+    expect(order(by, false)).toEqual(up);
+    expect(order(by, true)).toEqual(down);
   });
 });
 
@@ -287,10 +366,13 @@ describe('events', () => {
     const log = new CommandLog();
     log.take(event(1, 'command', null, { command: 'c', do: 'update_config', params: { rate: 2 }, by: 'ada', replicas: 1 }));
     log.take(event(2, 'applied', 'a', { command: 'c', do: 'update_config', ok: true }));
-    expect(commandMarks(log.list(), (id) => id === 'a')).toEqual([{ time: 1002, text: 'rate = 2, by ada' }]);
-    expect(commandMarks(log.list(), () => false)).toEqual([]);
+    expect(commandMarks(log.list(), 'a')).toEqual([{ time: 1002, text: 'rate = 2, by ada' }]);
+    expect(commandMarks(log.list(), 'b')).toEqual([]);
     const jobs = marksOfJobs(log.list(), (id) => (id === 'a' ? 'job' : undefined));
     expect(jobs.get('job')!.map((one) => one.time)).toEqual([1002]);
+    log.take(event(3, 'applied', 'b', { command: 'c', do: 'update_config', ok: true }));
+    const more = marksOfJobs(log.list(), (id) => (id === 'a' ? 'job' : 'other'));
+    expect([...more].map(([job, marks]) => [job, marks[0]!.time])).toEqual([['job', 1002], ['other', 1003]]);
   });
 });
 

@@ -2,7 +2,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { Store } from '../src/lib/store.svelte';
 import type { Incoming, Outgoing } from '../src/lib/types';
-import { device, event, replica, snapshot } from './objects';
+import { aggregate, device, event, replica, snapshot } from './objects';
 
 let store: Store;
 let sent: Outgoing[];
@@ -107,10 +107,9 @@ describe('a delta', () => {
     expect(store.goodput.map((one) => [one.job, one.ratio, one.course.length])).toEqual([['a', 0.7, 1], ['b', 0.5, 0]]);
   });
 
-  it('loads a replica that nobody described', () => {
-    const request = vi.spyOn(store.gateway, 'request').mockResolvedValue(replica('new'));
-    take(snapshot({}), { type: 'delta', replicas: { new: { step: 1 } } });
-    expect(request).toHaveBeenCalledWith('GET', 'weaver/replicas/new');
+  it('says nothing of a replica that is not known', () => {
+    take(snapshot({}), { type: 'delta', replicas: { gone: { step: 1 } } });
+    expect(store.replicas.size).toBe(0);
   });
 
   it('keeps live points of followed replicas alone', () => {
@@ -139,7 +138,6 @@ describe('an event', () => {
   it('changes the state of its replica at once', () => {
     take(snapshot({ replicas: [replica('a')] }), { type: 'event', event: event(2, 'failed', 'a', { reason: 'SIGKILL' }) });
     expect(store.replica('a')).toMatchObject({ state: 'failed', died_of: 'SIGKILL' });
-    expect(store.stateCounts.get('failed')).toBe(1);
   });
 
   it('brings a new replica with it', () => {
@@ -261,20 +259,35 @@ describe('a command', () => {
 });
 
 describe('jobs', () => {
-  it('are summed up from their replicas', () => {
-    take(
-      snapshot({
-        replicas: [
-          replica('a', { step: 10, max_step: 100, step_time: 0.5, metrics: { loss: 1 } }),
-          replica('b', { step: 12, step_time: 0.5, metrics: { loss: 3 }, rank: 1 }),
-          replica('c', { state: 'failed', metrics: { loss: 9 }, rank: 2 }),
-          replica('d', { group: 'other', session: null }),
-        ],
-      }),
-    );
-    const [other, train] = store.jobs;
-    expect(other).toMatchObject({ name: 'other', living: 1 });
-    expect(train).toMatchObject({ name: 'train@s1', step: 12, maxStep: 100, loss: 2, rate: 2, living: 2, replicas: 3 });
+  const train = aggregate({ replicas: 3, living: 2, states: { running: 2, failed: 1 }, step: 12, max_step: 100, loss: 2, rate: 2, not_finite: 1 });
+
+  it('are as the gateway sums them up, the living ones first', () => {
+    take(snapshot({}), { type: 'delta', aggregates: { 'train@s1': train, eval: aggregate({ group: 'eval', session: null, living: 0 }) } });
+    expect(store.jobs.map((one) => one.name)).toEqual(['train@s1', 'eval']);
+    expect(store.jobs[0]).toMatchObject({ name: 'train@s1', step: 12, maxStep: 100, loss: 2, rate: 2, living: 2, replicas: 3, notFinite: 1 });
+    expect([...store.stateCounts]).toEqual([['running', 3], ['failed', 1]]);
+  });
+
+  it('change alone, and go', () => {
+    take(snapshot({}), { type: 'delta', aggregates: { 'train@s1': train, eval: aggregate() } });
+    take({ type: 'delta', aggregates: { 'train@s1': { ...train, loss: 1 } } }, { type: 'delta', aggregates: { eval: null } });
+    expect(store.jobs.map((one) => [one.name, one.loss])).toEqual([['train@s1', 1]]);
+  });
+
+  it('stay over a snapshot while their replicas do', () => {
+    take(snapshot({ replicas: [replica('a')] }), { type: 'delta', aggregates: { 'train@s1': train, eval: aggregate() } });
+    take(snapshot({ replicas: [replica('a')] }));
+    expect(store.jobs.map((one) => one.name)).toEqual(['train@s1']);
+  });
+
+  it('have curves of the last minutes, and no longer ones', () => {
+    take(snapshot({}), { type: 'delta', aggregates: { 'train@s1': train } });
+    for (let second = 0; second < 1000; second += 1) {
+      vi.advanceTimersByTime(1000);
+      take({ type: 'delta', aggregates: second % 2 ? {} : { 'train@s1': { ...train, loss: second } } });
+    }
+    expect(store.jobs[0]!.points).toHaveLength(900);
+    expect(store.jobs[0]!.points.at(-1)!.loss).toBe(998);
   });
 });
 

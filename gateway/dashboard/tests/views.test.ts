@@ -156,3 +156,45 @@ describe('the frame', () => {
     expect(find('away')!.textContent).toContain('it was killed');
   });
 });
+
+describe('ten thousand replicas', () => {
+  const ids = Array.from({ length: 10_000 }, (_, at) => `train_${at}@s1`);
+
+  async function many(hash: string): Promise<void> {
+    const { store } = await import('../src/lib/page');
+    await open(hash);
+    store.handleWebSocketMessage(snapshot({ replicas: ids.map((id, rank) => replica(id, { rank, step: rank })), numbers: [...ids.keys()] }));
+    store.flush();
+    flushSync();
+  }
+
+  const rows = (id: string): HTMLElement[] => [...find(id)!.querySelectorAll<HTMLElement>('tr[data-replica]')];
+
+  it('have rows in the table only where they are seen, which are the ones that are subscribed', async () => {
+    const { store } = await import('../src/lib/page');
+    const need = vi.spyOn(store, 'need');
+    await many('#/replicas?sort=-step&by=lag');
+    expect(rows('replica-table').length).toBeLessThan(60);
+    expect(rows('replica-table')[0]!.dataset['replica']).toBe('train_9999@s1');
+    const needs = need.mock.calls.map(([one]) => one);
+    expect(needs).toContainEqual({ columns: ['state', 'step'] });
+    expect(needs.at(-1)!.rows).toEqual(rows('replica-table').map((one) => one.dataset['replica']));
+  });
+
+  it('have acknowledgements only where they are seen, those that refused first', async () => {
+    await many('#/steering');
+    const { store } = await import('../src/lib/page');
+    find('pause')!.click();
+    flushSync();
+    const { id } = store.commands[0]!;
+    store.handleWebSocketMessage({ type: 'accepted', id, command: id, replicas: ids });
+    for (const one of ids.slice(0, 5000)) store.handleWebSocketMessage({ type: 'acknowledgement', id, replica: one, ok: true, step: 3 });
+    store.handleWebSocketMessage({ type: 'acknowledgement', id, replica: ids[7000]!, ok: false, reason: 'busy' });
+    store.flush();
+    flushSync();
+    expect(rows('acknowledgements').length).toBeLessThan(60);
+    expect(rows('acknowledgements')[0]!.textContent).toContain('busy');
+    expect(rows('acknowledgements')[1]!.textContent).toContain('no answer yet');
+    expect(find('command-status')!.textContent).toContain('5001 of 10,000 replicas answered');
+  });
+});

@@ -1,6 +1,7 @@
 /** The service: signing in, REST, and the socket, which reconnects by itself. It holds no state of the training. */
 
 import { codeIn } from './route';
+import { readFrame, type Section } from './store/frames';
 import type { Identity, Incoming, LogLine, Outgoing } from './types';
 
 const REFUSED = 4000; // the close code with which the gateway refuses a socket; its reason is an error's code
@@ -8,6 +9,7 @@ const PING_EVERY = 5000;
 const SILENT_AFTER = 5000; // milliseconds from a ping without any answer until the connection counts as lost
 const FIRST_DELAY = 500;
 const LONGEST_DELAY = 10_000;
+const CLEAN_AFTER = 60_000; // milliseconds without an unreadable message until the next one counts as the first
 
 export type LinkState = 'connecting' | 'open' | 'lost' | 'closed';
 
@@ -20,6 +22,11 @@ export interface Link {
 
 export interface Handlers {
   message(message: Incoming): void;
+  frame(sections: readonly Section[]): void;
+  /** The position after which the next socket goes on; null if it begins anew. */
+  since(): string | null;
+  /** What came could not be read: what the page knows may be incomplete. */
+  unreadable(): void;
   link(link: Link): void;
   signedIn(identity: Identity): void;
   /** The sign-in form is needed; `message` says why, if there is a reason. */
@@ -53,6 +60,8 @@ export class Gateway {
   #pinged = 0;
   #heard = 0;
   #answersPings = false;
+  #unreadable = 0; // messages in sequence, each on a socket of its own
+  #wasUnreadable = 0;
 
   constructor(handlers: Handlers, base = new URL('.', location.href)) {
     this.#handlers = handlers;
@@ -208,8 +217,11 @@ export class Gateway {
     this.#setLink('connecting', '');
     const address = new URL('ws/v1/weaver', this.base);
     address.protocol = address.protocol === 'https:' ? 'wss:' : 'ws:';
+    const since = this.#handlers.since();
+    if (since !== null) address.searchParams.set('since', since);
     const protocols = this.#key === null ? ['loom.page'] : ['loom.page', `loom.key.${this.#key}`];
     const socket = new WebSocket(address, protocols);
+    socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#answersPings = false;
     socket.onopen = () => {
@@ -217,14 +229,30 @@ export class Gateway {
       this.#pings = setInterval(() => this.#ping(), PING_EVERY);
       this.#setLink('open', '');
     };
-    socket.onmessage = (event: MessageEvent<string>) => {
+    socket.onmessage = (event: MessageEvent<string | ArrayBuffer>) => {
       this.#heard = Date.now();
-      const message = JSON.parse(event.data) as Incoming;
-      if (message.type === 'pong') this.#answersPings = true;
-      else this.#handlers.message(message);
+      let read: Incoming | Section[];
+      try {
+        read = typeof event.data === 'string' ? readMessage(event.data) : readFrame(event.data);
+      } catch (error) {
+        return this.#cannotRead(error as Error);
+      }
+      if (Array.isArray(read)) this.#handlers.frame(read);
+      else if (read.type === 'pong') this.#answersPings = true;
+      else this.#handlers.message(read);
       this.#attempt = 0;
     };
     socket.onclose = (event) => this.#lost(event.code === REFUSED ? event.reason : '');
+  }
+
+  /** Connect anew, and later each time, should the next socket bring the same. */
+  #cannotRead(error: Error): void {
+    if (Date.now() - this.#wasUnreadable > CLEAN_AFTER) this.#unreadable = 0;
+    this.#wasUnreadable = Date.now();
+    this.#attempt = this.#unreadable;
+    this.#unreadable += 1;
+    this.#handlers.unreadable();
+    this.#lost(`The gateway sent what this page cannot read. ${error.message}`);
   }
 
   #ping(): void {
@@ -275,6 +303,12 @@ export class Gateway {
   #setLink(state: LinkState, reason: string): void {
     this.#handlers.link({ state, reason, since: Date.now() });
   }
+}
+
+function readMessage(text: string): Incoming {
+  const read: unknown = JSON.parse(text);
+  if (typeof (read as Incoming | null)?.type !== 'string') throw new TypeError('It has no type.');
+  return read as Incoming;
 }
 
 async function errorOf(answer: Response): Promise<GatewayError> {

@@ -1,6 +1,8 @@
 /** Colours of the cells of replicas: a bin for each, by state or by a measured value. */
 
-import { ENDED, STATES } from './types';
+import type { Columns } from './store/columns';
+import { NONE } from './store/frames';
+import { STATES } from './types';
 
 export const MODES = ['state', 'lag', 'loss', 'pace'] as const;
 
@@ -20,79 +22,89 @@ export const UNKNOWN = FIRST_OF_RAMP + RAMP_BINS;
 export const NOT_FINITE = UNKNOWN + 1;
 export const BINS = NOT_FINITE + 1;
 
-interface Coloured {
-  state: string;
-  job: string;
-  step: number | null;
-  loss: number | null;
-  pace: number | null;
-}
-
 export interface Colouring {
+  mode: Mode;
   bins: Uint8Array;
   /** The values at both ends of the ramp; null if no replica has one, or by state. */
   low: number | null;
   high: number | null;
 }
 
-const STATE_BINS = new Map<string, number>(STATES.map((state, at) => [state, at]));
+const SAMPLE = 2048; // values from which the range is read
+const TOLERANCE = 0.05; // of the range, by which its ends may be off
 
-export function colourCells(mode: Mode, replicas: readonly Coloured[]): Colouring {
-  const bins = new Uint8Array(replicas.length);
+/**
+ * Return the bin of each replica.
+ *
+ * @param numbers the replicas' places in the columns
+ * @param before the bins before: its range is kept while it fits about, so that colours stay and few cells change
+ */
+export function colourCells(mode: Mode, numbers: Uint32Array, columns: Columns, before: Colouring | null = null): Colouring {
+  const bins = new Uint8Array(numbers.length);
   if (mode === 'state') {
-    for (let at = 0; at < bins.length; at += 1) bins[at] = STATE_BINS.get(replicas[at]!.state) ?? UNKNOWN;
-    return { bins, low: null, high: null };
+    const known = STATES as readonly string[];
+    const binOf = columns.names.map((name) => (known.includes(name) ? known.indexOf(name) : UNKNOWN));
+    for (let at = 0; at < bins.length; at += 1) bins[at] = binOf[columns.state[numbers[at]!]! & 0x7f] ?? UNKNOWN;
+    return { mode, bins, low: null, high: null };
   }
-  const values = valuesOf(mode, replicas);
-  const [low, high] = mode === 'lag' ? rangeOfLag(values) : spread(values);
-  if (low === null || high === null) return { bins: bins.fill(UNKNOWN), low, high };
-  const width = high - low || 1;
+  const values = mode === 'lag' ? lags(numbers, columns) : measured(mode, numbers, columns);
+  let [low, high] = mode === 'lag' ? rangeOfLag(values) : spread(values);
+  if (low === null || high === null) return { mode, bins: bins.fill(UNKNOWN), low, high };
+  if (before?.mode === mode && fits(low, high, before)) ({ low, high } = before as { low: number; high: number });
+  const scale = RAMP_BINS / (high - low || 1);
   for (let at = 0; at < bins.length; at += 1) {
     const one = values[at]!;
-    if (ENDED.has(replicas[at]!.state)) bins[at] = UNKNOWN;
-    else if (one === Infinity || Number.isNaN(one)) bins[at] = Number.isNaN(one) && !isNaNLoss(mode, replicas[at]!) ? UNKNOWN : NOT_FINITE;
-    else bins[at] = FIRST_OF_RAMP + Math.max(0, Math.min(RAMP_BINS - 1, Math.floor(((one - low) / width) * RAMP_BINS)));
+    if (Number.isNaN(one)) bins[at] = UNKNOWN;
+    else if (one === Infinity || one === -Infinity) bins[at] = NOT_FINITE;
+    else bins[at] = FIRST_OF_RAMP + Math.max(0, Math.min(RAMP_BINS - 1, Math.floor((one - low) * scale)));
   }
-  return { bins, low, high };
+  return { mode, bins, low, high };
 }
 
-/** Return each job's highest step. */
-export function leaders(replicas: Iterable<Coloured>): Map<string, number> {
-  const highest = new Map<string, number>();
-  for (const one of replicas) {
-    if (one.step === null || ENDED.has(one.state)) continue;
-    const known = highest.get(one.job);
-    if (known === undefined || one.step > known) highest.set(one.job, one.step);
-  }
-  return highest;
-}
-
-function isNaNLoss(mode: Mode, one: Coloured): boolean {
-  return mode === 'loss' && one.loss !== null;
-}
-
-/** Values, with NaN for those that are unknown. */
-function valuesOf(mode: Mode, replicas: readonly Coloured[]): Float64Array {
-  const values = new Float64Array(replicas.length);
-  const highest = mode === 'lag' ? leaders(replicas) : null;
+/** The steps by which living replicas are behind the first of their job; NaN for those without a step. */
+function lags(numbers: Uint32Array, { state, step, job, ended, jobs }: Columns): Float64Array {
+  const values = new Float64Array(numbers.length);
+  const first = new Float64Array(jobs);
+  for (const one of numbers) if (step[one] !== NONE && !ended[state[one]! & 0x7f]) first[job[one]!] = Math.max(first[job[one]!]!, step[one]!);
   for (let at = 0; at < values.length; at += 1) {
-    const one = replicas[at]!;
-    if (mode === 'lag') values[at] = one.step === null ? NaN : (highest!.get(one.job) ?? one.step) - one.step;
-    else values[at] = (mode === 'loss' ? one.loss : one.pace) ?? NaN;
+    const one = numbers[at]!;
+    values[at] = step[one] === NONE || ended[state[one]! & 0x7f] ? NaN : first[job[one]!]! - step[one]!;
+  }
+  return values;
+}
+
+/** The values of living replicas, with NaN for none, and with infinity for one that is not finite. */
+function measured(mode: 'loss' | 'pace', numbers: Uint32Array, columns: Columns): Float64Array {
+  const { state, ended } = columns;
+  const from = columns[mode];
+  const bits = mode === 'loss' ? columns.lossBits : columns.paceBits;
+  const values = new Float64Array(numbers.length);
+  for (let at = 0; at < values.length; at += 1) {
+    const one = numbers[at]!;
+    const value = from[one]!;
+    if (bits[one] === NONE || ended[state[one]! & 0x7f]) values[at] = NaN;
+    else values[at] = Number.isNaN(value) ? Infinity : value;
   }
   return values;
 }
 
 function rangeOfLag(values: Float64Array): [number | null, number | null] {
-  let high: number | null = null;
-  for (const one of values) if (Number.isFinite(one) && (high === null || one > high)) high = one;
-  return high === null ? [null, null] : [0, Math.max(high, 4)];
+  let high = -1;
+  for (const one of values) if (one > high) high = one;
+  return high < 0 ? [null, null] : [0, Math.max(high, 4)];
 }
 
 /** The range without outliers: from the 2nd to the 98th percentile. */
 function spread(values: Float64Array): [number | null, number | null] {
-  const finite = values.filter(Number.isFinite).sort();
+  const stride = Math.ceil(values.length / SAMPLE);
+  const finite = (stride > 1 ? values.filter((_, at) => at % stride === 0) : values).filter(Number.isFinite).sort();
   if (!finite.length) return [null, null];
   const at = (share: number): number => finite[Math.round(share * (finite.length - 1))]!;
   return [at(0.02), at(0.98)];
+}
+
+function fits(low: number, high: number, before: Colouring): boolean {
+  if (before.low === null || before.high === null) return false;
+  const most = TOLERANCE * (before.high - before.low);
+  return Math.abs(low - before.low) <= most && Math.abs(high - before.high) <= most;
 }

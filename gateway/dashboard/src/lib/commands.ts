@@ -20,6 +20,14 @@ export interface CommandRun {
   /** The number of replicas that the command is for. */
   total: number;
   acknowledgements: Map<string, Acknowledgement>;
+  /** The replicas by what became of it, in the order of their answers. */
+  refused: Set<string>;
+  pending: Set<string>;
+  applied: Set<string>;
+  /** Why the first one refused it. */
+  why: string | null;
+  /** The changes that take it back, by the old values. */
+  undo: Map<string, { target: string[]; params: Record<string, unknown> }>;
   error: string | null;
   /** Id of the event of the command; null until it came. */
   event: number | null;
@@ -34,6 +42,7 @@ export interface Order {
 }
 
 const KEPT = 1000;
+const KEPT_ANSWERS = 100_000; // of all commands together
 const ANSWERS: ReadonlySet<string> = new Set(['applied', 'refused', 'unanswered']);
 
 export class CommandLog {
@@ -70,6 +79,11 @@ export class CommandLog {
       replicas: [],
       total: 0,
       acknowledgements: new Map(),
+      refused: new Set(),
+      pending: new Set(),
+      applied: new Set(),
+      why: null,
+      undo: new Map(),
       error: null,
       event: null,
       cause: null,
@@ -77,6 +91,11 @@ export class CommandLog {
     this.runs.set(id, run);
     this.#forget();
     return run;
+  }
+
+  clear(): void {
+    this.runs.clear();
+    this.#aliases.clear();
   }
 
   accept(id: string, command: string | null, replicas: string[]): void {
@@ -89,12 +108,13 @@ export class CommandLog {
       run.id = command;
       if (heard) {
         run.event = heard.event;
-        for (const [replica, one] of heard.acknowledgements) run.acknowledgements.set(replica, one);
+        for (const one of heard.acknowledgements.values()) put(run, one);
       }
       this.runs.set(command, run);
     }
     run.replicas = replicas;
     run.total = replicas.length;
+    for (const one of replicas) if (!run.acknowledgements.has(one)) run.pending.add(one);
     if (run.phase === 'sent') run.phase = 'accepted';
   }
 
@@ -164,25 +184,68 @@ export class CommandLog {
   }
 
   #forget(): void {
+    let answers = 0;
+    for (const run of this.runs.values()) answers += run.acknowledgements.size;
     for (const [id, run] of this.runs) {
-      if (this.runs.size <= KEPT) return;
-      if (run.phase !== 'sent') this.runs.delete(id);
+      if (this.runs.size <= KEPT && answers <= KEPT_ANSWERS) return;
+      if (run.phase === 'sent') continue;
+      this.runs.delete(id);
+      answers -= run.acknowledgements.size;
     }
   }
 }
 
 function put(run: CommandRun, one: Acknowledgement): void {
-  const before = run.acknowledgements.get(one.replica);
-  if (before && !before.waiting && one.waiting) return;
-  run.acknowledgements.set(one.replica, before && !before.waiting ? { ...one, time: before.time ?? one.time } : one);
+  const { replica } = one;
+  const before = run.acknowledgements.get(replica);
+  const answered = before !== undefined && !before.waiting;
+  if (answered && one.waiting) return;
+  run.acknowledgements.set(replica, answered ? { ...one, time: before.time ?? one.time } : one);
+  run.pending.delete(replica);
+  run.refused.delete(replica);
+  if (one.waiting) run.pending.add(replica);
+  else if (one.ok) {
+    run.applied.add(replica);
+    if (!answered) noteOld(run, one);
+  } else {
+    run.applied.delete(replica);
+    run.refused.add(replica);
+    run.why ??= one.reason ?? Object.values(one.refused)[0] ?? '';
+  }
   settle(run);
+}
+
+/** Note the values that the replica had before. */
+function noteOld(run: CommandRun, { replica, changes }: Acknowledgement): void {
+  const params: Record<string, unknown> = {};
+  for (const key in changes) if (changes[key]!.old != null) params[key] = changes[key]!.old;
+  const text = JSON.stringify(params);
+  if (text === '{}') return;
+  const known = run.undo.get(text);
+  if (known) known.target.push(replica);
+  else run.undo.set(text, { target: [replica], params });
 }
 
 /** Commands of others have no message `done`: they are done when each replica has answered. */
 function settle(run: CommandRun): void {
   if (run.mine || run.phase === 'error') return;
-  const answered = [...run.acknowledgements.values()].filter((one) => !one.waiting).length;
-  if (run.total > 0 && answered >= run.total) run.phase = 'done';
+  if (run.total > 0 && run.applied.size + run.refused.size >= run.total) run.phase = 'done';
+}
+
+/** Return the replicas of a command from one place to another: those that refused it, that have not answered, that applied it. */
+export function replicasOf(run: CommandRun, from: number, to: number): string[] {
+  const found: string[] = [];
+  let passed = 0;
+  for (const part of [run.refused, run.pending, run.applied]) {
+    if (passed + part.size > from)
+      for (const one of part) {
+        if (passed >= to) return found;
+        if (passed >= from) found.push(one);
+        passed += 1;
+      }
+    else passed += part.size;
+  }
+  return found;
 }
 
 export function readAcknowledgement(message: AcknowledgementMessage, params: Record<string, unknown>): Acknowledgement {
@@ -213,29 +276,33 @@ function isRecord(given: unknown): given is Record<string, unknown> {
   return typeof given === 'object' && given !== null && !Array.isArray(given);
 }
 
+const OPPOSITES: Readonly<Record<string, CommandKind>> = {
+  pause: 'resume',
+  resume: 'pause',
+  deactivate_device: 'reactivate',
+  reactivate: 'deactivate_device',
+};
+
 /** Return the commands that take a command back; none if it changed nothing whose old value is known. */
 export function takeBack(run: CommandRun): Order[] {
-  const applied = [...run.acknowledgements.values()].filter((one) => one.ok && !one.waiting);
-  if (!applied.length) return [];
-  const target = applied.map((one) => one.replica);
+  if (!run.applied.size) return [];
+  const kind = OPPOSITES[run.kind];
   // The weaver adds the devices of a group to the parameters.
   const about = 'group' in run.params ? { group: run.params['group'] } : { device: run.params['device'] };
-  if (run.kind === 'pause') return [{ kind: 'resume', target, params: {} }];
-  if (run.kind === 'resume') return [{ kind: 'pause', target, params: {} }];
-  if (run.kind === 'deactivate_device') return [{ kind: 'reactivate', target: undefined, params: about }];
-  if (run.kind === 'reactivate') return [{ kind: 'deactivate_device', target: undefined, params: about }];
+  if (kind === 'pause' || kind === 'resume') return [{ kind, target: [...run.applied], params: {} }];
+  if (kind) return [{ kind, target: undefined, params: about }];
   if (run.kind !== 'update_config') return [];
-  const groups = new Map<string, Order & { target: string[] }>();
-  for (const one of applied) {
-    const known = Object.entries(one.changes).filter(([, change]) => change.old !== null && change.old !== undefined);
-    if (!known.length) continue;
-    const old = Object.fromEntries(known.map(([key, change]) => [key, change.old]));
-    const key = JSON.stringify(old);
-    const group = groups.get(key) ?? { kind: 'update_config' as const, target: [], params: old };
-    group.target.push(one.replica);
-    groups.set(key, group);
-  }
-  return [...groups.values()];
+  return [...run.undo.values()].map(({ target, params }) => ({ kind: 'update_config', target: [...target], params }));
+}
+
+const MOST_SENTENCES = 8;
+
+/** Return what takes a command back, as sentences; none if nothing does. */
+export function describeUndo(run: CommandRun): string[] {
+  if (!run.applied.size) return [];
+  if (run.kind === 'update_config') return [...run.undo.values()].slice(0, MOST_SENTENCES).map((one) => describeCommand('update_config', one.params));
+  const kind = OPPOSITES[run.kind];
+  return kind ? [describeCommand(kind, run.params)] : [];
 }
 
 /** Return a sentence of what a command does, without its target. */

@@ -188,10 +188,34 @@ export type PolicyAction = 'notify' | 'pause' | 'stop' | 'respawn';
 
 export type Target = string | string[];
 
+/** A job as the gateway sums it up. */
+export interface Aggregate {
+  group: string;
+  session: string | null;
+  user: string;
+  replicas: number;
+  living: number;
+  states: Partial<Record<ReplicaState, number>>;
+  step: number | null;
+  max_step: number | null;
+  /** Steps a second of the median running replica. */
+  rate: number | null;
+  /** The mean over the living replicas whose loss is finite. */
+  loss: number | null;
+  not_finite: number;
+}
+
 export interface Snapshot {
   type: 'snapshot';
+  /** The feed and the position in it, from which a page goes on after a lost connection. */
+  feed?: string;
+  at?: number;
   status: WeaverStatus;
   replicas: ReplicaInfo[];
+  /** The numbers by which frames name the replicas. */
+  numbers?: number[];
+  /** The order of states in frames. */
+  states?: string[];
   devices: DeviceInfo[];
   policies?: Record<string, PolicyAction>;
   goodput?: GoodputRecord[];
@@ -202,7 +226,13 @@ export interface Snapshot {
 
 export interface Delta {
   type: 'delta';
-  replicas: Record<string, ReplicaChange>;
+  at?: number;
+  /** The subscribed ones, and those with other handlers. */
+  replicas?: Record<string, ReplicaChange>;
+  /** Jobs that have changed; null for one that is gone. */
+  aggregates?: Record<string, Aggregate | null>;
+  /** Replicas whose numbers may be given to others now. */
+  forgotten?: string[];
   devices?: Record<string, DeviceStatus>;
   /** Devices without their `status`; null for one that was forgotten. */
   device_states?: Record<string, Omit<DeviceInfo, 'status'> | null>;
@@ -231,7 +261,9 @@ export interface AcknowledgementMessage {
 export type Incoming =
   | Snapshot
   | Delta
-  | { type: 'event'; event: WeaverEvent; info?: ReplicaInfo }
+  | { type: 'event'; at?: number; event: WeaverEvent; info?: ReplicaInfo; number?: number }
+  | { type: 'resumed'; feed: string; at: number }
+  | { type: 'subscribed'; id: string }
   | { type: 'away'; reason: string }
   | { type: 'pong'; id?: string }
   | { type: 'error'; id: string | null; code: string; message: string }
@@ -241,6 +273,7 @@ export type Incoming =
 
 export type Outgoing =
   | { type: 'ping'; id: string }
+  | { type: 'subscribe'; id: string; aggregates: boolean; columns: string[]; rows: string[] }
   | { type: 'command'; id: string; kind: CommandKind; target?: Target; params: Record<string, unknown> }
   | { type: 'policy'; id: string; group: string; action: PolicyAction }
   | {

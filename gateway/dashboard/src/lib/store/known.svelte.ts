@@ -1,0 +1,329 @@
+/** What the page knows: the messages and frames of the socket in, and what components read out. */
+
+import { CommandLog, type CommandRun } from '../commands';
+import type {
+  Delta,
+  DeviceInfo,
+  GoodputRecord,
+  Incoming,
+  PolicyAction,
+  ReplicaInfo,
+  ReplicaState,
+  SessionInfo,
+  Snapshot,
+  WeaverEvent,
+  WeaverStatus,
+  WorkerInfo,
+} from '../types';
+import { Changes } from './changes.svelte';
+import type { Columns } from './columns';
+import { Devices } from './devices';
+import { EventLog } from './eventlog';
+import type { Section } from './frames';
+import { Jobs, mergeGoodput, type Job } from './jobs';
+import { Live, type LivePoint } from './live';
+import { Position } from './position';
+import { copyOf, Replicas, type Replica } from './replicas';
+import type { Need, Subscriptions } from './subscriptions';
+
+const SETTLED: ReadonlySet<string> = new Set(['running', 'paused', 'draining', 'stalled', 'recovering', 'failed', 'finished', 'registering']);
+const SUBJECTS = ['structure', 'states', 'reports', 'configs', 'jobs', 'devices', 'events', 'commands', 'live'] as const;
+// With a command to ten thousand replicas, or while as many register, these change as often.
+const SELDOM = { structure: 250, configs: 1000 };
+
+export abstract class Known {
+  /** Why the weaver is away; null if it is there. */
+  away = $state<string | null>(null);
+  /** Whether a snapshot has come. */
+  loaded = $state(false);
+  status = $state.raw<WeaverStatus | null>(null);
+  policies = $state.raw<Record<string, PolicyAction>>({});
+  goodput = $state.raw<GoodputRecord[]>([]);
+  sessions = $state.raw<SessionInfo[]>([]);
+  workers = $state.raw<WorkerInfo[]>([]);
+  /** The current time by the weaver's clock, in seconds; it moves once a second. */
+  now = $state(Date.now() / 1000);
+
+  protected readonly changes = new Changes(SUBJECTS, SELDOM);
+  protected readonly position = new Position();
+  protected readonly log = new CommandLog();
+  protected readonly held = new Replicas();
+  protected abstract readonly subscriptions: Subscriptions;
+  #live = new Live();
+  #jobs = new Jobs();
+  #devices = new Devices();
+  #events = new EventLog();
+  #offset = 0; // seconds by which the weaver's clock is ahead of the browser's
+
+  /** A snapshot has come, or the feed goes on: say again what the gateway may have missed. */
+  protected abstract begun(anew: boolean): void;
+
+  // What components read
+
+  /** The replicas by id, for readers that need to know which there are and in which states. */
+  get replicas(): ReadonlyMap<string, Replica> {
+    this.changes.read('structure');
+    this.changes.read('states');
+    return this.held.map;
+  }
+
+  /** The replicas, ordered by group, session and rank, for readers that only need to know which there are. */
+  get members(): readonly Replica[] {
+    this.changes.read('structure');
+    return this.held.ordered;
+  }
+
+  /** The values of all replicas by their numbers. Those of columns that nobody needs are old. */
+  get columns(): Columns {
+    this.changes.read('structure');
+    this.changes.read('reports');
+    return this.held.columns;
+  }
+
+  /** Changes whenever a configuration or a handler does. */
+  get configs(): number {
+    return this.changes.read('configs');
+  }
+
+  /** A copy of a replica, so that components see each change of it. */
+  replica(id: string): Replica | null {
+    for (const one of ['structure', 'states', 'reports', 'configs'] as const) this.changes.read(one);
+    const found = this.held.get(id);
+    return found ? copyOf(found) : null;
+  }
+
+  get devices(): DeviceInfo[] {
+    this.changes.read('devices');
+    return this.#devices.list();
+  }
+
+  /** The events, the oldest first. */
+  get events(): readonly WeaverEvent[] {
+    this.changes.read('events');
+    return this.#events.list();
+  }
+
+  /** The commands, the newest first. */
+  get commands(): CommandRun[] {
+    this.changes.read('commands');
+    return this.log.list().map((one) => ({ ...one }));
+  }
+
+  command(id: string | null): CommandRun | null {
+    this.changes.read('commands');
+    const found = id === null ? undefined : this.log.get(id);
+    return found ? { ...found } : null;
+  }
+
+  readonly jobs: Job[] = $derived.by(() => {
+    this.changes.read('jobs');
+    return this.#jobs.list(this.goodput);
+  });
+
+  readonly stateCounts: Map<ReplicaState, number> = $derived.by(() => {
+    this.changes.read('jobs');
+    return this.#jobs.states();
+  });
+
+  /** The live points of a followed replica, the oldest first. */
+  livePoints(id: string): readonly LivePoint[] {
+    this.changes.read('live');
+    return this.#live.points(id);
+  }
+
+  /** Have columns of all replicas, and whole rows of some, sent until the returned function is called. */
+  need(need: Need): () => void {
+    return this.subscriptions.need(need);
+  }
+
+  /** Keep the live points of a replica until the returned function is called. */
+  follow(id: string): () => void {
+    const leave = this.#live.follow(id);
+    const withdraw = this.need({ rows: [id] });
+    return () => {
+      withdraw();
+      leave();
+    };
+  }
+
+  tick(): void {
+    this.now = this.clock();
+  }
+
+  protected clock(): number {
+    return Date.now() / 1000 + this.#offset;
+  }
+
+  /** Tell components now of what has changed. */
+  flush(): void {
+    this.changes.flush();
+  }
+
+  // What the socket says
+
+  handleWebSocketMessage(message: Incoming): void {
+    switch (message.type) {
+      case 'snapshot':
+        this.#takeSnapshot(message);
+        break;
+      case 'resumed':
+        this.position.begin(message);
+        this.begun(false);
+        break;
+      case 'delta':
+        this.#takeDelta(message);
+        break;
+      case 'event':
+        if (message.info) this.#putReplica(message.info, message.number);
+        this.#takeEvent(message.event);
+        break;
+      case 'away':
+        this.away = message.reason || 'it does not answer';
+        break;
+      default:
+        this.takeAnswer(message);
+    }
+    this.position.take(message);
+  }
+
+  /** Take what the gateway answers to a message of this page. */
+  protected abstract takeAnswer(message: Incoming): void;
+
+  /** Take the values that a binary frame has. */
+  handleFrame(sections: readonly Section[]): void {
+    for (const one of sections) {
+      if (this.held.columns.take(one)) this.changes.note('states');
+      if (one.numbers === null) this.subscriptions.came(one.column);
+    }
+    this.changes.note('reports');
+  }
+
+  #takeSnapshot(message: Snapshot): void {
+    this.#offset = message.status.time - Date.now() / 1000;
+    this.tick();
+    this.status = message.status;
+    this.away = null;
+    this.held.replace(message.replicas, message.numbers, message.states);
+    this.#jobs.keep(new Set([...this.held.map.values()].map((one) => one.job)));
+    this.#devices.replace(message.devices);
+    this.#takeCommon(message);
+    for (const event of message.events ?? []) {
+      this.#events.keep(event);
+      this.log.take(event);
+    }
+    this.loaded = true;
+    this.position.begin(message);
+    this.changes.noteAll(...SUBJECTS);
+    this.begun(true);
+  }
+
+  #takeDelta(message: Delta): void {
+    const { replicas = {} } = message;
+    for (const id in replicas) this.#changeReplica(id, replicas[id]!);
+    if (message.forgotten && this.held.forget(message.forgotten)) this.changes.note('structure', 'states', 'configs');
+    if (message.aggregates) {
+      this.#jobs.take(message.aggregates);
+      this.subscriptions.came('aggregates');
+      this.changes.note('jobs');
+    }
+    if (this.#jobs.sample(this.clock())) this.changes.note('jobs');
+    if (this.#devices.take(message)) this.changes.note('devices');
+    this.#takeCommon(message);
+  }
+
+  #takeCommon(message: Snapshot | Delta): void {
+    if (message.policies) this.policies = message.policies;
+    if (message.goodput) this.goodput = mergeGoodput(this.goodput, message.goodput, message.type === 'snapshot');
+    if (message.sessions) this.sessions = message.sessions;
+    if (message.workers) this.workers = message.workers;
+  }
+
+  #takeEvent(event: WeaverEvent): void {
+    this.#events.keep(event);
+    this.changes.note('events');
+    if (this.log.take(event)) this.changes.note('commands');
+    const known = event.replica === null ? undefined : this.held.get(event.replica);
+    if (known) this.#applyTo(known, event);
+    if (event.kind === 'device_failed') {
+      const failed = event['device'] as DeviceInfo | undefined;
+      if (failed) this.#devices.fail(failed.uuid, (event['reason'] as string | undefined) ?? null);
+      this.changes.note('devices');
+    }
+    if (event.kind === 'policy') {
+      const group = String(event['group']);
+      const others = Object.entries(this.policies).filter(([one]) => one !== group);
+      this.policies = { ...Object.fromEntries(others), [group]: event['action'] as PolicyAction };
+    }
+  }
+
+  /** Apply what an event says of its replica. */
+  #applyTo(known: Replica, event: WeaverEvent): void {
+    if (SETTLED.has(event.kind)) {
+      known.state = event.kind as ReplicaState;
+      known.changed = event.time;
+      if (event.kind === 'failed') known.died_of = String(event['reason'] ?? event['why'] ?? '');
+      this.changes.note('states');
+    }
+    const changes = (event['changes'] as Record<string, { new: unknown }> | undefined) ?? {};
+    for (const key in changes) {
+      known.config = { ...known.config, [key]: changes[key]!.new };
+      this.changes.note('configs');
+    }
+    if (event.kind === 'devices_changed') {
+      const removed = new Set((event['removed'] as string[] | undefined) ?? []);
+      const added = (event['added'] as string[] | undefined) ?? [];
+      known.devices = [...known.devices.filter((one) => !removed.has(one) && !added.includes(one)), ...added];
+      for (const uuid of removed) this.#useDevice(uuid, known.id, false);
+      for (const uuid of added) this.#useDevice(uuid, known.id, true);
+      this.changes.note('configs');
+    }
+  }
+
+  /** Take events of the past about commands. */
+  protected takeOld(events: readonly WeaverEvent[]): void {
+    for (const event of events) {
+      this.log.take(event);
+      if (event.kind === 'fault_removed') this.#events.keep(event);
+    }
+    this.changes.note('commands');
+  }
+
+  #useDevice(uuid: string, replica: string, uses: boolean): void {
+    if (this.#devices.use(uuid, replica, uses)) this.changes.note('devices');
+  }
+
+  #putReplica(info: ReplicaInfo, number?: number): void {
+    if (this.held.put(info, number)) this.changes.note('structure');
+    this.changes.note('states', 'reports', 'configs');
+    for (const uuid of info.devices) this.#useDevice(uuid, info.id, true);
+  }
+
+  #changeReplica(id: string, change: Parameters<Replicas['change']>[1]): void {
+    const known = this.held.get(id);
+    if (!known) return; // it was forgotten meanwhile
+    const { state, reported } = known;
+    this.held.change(known, change, !this.subscriptions.has('pace'));
+    if (change.handlers) this.changes.note('configs');
+    if (known.state !== state) this.changes.note('states');
+    if (change.metrics && known.reported !== reported && this.#live.take(known)) this.changes.note('live');
+    this.changes.note('reports');
+  }
+
+  /** Forget everything: nobody is signed in any more. */
+  protected clear(): void {
+    this.loaded = false;
+    this.away = null;
+    this.status = null;
+    this.policies = {};
+    this.goodput = [];
+    this.sessions = [];
+    this.workers = [];
+    this.position.end();
+    this.held.replace([], undefined, undefined);
+    this.#jobs.keep(new Set());
+    this.#devices.replace([]);
+    this.#events.clear();
+    this.log.clear();
+    this.changes.noteAll(...SUBJECTS);
+  }
+}

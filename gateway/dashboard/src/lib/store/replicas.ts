@@ -1,0 +1,262 @@
+/** The replicas: their descriptions as objects, which change in place, and their values in columns. */
+
+import { shortName, toNumber } from '../format';
+import { ENDED, type ReplicaChange, type ReplicaInfo, type ReplicaState } from '../types';
+import { Columns } from './columns';
+import type { Section } from './frames';
+
+export interface Replica extends ReplicaInfo {
+  job: string;
+  /** By which frames name it, and its place in the columns. */
+  number: number;
+  /** Seconds that the last steps took each; null before there are two reports. */
+  pace: number | null;
+  loss: number | null;
+}
+
+/** A replica that reads its values from the columns. */
+class Member implements Replica {
+  readonly number: number;
+  job = '';
+  /** The last report that came whole, from which the next one's pace is computed. */
+  declare measured: { step: number; time: number } | null;
+  declare id: string;
+  declare group: string;
+  declare host: string;
+  declare pid: number;
+  declare session: string | null;
+  declare procs: string | null;
+  declare rank: number | null;
+  declare actors: string | null;
+  declare devices: string[];
+  declare handlers: Record<string, string>;
+  declare config: Record<string, unknown>;
+  declare epoch: number | null;
+  declare max_step: number | null;
+  declare metrics: ReplicaInfo['metrics'];
+  declare reported: number | null;
+  declare phase: string;
+  declare registered: number;
+  declare changed: number;
+  declare died_of: string | null;
+  declare injectable: boolean;
+  declare step_time: number | null;
+  declare instance: string;
+  declare seq: number;
+  declare user: string;
+  #columns: Columns;
+
+  constructor(number: number, columns: Columns) {
+    this.number = number;
+    this.#columns = columns;
+  }
+
+  get state(): ReplicaState {
+    return this.#columns.stateOf(this.number) as ReplicaState;
+  }
+
+  set state(state: ReplicaState) {
+    this.#columns.setState(this.number, state);
+  }
+
+  get connected(): boolean {
+    return this.#columns.state[this.number]! < 0x80;
+  }
+
+  set connected(connected: boolean) {
+    this.#columns.setConnected(this.number, connected);
+  }
+
+  get step(): number | null {
+    return this.#columns.stepOf(this.number);
+  }
+
+  set step(step: number | null) {
+    this.#columns.setStep(this.number, step);
+  }
+
+  get loss(): number | null {
+    return this.#columns.lossOf(this.number);
+  }
+
+  set loss(loss: number | null) {
+    this.#columns.setLoss(this.number, loss);
+  }
+
+  get pace(): number | null {
+    return this.#columns.paceOf(this.number);
+  }
+
+  set pace(pace: number | null) {
+    this.#columns.setPace(this.number, pace);
+  }
+}
+
+/** Return a copy of a replica as it is now. */
+export function copyOf(one: Replica): Replica {
+  const { state, connected, step, loss, pace } = one;
+  return { ...one, state, connected, step, loss, pace };
+}
+
+export class Replicas {
+  columns = new Columns();
+  #byId = new Map<string, Member>();
+  #ordered: Member[] = [];
+  /** Those that are not in `#ordered` yet, or in the wrong place; null: most of them. */
+  #moved: Set<Member> | null = new Set();
+
+  get map(): ReadonlyMap<string, Replica> {
+    return this.#byId;
+  }
+
+  get(id: string): Member | undefined {
+    return this.#byId.get(id);
+  }
+
+  /** The replicas, ordered by group, session and rank: a new list after each change of it. */
+  get ordered(): readonly Replica[] {
+    const moved = this.#moved;
+    if (moved === null || moved.size > 100) this.#ordered = [...this.#byId.values()].sort(byPlace);
+    else if (moved.size) {
+      const kept = this.#ordered.filter((one) => !moved.has(one));
+      for (const one of moved) kept.splice(placeIn(kept, one), 0, one);
+      this.#ordered = kept;
+    }
+    this.#moved = new Set();
+    return this.#ordered;
+  }
+
+  /** Replace all replicas. The pace of a process that goes on is kept. */
+  replace(infos: readonly ReplicaInfo[], numbers: readonly number[] | undefined, states: readonly string[] | undefined): void {
+    const before = this.#byId;
+    this.columns = new Columns(states);
+    this.#byId = new Map();
+    this.#moved = null;
+    this.columns.reserve(infos.length - 1);
+    infos.forEach((info, at) => {
+      const known = before.get(info.id);
+      const made = this.#make(info, numbers?.[at] ?? at);
+      if (known && known.instance === info.instance && known.pace !== null) made.pace = known.pace;
+    });
+  }
+
+  /** Take a description; return whether it moves the replica to another place of the order. */
+  put(info: ReplicaInfo, number?: number): boolean {
+    const known = this.#byId.get(info.id);
+    if (!known || (number !== undefined && number !== known.number)) {
+      if (known) this.forget([info.id]);
+      const made = this.#make(info, number ?? this.#free());
+      this.#moved?.add(made);
+      return true;
+    }
+    const moved = known.group !== info.group || known.session !== info.session || known.rank !== info.rank;
+    // A known replica stays the same object: lists of members hold it.
+    this.#describe(known, info, known.instance === info.instance ? known.pace : info.step_time);
+    if (moved) this.#moved?.add(known);
+    return moved;
+  }
+
+  #make(info: ReplicaInfo, number: number): Member {
+    this.columns.reserve(number);
+    const made = new Member(number, this.columns);
+    this.#byId.set(info.id, made);
+    this.#describe(made, info, info.step_time);
+    return made;
+  }
+
+  #describe(one: Member, info: ReplicaInfo, pace: number | null): void {
+    one.job = info.session ? `${info.group}@${info.session}` : info.group;
+    one.measured = info.step === null || info.reported === null ? null : { step: info.step, time: info.reported };
+    Object.assign(one, info);
+    one.loss = toNumber(info.metrics['loss']);
+    one.pace = pace;
+    this.columns.setJob(one.number, one.job);
+  }
+
+  /** The first number after those that are given: a gateway that sends no numbers sends no frames either. */
+  #free(): number {
+    let highest = -1;
+    for (const one of this.#byId.values()) highest = Math.max(highest, one.number);
+    return highest + 1;
+  }
+
+  /** Take away replicas; return whether some were known. */
+  forget(ids: readonly string[]): boolean {
+    const gone = new Set<Member>();
+    for (const id of ids) {
+      const known = this.#byId.get(id);
+      if (!known) continue;
+      this.#byId.delete(id);
+      this.#moved?.delete(known);
+      gone.add(known);
+    }
+    if (gone.size) this.#ordered = this.#ordered.filter((one) => !gone.has(one));
+    return gone.size > 0;
+  }
+
+  /** Take a section of a frame; return whether a state has changed. */
+  take(section: Section): boolean {
+    return this.columns.take(section);
+  }
+
+  /** Say that the next whole change of a replica does not follow one that has come before. */
+  interrupt(id: string): void {
+    const known = this.#byId.get(id);
+    if (known) known.measured = null;
+  }
+
+  /** Take a whole change of a replica. With `paced` its pace is computed, too: no frames have it. */
+  change(one: Replica, change: ReplicaChange, paced: boolean): void {
+    const known = one as Member;
+    if (change.state !== undefined) known.state = change.state;
+    if (change.connected !== undefined) known.connected = change.connected;
+    if (change.step !== undefined) known.step = change.step;
+    if (change.epoch !== undefined) known.epoch = change.epoch;
+    if (change.max_step !== undefined) known.max_step = change.max_step;
+    if (change.phase !== undefined) known.phase = change.phase;
+    if (change.reported !== undefined) known.reported = change.reported;
+    if (change.handlers !== undefined) known.handlers = change.handlers;
+    if (change.metrics !== undefined) {
+      known.metrics = change.metrics;
+      known.loss = toNumber(change.metrics['loss']);
+    }
+    const before = known.measured;
+    const step = change.step ?? before?.step;
+    if (step === undefined || known.reported === null) return;
+    known.measured = { step, time: known.reported };
+    if (before === null || !paced || step <= before.step) return;
+    const pace = (known.reported - before.time) / (step - before.step);
+    if (pace > 0) known.pace = known.pace === null ? pace : known.pace + 0.3 * (pace - known.pace);
+  }
+
+  living(): Replica[] {
+    return [...this.#byId.values()].filter((one) => !ENDED.has(one.state));
+  }
+}
+
+function compare(one: string, other: string): number {
+  return one < other ? -1 : one > other ? 1 : 0;
+}
+
+function byPlace(one: Replica, other: Replica): number {
+  return (
+    compare(one.group, other.group) ||
+    compare(one.session ?? '', other.session ?? '') ||
+    (one.rank ?? -1) - (other.rank ?? -1) ||
+    numbered.compare(shortName(one.id), shortName(other.id))
+  );
+}
+
+const numbered = new Intl.Collator('en', { numeric: true });
+
+/** Return where a replica belongs in an ordered list. */
+function placeIn(ordered: readonly Replica[], one: Replica): number {
+  let low = 0;
+  let high = ordered.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (byPlace(ordered[middle]!, one) < 0) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
