@@ -234,6 +234,17 @@ describe('a subscription', () => {
     expect(store.replica('a')!.pace).toBe(0.5);
   });
 
+  it('that is refused is sent again without its rows, once', () => {
+    store.need({ columns: ['state'], rows: ['a'] });
+    vi.advanceTimersByTime(400);
+    const { id } = sent.at(-1) as Subscribe;
+    take({ type: 'error', id: 'other', code: 'x', message: '' }, { type: 'error', id, code: 'wrong_arguments', message: 'no such row' });
+    expect(subscriptions().slice(1)).toEqual([{ aggregates: true, columns: ['state'], rows: [] }]);
+    take({ type: 'error', id: (sent.at(-1) as Subscribe).id, code: 'wrong_arguments', message: 'no such column' });
+    vi.advanceTimersByTime(1000);
+    expect(subscriptions()).toHaveLength(2);
+  });
+
   it('of the pace makes frames the only ones to change it', () => {
     store.need({ columns: ['pace'], rows: ['a'] });
     vi.advanceTimersByTime(400);

@@ -3,6 +3,7 @@ import { join } from 'node:path';
 
 import { describe, expect, it } from 'vitest';
 
+import { CellPixels, wordOf } from '../src/lib/cells';
 import { colourCells, FIRST_OF_RAMP, NOT_FINITE, RAMP_BINS, UNKNOWN, type Mode } from '../src/lib/colouring';
 import { CommandLog, describeUndo, readAcknowledgement, replicasOf, takeBack } from '../src/lib/commands';
 import { describeEvent } from '../src/lib/events';
@@ -11,7 +12,7 @@ import { FAULTS } from '../src/lib/faults';
 import * as format from '../src/lib/format';
 import { actionOf, globToRegExp, searchFor, selectTargets } from '../src/lib/glob';
 import { courseShares, faultTimes } from '../src/lib/goodput';
-import { arrange, cellAt, cellsIn, placeOf } from '../src/lib/layout';
+import { arrange, cellAt, cellsIn, endOf, gapOf, placeOf } from '../src/lib/layout';
 import { commandMarks, marksOfJobs } from '../src/lib/marks';
 import { packNames, unpackNames } from '../src/lib/names';
 import { codeIn, formatRoute, parseRoute } from '../src/lib/route';
@@ -265,6 +266,25 @@ describe('the grid', () => {
     const layout = arrange(Array(10_000).fill('train'), 1100, 460);
     expect(layout.height).toBeLessThanOrEqual(500);
     expect(layout.cell).toBeGreaterThanOrEqual(5);
+  });
+
+  it('writes only the cells that have changed', () => {
+    const layout = arrange([...Array(6).fill('a'), ...Array(2).fill('b')], 120, 10);
+    const size = layout.cell - gapOf(layout.cell);
+    const pixels = new CellPixels(layout, 8, 120, size, 2);
+    const colours = Uint32Array.of(0, wordOf([1, 2, 3]), wordOf([255, 0, 7]));
+    const at = (index: number, dx = 0): number[] => {
+      const { x, y } = placeOf(layout, index);
+      const first = (y * 2 * pixels.width + x * 2 + dx) * 4;
+      return [...pixels.bytes.slice(first, first + 4)];
+    };
+    const ones = new Uint8Array(8).fill(1);
+    expect(pixels.paint(ones, null, colours)).toEqual([layout.blocks[0]!.top * 2, (endOf(layout, layout.blocks[1]!) - gapOf(layout.cell)) * 2]);
+    expect([at(0), at(7), at(0, size * 2 - 1), at(0, size * 2)]).toEqual([[1, 2, 3, 255], [1, 2, 3, 255], [1, 2, 3, 255], [0, 0, 0, 0]]);
+    expect(pixels.paint(ones, ones, colours)).toBeNull();
+    const other = ones.with(6, 2);
+    expect(pixels.paint(other, ones, colours)![0]).toBe(layout.blocks[1]!.top * 2);
+    expect([at(6), at(7)]).toEqual([[255, 0, 7, 255], [1, 2, 3, 255]]);
   });
 
   it('has a colour for each state and value', () => {

@@ -16,6 +16,7 @@ let app: Record<string, unknown> | null = null;
 
 beforeEach(() => {
   vi.stubGlobal('ResizeObserver', NoObserver);
+  vi.stubGlobal('IntersectionObserver', NoObserver);
   vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener: () => undefined }));
   vi.stubGlobal('fetch', () => new Promise(() => undefined));
 });

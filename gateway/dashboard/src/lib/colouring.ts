@@ -30,7 +30,7 @@ export interface Colouring {
   high: number | null;
 }
 
-const SAMPLE = 2048; // values from which the range is read
+const SAMPLE = 1024; // values from which the range is read
 const TOLERANCE = 0.05; // of the range, by which its ends may be off
 
 /**
@@ -97,7 +97,12 @@ function rangeOfLag(values: Float64Array): [number | null, number | null] {
 /** The range without outliers: from the 2nd to the 98th percentile. */
 function spread(values: Float64Array): [number | null, number | null] {
   const stride = Math.ceil(values.length / SAMPLE);
-  const finite = (stride > 1 ? values.filter((_, at) => at % stride === 0) : values).filter(Number.isFinite).sort();
+  const sample = new Float64Array(SAMPLE);
+  let taken = 0;
+  for (let at = 0; at < values.length; at += stride) if (Number.isFinite(values[at])) sample[taken++] = values[at]!;
+  // In a large grid few have values, and the sample may have missed them.
+  if (!taken && stride > 1) return spread(values.filter(Number.isFinite));
+  const finite = sample.subarray(0, taken).sort();
   if (!finite.length) return [null, null];
   const at = (share: number): number => finite[Math.round(share * (finite.length - 1))]!;
   return [at(0.02), at(0.98)];

@@ -49,6 +49,16 @@ function place(blocks: Omit<Block, 'top'>[], cell: number, width: number, labell
   return { cell, columns, height: Math.max(top, cell), blocks: placed, labelled };
 }
 
+/** The pixels between two cells. */
+export function gapOf(cell: number): number {
+  return cell > 12 ? 3 : cell > 7 ? 2 : 1;
+}
+
+/** Where a block ends. */
+export function endOf({ cell, columns }: Layout, { from, to, top }: Block): number {
+  return top + Math.ceil((to - from) / columns) * cell;
+}
+
 export function placeOf(layout: Layout, index: number): { x: number; y: number } {
   const block = layout.blocks.find((one) => index < one.to) ?? layout.blocks.at(-1)!;
   const at = index - block.from;

@@ -160,7 +160,8 @@ export class Store extends Known {
 
   /** Load the timelines and all faults of jobs, which are not pushed. */
   async loadGoodput(job?: string): Promise<void> {
-    this.goodput = mergeGoodput(this.goodput, await this.#requests.goodput(job), false);
+    const records = await this.#requests.goodput(job);
+    this.goodput = mergeGoodput(this.goodput, records, false);
   }
 
   async loadEvents(query: { kind?: string; replica?: string; limit?: number }): Promise<WeaverEvent[]> {
@@ -182,7 +183,7 @@ export class Store extends Known {
   /** Begin: sign in, connect, and let the time pass. */
   begin(): void {
     void this.gateway.begin();
-    setInterval(() => this.tick(), 1000);
+    setInterval(() => this.tick(1.2), 500); // if no message lets it pass
     const hurry = (): void => {
       if (!document.hidden) this.gateway.hurry();
     };
@@ -210,6 +211,7 @@ export class Store extends Known {
       case 'error':
         if (message.id === null) return;
         this.#orders.answered(message.id);
+        this.subscriptions.refused(message.id);
         this.log.fail(message.id, message.message);
         break;
       default:

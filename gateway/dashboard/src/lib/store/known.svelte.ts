@@ -146,8 +146,10 @@ export abstract class Known {
     };
   }
 
-  tick(): void {
-    this.now = this.clock();
+  /** Let the time pass, unless it has lately. */
+  tick(least = 0): void {
+    const now = this.clock();
+    if (Math.abs(now - this.now) >= least) this.now = now;
   }
 
   protected clock(): number {
@@ -218,6 +220,7 @@ export abstract class Known {
   }
 
   #takeDelta(message: Delta): void {
+    this.tick(0.9); // what is drawn anew every second is drawn once
     const { replicas = {} } = message;
     for (const id in replicas) this.#changeReplica(id, replicas[id]!);
     if (message.forgotten && this.held.forget(message.forgotten)) this.changes.note('structure', 'states', 'configs');

@@ -28,6 +28,7 @@ export class Subscriptions {
   #opening = false; // whether the gateway still has to say how the feed begins on this socket
   #when = 0;
   #count = 0;
+  #last = ''; // the id of the last subscription
   /** What has come whole since it was subscribed, so that its changes are enough after a lost connection. */
   #whole = new Set<Column | 'aggregates'>();
 
@@ -85,6 +86,13 @@ export class Subscriptions {
     this.#opening = false;
   }
 
+  /** Note that the gateway refused a message: a refused subscription is sent again without its rows, which it may not like. */
+  refused(id: string): void {
+    if (id !== this.#last || !this.#sent?.rows.size) return;
+    this.#send({ type: 'subscribe', id: this.#id(), aggregates: true, columns: [...this.#sent.columns], rows: [] });
+    this.#last = ''; // once is enough
+  }
+
   /** Note that all of something has come. */
   came(what: Column | 'aggregates'): void {
     if (what === 'aggregates' || this.has(what)) this.#whole.add(what);
@@ -130,7 +138,8 @@ export class Subscriptions {
 
   #id(): string {
     this.#count += 1;
-    return `subscription-${this.#count}`;
+    this.#last = `subscription-${this.#count}`;
+    return this.#last;
   }
 }
 
