@@ -1,11 +1,13 @@
 /** Counters of changes, one for each subject: components read them, and are told of changes at most some times a second. */
 
+const SETTLE = 20; // milliseconds in which messages that belong together come
 const EVERY = 100; // milliseconds between two times that components are told of a subject
 const HIDDEN = 1000; // as long as the page is hidden
 
 export class Changes<Subject extends string> {
   #counts: Record<Subject, number>;
   #every: Partial<Record<Subject, number>>;
+  #telling: () => void;
   #noted = new Set<Subject>();
   #told = new Map<Subject, number>();
   #timer: ReturnType<typeof setTimeout> | undefined;
@@ -14,11 +16,13 @@ export class Changes<Subject extends string> {
   /**
    * @param subjects all subjects
    * @param every milliseconds between two times for those that are costly to follow
+   * @param telling is called before components are told of changes
    */
-  constructor(subjects: readonly Subject[], every: Partial<Record<Subject, number>> = {}) {
+  constructor(subjects: readonly Subject[], every: Partial<Record<Subject, number>>, telling: () => void) {
     const counts = $state(Object.fromEntries(subjects.map((one) => [one, 0])) as Record<Subject, number>);
     this.#counts = counts;
     this.#every = every;
+    this.#telling = telling;
   }
 
   /** Return a number that changes when the subject does, and depend on it. */
@@ -48,15 +52,15 @@ export class Changes<Subject extends string> {
   #schedule(due: number): void {
     clearTimeout(this.#timer);
     this.#due = due;
-    const wait = due - Date.now();
+    const wait = Math.max(SETTLE, due - Date.now());
     // A hidden page gets no frames, and needs few updates.
     if (document.hidden) this.#timer = setTimeout(() => this.#tell(), Math.max(wait, HIDDEN));
-    else if (wait > 0) this.#timer = setTimeout(() => requestAnimationFrame(() => this.#tell()), wait);
-    else requestAnimationFrame(() => this.#tell());
+    else this.#timer = setTimeout(() => requestAnimationFrame(() => this.#tell()), wait);
   }
 
   #tell(): void {
     const now = Date.now();
+    this.#telling();
     for (const one of this.#noted) {
       if (this.#dueOf(one) > now) continue;
       this.#noted.delete(one);

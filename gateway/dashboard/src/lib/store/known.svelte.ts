@@ -44,7 +44,7 @@ export abstract class Known {
   /** The current time by the weaver's clock, in seconds; it moves once a second. */
   now = $state(Date.now() / 1000);
 
-  protected readonly changes = new Changes(SUBJECTS, SELDOM);
+  protected readonly changes = new Changes(SUBJECTS, SELDOM, () => this.tick(0.9));
   protected readonly position = new Position();
   protected readonly log = new CommandLog();
   protected readonly held = new Replicas();
@@ -220,7 +220,6 @@ export abstract class Known {
   }
 
   #takeDelta(message: Delta): void {
-    this.tick(0.9); // what is drawn anew every second is drawn once
     const { replicas = {} } = message;
     for (const id in replicas) this.#changeReplica(id, replicas[id]!);
     if (message.forgotten && this.held.forget(message.forgotten)) this.changes.note('structure', 'states', 'configs');
