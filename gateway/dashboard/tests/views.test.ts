@@ -196,6 +196,6 @@ describe('ten thousand replicas', () => {
     expect(rows('acknowledgements').length).toBeLessThan(60);
     expect(rows('acknowledgements')[0]!.textContent).toContain('busy');
     expect(rows('acknowledgements')[1]!.textContent).toContain('no answer yet');
-    expect(find('command-status')!.textContent).toContain('5001 of 10,000 replicas answered');
+    expect(find('command-status')!.textContent).toContain('5,001 of 10,000 replicas answered');
   });
 });
