@@ -211,6 +211,10 @@ class UnknownSession(NotFound, code="unknown_session", exit_status=8):
     """No living session has the requested name."""
 
 
+class DriverUnavailable(Unavailable, code="driver_unavailable", http_status=503):
+    """The session's driver is starting, or too busy to say what it has. Ask again: the session goes on."""
+
+
 class SessionInUse(Conflict, code="session_in_use"):
     """Another client is connected to the session."""
 

@@ -128,13 +128,23 @@ class Gateway:
         """Take a share of a session back. The user's connections to it are closed."""
         self._call("DELETE", f"/sessions/{quoted(name)}/shares/{quoted(user)}", expect="name")
 
+    def meshes(self, session: str) -> dict[str, Any]:
+        """Return a living session's hosts, with its proc and actor meshes as a tree; see docs/reference/rest.md."""
+        hosts: dict[str, Any] = self._call("GET", f"/sessions/{quoted(session)}/meshes", expect="hosts")
+        return hosts
+
+    def runs(self, session: str) -> list[dict[str, Any]]:
+        """Return an entry for each run of a living session, the oldest first."""
+        runs: list[dict[str, Any]] = self._call("GET", f"/sessions/{quoted(session)}/runs", expect="runs")["runs"]
+        return runs
+
     def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:
         """Yield each line that a session's processes printed; with ``follow`` also new lines, until it ends.
 
         Args:
             session: a living session, or one that has ended recently.
             follow: whether to wait for new lines.
-            wanted: ``mesh``, ``rank``, ``stream`` and ``tail``; None for all.
+            wanted: ``mesh``, ``rank``, ``stream``, ``run`` and ``tail``; None for all.
 
         Raises:
             UnknownSession, NoSuchMesh, NoSuchRank: there is no such session, mesh or rank.

@@ -22,15 +22,15 @@ OF_TRAINING = frozenset(
 )
 """First words of the commands that have the page about training."""
 
-OF_DEVICES = frozenset(("devices", "fail-device", "deactivate", "reactivate", "policy"))
-"""First words of the commands that have the page about devices."""
+OF_DEVICES = frozenset(("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes"))
+"""First words of the commands that have the page about devices and meshes."""
 
 CLUSTER = """\
 # The command line
 
 This page has the commands for clusters, sessions and tokens; there are others about [training](cli-training.md)
-and [devices](cli-devices.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version` the version.
-Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py` writes these pages.
+and [devices and meshes](cli-devices.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version`
+the version. Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py` writes these pages.
 """
 
 TRAINING = """\
@@ -41,11 +41,11 @@ and tokens, and the options of every command that asks a gateway: `--url`, `--to
 """
 
 DEVICES = """\
-# The command line for devices
+# The command line for devices and meshes
 
-These commands show the GPUs and CPUs that a training runs on, and take them out of use; [the page about
-clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and `--ca`. See also
-[when a device fails](../guide/weaver.md#when-a-device-fails).
+These commands show the GPUs and CPUs that a training runs on, take them out of use, and show meshes. [The page
+about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and `--ca`. See
+also [when a device fails](../guide/weaver.md#when-a-device-fails).
 """
 
 SHARED = ("url", "token", "ca")

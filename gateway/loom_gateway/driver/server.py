@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from loom.errors import DriverUnavailable
 from loom.process import tasks
 from loom.wire.bodies import OpenSession
 from loom.wire.handshake import Hello, check_protocol
@@ -59,7 +60,7 @@ class DriverServer:
                 logger.warning("process %d of user id %d is no gateway, and is sent away", peer.pid, peer.uid)
                 sock.close()
                 continue
-            connection = ClientConnection(self._open, sock)
+            connection = ClientConnection(self._open, self._describe, sock)
             threading.Thread(target=connection.run, name="client", daemon=True).start()
 
     def _open(self, hello: Hello, opening: OpenSession) -> Session:
@@ -71,6 +72,13 @@ class DriverServer:
                 self._session = self._new_session(opening)
             self._session.weaver.key = opening.weaver_key
             return self._session
+
+    def _describe(self, subject: str) -> bytes:
+        """Return a description of the session as JSON. On a connection's thread."""
+        session = self._session
+        if session is None:
+            raise DriverUnavailable("the session is starting")
+        return session.describe(subject)
 
     def _end(self, reason: str) -> None:
         """Stop the session's meshes, tell the clients, and set `ended`. On the event loop."""

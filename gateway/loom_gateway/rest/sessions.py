@@ -1,4 +1,4 @@
-"""REST under ``/api/v1/sessions``: the sessions, their logs, and with whom they are shared."""
+"""REST under ``/api/v1/sessions``: the sessions, their meshes, runs and logs, and with whom they are shared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
@@ -14,6 +14,7 @@ from loom.errors import LoomError, UnknownSession
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal
+from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns
 from loom_gateway.sessions.history import EndedSession, EndedSessionInfo
 from loom_gateway.sessions.log_feed import LogQuery
 from loom_gateway.sessions.manager import SessionManager
@@ -70,6 +71,12 @@ Sender = Annotated[Principal, Depends(_sender)]
 _UNBUFFERED = {"x-accel-buffering": "no"}
 """Has nginx pass each line on as it comes, and not when it has several kilobytes."""
 
+_NOT_DESCRIBED: dict[int | str, dict[str, Any]] = {
+    404: {"description": "No living session of the caller's, or shared with the caller, has this name."},
+    410: {"description": "The session's driver has died."},
+    503: {"description": "The session's driver is starting or ending, or too busy to answer within seconds."},
+}
+
 _SHARE_REFUSALS: dict[int | str, dict[str, Any]] = {
     403: {"description": "The session is another user's, who shares it with the caller."},
     404: {"description": "The caller has no living session of this name, or it is not shared with the user."},
@@ -104,6 +111,18 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         await manager.end(session, "it was ended over REST")
         return SessionInfo.model_validate(session)
 
+    @router.get("/{name}/meshes", response_model=SessionMeshes, responses=_NOT_DESCRIBED)
+    async def meshes(name: str, principal: Sender) -> Response:
+        """The hosts, processes and actors of a living session as a tree, with their states and their calls."""
+        session = access.find_session(principal, name, "view", "to see a session's meshes")
+        return Response(await session.questions.meshes(), media_type="application/json")
+
+    @router.get("/{name}/runs", response_model=SessionRuns, responses=_NOT_DESCRIBED)
+    async def runs(name: str, principal: Sender) -> Response:
+        """The functions that `Job.run` runs or has run in a living session. `/logs?run=ID` has what one prints."""
+        session = access.find_session(principal, name, "view", "to see a session's runs")
+        return Response(await session.questions.runs(), media_type="application/json")
+
     @router.put("/{name}/shares/{user:path}", responses=_SHARE_REFUSALS)
     async def share(name: str, user: str, share: Share, request: Request, principal: Sender) -> SessionInfo:
         """Share a session of the caller's own with a user, or change what the user may do in it."""
@@ -132,14 +151,16 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         rank: int | None = None,
         stream: str | None = None,
         tail: int | None = None,
+        run: int | None = None,
         follow: bool = False,
     ) -> StreamingResponse:
         """The output of a session's processes, also of a session that ended recently.
 
         With ``follow``, the answer goes on until the session ends, or until its reader may not read it any more. A
-        line has time, mesh, rank, place, stream and text. A follower gets empty lines as signs of life.
+        line has time, mesh, rank, place, stream and text; one that a function of `Job.run` has printed also has its
+        run and run_name. A follower gets empty lines as signs of life.
         """
-        query = LogQuery(mesh, rank, stream, tail)
+        query = LogQuery(mesh, rank, stream, tail, run)
         try:
             session = access.find_readable(principal, name)
         except UnknownSession as error:

@@ -12,6 +12,8 @@ from loom.errors import WrongArguments
 from loom.process import tasks
 from loom_gateway.sessions.log_cursor import Entry, LogCursor, left_out
 
+RUNS = "driver"  # the name in place of a mesh's for what functions of `Job.run` print
+
 LOOK_EVERY = 0.2  # seconds between two reads of a followed file: no event for files works everywhere
 SIGN_OF_LIFE = 5.0  # seconds of silence after which a follower gets an empty line
 BUFFER = 4 << 20  # bytes that wait for a follower; of more, it loses the oldest
@@ -25,6 +27,7 @@ class LogQuery:
     rank: int | None = None
     stream: str | None = None
     tail: int | None = None  # the number of last lines to read
+    run: int | None = None  # the id of a function that `Job.run` runs
 
     def check(self) -> None:
         """Raise `WrongArguments` if the filter cannot match in any session."""
@@ -34,6 +37,8 @@ class LogQuery:
             raise WrongArguments(f"tail={self.tail}: it is a number of lines, not negative")
         if self.rank is not None and self.mesh is None:
             raise WrongArguments(f"rank={self.rank} needs a mesh: ranks are counted in each")
+        if self.run is not None and self.mesh not in (None, RUNS):
+            raise WrongArguments(f"run={self.run} is about the mesh {RUNS!r}, and not about {self.mesh!r}")
 
     def matches(self, entry: dict[str, Any]) -> bool:
         if "unreadable" in entry:  # whose line it was is not known
@@ -43,6 +48,7 @@ class LogQuery:
             and self.mesh in (None, entry["mesh"])
             and self.rank in (None, entry["rank"])
             and self.stream in (None, entry["stream"])
+            and self.run in (None, entry.get("run"))
         )
 
 

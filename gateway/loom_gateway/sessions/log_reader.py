@@ -12,9 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from loom.errors import LimitReached, NoSuchMesh, NoSuchRank, UnknownSession
 from loom.token_file import ADMIN
 from loom_gateway.sessions.log_cursor import LogCursor
-from loom_gateway.sessions.log_feed import LOOK_EVERY, LogFeed, LogQuery
-
-_RUNS = "driver"  # the name in place of a mesh's for what functions of `Job.run` print
+from loom_gateway.sessions.log_feed import LOOK_EVERY, RUNS, LogFeed, LogQuery
 
 KEEP_ENDED = 16  # the number of ended sessions of each user whose logs are kept, the newest
 KEEP_IN_ALL = 128  # and of all users; beyond it, the oldest of the user with the most is removed
@@ -159,7 +157,7 @@ def _lines_before_tail(session: str, cursor: LogCursor, query: LogQuery) -> int:
 def _check_exists(session: str, query: LogQuery, sizes: dict[str, int]) -> None:
     if query.mesh is None:
         return
-    if query.mesh not in sizes and query.mesh != _RUNS:
+    if query.mesh not in sizes and query.mesh != RUNS:
         known = ", ".join(repr(name) for name in sizes) or "none"
         raise NoSuchMesh(f"session {session!r} has no proc mesh named {query.mesh!r}; it has: {known}")
     size = sizes.get(query.mesh, 1)

@@ -303,6 +303,7 @@ class SessionManager:
     async def _watch(self, session: Session) -> None:
         await session.driver.exited.wait()
         session.move_to(SessionState.ENDED)
+        session.questions.close()
         self._sessions.pop(session.name, None)
         self._note_end(session.ended())
         if self._leases is not None:

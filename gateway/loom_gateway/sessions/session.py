@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from loom_gateway.sessions.driver_files import LastWords
 from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.driver_questions import DriverQuestions
 from loom_gateway.sessions.history import EndedSession
 
 
@@ -51,6 +52,11 @@ class Session:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the driver has ended and the reason is noted."""
     traffic: Traffic = field(default_factory=Traffic)
+    questions: DriverQuestions = field(init=False, repr=False, compare=False)
+    """What is asked of the driver for those who look at the session."""
+
+    def __post_init__(self) -> None:
+        self.questions = DriverQuestions(self.driver)
 
     @property
     def name(self) -> str:

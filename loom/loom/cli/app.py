@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import bridge, dashboard, debug, demo, inject, logs, serve, status, token, weaver
+from loom.cli import bridge, dashboard, debug, demo, inject, logs, meshes, serve, status, token, weaver
 
 app = typer.Typer(
     name="loom",
@@ -39,6 +39,7 @@ app.command()(demo.demo)
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)
+app.command()(meshes.meshes)
 app.command()(debug.debug)
 app.command()(dashboard.dashboard)
 app.add_typer(status.sessions_app, name="sessions")

@@ -19,6 +19,7 @@ def logs(
     mesh: Annotated[str | None, typer.Option(help="Only this proc mesh; driver: the output of job.run.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank of the mesh.")] = None,
     stream: Annotated[Literal["stdout", "stderr"] | None, typer.Option(help="Only this stream.")] = None,
+    run: Annotated[int | None, typer.Option(min=1, help="Only what the run of this id printed.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, help="Only this many of the last lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends or Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each line.")] = False,
@@ -31,7 +32,7 @@ def logs(
         raise WrongArguments(f"--rank {rank} needs --mesh NAME: ranks are counted in each mesh")
     gateway = access.gateway()
     session = session or only_session(gateway)
-    wanted = {"mesh": mesh, "rank": rank, "stream": stream, "tail": tail}
+    wanted = {"mesh": mesh, "rank": rank, "stream": stream, "run": run, "tail": tail}
     with suppress(KeyboardInterrupt):
         for line in gateway.logs(session, follow, **wanted):
             typer.echo(json.dumps(line) if as_json else _shown(line))

@@ -34,6 +34,8 @@ class Kind(enum.IntEnum):
     WELCOME = 2
     REFUSE = 3
     OPEN = 4
+    DESCRIBE = 5
+    DESCRIPTION = 6
 
     # In both directions.
     CHUNK = 8

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 import loom
+from loom.rest import Gateway
+from loom_gateway.driver.session.mesh_view import SHOWN_STOPPED
+from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter, Hang
 
 BOUND = 60.0
@@ -93,7 +96,7 @@ def send(port: Any, message: str) -> None:
     port.send(message)
 
 
-def use_all(job: loom.Job, procs: Any, name: str) -> None:
+def use_all(job: loom.Job, gateway: Gateway, procs: Any, name: str) -> None:
     """Use a session in the ways that keep something in a container while they last."""
     counters = procs.spawn(name, Counter)
     part = counters.slice(hosts=0)
@@ -109,15 +112,17 @@ def use_all(job: loom.Job, procs: Any, name: str) -> None:
         job.run(len, 1)
     assert name in job.meshes
     job.runs()
+    assert name in {one["name"] for mesh in gateway.meshes(job.session)["hosts"]["procs"] for one in mesh["actors"]}
+    gateway.runs(job.session)
     counters.stop().get(timeout=BOUND)
 
 
-def check_that_nothing_grows(job: loom.Job, actors: int, processes: int) -> None:
+def check_that_nothing_grows(job: loom.Job, gateway: Gateway, actors: int, processes: int) -> None:
     standing = job.hosts.spawn_procs(name="standing")
     for number in range(WARM):
         make_and_stop(standing, f"warm {number}")
     for _ in range(2):
-        use_all(job, standing, "used")
+        use_all(job, gateway, standing, "used")
     for _ in range(2):
         remake_processes(job)
     await_no_growth(lambda: {"processes": (1, 2)} if len(job.run(running)) > 1 else {})
@@ -126,11 +131,15 @@ def check_that_nothing_grows(job: loom.Job, actors: int, processes: int) -> None
     for number in range(actors):
         make_and_stop(standing, f"actors {number}")
         if number % 8 == 0:
-            use_all(job, standing, "used")
+            use_all(job, gateway, standing, "used")
     for _ in range(processes):
         remake_processes(job)
     await_no_growth(lambda: job.run(grown, there, most))
     await_no_growth(lambda: grown(here, most))
+    hosts = gateway.meshes(job.session)["hosts"]
+    meshes = [*hosts["procs"], *(one for mesh in hosts["procs"] for one in mesh["actors"])]
+    assert [one["name"] for one in meshes if not one["stopped"]] == ["standing"]
+    assert len(meshes) <= 1 + SHOWN_STOPPED
 
 
 def running() -> list[int]:
@@ -143,14 +152,14 @@ def running() -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_session_that_makes_and_stops_meshes_does_not_grow(job: loom.Job) -> None:
-    check_that_nothing_grows(job, actors=50, processes=6)
+def test_a_session_that_makes_and_stops_meshes_does_not_grow(job: loom.Job, cluster: LocalCluster) -> None:
+    check_that_nothing_grows(job, Gateway(cluster.url, cluster.token), actors=50, processes=6)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_session_that_makes_and_stops_2000_meshes_does_not_grow(job: loom.Job) -> None:
-    check_that_nothing_grows(job, actors=1940, processes=60)
+def test_a_session_that_makes_and_stops_2000_meshes_does_not_grow(job: loom.Job, cluster: LocalCluster) -> None:
+    check_that_nothing_grows(job, Gateway(cluster.url, cluster.token), actors=1940, processes=60)
 
 
 def test_a_stopped_mesh_says_so_and_may_be_stopped_again(job: loom.Job) -> None:

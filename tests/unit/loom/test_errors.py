@@ -25,6 +25,7 @@ CheckpointNotWritten    checkpoint_not_written  500 1 OSError
 CommandIdTaken          command_id_taken        409 1
 ConnectionLost          connection_lost         404 1 ConnectionError OSError
 DeploymentFailed        deployment_failed       500 1
+DriverUnavailable       driver_unavailable      503 1 ConnectionError OSError
 EndpointNameTaken       endpoint_name_taken     500 1 ValueError
 EndpointNotFound        endpoint_not_found      500 1 AttributeError
 FaultRefused            fault_refused           409 1 RuntimeError

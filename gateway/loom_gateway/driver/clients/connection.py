@@ -1,7 +1,8 @@
 """The driver's end of one connection of the gateway, which carries one client.
 
 On the socket, each frame follows its length (4 bytes, big endian). The gateway opens one connection for each
-client. It names the session in a `Kind.OPEN` frame and relays the client's frames from then on.
+client. It names the session in a `Kind.OPEN` frame and relays the client's frames from then on. A connection that
+begins with `Kind.DESCRIBE` carries no client, but the gateway's own questions and their answers.
 
 A client may have a second connection for its bulk lane (`loom.wire.stream`). The thread of that connection
 assembles large messages and hands them to the thread of the first.
@@ -21,12 +22,12 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 
-from loom.errors import LoomError, ProtocolMismatch
-from loom.wire.bodies import OpenSession
-from loom.wire.frames import MAX_FRAME
+from loom.errors import LoomError, ProtocolMismatch, WrongState
+from loom.wire.bodies import Describe, Description, OpenSession
+from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, refusal
 from loom.wire.lane import LENGTH, behind_length
-from loom.wire.messages import TURN, Buffer, Kind, turns
+from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
@@ -39,10 +40,21 @@ _WOKEN = b"the waker was woken"  # stands between the frames for a wake-up; comp
 
 
 class ClientConnection:
-    """One connection of the gateway, which is one connection of a client."""
+    """One connection of the gateway, which is one connection of a client.
 
-    def __init__(self, open_session: Callable[[Hello, OpenSession], Session], sock: socket.socket) -> None:
+    Args:
+        open_session: opens the session, or returns it.
+        describe: returns a description of the session, given its subject.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[Hello, OpenSession], Session],
+        describe: Callable[[str], bytes],
+        sock: socket.socket,
+    ) -> None:
         self._open_session = open_session
+        self._describe = describe
         self._socket = sock
         self._session: Session  # set once the session is open
         self._client: Client | None = None
@@ -87,7 +99,11 @@ class ClientConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, frames: Iterator[Buffer]) -> None:
-        opened = _read_open(frames)
+        message = _read_first(frames)
+        if message.kind == Kind.DESCRIBE:
+            self._serve_questions(message, frames)
+            return
+        opened = OpenSession.from_body(message.body)
         frame = next(frames, None)
         if frame is None:
             return
@@ -116,6 +132,23 @@ class ClientConnection:
         finally:
             if not lost_turn:
                 self._client.turn.release()
+
+    def _serve_questions(self, question: Message, frames: Iterator[Buffer]) -> None:
+        while True:
+            try:
+                description = self._describe(Describe.from_body(question.body).subject)
+                answer = Description().message(parts=[description])
+            except LoomError as error:
+                answer = refusal(error)
+            # a bug of Loom's: still answer
+            except Exception as error:
+                logger.exception("the session cannot be described")
+                answer = refusal(WrongState(f"the driver cannot describe its session: {error!r:.200}"))
+            self._socket.sendall(behind_length(unnumbered_frame(answer)))
+            frame = next(frames, None)
+            if frame is None:
+                return
+            question = _only_message(frame)
 
     def _receive(self, client: Client, frames: Iterator[Buffer]) -> None:
         self._listen_for(client.waker)
@@ -281,11 +314,19 @@ def _begins_with_frame(data: bytes, position: int) -> bool:
     return left >= LENGTH.size and left >= LENGTH.size + LENGTH.unpack_from(data, position)[0]
 
 
-def _read_open(frames: Iterator[Buffer]) -> OpenSession:
+def _read_first(frames: Iterator[Buffer]) -> Message:
     frame = next(frames, None)
     if frame is None:
         raise ConnectionResetError("a gateway that only looked who listens here")
-    (message,) = Stream().receive(frame)
-    if message.kind != Kind.OPEN:
+    message = _only_message(frame)
+    if message.kind not in (Kind.OPEN, Kind.DESCRIBE):
         raise ProtocolMismatch(f"a connection to a driver begins with OPEN, not with message {message.kind}")
-    return OpenSession.from_body(message.body)
+    return message
+
+
+def _only_message(frame: Buffer) -> Message:
+    """Return the message of a frame outside a client's stream."""
+    messages = decode_frame(frame).messages
+    if len(messages) != 1:
+        raise ProtocolMismatch(f"a gateway sends one message in a frame of its own, not {len(messages)}")
+    return messages[0]

@@ -77,9 +77,11 @@ class Calls:
 
     def _broadcast(self, message: Message, started: float) -> None:
         mesh, name = EndpointCall.fields(message.body)
+        entry = self._meshes.entry(mesh)
         bound = self._meshes.endpoint(mesh, name).broadcast
         args, kwargs = self._arguments(name, message)
         bound(*args, **kwargs)
+        entry.calls_of(name, started).sent(started)
 
     def _arguments(self, endpoint: str, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")

@@ -58,6 +58,14 @@ class Processes:
             if procs < FIRST_ID:  # a function of `Job.run` that spawned processes learns of their ends itself
                 self._context.failures.unreported.lost(procs, rank)
 
+    def alive(self, procs: int) -> set[int]:
+        """Return the ranks of a proc mesh whose processes run. Safe on any thread."""
+        return self._started.get(procs, set()).copy()
+
+    def lost(self) -> set[tuple[int, int]]:
+        """Return the ids of proc meshes and the ranks of the processes that were lost. Safe on any thread."""
+        return set(self._lost.copy())
+
     def send_all(self, send: Callable[[Message], None]) -> None:
         """Send a new client the notices that earlier clients got."""
         for procs, ranks in self._started.items():

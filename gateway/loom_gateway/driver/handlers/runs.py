@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import time
 from collections.abc import Callable
@@ -19,19 +18,11 @@ from loom_gateway.driver.runs.processes import end, started_in_the_driver
 from loom_gateway.driver.runs.thread import RunThread
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
+from loom_gateway.sessions.descriptions import RunInfo, RunState, SessionRuns
 
 MOST_RUNNING = 1000  # functions that run at once; each has a thread
 KEPT_RUNS = 256  # finished runs whose result and output are kept; the oldest go first
 KEPT_BYTES = 256 << 20  # bytes of results to keep, in addition to the newest; the oldest go first
-
-
-class Status(str, enum.Enum):
-    """The state of a run."""
-
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
 
 
 class Run:
@@ -41,7 +32,7 @@ class Run:
         self.ident = ident
         self.name = name
         self.notified = detached  # whether the client is notified of changes of the state
-        self.status = Status.RUNNING
+        self.status = RunState.RUNNING
         self.started = time.time()
         self.finished: float | None = None
         self.thread: RunThread
@@ -74,6 +65,11 @@ class Runs:
     def new_client(self) -> None:
         """Drop the operations of the previous client that wait for runs. Safe on any thread."""
         self._context.loop.call_soon_threadsafe(self._forget_clients)
+
+    def describe(self) -> SessionRuns:
+        """Return the runs that go on or are kept. Safe on any thread."""
+        runs = self._runs.copy().values()
+        return SessionRuns([RunInfo(run.ident, run.name, run.status, run.started, run.finished) for run in runs])
 
     async def close(self) -> None:
         """End the processes that functions have started, at the end of the session."""
@@ -110,8 +106,7 @@ class Runs:
         request = StartRun.from_body(message.body)
         run = Run(message.id, request.name, request.detached)
         printed = functools.partial(self._printed, run)
-        log = functools.partial(self._logs.add, "driver")
-        run.output = RunOutput(self._context.loop, printed, log)
+        run.output = RunOutput(self._context.loop, printed, self._logs.of_run(run.ident, run.name))
         if not run.notified:
             run.waiting.append((message.id, started))
         try:
@@ -125,7 +120,7 @@ class Runs:
             self._soon(self._begin, run, functools.partial(fn, *args, **kwargs))
 
     def _begin(self, run: Run, function: Callable[[], Any]) -> None:
-        going = [other for other in self._runs.values() if other.status is Status.RUNNING]
+        going = [other for other in self._runs.values() if other.status is RunState.RUNNING]
         same = next((other for other in going if other.name == run.name), None)
         if same is not None:
             text = (
@@ -143,14 +138,14 @@ class Runs:
 
     def _refuse(self, run: Run, error: Exception) -> None:
         self._runs[run.ident] = run
-        self._finish(run, Status.FAILED, _failure(run, error, self._context.encoder))
+        self._finish(run, RunState.FAILED, _failure(run, error, self._context.encoder))
 
     def _encode(self, run: Run, value: Any, error: BaseException | None) -> None:
         """Encode a result or an exception as the run's answer. In the run's thread."""
         encoder = self._context.encoder
-        status = Status.DONE if error is None else Status.FAILED
+        status = RunState.DONE if error is None else RunState.FAILED
         if error is not None and run.thread.was_cancelled(error):
-            status, error = Status.CANCELLED, OperationCancelled(f"run {run.name!r} was cancelled")
+            status, error = RunState.CANCELLED, OperationCancelled(f"run {run.name!r} was cancelled")
             run.output.processes.end_soon()  # that it has started since
         try:
             if error is None:
@@ -159,7 +154,7 @@ class Runs:
             else:
                 answer = _failure(run, error, encoder)
         except BaseException as broken:  # noqa: BLE001 - a user's __reduce__ may raise anything
-            status = Status.FAILED
+            status = RunState.FAILED
             if not isinstance(broken, LoomError):
                 broken = OperationFailed(f"the outcome of run {run.name!r} cannot be pickled: {broken!r}")
             answer = _failure(run, broken, encoder)
@@ -168,7 +163,7 @@ class Runs:
         except RuntimeError:
             return  # the loop is closed because the session is over
 
-    def _finish(self, run: Run, status: Status, answer: Message) -> None:
+    def _finish(self, run: Run, status: RunState, answer: Message) -> None:
         run.status, run.answer, run.finished = status, answer, time.time()
         self._printed(run, eager=not run.waiting)
         self._notify(run)

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
@@ -16,6 +16,7 @@ from monarch.actor import as_endpoint
 
 from loom.errors import LoomError, NoSuchMesh, SupervisionError
 from loom.wire.bodies import MakeView
+from loom_gateway.driver.monarch.endpoint_calls import EndpointCalls
 from loom_gateway.driver.monarch.release import release
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,16 @@ class Entry:
     python: str = ""  # interpreter of processes that are started on a host mesh, if it is not the workers' own
     stopped: bool = False
     last_shape: MeshShape | None = None  # of a mesh that was stopped
+    calls: dict[str, EndpointCalls] = field(default_factory=dict)  # by endpoint; a part has those of the whole mesh
 
     @property
     def shape(self) -> MeshShape | None:
         """The mesh's shape, also if it was stopped; None if it was never made."""
         return self.last_shape if self.mesh is None else shape_of(self.mesh)
+
+    def calls_of(self, endpoint: str, now: float) -> EndpointCalls:
+        """Return the calls of an endpoint; at the first one, begin to count them."""
+        return self.calls.get(endpoint) or self.calls.setdefault(endpoint, EndpointCalls(now))
 
 
 class MeshTable:
@@ -154,6 +160,7 @@ class MeshTable:
             ranks=ranks,
             cls=entry.cls,
             python=entry.python,
+            calls=entry.calls,
         )
 
     def endpoint(self, ident: int, name: str) -> Any:
@@ -223,6 +230,22 @@ class MeshTable:
     def of_procs(self, procs: int) -> list[Entry]:
         """Return the entries of a proc mesh, of the actor meshes on it, and of the parts of all of them."""
         return [entry for entry in self._entries.copy().values() if entry.procs == procs and entry.failure is None]
+
+    def whole_and_stopped(self) -> list[tuple[int, Entry]]:
+        """Return every whole mesh that was made, oldest first, and the stopped ones that are remembered."""
+        return [
+            (ident, entry)
+            for ident, entry in self._entries.copy().items()
+            if entry.root == ident and (entry.failure is None or entry.stopped)
+        ]
+
+    def stopped_parts(self) -> dict[int, set[int]]:
+        """Return the ranks that were stopped as a part of a whole mesh, by the id of the whole mesh."""
+        found: dict[int, set[int]] = {}
+        for ident, entry in self._entries.copy().items():
+            if entry.stopped and entry.root != ident:
+                found.setdefault(entry.root, set()).update(entry.ranks)
+        return found
 
     def whole(self, kind: str | None = None) -> list[tuple[int, Entry]]:
         """Return every whole mesh that was made, oldest first. With ``kind``, only those of one kind."""

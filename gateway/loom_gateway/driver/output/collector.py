@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgpack
@@ -36,6 +39,8 @@ MARK_TIMEOUT = 5.0  # seconds that a process's pump has to send what was printed
 END_TIMEOUT = 2.0  # seconds after a process's end in which its last lines have to arrive
 _BATCH = 128 << 10  # approximate bytes of text in a message, far below the size at which it is sent in chunks
 _MOST_LINES = 10_000  # maximum number of different lines that are held for aggregation
+
+_RUNS = "driver"  # see `loom_gateway.sessions.log_feed.RUNS`
 
 _STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
 
@@ -69,14 +74,17 @@ class _Source:
 
 
 class _Printer:
-    """One process, or one writer of a source, with its two streams."""
+    """One process, or one writer of a source, with its two streams.
 
-    def __init__(self, source: _Source, rank: int) -> None:
+    ``about`` is added to what the session's log has of each line.
+    """
+
+    def __init__(self, source: _Source, rank: int, about: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.source = source
         self.rank = rank
+        self.about = about
         self.splitters = {"stdout": LineSplitter(), "stderr": LineSplitter()}
         self.timer: asyncio.TimerHandle | None = None
-        self.budget: Budget | None = None
         self.left_out = 0
 
 
@@ -99,16 +107,18 @@ class ProcessPrinter(_Printer):
 
 
 class LogCollector:
-    """Passes lines on by the options of their mesh. On the event loop, except for `add` and the handlers."""
+    """Passes lines on by the options of their mesh. On the event loop, except for `of_run` and the handlers."""
 
     def __init__(self, context: Context, spool: LogSpool) -> None:
         self._context = context
         self._loop = context.loop
         self._spool = spool
-        self._sources: dict[int | str, _Source] = {}
+        self._sources: dict[int, _Source] = {}
         self._options: dict[int, _Options] = {}
         self._processes: dict[tuple[int, int], ProcessPrinter] = {}  # by proc mesh and rank
-        self._others: dict[str, _Printer] = {}  # the driver and other sources without processes
+        self._source_of_runs = _Source(_RUNS, options=_Options(stream=False))
+        self._runs: weakref.WeakSet[_Printer] = weakref.WeakSet()  # held by the functions whose output they take
+        self._runs_budget = Budget(PROCESS_RATE, PROCESS_BURST)
         self._none_left = asyncio.Event()  # set while no process is connected
         self._none_left.set()
         self._budget = Budget(RATE, BURST)
@@ -141,21 +151,18 @@ class LogCollector:
             self._flush_window(source)
             source.options = options
 
-    def add(self, source: str, stream: str, text: str) -> None:
-        """Add output that is not of a mesh's process, such as that of ``driver``. Safe on any thread.
+    def of_run(self, ident: int, name: str) -> Callable[[str, str], None]:
+        """Return a function that takes what a function in the driver prints: its stream, and text of any length.
 
-        The session's log gets it, and the client in other ways. ``text`` need not be whole lines.
+        The session's log gets it, and the client in other ways. Safe on any thread; the function is for the loop.
         """
-        self._loop.call_soon_threadsafe(self._add, source, stream, text)
+        printer = _Printer(self._source_of_runs, 0, {"run": ident, "run_name": name})
+        self._loop.call_soon_threadsafe(self._runs.add, printer)
+        return functools.partial(self._add, printer)
 
-    def _add(self, name: str, stream: str, text: str) -> None:
-        printer = self._others.get(name)
-        if printer is None:
-            source = self._sources[name] = _Source(name, options=_Options(stream=False))
-            printer = self._others[name] = _Printer(source, 0)
-            printer.budget = Budget(PROCESS_RATE, PROCESS_BURST)
-            self._spool.add_processes(name, 1)
-        if printer.budget is not None and not printer.budget.take(len(text)):
+    def _add(self, printer: _Printer, stream: str, text: str) -> None:
+        self._spool.add_processes(_RUNS, 1)
+        if not self._runs_budget.take(len(text)):
             printer.left_out += len(text)
             return
         if printer.left_out:
@@ -254,7 +261,14 @@ class LogCollector:
     def _lines(self, printer: _Printer, stream: str, lines: list[str], when: float) -> None:
         source, rank = printer.source, printer.rank
         place = source.place(rank)
-        common = {"time": when, "mesh": source.name, "rank": rank, "place": place, "stream": stream}
+        common = {
+            "time": when,
+            "mesh": source.name,
+            "rank": rank,
+            "place": place,
+            "stream": stream,
+            **printer.about,
+        }
         self._spool.append({**common, "text": line} for line in lines)
         if not source.options.stream:
             return
@@ -317,7 +331,7 @@ class LogCollector:
         marks = [self._ask(printer) for printer in printers]
         if marks:
             await asyncio.wait(marks, timeout=MARK_TIMEOUT)
-        for printer in [*printers, *(self._others.values() if procs is None else ())]:
+        for printer in [*printers, *(self._runs if procs is None else ())]:
             self._flush_printer(printer)
 
     def _ask(self, printer: ProcessPrinter) -> asyncio.Future[None]:
@@ -334,7 +348,7 @@ class LogCollector:
         """Wait up to `END_TIMEOUT` seconds for the last lines of stopped processes, and send everything."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._none_left.wait(), END_TIMEOUT)
-        for printer in [*self._processes.values(), *self._others.values()]:
+        for printer in [*self._processes.values(), *self._runs]:
             self._flush_printer(printer)
         for source in self._sources.values():
             self._flush_window(source)

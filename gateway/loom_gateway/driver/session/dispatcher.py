@@ -7,8 +7,10 @@ order, and its answer follows when its future resolves; see `loom_gateway.driver
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError
 from loom.wire.messages import DEBUGGING, READING, Kind, Message
@@ -27,8 +29,10 @@ from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
 from loom_gateway.driver.session.local_api import LocalSession
+from loom_gateway.driver.session.mesh_view import MeshView
 from loom_gateway.driver.session.replies import LIMITED, Handler, Request
 from loom_gateway.driver.session.user_limits import UserLimits
+from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns
 
 WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when the session ends
 
@@ -57,6 +61,10 @@ class Dispatcher:
         self.hosts = HostWatcher(context, self._syncs)
         self.local_session = LocalSession(context, self._syncs)
         context.failures.on_process_gone += [self.processes.gone, self.local_session.gone]
+        self._descriptions: dict[str, Callable[[], SessionMeshes | SessionRuns]] = {
+            "meshes": MeshView(context, self.processes).describe,
+            "runs": self._runs.describe,
+        }
         self._handlers: dict[int, Handler] = {
             Kind.END: self._end_session,
             **Calls(context).handlers,
@@ -70,6 +78,13 @@ class Dispatcher:
             **WeaverOperations(context).handlers,
             **Debugging(context).handlers,
         }
+
+    def describe(self, subject: str) -> bytes:
+        """Return a description of the session as JSON. Safe on any thread."""
+        describe = self._descriptions.get(subject)
+        if describe is None:
+            raise ProtocolMismatch(f"this driver describes {' and '.join(self._descriptions)}, not {subject!r:.40}")
+        return json.dumps(asdict(describe()), ensure_ascii=False).encode(errors="replace")
 
     @property
     def next_id(self) -> int:

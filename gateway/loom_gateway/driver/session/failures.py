@@ -45,6 +45,11 @@ class DeadElements:
         self._actors.update(((ident, rank), fault.why) for rank in new)
         return (ident, entry, new) if new else None
 
+    @property
+    def actors(self) -> dict[tuple[int, int], str]:
+        """The actors that Monarch has stopped: why, by a mesh's id and a rank."""
+        return self._actors.copy()
+
     def retire(self, meshes: Collection[int]) -> None:
         """Forget the elements of meshes that were stopped."""
         self._processes = {place for place in self._processes if place[0] not in meshes}
@@ -92,6 +97,7 @@ class Failures:
         self._channels = channels
         self._send = send
         self.unreported = UnreportedFailures(loop, meshes, hosts, self._publish)
+        self._reported: dict[tuple[int, int], str] = {}  # published reports, by a mesh's id and a rank
         self.on_process_gone: list[Callable[[int, int], object]] = []  # with its proc mesh's id and rank
 
     def process_gone(self, procs: int, rank: int) -> None:
@@ -106,6 +112,7 @@ class Failures:
     def retire(self, meshes: Collection[int]) -> None:
         """Fail the calls that wait for meshes that were stopped, and forget their elements."""
         self._dead.retire(meshes)
+        self._reported = {place: why for place, why in self._reported.copy().items() if place[0] not in meshes}
         for ident in meshes:
             self.unreported.retire(ident)
         self._replies.fail_calls(lambda entry: entry.root in meshes)
@@ -133,7 +140,14 @@ class Failures:
         if fault is not None:
             asyncio.run_coroutine_threadsafe(self.actors_stopped(fault), self._loop)
 
+    def reasons(self) -> dict[tuple[int, int], str]:
+        """Return why elements have failed, by a mesh's id and a rank. Safe on any thread."""
+        stopped = {place: f"Monarch has stopped it: {why}" for place, why in self._dead.actors.items()}
+        return {**stopped, **self._reported.copy()}
+
     def _publish(self, details: dict[str, Any]) -> None:
+        for rank in details.get("ranks", ()):
+            self._reported.setdefault((details["id"], rank), details["report"])
         logger.warning("failure: %s", details)
         self._send(notice("failure", details))
 

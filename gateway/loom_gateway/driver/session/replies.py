@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -109,6 +109,14 @@ class Replies:
     def pending(self) -> dict[ReplyId, Request]:
         return {reply: pending.request for reply, pending in self._pending.copy().items()}
 
+    def calls_in_flight(self) -> Counter[tuple[int, str]]:
+        """Count the unanswered calls, by the id of the whole mesh and the endpoint."""
+        return Counter(
+            (pending.entry.root, pending.request[1][1])
+            for pending in self._pending.copy().values()
+            if pending.entry is not None and pending.request[0] in LIMITED
+        )
+
     def note_request(self, ident: int, request: Request) -> None:
         """Remember an operation whose answers another component sends."""
         self._answered.append((ident, request))
@@ -133,7 +141,13 @@ class Replies:
         ident, index = reply
         self._answered.append((ident, pending.request))
         if pending.request[0] in LIMITED:
-            self.latencies.add(time.perf_counter() - pending.started)
+            now = time.perf_counter()
+            seconds = now - pending.started
+            self.latencies.add(seconds)
+            if pending.entry is not None:
+                name = pending.request[1][1]
+                calls = pending.entry.calls.get(name) or pending.entry.calls_of(name, now)
+                calls.answered(now, seconds, error is not None)
         if error is not None:
             self.fail(ident, pending.started, error, index, eager)
             return

@@ -165,6 +165,10 @@ class Session:
             received_bulk=0 if client.stream.bulk is None else client.stream.bulk.received,
         )
 
+    def describe(self, subject: str) -> bytes:
+        """Return a description of the session as JSON. Safe on any thread."""
+        return self._dispatcher.describe(subject)
+
     def connected(self, client: Client) -> None:
         """Send a new client the notices about processes that earlier clients got."""
         send = functools.partial(self._clients.send_to, client)

@@ -9,7 +9,7 @@ from typing import Any
 from loom.wire.bodies.base import Body
 from loom.wire.messages import Kind, Message
 
-__all__ = ["Chunk", "OpenSession", "Refuse"]
+__all__ = ["Chunk", "Describe", "Description", "OpenSession", "Refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,25 @@ class OpenSession(Body, kind=Kind.OPEN):
     def message_for_older(self) -> Message:
         """Return the message for a driver of before users, which knows of no field but the session."""
         return Message(self.KIND, 0, [self.session])
+
+
+@dataclass(frozen=True, slots=True)
+class Describe(Body, kind=Kind.DESCRIBE):
+    """Ask for a description of the session. From gateway to driver, on a connection that carries no client.
+
+    The answer is a `Description` or a `Refuse`, after which the gateway may ask again.
+    """
+
+    subject: str
+    """``meshes`` or ``runs``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description(Body, kind=Kind.DESCRIPTION):
+    """Describe the session. From driver to gateway.
+
+    Payload: JSON, of `loom_gateway.sessions.descriptions`.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loom.errors import LimitReached
+from loom.errors import LimitReached, WrongArguments
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.sessions import log_cursor, log_feed, log_reader
 from loom_gateway.sessions.log_cursor import MOST, PIECE, LogCursor
@@ -48,6 +48,17 @@ def test_a_line_that_was_not_written_whole_is_left_out_and_said(tmp_path: Path, 
     assert [entry["text"] for entry in found[::2]] == ["before", "after"]
     assert found[1]["text"] == f"… a line of {len(torn)} bytes was not written whole, and is left out …"
     assert (found[1]["mesh"], found[1]["time"], found[1]["unreadable"]) == ("loom", 1.5, len(torn))
+
+
+def test_a_run_has_only_its_own_lines(tmp_path: Path) -> None:
+    lines = [line("no run", "driver"), {**line("one", "driver"), "run": 1}, {**line("other", "driver"), "run": 2}]
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(json.dumps(one).encode() + b"\n" for one in (*lines, line("a process"))))
+    assert [entry["text"] for entry in read(path, LogQuery(run=1))] == ["one"]
+    assert [entry["text"] for entry in read(path, LogQuery(mesh="driver", run=2))] == ["other"]
+    assert read(path, LogQuery(run=3)) == []
+    with pytest.raises(WrongArguments):
+        read(path, LogQuery(mesh="trainers", run=1))
 
 
 def test_an_older_file_that_ends_in_half_a_line_hides_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -151,3 +152,35 @@ async def test_the_durations_are_those_of_calls() -> None:
         replies.answer(replies.expect(message, 0.0), None, None, True)
 
     assert sum(replies.latencies.counts) == 1
+
+
+def actors() -> Entry:
+    return Entry("actors", "counters", None, 1)
+
+
+async def test_answers_are_counted_for_the_whole_mesh_of_the_endpoint_that_was_called() -> None:
+    sent = Sent()
+    replies = replies_of(sent)
+    whole = actors()
+    part = Entry("actors", "counters", None, 1, calls=whole.calls)
+    first = replies.expect(call(1), time.perf_counter(), whole)
+    second = replies.expect(call(2), time.perf_counter(), part)
+    third = replies.expect(call(3), time.perf_counter(), part)
+    assert replies.calls_in_flight() == {(1, "give"): 3}
+
+    replies.answer(first, "this", None, True)
+    replies.answer(second, None, ValueError("that"), True)
+
+    assert replies.calls_in_flight() == {(1, "give"): 1}
+    assert whole.calls["give"].summary(time.perf_counter())[:2] == (2, 1)
+    replies.forget(third)
+    assert not replies.calls_in_flight()
+
+
+async def test_what_is_no_call_is_not_counted() -> None:
+    replies = replies_of(Sent())
+    entry = actors()
+    stop = replies.expect(Message(Kind.STOP, 1, [1, "reason"]), 0.0, entry)
+    assert not replies.calls_in_flight()
+    replies.answer(stop, None, None, True)
+    assert entry.calls == {}
