@@ -17,7 +17,17 @@ from tests.support.weaver_training import training
 
 AXE = ROOT / "gateway/dashboard/node_modules/axe-core/axe.min.js"
 
-VIEWS = ("overview", "replicas", "devices", "steering", "goodput", "chaos", "sessions", "replicas/replica_1")
+VIEWS = (
+    "overview",
+    "replicas",
+    "devices",
+    "steering",
+    "goodput",
+    "chaos",
+    "sessions",
+    "meshes",
+    "replicas/replica_1",
+)
 
 HOSTILE = "<script>alert(1)</script>" + "\u05d0\u05d1\u05d2" + "x" * 60
 """Ends nothing, and turns nothing around, though a part of it is written from right to left."""

@@ -10,6 +10,8 @@ export interface LogFilter {
   mesh?: string;
   rank?: number;
   stream?: string;
+  /** The id of a function of `job.run`. */
+  run?: number;
 }
 
 export interface ShownLine extends LogLine {

@@ -1,6 +1,6 @@
 /** Addresses of views: `#/VIEW/PART/PART?name=value`. */
 
-export const VIEWS = ['overview', 'replicas', 'devices', 'steering', 'goodput', 'chaos', 'sessions'] as const;
+export const VIEWS = ['overview', 'replicas', 'devices', 'steering', 'goodput', 'chaos', 'sessions', 'meshes'] as const;
 
 export type View = (typeof VIEWS)[number];
 

@@ -304,4 +304,7 @@ export interface LogLine {
   place: string;
   stream: string;
   text: string;
+  /** Of a line that a function of `job.run` has printed: its id and name. */
+  run?: number;
+  run_name?: string;
 }
