@@ -486,8 +486,16 @@ class FaultRefused(LoomError, RuntimeError, code="fault_refused", http_status=40
     """A fault is impossible on this machine or in this process; the text says why, and what to do."""
 
 
-class BadPlan(Invalid, code="bad_plan", exit_status=2):
+class ProfileFailed(LoomError, RuntimeError, code="profile_failed", http_status=409):
+    """No profile of a replica can be had: its process is gone or silent, or another profile is being taken."""
+
+
+class BadPlan(Invalid, code="bad_plan", http_status=422, exit_status=2):
     """A plan of faults makes no sense; the text says where, by line and column, and how to correct it."""
+
+
+class PlanGoesOn(Conflict, code="plan_goes_on", http_status=409):
+    """The gateway carries out another plan of faults for the user already."""
 
 
 class CheckpointError(LoomError, code="checkpoint"):

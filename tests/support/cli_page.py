@@ -17,7 +17,7 @@ __all__ = ["PAGES", "commands", "page"]
 OF_TRAINING = frozenset(
     (
         *("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics"),
-        *("stacks", "debug", "inject", "bridge"),
+        *("stacks", "profile", "debug", "inject", "bridge"),
     )
 )
 """First words of the commands that have the page about training."""

@@ -359,6 +359,16 @@ describe('events', () => {
     expect(describeEvent(event(1, 'failed', 'a', { reason: 'SIGKILL' }))).toEqual({ text: 'failed: SIGKILL', tone: 'bad' });
   });
 
+  it('name processes by their replicas, or by rank and mesh', () => {
+    const died = { what: 'died', reason: 'process 1 is gone', procs: 39, mesh: 'train', rank: 1 };
+    const text = (more: Record<string, unknown>) => describeEvent(event(1, 'supervision', null, { ...died, ...more })).text;
+    expect(text({ replicas: ['train_1@mine'] })).toBe('train_1: died: process 1 is gone');
+    expect(text({ replicas: [] })).toBe('rank 1 of train: died: process 1 is gone');
+    expect(text({ replicas: [], mesh: null, rank: null })).toBe('a mesh: died: process 1 is gone');
+    expect(text({ replicas: ['a', 'b', 'c', 'd'] })).toBe('4 replicas of train: died: process 1 is gone');
+    expect(describeEvent(event(1, 'spawned', null, { procs: 39, mesh: 'train', what: '2 of train' })).text).toBe('processes were started: 2 of train');
+  });
+
   it('tell the chain of a failure', () => {
     const failed = event(1, 'device_failed', null, {
       device: { uuid: 'GPU-1', server: 'node-1' },

@@ -82,11 +82,11 @@ class WeaverLink:
             raise WeaverUnavailable(f"the weaver did not answer within {timeout:g} s") from None
 
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
-        self._report("spawned", procs, None, f"{len(ranks)} of {name}")
+        self._report("spawned", procs, None, f"{len(ranks)} of {name}", mesh=name)
 
-    def gone(self, procs: int, rank: int, stopped: bool, reason: str) -> None:
-        """Report a process that is gone. ``stopped``: on purpose."""
-        self._report("supervision", procs, rank, "stopped" if stopped else "died", reason=reason)
+    def gone(self, procs: int, name: str, rank: int, stopped: bool, reason: str) -> None:
+        """Report a process that is gone, of a proc mesh with a name. ``stopped``: on purpose."""
+        self._report("supervision", procs, rank, "stopped" if stopped else "died", mesh=name, reason=reason)
 
     def _report(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:
         if self._client is None:

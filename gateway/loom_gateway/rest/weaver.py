@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
+from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.weaver.keys import EVERYONE
 from loom.weaver.policy import Action
 from loom.weaver.serving.operations import MAX_WAIT
@@ -21,6 +22,7 @@ from loom.weaver.views import (
     GoodputRecord,
     InjectionState,
     MetricPoint,
+    ProfileInfo,
     ReplicaInfo,
     WeaverEvent,
     WeaverStatus,
@@ -230,6 +232,22 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: 
     async def stacks(replica: str, of: Of) -> Response:
         """The stack of each of a replica's threads, as text."""
         return PlainTextResponse(await weaver.do("stacks", "", **of, replica=replica))
+
+    @router.get(
+        "/replicas/{replica:path}/profile",
+        response_model=ProfileInfo,
+        responses={409: {"model": ErrorAnswer, "description": "There is no profile of it; the text says why."}},
+    )
+    async def profile(
+        replica: str,
+        of: Of,
+        seconds: Annotated[float, Query(ge=LEAST_SECONDS, le=MOST_SECONDS)] = DEFAULT_SECONDS,
+    ) -> Response:
+        """Where the time of a replica's process goes: how often each stack is seen within some seconds.
+
+        One profile of a replica is taken at a time, two of a user's replicas, and four in all.
+        """
+        return ExactJson(await weaver.do("profile", "", **of, replica=replica, seconds=seconds))
 
     @router.get("/replicas/{replica:path}", response_model=ReplicaInfo)
     async def replica(replica: str, of: Of) -> Response:

@@ -12,6 +12,7 @@ from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import Frame, Splitter, pack
 from loom.control.introduction import Refusal, ThreadletWelcome
+from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import FailureNoted, Stack, StackRequest
 from loom.errors import ProtocolMismatch, TooLarge, error_for_code
 
@@ -20,6 +21,7 @@ WELCOME_TIMEOUT = 10.0  # seconds that the weaver has to answer a hello
 MAX_UNREAD = 4 << 20  # bytes that may wait for a weaver that does not read
 
 _CHUNK = 1 << 16
+_NO_PROFILE = "its process has no threadlet, and the bridge, which speaks for it, cannot look into it"
 _NO_STACKS = "The process has no threadlet, and the bridge, which speaks for it, does not know its stacks.\n"
 
 
@@ -107,6 +109,8 @@ class ReplicaLink:
                     del failures[device]
             case StackRequest.KIND:
                 self.send(Stack(StackRequest.from_body(frame).id, _NO_STACKS))
+            case ProfileRequest.KIND:
+                self.send(Profile(ProfileRequest.from_body(frame).id, "", 0, 0, _NO_PROFILE))
             case Refusal.KIND:
                 refusal = Refusal.from_body(frame)
                 raise error_for_code(refusal.code, refusal.text)

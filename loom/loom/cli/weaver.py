@@ -202,6 +202,22 @@ def stacks(access: UserAccess, replica: Replica) -> None:
 
 
 @asking
+def profile(
+    access: UserAccess,
+    replica: Replica,
+    seconds: Annotated[float, typer.Option(min=1, max=30, help="How long to look at it.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Show where a replica's time goes: the stacks of its busy threads, with how often each was seen.
+
+    Programs that draw flame graphs read what it prints.
+    """
+    found = access.weaver().profile(replica, seconds)
+    typer.echo(json.dumps(asdict(found)) if as_json else found.folded.rstrip("\n"))
+    typer.echo(f"{found.samples} samples by {found.sampler}, {found.left_out} left out", err=True)
+
+
+@asking
 def metrics(
     access: UserAccess,
     replica: Replica,

@@ -104,6 +104,8 @@ class ThreadletHello(Frame):
     """Injected faults that are gone, with the evidence: the weaver may not have heard of them."""
     applied: tuple[str, ...] = ()
     """Ids of the last applied commands, the oldest first."""
+    mesh: str | None = None
+    """The name of the proc mesh ``procs``."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -150,6 +152,7 @@ class ThreadletHello(Frame):
             injectable=fields.get("injectable") is True,
             removed={one.injection: one.evidence for one in removed},
             applied=tuple(applied) if type(applied) is list else (),
+            mesh=optional_text(fields, "mesh"),
         )
 
 

@@ -24,6 +24,7 @@ from loom.control.commands import Acknowledged, Acknowledgement, Command, Unknow
 from loom.control.frame import Frame
 from loom.control.introduction import Bye, Ending, Refusal, ThreadletHello, ThreadletWelcome
 from loom.control.membership import Draining, PeerFailures, Registration
+from loom.control.profiles import ProfileRequest
 from loom.control.reports import (
     DeviceFailed,
     DeviceReport,
@@ -40,6 +41,7 @@ from loom.errors import ProtocolMismatch
 from loom.process.backoff import Backoff
 from loom.threadlet.connection import Connection, ConnectionOver
 from loom.threadlet.inbox import CommandInbox
+from loom.threadlet.profiling import Profiler
 from loom.threadlet.reports import KeptReports, now_of_system
 
 _log = logging.getLogger("loom")
@@ -82,6 +84,7 @@ class WeaverLink:
         self._beat = beat
         self._account = account
         self._peers = peers
+        self._profiler = Profiler(self.send)
         self._frames: deque[Frame] = deque()  # to send; a signal handler may append while this thread does
         self._open = False  # whether frames can be queued for a connection
         self.connected = False  # whether the weaver has welcomed this process and the connection stands
@@ -283,6 +286,8 @@ class WeaverLink:
                 self._failures.pop(FailureNoted.from_body(frame).id, None)
             case StackRequest.KIND:
                 self._frames.append(Stack(StackRequest.from_body(frame).id, format_stacks()))
+            case ProfileRequest.KIND:
+                self._profiler.begin(ProfileRequest.from_body(frame))
             case Refusal.KIND:
                 raise _Refused(Refusal.from_body(frame))
             case kind:

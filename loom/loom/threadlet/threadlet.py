@@ -267,6 +267,7 @@ class Threadlet(CommandApplier):
             injectable=self.injectable,
             removed={} if self._injections is None else plain(dict(self._injections.removed)),
             applied=tuple(self._inbox.applied()),
+            mesh=os.environ.get("LOOM_MESH"),
         )
 
     def _plain_config(self) -> dict[str, Any]:

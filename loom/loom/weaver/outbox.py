@@ -30,6 +30,8 @@ class Output:
     """Replicas that have new handlers, for watchers."""
     stacks: list[tuple[str, Replica]] = field(default_factory=list)
     """Stacks to get: the id for `loom.weaver.stacks.Stacks.take`, and the replica."""
+    profiles: list[tuple[str, Replica, float]] = field(default_factory=list)
+    """Profiles to take: the id for `loom.weaver.profiles.Profiles.take`, the replica, and the seconds."""
 
 
 class Outbox:

@@ -100,6 +100,7 @@ class Registry:
         self._leave_procs(replica)
         replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
         replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
+        replica.mesh = hello.mesh
         replica.actors, replica.handlers, replica.config = hello.actors, hello.handlers, hello.config
         replica.injectable = hello.injectable
         self._enter_procs(replica)

@@ -83,6 +83,7 @@ class Replica:
     pid: int = 0
     session: str | None = None
     procs: str | None = None
+    mesh: str | None = None
     rank: int | None = None
     actors: str | None = None
     handlers: dict[str, str] = field(default_factory=dict)

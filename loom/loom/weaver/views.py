@@ -78,6 +78,19 @@ class WeaverStatus(_View):
 
 
 @dataclass(frozen=True)
+class ProfileInfo(_View):
+    """Where a replica's time went: samples of its busy threads' stacks; for some ``folded`` had no room."""
+
+    replica: str
+    seconds: float
+    samples: int
+    left_out: int
+    sampler: str  # py-spy, or threadlet on another host than the weaver's
+    folded: str
+    """Lines such as ``outer (a.py:3);inner (b.py:7) 12``, the most frequent stack first."""
+
+
+@dataclass(frozen=True)
 class ReplicaInfo(_View):
     """A training process. Times are seconds since the epoch."""
 
@@ -89,7 +102,9 @@ class ReplicaInfo(_View):
     session: str | None = None
     """The session that spawned the replica; None if Loom did not spawn it."""
     procs: str | None = None
-    """The proc mesh of the replica's process."""
+    """Id of the proc mesh of the replica's process."""
+    mesh: str | None = None
+    """The name of that proc mesh."""
     rank: int | None = None
     """The rank of the replica's process in the proc mesh."""
     actors: str | None = None

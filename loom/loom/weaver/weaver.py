@@ -14,12 +14,14 @@ from typing import Any
 
 from loom.control.commands import Acknowledged
 from loom.control.introduction import Activity, Bye, Ending, ThreadletHello, ThreadletWelcome
+from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
 from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
 from loom.weaver.dispatcher import Dispatcher
 from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import Outbox, Output, Peer
 from loom.weaver.peers import PeerNotices
+from loom.weaver.profiles import Profiles
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
@@ -33,6 +35,9 @@ _CAUSES = {
     Activity.DRAINING: Cause.DRAINED,
 }
 
+_PLACE = ("session", "procs", "mesh", "rank", "host", "what")
+"""What an event repeats of a driver's report about processes."""
+
 
 class Weaver:
     """The core of one user's weaver: it knows and commands the user's replicas."""
@@ -44,6 +49,7 @@ class Weaver:
         self.timing = timing or LivenessTimeouts()
         self.outbox = Outbox()
         self.stacks = Stacks(known, self.outbox)
+        self.profiles = Profiles(self.outbox)
         self.reports = Reports(known, self.outbox)
         self.dispatcher = Dispatcher(known, self.outbox)
         self._peers = PeerNotices(known, self.outbox)
@@ -53,6 +59,7 @@ class Weaver:
             Acknowledged.KIND: self.dispatcher.take,
             DeviceFailed.KIND: self._device_failed,
             Stack.KIND: self.stacks.take_from,
+            Profile.KIND: self.profiles.take_from,
             Bye.KIND: self._bye,
         }
         for replica in known.replicas.values():
@@ -77,6 +84,7 @@ class Weaver:
         replica, peer.replica = peer.replica, None
         if replica is not None and replica.link is peer:
             replica.heard = now  # the end of its connection is the last sign of a process
+            self.profiles.lost(replica)
             self._liveness.unlink(replica, now)
 
     def died(self, replica: Replica, instance: str, reason: str, now: float) -> None:
@@ -95,8 +103,8 @@ class Weaver:
     def supervision(self, report: dict[str, Any], now: float) -> list[str]:
         """Take a driver's report that processes of its meshes have ended; return the ids of their replicas.
 
-        The report has ``session``, ``procs``, ``rank`` (None: all ranks), ``what`` (``"stopped"`` if the processes
-        were meant to end) and ``reason``.
+        The report has ``session``, ``procs`` and its name ``mesh``, ``rank`` (None: all ranks), ``what``
+        (``"stopped"`` if the processes were meant to end) and ``reason``.
         """
         session, procs, rank, what = (report.get(name) for name in ("session", "procs", "rank", "what"))
         reason = str(report.get("reason") or what or "its process is dead")
@@ -104,7 +112,7 @@ class Weaver:
             replica for replica in self.known.in_procs(session, str(procs)) if rank is None or replica.rank == rank
         ]
         ended = [replica for replica in found if replica.state in LIVING]
-        about = {"session": session, "procs": procs, "rank": rank, "host": report.get("host"), "what": what}
+        about = {name: report.get(name) for name in _PLACE}
         event = self.known.events.append(
             now, "supervision", None, **about, reason=reason, replicas=[replica.id for replica in ended]
         )
@@ -118,7 +126,7 @@ class Weaver:
 
     def spawned(self, report: dict[str, Any], now: float) -> None:
         """Log a driver's report that it has started processes, whose threadlets will say hello."""
-        about = {name: report.get(name) for name in ("session", "procs", "rank", "host", "what")}
+        about = {name: report.get(name) for name in _PLACE}
         self.known.events.append(now, "spawned", None, **about)
 
     def tick(self, now: float) -> None:
@@ -158,6 +166,7 @@ class Weaver:
                 text = f"{who} is the replica {replica.id!r}: give each process a replica_id of its own"
                 return self.outbox.refuse(peer, "replica_taken", text)
             self.outbox.close(replica.link)
+            self.profiles.lost(replica)
         again = replica.instance == hello.instance
         if not again:
             since = replica.begin_instance(hello.instance, now)
@@ -226,6 +235,7 @@ class Weaver:
         bye = Bye.from_body(frame)
         self.outbox.close(replica.link)
         replica.link = None
+        self.profiles.lost(replica)
         if bye.ending is Ending.FAILED:
             self._liveness.fail(replica, Cause.SAID_FAILED, bye.reason, now)
         else:

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from loom.control.profiles import DEFAULT_SECONDS
 from loom.errors import LoomError
 from loom.weaver.serving.operations import Ask
 from loom.weaver.views import (
     DeviceInfo,
     GoodputRecord,
     MetricPoint,
+    ProfileInfo,
     ReplicaInfo,
     Snapshot,
     WeaverEvent,
@@ -170,6 +172,20 @@ class WeaverMethods(DeviceCommands):
             UnknownReplica: none has the id.
         """
         return str(self._ask("stacks", replica=replica))
+
+    def profile(self, replica: str, seconds: float = DEFAULT_SECONDS) -> ProfileInfo:
+        """Return how often each stack of a replica's busy threads is seen, at a hundred looks a second.
+
+        Args:
+            replica: its id, or its short name.
+            seconds: how long, from 1 to 30.
+
+        Raises:
+            UnknownReplica: none has the id.
+            ProfileFailed: its process went away or does not answer, or another profile of it is being taken.
+            LimitReached: too many profiles are being taken.
+        """
+        return ProfileInfo.from_body(self._ask("profile", replica=replica, seconds=seconds))
 
     def policies(self) -> dict[str, str]:
         """Return the action that a failed device causes, for each group of replicas that has a policy."""

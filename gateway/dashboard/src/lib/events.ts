@@ -1,7 +1,7 @@
 /** Events as sentences. */
 
 import { describeCommand } from './commands';
-import { isolate, plural, value } from './format';
+import { isolate, plural, shortName, value } from './format';
 import type { DeviceInfo, WeaverEvent } from './types';
 
 export type Tone = 'plain' | 'good' | 'warning' | 'bad' | 'command';
@@ -87,9 +87,9 @@ function sentence(event: WeaverEvent): string {
     case 'respawn_wanted':
       return `needs another place${because(text('reason'))}`;
     case 'supervision':
-      return `${text('procs')}${event['rank'] == null ? '' : `, rank ${text('rank')}`}: ${text('what') || 'ended'}${because(text('reason'))}`;
+      return `${processes(event)}: ${text('what') || 'ended'}${because(text('reason'))}`;
     case 'spawned':
-      return `${text('procs')} was spawned on ${text('host') || 'a host'}`;
+      return `processes were started: ${text('what') || text('mesh') || 'a mesh'}`;
     case 'policy':
       return `${text('by') || 'someone'} chose ${text('action')} for ${text('group')} when a device fails`;
     case 'fault_removed':
@@ -99,6 +99,15 @@ function sentence(event: WeaverEvent): string {
     default:
       return event.kind.replaceAll('_', ' ');
   }
+}
+
+/** Name the processes that an event is about: by their replicas, else by rank and mesh. */
+function processes(event: WeaverEvent): string {
+  const replicas = (event['replicas'] as string[] | undefined) ?? [];
+  if (replicas.length > 3) return `${plural(replicas.length, 'replica')} of ${isolate(String(event['mesh'] || 'a mesh'))}`;
+  if (replicas.length) return replicas.map((id) => isolate(shortName(id))).join(', ');
+  const mesh = event['mesh'] ? isolate(String(event['mesh'])) : 'a mesh';
+  return event['rank'] == null ? mesh : `rank ${String(event['rank'])} of ${mesh}`;
 }
 
 function from(event: WeaverEvent): string {

@@ -39,6 +39,8 @@ export interface ReplicaInfo {
   pid: number;
   session: string | null;
   procs: string | null;
+  /** The name of the proc mesh `procs`. */
+  mesh?: string | null;
   rank: number | null;
   actors: string | null;
   devices: string[];

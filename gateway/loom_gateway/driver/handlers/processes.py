@@ -47,13 +47,13 @@ class Processes:
         """Note that a process is gone. It is lost unless it was stopped."""
         self._started[procs].discard(rank)
         self._forget_stopped(procs)
-        weaver = self._context.weaver
+        weaver, name = self._context.weaver, self._name(procs)
         if self.was_stopped(procs, rank):
             self._report_soon("processes_stopped", procs, rank)
-            weaver.gone(procs, rank, True, "its processes were stopped")
+            weaver.gone(procs, name, rank, True, "its processes were stopped")
         elif (procs, rank) not in self._lost:
             self._lost[procs, rank] = None
-            weaver.gone(procs, rank, False, f"process {rank} of {self._name(procs)!r} is gone")
+            weaver.gone(procs, name, rank, False, f"process {rank} of {name!r} is gone")
             self._context.send(notice("process_lost", self._loss(procs, rank)))
             if procs < FIRST_ID:  # a function of `Job.run` that spawned processes learns of their ends itself
                 self._context.failures.unreported.lost(procs, rank)

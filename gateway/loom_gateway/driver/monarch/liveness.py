@@ -56,6 +56,7 @@ class ReplicaPlace(NamedTuple):
         return {
             "LOOM_SESSION": self.session,
             "LOOM_PROCS": str(procs),
+            "LOOM_MESH": self.group,
             "LOOM_GROUP": self.group,
             "LOOM_RANK": str(rank),
             "LOOM_REPLICA": f"{self.group}_{rank}@{self.session}",

@@ -39,7 +39,7 @@ class OneSession:
             "command": self._command,
             "command_state": self._command_state,
             "replica": lambda arguments: self._of_replica("replica", "id", arguments),
-            **{name: self._about_replica(name) for name in ("metrics", "history", "stacks")},
+            **{name: self._about_replica(name) for name in ("metrics", "history", "stacks", "profile")},
         }
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:

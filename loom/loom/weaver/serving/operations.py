@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from loom.control.profiles import DEFAULT_SECONDS, MOST_SECONDS
+
 MAX_WAIT = 300.0  # seconds that one request may wait for acknowledgements
-STACK_WAIT = 30.0  # seconds that getting a stack may take, in addition to those of any request
+STACK_WAIT = 30.0  # seconds that getting a stack or a profile may take, in addition to those that it is taken for
 
 
 class Operation(NamedTuple):
@@ -31,6 +33,7 @@ OPERATIONS = {
     "metrics": Operation("GET", "replicas/{replica}/metrics", "metrics", only=True),
     "history": Operation("GET", "replicas/{replica}/metrics/{metric}", "points", only=True),
     "stacks": Operation("GET", "replicas/{replica}/stacks", "stacks", only=True),
+    "profile": Operation("GET", "replicas/{replica}/profile", "folded"),
     "goodput": Operation("GET", "goodput", "jobs", only=True),
     "policies": Operation("GET", "policies", "policies", only=True),
     "policy": Operation("POST", "policies", "policies", only=True),
@@ -52,4 +55,15 @@ that is None counts as not given.
 
 def takes(operation: str, arguments: dict[str, Any]) -> float:
     """Return the seconds that an operation may take because of its arguments."""
-    return STACK_WAIT if operation == "stacks" else arguments.get("wait", 0.0)
+    match operation:
+        case "stacks":
+            return STACK_WAIT
+        case "profile":
+            return STACK_WAIT + _profile_seconds(arguments)
+    wait: float = arguments.get("wait", 0.0)
+    return wait
+
+
+def _profile_seconds(arguments: dict[str, Any]) -> float:
+    seconds = arguments.get("seconds")
+    return min(float(seconds), MOST_SECONDS) if isinstance(seconds, (int, float)) else DEFAULT_SECONDS

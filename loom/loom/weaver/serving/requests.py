@@ -12,7 +12,8 @@ from typing import Any
 from loom.chaos.faults import Place, fault_kind
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.introduction import Device
-from loom.errors import Denied, WrongArguments
+from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
+from loom.errors import Denied, LoomError, WrongArguments
 from loom.weaver.commands import GivenCommand, select
 from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
@@ -20,7 +21,7 @@ from loom.weaver.serving.arguments import count, identity, seconds, text, text_o
 from loom.weaver.serving.one_session import OneSession
 from loom.weaver.serving.sessions import Sessions
 from loom.weaver.states import LIVING, ReplicaState
-from loom.weaver.views import CommandState, DeviceInfo, WeaverStatus
+from loom.weaver.views import CommandState, DeviceInfo, ProfileInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
 MAX_TIMEOUT = 3600.0  # seconds that an operation may wait
@@ -33,7 +34,9 @@ _MAX_POINTS = 20_000
 
 
 class RequestHandler:
-    """The operations on one user's weaver. Those that wait are ``command_state``, ``replicas_in`` and ``stacks``.
+    """The operations on one user's weaver.
+
+    Those that wait are ``command_state``, ``replicas_in``, ``stacks`` and ``profile``.
 
     Args:
         address: returns the address for threadlets of a user, or of one of their sessions.
@@ -85,6 +88,7 @@ class RequestHandler:
             "command_state": self._command_state,
             "replicas_in": self._replicas_in,
             "stacks": self._stacks,
+            "profile": self._profile,
             "in_session": self._in_session,
         }
 
@@ -318,6 +322,23 @@ class RequestHandler:
         came: asyncio.Queue[str] = asyncio.Queue()
         self._weaver.stacks.want(self._known.replica(str(arguments.get("replica"))), tell=came.put_nowait)
         return came.get()
+
+    def _profile(self, arguments: dict[str, Any], now: float) -> Awaitable[dict[str, Any]]:
+        wanted = seconds(arguments, "seconds", DEFAULT_SECONDS)
+        if not LEAST_SECONDS <= wanted <= MOST_SECONDS:
+            raise WrongArguments(
+                f"a profile takes from {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds, not {wanted:g}"
+            )
+        came: asyncio.Queue[ProfileInfo | LoomError] = asyncio.Queue()
+        self._weaver.profiles.want(self._known.replica(text(arguments, "replica")), wanted, came.put_nowait)
+        return _told(came)
+
+
+async def _told(came: asyncio.Queue[ProfileInfo | LoomError]) -> dict[str, Any]:
+    answer = await came.get()
+    if isinstance(answer, LoomError):
+        raise answer
+    return answer.to_body()
 
 
 async def _wait_for(event: asyncio.Event, timeout: float) -> None:

@@ -8,6 +8,7 @@ so that no user waits for what another's replicas report.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import sqlite3
@@ -18,10 +19,11 @@ from typing import Any, Protocol
 import psutil
 
 from loom.control.frame import Frame, pack
+from loom.errors import LimitReached, ProfileFailed
 from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.full_watch import FullWatch
-from loom.weaver.serving.processes import is_alive, py_spy
+from loom.weaver.serving.processes import is_alive, py_spy, py_spy_profile
 from loom.weaver.serving.requests import RequestHandler
 from loom.weaver.serving.tasks import Tasks
 from loom.weaver.storage.store import Store
@@ -34,6 +36,7 @@ SOONEST_COMMIT = 0.005
 """Seconds between two commits at least, so that many urgent changes share one."""
 
 STACK_WITHIN = 15.0
+"""Seconds within which a threadlet answers, in addition to those that a profile takes."""
 
 CHANGES_EVERY = 0.5
 """Seconds between two pushes of replicas' reports to watchers."""
@@ -69,6 +72,7 @@ class UserWeaver:
 
     Args:
         py_spies: bounds the stacks that are got at the same time, of all users.
+        profilers: bounds the profiles that are taken at the same time, of all users.
         active: the users' weavers that may have something to do; an idle one leaves it.
         failed: called when the store is broken, after which the weaver's process has to end.
     """
@@ -81,6 +85,7 @@ class UserWeaver:
         requests: RequestHandler,
         tasks: Tasks,
         py_spies: asyncio.Semaphore,
+        profilers: asyncio.Semaphore,
         active: dict[UserWeaver, None],
         failed: Callable[[Exception], object],
     ) -> None:
@@ -91,6 +96,7 @@ class UserWeaver:
         self._clock = clock
         self._tasks = tasks
         self._py_spies = py_spies
+        self._profilers = profilers
         self._active = active
         self._failed = failed
         self._closed = False
@@ -215,6 +221,8 @@ class UserWeaver:
         self.requests.notify(output)
         for id, replica in output.stacks:
             self._tasks.run(self._get_stack(id, replica))
+        for id, replica, seconds in output.profiles:
+            self._tasks.run(self._get_profile(id, replica, seconds))
         if self._watchers:
             full = self._has_full
             self._further.describe(output.described)
@@ -246,6 +254,33 @@ class UserWeaver:
             text = "its threadlet did not answer: the interpreter may be held by native code"
         self.weaver.stacks.take(id, text or "it is not connected")
         self.plan_commit()
+
+    async def _get_profile(self, id: str, replica: Replica, seconds: float) -> None:
+        if self._profilers.locked():
+            text = "the weaver takes as many profiles as it may, of all users: ask again when one is there"
+            self.weaver.profiles.fail(id, LimitReached(text))
+            return
+        async with self._profilers:
+            await self._take_profile(id, replica, seconds)
+        self.plan_commit()
+
+    async def _take_profile(self, id: str, replica: Replica, seconds: float) -> None:
+        profiles = self.weaver.profiles
+        link: ThreadletPeer | None = replica.link
+        if link is not None and link.process is not None and is_alive(link.process):
+            found = await py_spy_profile(replica.pid, seconds)
+            if not is_alive(link.process):
+                text = f"the process of replica {replica.id!r} ended during the profile"
+                profiles.fail(id, ProfileFailed(text))
+            elif found is not None:
+                profiles.take(id, found.text, found.samples, found.left_out, "py-spy")
+        answered = asyncio.Event()
+        if profiles.ask_threadlet(id, answered.set):
+            self.plan_commit()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(answered.wait(), seconds + STACK_WITHIN)
+            text = f"replica {replica.id!r}: its threadlet did not answer: it is older, or native code holds it up"
+            profiles.fail(id, ProfileFailed(text))
 
     async def _report_if_dead(self, replica: Replica, instance: str, process: psutil.Process) -> None:
         """Report a process's death; check several times, because a process closes its sockets before it is gone."""

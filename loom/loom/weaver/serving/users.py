@@ -52,6 +52,7 @@ class Users:
         self._place = place
         self._timing = timing
         self._py_spies = asyncio.Semaphore(2)
+        self._profilers = asyncio.Semaphore(4)
         self._users: dict[str, UserWeaver] = {}
         self._active: dict[UserWeaver, None] = {}
         """The weavers that may have something to do."""
@@ -88,7 +89,8 @@ class Users:
         store, now = self._open_store(user), self.clock()
         weaver = Weaver(Registry(store, now), now, self._timing)
         requests = RequestHandler(user, weaver, self.clock, self.address, self._others_on)
-        made = UserWeaver(weaver, store, self.clock, requests, self.tasks, self._py_spies, self._active, self._fail)
+        bounds = self._py_spies, self._profilers
+        made = UserWeaver(weaver, store, self.clock, requests, self.tasks, *bounds, self._active, self._fail)
         self._users[user] = made
         self._active[made] = None
         return made

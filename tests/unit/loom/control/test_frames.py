@@ -29,6 +29,7 @@ from loom.control.introduction import (
     ThreadletWelcome,
 )
 from loom.control.membership import Draining, PeerFailure, PeerFailures, Registration
+from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import (
     DeviceFailed,
     DeviceReport,
@@ -64,6 +65,7 @@ HELLO = ThreadletHello(
     injectable=True,
     removed={"injection": {"seen": True}},
     applied=("one", "two"),
+    mesh="fitters",
 )
 
 FRAMES: list[Frame] = [
@@ -103,6 +105,8 @@ FRAMES: list[Frame] = [
     FailureNoted("f1"),
     StackRequest("1"),
     Stack("1", "Thread 0x1"),
+    ProfileRequest("1", 10.0),
+    Profile("1", "a;b 2\n", 2, 1, ""),
     TimeAccount(9.0, 1.0, 0, 5, 0.5, {"checkpoint": 1.0}),
 ]
 
@@ -195,6 +199,8 @@ def test_a_hello_that_is_wrong_is_refused_with_what_is_wrong(body: list[Any], wh
         (DeviceReport, [1.0, {f"GPU-{number}": {} for number in range(1025)}]),
         (StackRequest, [1]),
         (Stack, ["1", None]),
+        (ProfileRequest, ["1", -1.0]),
+        (Profile, ["1", "a 1", 1, -1, ""]),
         (TimeAccount, [[1.0, None, None, None]]),
         (TimeAccount, [[-1.0, None, None, None, 0.0, {}]]),
         (TimeAccount, [[1.0, None, -1, None, 0.0, {}]]),

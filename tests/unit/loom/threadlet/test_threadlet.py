@@ -42,6 +42,7 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "procs": None,
+        "mesh": None,
         "rank": None,
         "actors": None,
         "session": None,
@@ -66,6 +67,7 @@ def test_the_environment_names_what_is_not_given(
         "LOOM_GROUP": "group",
         "LOOM_SESSION": "s1",
         "LOOM_PROCS": "4",
+        "LOOM_MESH": "workers",
         "LOOM_ACTORS": "trainers",
         "RANK": "3",
     }.items():
@@ -74,11 +76,12 @@ def test_the_environment_names_what_is_not_given(
     threadlet(None, weaver=None)
 
     _, hello = weaver.welcome()
-    assert [hello[key] for key in ("replica", "group", "session", "procs", "actors", "rank")] == [
+    assert [hello[key] for key in ("replica", "group", "session", "procs", "mesh", "actors", "rank")] == [
         "from_env",
         "group",
         "s1",
         "4",
+        "workers",
         "trainers",
         3,
     ]

@@ -65,6 +65,7 @@ class Bench:
         self.numbers = itertools.count()
         self.events: list[dict[str, Any]] = []
         self.stacks: list[tuple[str, str]] = []
+        self.profiles: list[str] = []
         self.options = options
         self.weaver = Weaver(Registry(Store(path), self.now, **options), self.now)
 
@@ -78,6 +79,7 @@ class Bench:
                 peer.told.append(frame.to_body())
         self.events += [event.to_body() for event in output.events]
         self.stacks += [(id, replica.id) for id, replica in output.stacks]
+        self.profiles += [id for id, _, _ in output.profiles]
 
     def wait(self, seconds: float, *beating: Threadlet) -> None:
         """Let time pass, in which some threadlets say that they live."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from loom.control.latencies import BOUNDS, Latencies
 from loom.weaver.serving import processes
-from loom.weaver.serving.processes import find_process, is_alive, py_spy
+from loom.weaver.serving.processes import find_process, is_alive, py_spy, py_spy_profile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells for sure")
 
@@ -72,6 +73,36 @@ async def test_a_py_spy_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp
 
     assert await py_spy(os.getpid()) is None
     assert psutil.Process().children() == before
+
+
+BUSY = """
+import sys
+def work_hard():
+    while True:
+        sum(range(1000))
+print(1, flush=True)
+work_hard()
+"""
+
+
+def test_a_profile_shows_where_the_time_of_a_process_goes() -> None:
+    child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    try:
+        child.stdout.readline()
+        found = asyncio.run(py_spy_profile(child.pid, 1.0))
+    finally:
+        child.kill()
+        child.communicate()
+
+    if found is None:
+        pytest.skip("py-spy is not installed, or not permitted")
+    assert "work_hard" in found.text.splitlines()[0]
+    assert found.samples > 0
+
+
+async def test_there_is_no_profile_of_a_process_that_is_not_there() -> None:
+    assert await py_spy_profile(1 << 22, 1.0) is None
 
 
 def test_latencies_are_counted_in_their_buckets() -> None:

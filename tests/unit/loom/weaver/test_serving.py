@@ -252,18 +252,23 @@ async def test_a_device_is_taken_out_of_use_and_put_back() -> None:
 async def test_what_drivers_tell_is_logged() -> None:
     async with running() as weaver:
         ask = weaver.client.ask
-        await weaver.threadlet(session="s", procs="5", rank=0)
-        await ask("spawned", session="s", procs=5, rank=None, what="2 of trainers")
+        await weaver.threadlet(session="s", procs="5", mesh="trainers", rank=0)
+        await ask("spawned", session="s", procs=5, mesh="trainers", rank=None, what="2 of trainers")
         await ask("calls", session="s", counts=[0] * 15, sum=0.0)
         noted = await ask("note", kind="shrunk", replica=None, data={"groups": 2})
 
         assert await ask("replicas_in", session="s", procs=5, ranks=[0], timeout=BOUND) == [[0, "train_0"]]
         assert await ask("replicas_in", session="s", procs=6, ranks=[0], timeout=0.05) == []
-        assert await ask("supervision", session="s", procs=5, rank=0, what="stopped") == ["train_0"]
+        gone = {"session": "s", "procs": 5, "mesh": "trainers", "rank": 0, "what": "stopped"}
+        assert await ask("supervision", **gone) == ["train_0"]
+        for kind in ("spawned", "supervision"):
+            (event,) = await ask("events", kind=kind)
+            assert event["mesh"] == "trainers"
         (event,) = await ask("events", kind="shrunk")
         assert (event["id"], event["groups"]) == (noted, 2)
         assert (await ask("numbers"))["call_latency"]["s"]["sum"] == 0.0
-        assert (await ask("replica", id="train_0"))["state"] == "finished"
+        replica = await ask("replica", id="train_0")
+        assert (replica["state"], replica["mesh"]) == ("finished", "trainers")
 
 
 async def test_of_many_sessions_the_calls_of_those_that_told_last_are_known() -> None:

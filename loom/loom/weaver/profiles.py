@@ -1,0 +1,102 @@
+"""The profiles of training processes: requests for them, and their delivery."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from loom.control.profiles import MAX_FOLDED, Profile, ProfileRequest
+from loom.errors import LimitReached, LoomError, ProfileFailed
+from loom.weaver.outbox import Outbox
+from loom.weaver.replicas import Replica
+from loom.weaver.views import ProfileInfo
+
+MAX_AT_ONCE = 2
+"""Profiles of one user's replicas at a time."""
+
+Tell = Callable[[ProfileInfo | LoomError], object]
+
+
+@dataclass
+class _Wanted:
+    replica: Replica
+    seconds: float
+    tell: Tell
+    over: Callable[[], object] | None = None
+    """Called once the caller has an answer."""
+
+
+class Profiles:
+    """The profiles that were requested and have not come yet: one of each replica at a time."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._wanted: dict[str, _Wanted] = {}
+
+    def want(self, replica: Replica, seconds: float, tell: Tell) -> str:
+        """Request the profile of a replica's process; return the id for `take`.
+
+        Raises:
+            ProfileFailed: the replica has no connection, or a profile of it is being taken.
+            LimitReached: as many profiles of the user's are being taken as may be.
+        """
+        if replica.link is None:
+            raise ProfileFailed(f"replica {replica.id!r} is {replica.state.value} and not connected")
+        if any(one.replica is replica for one in self._wanted.values()):
+            raise ProfileFailed(f"a profile of replica {replica.id!r} is being taken: ask again when it is there")
+        if len(self._wanted) >= MAX_AT_ONCE:
+            raise LimitReached(f"{MAX_AT_ONCE} profiles are being taken already: ask again when one is there")
+        id = uuid.uuid4().hex
+        self._wanted[id] = _Wanted(replica, seconds, tell)
+        self._outbox.output.profiles.append((id, replica, seconds))
+        self._outbox.urgent = True
+        return id
+
+    def ask_threadlet(self, id: str, over: Callable[[], object]) -> bool:
+        """Ask the threadlet itself for a profile; return False if nobody waits for it any more.
+
+        ``over`` is called once the caller has an answer.
+        """
+        wanted = self._wanted.get(id)
+        if wanted is None:
+            return False
+        wanted.over = over
+        self._outbox.send(wanted.replica, ProfileRequest(id, wanted.seconds))
+        self._outbox.urgent = True
+        return True
+
+    def take(self, id: str, folded: str, samples: int, left_out: int, sampler: str) -> None:
+        """Take a profile and pass it to its caller, unless that has an answer already."""
+        wanted = self._wanted.get(id)
+        if wanted is not None:
+            self._tell(id, ProfileInfo(wanted.replica.id, wanted.seconds, samples, left_out, sampler, folded))
+
+    def fail(self, id: str, error: LoomError) -> None:
+        """Tell the caller why there is no profile, unless that has an answer already."""
+        if id in self._wanted:
+            self._tell(id, error)
+
+    def _tell(self, id: str, answer: ProfileInfo | LoomError) -> None:
+        wanted = self._wanted.pop(id)
+        wanted.tell(answer)
+        if wanted.over is not None:
+            wanted.over()
+
+    def take_from(self, replica: Replica, frame: list[Any], now: float) -> None:
+        """Take a profile from a threadlet, unless it was not requested of this replica."""
+        profile = Profile.from_body(frame)
+        wanted = self._wanted.get(profile.id)
+        if wanted is None or wanted.replica is not replica:
+            return
+        if profile.error:
+            self.fail(profile.id, ProfileFailed(f"replica {replica.id!r}: {profile.error:.500}"))
+        else:
+            folded = profile.folded[: profile.folded.rfind("\n", 0, MAX_FOLDED) + 1]
+            self.take(profile.id, folded, profile.samples, profile.left_out, "threadlet")
+
+    def lost(self, replica: Replica) -> None:
+        """Note that a replica's connection is lost: what its threadlet was asked for does not come."""
+        for id in [id for id, one in self._wanted.items() if one.replica is replica and one.over is not None]:
+            self.fail(id, ProfileFailed(f"the process of replica {replica.id!r} went away during the profile"))
