@@ -22,14 +22,17 @@ from loom_gateway.access.session_commands import audit_session_commands
 from loom_gateway.access.sessions import Principal
 from loom_gateway.dashboard.files import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
+from loom_gateway.plans.runs import PlanRuns
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.faults import Components
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
+from loom_gateway.rest.plans import plan_routes
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.seed_aliases import alias_routes
 from loom_gateway.rest.session_replicas import session_replica_routes
 from loom_gateway.rest.sessions import session_routes
+from loom_gateway.rest.users import user_routes
 from loom_gateway.rest.weaver import weaver_routes
 from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.sessions.draining import Draining
@@ -111,6 +114,7 @@ def create_app(
         yield
         watching.cancel()
         auditing.cancel()
+        await plans.close()
         await supervisor.close(manager.end_sessions)
         await manager.close()
         access.audit.close()
@@ -185,6 +189,9 @@ def create_app(
     app.include_router(session_replica_routes(weaver, access))
     app.include_router(sign_in_routes(access, page_path))
     changes = WeaverChanges(weaver, Components(access, supervisor, injectable))
+    plans = PlanRuns(weaver, changes, access)
+    app.include_router(plan_routes(plans))
+    app.include_router(user_routes(weaver, access))
     app.include_router(weaver_routes(supervisor, access, changes))
     app.include_router(alias_routes(changes))
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))

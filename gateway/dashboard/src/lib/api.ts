@@ -62,6 +62,7 @@ export class Gateway {
   #answersPings = false;
   #unreadable = 0; // messages in sequence, each on a socket of its own
   #wasUnreadable = 0;
+  #user: string | null = null;
 
   constructor(handlers: Handlers, base = new URL('.', location.href)) {
     this.#handlers = handlers;
@@ -135,6 +136,13 @@ export class Gateway {
     this.#handlers.signedOut(message);
   }
 
+  /** Show another user's training, as an admin may; null: one's own. The socket is connected again. */
+  show(user: string | null): void {
+    if (user === this.#user) return;
+    this.#user = user;
+    if (this.#wanted) this.connect();
+  }
+
   /** Send a REST request and return its JSON. With `quiet`, a 401 is only raised and shows no form. */
   async request<T>(method: string, path: string, body?: unknown, { quiet = false } = {}): Promise<T> {
     const answer = await this.#fetch(method, path, body, quiet);
@@ -161,13 +169,14 @@ export class Gateway {
   }
 
   async #fetch(method: string, path: string, body?: unknown, quiet = false, signal?: AbortSignal): Promise<Response> {
+    const user = this.#user;
     const headers: Record<string, string> = { Accept: 'application/json, text/plain' };
     if (method !== 'GET') headers['X-Loom-Page'] = '1';
     if (body !== undefined) headers['Content-Type'] = 'application/json';
     if (this.#key !== null) headers['Authorization'] = `Bearer ${this.#key}`;
     let answer: Response;
     try {
-      answer = await fetch(new URL(`api/v1/${path}`, this.base), {
+      answer = await fetch(new URL(`api/v1/${ofUser(path, user)}`, this.base), {
         method,
         headers,
         body: body === undefined ? null : JSON.stringify(body),
@@ -178,6 +187,7 @@ export class Gateway {
       if (signal?.aborted) throw error;
       throw new GatewayError(0, 'unreachable', 'The gateway does not answer.');
     }
+    if (user !== this.#user) throw new GatewayError(0, 'other_user', 'Another user was chosen meanwhile.');
     if (answer.ok) return answer;
     const error = await errorOf(answer);
     if (answer.status === 401 && !quiet) this.#end(error.message);
@@ -215,7 +225,7 @@ export class Gateway {
   #open(): void {
     this.#drop();
     this.#setLink('connecting', '');
-    const address = new URL('ws/v1/weaver', this.base);
+    const address = new URL(ofUser('ws/v1/weaver', this.#user), this.base);
     address.protocol = address.protocol === 'https:' ? 'wss:' : 'ws:';
     const since = this.#handlers.since();
     if (since !== null) address.searchParams.set('since', since);
@@ -309,6 +319,12 @@ function readMessage(text: string): Incoming {
   const read: unknown = JSON.parse(text);
   if (typeof (read as Incoming | null)?.type !== 'string') throw new TypeError('It has no type.');
   return read as Incoming;
+}
+
+/** Return a path with the user whose training it is about, if it is about one's training. */
+function ofUser(path: string, user: string | null): string {
+  if (user === null || !/^(ws\/v1\/)?weaver\b/.test(path)) return path;
+  return `${path}${path.includes('?') ? '&' : '?'}user=${encodeURIComponent(user)}`;
 }
 
 async function errorOf(answer: Response): Promise<GatewayError> {

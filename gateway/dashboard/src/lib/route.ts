@@ -1,5 +1,7 @@
 /** Addresses of views: `#/VIEW/PART/PART?name=value`. */
 
+import { shown } from './shown.svelte';
+
 export const VIEWS = ['overview', 'replicas', 'devices', 'steering', 'goodput', 'chaos', 'sessions', 'meshes'] as const;
 
 export type View = (typeof VIEWS)[number];
@@ -24,7 +26,7 @@ export function parseRoute(hash: string): Route {
 
 export function formatRoute(view: View, parts: string[] = [], query: Record<string, string | null | undefined> = {}): string {
   const path = [view, ...parts].map(encodeURIComponent).join('/');
-  const given = Object.entries(query).filter((one): one is [string, string] => Boolean(one[1]));
+  const given = Object.entries({ user: shown.user, ...query }).filter((one): one is [string, string] => Boolean(one[1]));
   const search = new URLSearchParams(given).toString();
   return `#/${path}${search ? `?${search}` : ''}`;
 }

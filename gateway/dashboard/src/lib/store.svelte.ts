@@ -7,6 +7,7 @@
 
 import { Gateway, type Link } from './api';
 import type { CommandRun } from './commands';
+import { isShown, shown } from './shown.svelte';
 import { mergeGoodput } from './store/jobs';
 import { Known } from './store/known.svelte';
 import { newId, Orders } from './store/orders';
@@ -149,8 +150,8 @@ export class Store extends Known {
 
   async loadSessions(): Promise<void> {
     const { sessions, ended } = await this.#requests.sessions();
-    this.sessions = sessions;
-    this.endedSessions = ended;
+    this.sessions = sessions.filter(isShown);
+    this.endedSessions = ended.filter(isShown);
   }
 
   /** Load older commands and what became of them. */
@@ -178,6 +179,16 @@ export class Store extends Known {
 
   async loadStacks(replica: string): Promise<string> {
     return await this.#requests.stacks(replica);
+  }
+
+  /** Show another user's training, as an admin may; null: one's own. Nothing of the one before is kept. */
+  show(user: string | null): void {
+    if (user === shown.user) return;
+    shown.user = user;
+    this.#orders.clear(); // they are not given again to another user's replicas
+    this.endedSessions = [];
+    this.clear();
+    this.gateway.show(user);
   }
 
   /** Begin: sign in, connect, and let the time pass. */

@@ -19,6 +19,9 @@ from loom.errors import BadPlan
 Place = tuple[int | str, ...]
 """The names and numbers that lead to a value in a plan."""
 
+_MOST = 50_000
+"""Values of a plan."""
+
 _PARTS = {
     "": ("a plan", Plan),
     "faults": ("a fault", PlannedFault),
@@ -79,12 +82,16 @@ class _Source:
         self._file = file
         self.values: dict[Place, Mark] = {}
         self._names: dict[Place, Mark] = {}
+        self._read = 0
 
     def mark(self, at: yaml.Mark | None) -> Mark:
         return Mark(self._file, at.line + 1, at.column + 1) if at else Mark(self._file, 1, 1)
 
     def read(self, node: yaml.Node, place: Place = ()) -> Any:
         """Return a node as plain data."""
+        self._read += 1
+        if self._read > _MOST:  # names of YAML may stand for more than the text has
+            raise BadPlan(f"{self.mark(node.start_mark)}: the plan has more than {_MOST} values")
         self.values[place] = self.mark(node.start_mark)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(one, (*place, number)) for number, one in enumerate(node.value)]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, WeaverUnavailable
 
 if TYPE_CHECKING:
+    from loom.chaos.runs.weaver import RunWeaver
     from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
-    from loom_proxy.weaver.client import WeaverProxy
 
 
 AWAY = (WeaverUnavailable, GatewayUnreachable, NotAGateway)
@@ -50,7 +50,7 @@ class Outage:
 class Observer:
     """A repeated reader of a weaver's state. Times are seconds since the epoch, by the weaver's clock."""
 
-    weaver: WeaverProxy
+    weaver: RunWeaver
     replicas: Mapping[str, ReplicaInfo] = field(default_factory=dict)
     events: list[WeaverEvent] = field(default_factory=list)
     lives: dict[str, list[Life]] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +19,16 @@ from loom.chaos.targets import ENDED, Target, check_target, chosen, living, matc
 from loom.errors import LoomError
 
 if TYPE_CHECKING:
+    from loom.chaos.runs.weaver import RunInjection, RunWeaver
     from loom.weaver.views import ReplicaInfo
-    from loom_proxy.weaver.client import WeaverProxy
-    from loom_proxy.weaver.command import InjectionProxy
 
 
 logger = logging.getLogger("loom")
 
 LOOK_EVERY = 0.1  # seconds between two looks at the weaver's state
+
+_PAUSE = 4.0
+"""The wait before the next look, in times that the last one took: to read thousands of replicas is work."""
 
 ACKNOWLEDGED_WITHIN = 10.0
 """Seconds to wait for acknowledgements. A training between steps takes a fault only at its next step."""
@@ -45,9 +48,20 @@ class _Pending:
 
 
 class Run:
-    """One run of a plan. ``report`` is called with a line of text for each thing that happens."""
+    """One run of a plan.
 
-    def __init__(self, plan: Plan, weaver: WeaverProxy, report: Callable[[str], None] = lambda line: None) -> None:
+    Args:
+        report: called with a line of text for each thing that happens.
+        looked: called after each look at the weaver's state.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        weaver: RunWeaver,
+        report: Callable[[str], None] = lambda line: None,
+        looked: Callable[[], object] = lambda: None,
+    ) -> None:
         self.plan = plan
         self.observer = Observer(weaver)
         self._tracker = Tracker(self.observer, plan.recovery, report)
@@ -60,6 +74,10 @@ class Run:
         self._spent_until: list[dict[str, float]] = []  # at each fault, and at the end
         self._weaver = weaver
         self._report = report
+        self._looked = looked
+        self._cancelled = threading.Event()
+        self._why_cancelled = ""
+        self._spent_before: dict[str, float] = {}
         self._random = [random.Random(f"{plan.seed}/{index}") for index in range(len(plan.faults))]
         self._pending = [self._plan(index, one) for index, one in enumerate(plan.faults)]
         self._settled: float | None = None  # when the settling time at the end began
@@ -74,29 +92,47 @@ class Run:
             except LoomError as error:
                 raise self.plan.problem(fault, error) from error
 
+    def cancel(self, reason: str) -> None:
+        """Have the run remove its faults and end soon. Any thread may call."""
+        self._why_cancelled = self._why_cancelled or reason
+        self._cancelled.set()
+
+    def pending(self) -> list[tuple[PlannedFault, int]]:
+        """Return the planned faults that were not injected as often as planned, with how often they still are."""
+        return [(one.planned, max(1, len(one.times))) for one in self._pending]
+
     def run(self) -> None:
         """Carry the plan out to its end."""
         self.check()
         self.observer.begin()
         self.began = self.observer.now()
-        before = self._spent()
+        self._spent_before = self._spent()
         try:
             while not self._is_over():
+                began = time.monotonic()
                 if self.observer.look():
                     self._inject_due()
                 for struck in self.struck:
                     self._tracker.follow(struck)
-                time.sleep(LOOK_EVERY)
+                self._looked()
+                if self._cancelled.wait(max(LOOK_EVERY, _PAUSE * (time.monotonic() - began))):
+                    self.cut_short = self._why_cancelled
+                    self._remove_all()
+                    break
         except KeyboardInterrupt:
             self.cut_short = "it was interrupted"
             self._remove_all()
         self.observer.look()
         self.ended = self.observer.now()
-        self._spent_until.append(self._spent())
-        after = self._spent_until[-1]
-        self.goodput = {reason: after[reason] - before.get(reason, 0.0) for reason in after}
+        self._spent_until.append(self.account())
         for struck, times in zip(self.struck, itertools.pairwise(self._spent_until), strict=True):
             struck.spent = _between(*times)
+
+    def account(self) -> dict[str, float]:
+        """Update ``goodput`` to the present; return the seconds of the watched replicas' jobs, by reason."""
+        spent = self._spent()
+        self.goodput = {reason: spent[reason] - self._spent_before.get(reason, 0.0) for reason in spent}
+        return spent
 
     def _plan(self, index: int, fault: PlannedFault) -> _Pending:
         times: list[float] = []
@@ -111,7 +147,7 @@ class Run:
 
     def _inject_due(self) -> None:
         for pending in list(self._pending):
-            if not self._is_due(pending):
+            if self._cancelled.is_set() or not self._is_due(pending):
                 continue
             found = living(matching(pending.planned.target, self.observer.replicas.values()))
             found = [one for one in found if one.injectable]
@@ -172,10 +208,10 @@ class Run:
         if struck.failed is not None:
             self._report(f"{fault.fault} was not injected: {struck.failed}")
 
-    def _acknowledged(self, struck: Struck, injection: InjectionProxy) -> None:
+    def _acknowledged(self, struck: Struck, injection: RunInjection) -> None:
         """Wait for the acknowledgements. Replicas that the fault killed at once send none."""
         until = time.monotonic() + ACKNOWLEDGED_WITHIN
-        while not injection.done() and time.monotonic() < until:
+        while not injection.done() and time.monotonic() < until and not self._cancelled.is_set():
             injection.outcomes()
             self.observer.look()
             time.sleep(LOOK_EVERY / 4)

@@ -34,19 +34,25 @@ def judge(run: Run) -> list[Verdict]:
     verdicts = []
     for number, struck in enumerate(run.struck):
         of_all = [one for one in run.plan.expect if one.of_faults]
-        for expected in (*struck.planned.expect, *of_all):
-            held, found = _of_fault(expected, struck)
-            verdicts.append(Verdict(expected.text, held, found, number))
+        verdicts += [judge_fault(expected, struck, number) for expected in (*struck.planned.expect, *of_all)]
     if run.cut_short is not None:
         verdicts.append(Verdict("the plan is carried out", False, run.cut_short))
     for number, struck in enumerate(run.struck):
         if struck.failed is not None:
             verdicts.append(Verdict("it is injected", False, struck.failed, number))
-    for expected in run.plan.expect:
-        if not expected.of_faults:
-            held, found = _OF_RUNS[expected.kind](run, expected)
-            verdicts.append(Verdict(expected.text, held, found))
-    return verdicts
+    return verdicts + [judge_run(run, expected) for expected in run.plan.expect if not expected.of_faults]
+
+
+def judge_run(run: Run, expected: Expectation) -> Verdict:
+    """Return the verdict on an expectation of the whole run, as far as the run has come."""
+    held, found = _OF_RUNS[expected.kind](run, expected)
+    return Verdict(expected.text, held, found)
+
+
+def judge_fault(expected: Expectation, struck: Struck, number: int) -> Verdict:
+    """Return the verdict on an expectation of the fault with a number, as far as the fault's outcome is known."""
+    held, found = _of_fault(expected, struck)
+    return Verdict(expected.text, held, found, number)
 
 
 def _of_fault(expected: Expectation, struck: Struck) -> tuple[bool, str]:

@@ -35,6 +35,7 @@ from loom_gateway.weaver_process import WeaverSupervisor
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 SESSION = "session-of-ann"
 BOUND = 20.0
+PLAN = "faults: {fault: sigkill, when: {time: 1 s}}"
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,19 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/weaver/replicas/{replica}/metrics": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/metrics/{metric}": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/stacks": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/replicas/{replica}/profile": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/address": Rule("operate", whose="weaver"),
     "POST /api/v1/weaver/commands": Rule("operate", {"kind": "pause"}, whose="weaver"),
     "GET /api/v1/weaver/commands/{command}": Rule("view", whose="weaver"),
     "POST /api/v1/weaver/inject": Rule("operate", {"fault": "sigkill", "target": "*"}, whose="weaver"),
     "DELETE /api/v1/weaver/inject/{injection}": Rule("operate", whose="weaver"),
     "POST /api/v1/weaver/devices/{device}/failure": Rule("operate", {}, whose="weaver"),
+    "GET /api/v1/users": Rule("admin"),
+    "GET /api/v1/weaver/plans": Rule("view", whose="weaver"),
+    "POST /api/v1/weaver/plans": Rule("operate", {"text": PLAN}, whose="weaver"),
+    "POST /api/v1/weaver/plans/check": Rule("operate", {"text": PLAN}, whose="weaver"),
+    "GET /api/v1/weaver/plans/{plan}": Rule("view", whose="weaver"),
+    "DELETE /api/v1/weaver/plans/{plan}": Rule("operate", whose="weaver"),
     "GET /api/v1/weaver/policies": Rule("view", whose="weaver"),
     "POST /api/v1/weaver/policies": Rule("operate", {"group": "a", "action": "notify"}, whose="weaver"),
     "POST /api/commands/update-config": Rule(
@@ -189,7 +197,7 @@ def path_of(rule: str, **given: str) -> str:
     """The path of a rule, with values for the parts that it leaves open."""
     path = rule.partition(" ")[2]
     values = {"name": SESSION, "user": "carol", "tunnel": "nothing", "replica": "train_0", "metric": "loss"}
-    values |= {"command": "c-1", "injection": "i-1", "device": "GPU-0", **given}
+    values |= {"command": "c-1", "injection": "i-1", "device": "GPU-0", "plan": "p-1", **given}
     return path.format_map(values)
 
 

@@ -1,6 +1,7 @@
 /** What the page knows: the messages and frames of the socket in, and what components read out. */
 
 import { CommandLog, type CommandRun } from '../commands';
+import { isShown } from '../shown.svelte';
 import type {
   Delta,
   DeviceInfo,
@@ -236,7 +237,7 @@ export abstract class Known {
   #takeCommon(message: Snapshot | Delta): void {
     if (message.policies) this.policies = message.policies;
     if (message.goodput) this.goodput = mergeGoodput(this.goodput, message.goodput, message.type === 'snapshot');
-    if (message.sessions) this.sessions = message.sessions;
+    if (message.sessions) this.sessions = message.sessions.filter(isShown);
     if (message.workers) this.workers = message.workers;
   }
 

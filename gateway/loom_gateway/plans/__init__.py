@@ -1,0 +1,1 @@
+"""Plans of faults that the gateway carries out for its users."""

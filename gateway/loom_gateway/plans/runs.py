@@ -1,0 +1,243 @@
+"""`PlanRuns`: the plans that the gateway carries out, one at a time for each user, and the last ones of each."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+import uuid
+from enum import Enum
+
+from loom.chaos.faults import Place
+from loom.chaos.plans.files import parse_plan
+from loom.chaos.plans.plan import Plan
+from loom.chaos.runs.progress import Progress
+from loom.chaos.runs.run import Run
+from loom.errors import Denied, LimitReached, LoomError, NotFound, PlanGoesOn, TokenRevoked, WrongArguments
+from loom.process import tasks
+from loom.token_file import ADMIN
+from loom.weaver.client import WeaverClient
+from loom.weaver.keys import EVERYONE
+from loom_gateway.access.control import AccessControl
+from loom_gateway.access.sessions import Principal
+from loom_gateway.plans.weaver import PlanWeaver
+from loom_gateway.rest.weaver_changes import WeaverChanges
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNNING = 4
+"""Runs of all users at a time."""
+
+KEPT = 5
+"""Runs of a user that are kept after their end, the newest ones."""
+
+LINES = 500
+"""Lines of a run that are kept, the newest ones."""
+
+MAX_WITHIN = 4 * 3600.0
+"""Seconds that a plan may take at most."""
+
+CLOSE_WITHIN = 15.0
+"""Seconds that the runs have to remove their faults when the gateway ends."""
+
+CONFIRM_EVERY = 1.0
+"""Seconds between two checks whether who began a run still may."""
+
+
+class PlanState(str, Enum):
+    """The state of a run."""
+
+    RUNNING = "running"
+    HELD = "held"
+    """It has ended, and all expectations hold."""
+    BROKEN = "broken"
+    """It has ended, and an expectation does not hold."""
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    """It could not be carried out."""
+
+
+class PlanRun:
+    """A run of a plan, in a thread of its own."""
+
+    def __init__(self, plan: Plan, user: str, by: str, weaver: PlanWeaver) -> None:
+        self.id = uuid.uuid4().hex[:16]
+        self.plan = plan
+        self.user = user
+        self.by = by
+        """The name of the token with which it was begun."""
+        self.began = time.time()
+        self.state = PlanState.RUNNING
+        self.why: str | None = None
+        """Why it was cancelled or has failed."""
+        self.progress = Progress()
+        self.lines: list[tuple[float, str]] = []
+        """What happened: seconds since the epoch, and a text."""
+        self.over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._cancelled: str | None = None
+        self._run = Run(plan, weaver, self._say, lambda: self.progress.look(self._run))
+
+    async def check(self) -> None:
+        """Raise `BadPlan` if a fault has no target, or one that is not marked as injectable; change nothing."""
+        await asyncio.to_thread(self._run.check)
+
+    def start(self) -> None:
+        threading.Thread(target=self._carry_out, name="loom-plan", daemon=True).start()
+
+    def cancel(self, why: str) -> None:
+        """Have the run remove its faults and end soon."""
+        if self.state is PlanState.RUNNING:
+            self._cancelled = self._cancelled or why
+            self._run.cancel(why)
+
+    def _carry_out(self) -> None:
+        state, why = PlanState.FAILED, None
+        try:
+            self._run.run()
+            held = self.progress.end(self._run)
+            state = PlanState.HELD if held else PlanState.BROKEN
+            if self._cancelled is not None:
+                state, why = PlanState.CANCELLED, self._cancelled
+        except LoomError as error:
+            why = str(error)
+        except Exception as error:
+            logger.exception("the run %s of a plan broke of itself", self.id)
+            why = f"{type(error).__name__}: {error}"
+        self._loop.call_soon_threadsafe(self._end, state, why)
+
+    def _end(self, state: PlanState, why: str | None) -> None:
+        self.state, self.why = state, why
+        self.over.set()
+
+    def _say(self, line: str) -> None:
+        self.lines = [*self.lines[-LINES + 1 :], (time.time(), line)]
+
+
+class PlanRuns:
+    """Begins runs, finds them and ends them. On the gateway's event loop."""
+
+    def __init__(self, weaver: WeaverClient, changes: WeaverChanges, access: AccessControl) -> None:
+        self._weaver = weaver
+        self._changes = changes
+        self._access = access
+        self._runs: dict[str, PlanRun] = {}
+        self._beginning: set[str] = set()
+        """Users whose run is being checked."""
+        self._closing = False
+
+    async def check(self, text: str, seed: int | None, by: Principal, of: dict[str, str]) -> Plan:
+        """Check that a plan makes sense and that each fault has a target; change nothing.
+
+        Raises:
+            BadPlan: it makes no sense, or a fault has no injectable target; the text begins with line and column.
+            ScopeError: it strikes what all users share, and the principal is no admin.
+        """
+        made = await self._make(text, seed, by, of)
+        await made.check()
+        return made.plan
+
+    async def begin(self, text: str, seed: int | None, by: Principal, of: dict[str, str]) -> PlanRun:
+        """Begin a run of a plan. Raise as `check`.
+
+        Raises:
+            PlanGoesOn: a run of the user's goes on.
+            LimitReached: as many runs go on as may.
+        """
+        _check_whole(of)
+        user = of["user"]
+        if user in self._beginning or any(one.user == user for one in self._running()):
+            raise PlanGoesOn(f"a plan of {user!r} is carried out already: wait for its end, or cancel it")
+        if self._closing or len(self._running()) + len(self._beginning) >= MAX_RUNNING:
+            raise LimitReached(
+                f"the gateway carries out {MAX_RUNNING} plans at a time, of all users: try again later"
+            )
+        self._beginning.add(user)
+        try:
+            made = await self._make(text, seed, by, of)
+            await made.check()
+        finally:
+            self._beginning.discard(user)
+        self._runs[made.id] = made
+        self._forget(user)
+        made.start()
+        tasks.run("watch a plan", self._watch(made, by))
+        return made
+
+    def find(self, id: str, of: dict[str, str]) -> PlanRun:
+        """Return a run of a user's by its id."""
+        _check_whole(of)
+        run = self._runs.get(id)
+        if run is None or of["user"] not in (run.user, EVERYONE):
+            raise NotFound(f"there is no run {id!r:.80} of a plan of {of['user']!r}")
+        return run
+
+    def of_user(self, of: dict[str, str]) -> list[PlanRun]:
+        """Return the runs of a user, the newest first."""
+        _check_whole(of)
+        return [one for one in reversed(self._runs.values()) if of["user"] in (one.user, EVERYONE)]
+
+    async def close(self) -> None:
+        """Cancel all runs, and wait until their faults are removed."""
+        self._closing = True
+        going = self._running()
+        for run in going:
+            run.cancel("the gateway ends")
+        waits = [asyncio.ensure_future(run.over.wait()) for run in going]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=CLOSE_WITHIN)
+            for one in late:
+                one.cancel()
+
+    async def _make(self, text: str, seed: int | None, by: Principal, of: dict[str, str]) -> PlanRun:
+        _check_whole(of)
+        if of["user"] == EVERYONE:
+            raise WrongArguments("a plan is about the replicas of one user: name the user")
+        plan = await asyncio.to_thread(parse_plan, text)
+        if seed is not None:
+            plan = dataclasses.replace(plan, seed=seed)
+        self._check_faults(plan, by)
+        about = {"plan": plan.name[:100], "of": of["user"]}
+        loop = asyncio.get_running_loop()
+        weaver = PlanWeaver(loop, self._weaver, self._changes, self._access, by, of, about)
+        return PlanRun(plan, of["user"], by.token.name, weaver)
+
+    def _check_faults(self, plan: Plan, by: Principal) -> None:
+        if plan.within > MAX_WITHIN:
+            raise WrongArguments(f"a plan takes at most {MAX_WITHIN:g} s here (`within`), not {plan.within:g}")
+        for fault in plan.faults:
+            if fault.kind.place is not Place.GATEWAY:
+                continue
+            if fault.kind.of == "gateway":
+                text = "the gateway carries the plan out, and would end with it: use `loom inject run`"
+                raise plan.problem(fault, text)
+            if fault.kind.of == "weaver":
+                self._access.require(by, ADMIN, f"to inject {fault.fault}, which strikes all users,")
+
+    async def _watch(self, run: PlanRun, by: Principal) -> None:
+        """Cancel a run when the token with which it was begun is revoked or expires."""
+        while not run.over.is_set():
+            try:
+                self._access.confirm(by)
+            except TokenRevoked as error:
+                run.cancel(str(error))
+            try:
+                await asyncio.wait_for(run.over.wait(), CONFIRM_EVERY)
+            except asyncio.TimeoutError:
+                continue
+
+    def _running(self) -> list[PlanRun]:
+        return [one for one in self._runs.values() if one.state is PlanState.RUNNING]
+
+    def _forget(self, user: str) -> None:
+        ended = [one for one in self._runs.values() if one.user == user and one.state is not PlanState.RUNNING]
+        for one in ended[:-KEPT]:
+            del self._runs[one.id]
+
+
+def _check_whole(of: dict[str, str]) -> None:
+    """Refuse a guest of a session: a plan is about all that the session's user has."""
+    if "in_session" in of:
+        raise Denied("a plan reaches beyond a session: only the session's user has it carried out")
