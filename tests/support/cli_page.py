@@ -17,19 +17,21 @@ __all__ = ["PAGES", "commands", "page"]
 OF_TRAINING = frozenset(
     (
         *("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics"),
-        *("stacks", "profile", "debug", "inject", "bridge"),
+        *("debug", "inject", "bridge"),
     )
 )
 """First words of the commands that have the page about training."""
 
-OF_DEVICES = frozenset(("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes"))
-"""First words of the commands that have the page about devices and meshes."""
+OF_DEVICES = frozenset(
+    ("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes", "stacks", "profile")
+)
+"""First words of the commands that have the page about devices, meshes and processes."""
 
 CLUSTER = """\
 # The command line
 
 This page has the commands for clusters, sessions and tokens; there are others about [training](cli-training.md)
-and [devices and meshes](cli-devices.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version`
+and [devices, meshes and processes](cli-devices.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version`
 the version. Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py` writes these pages.
 """
 
@@ -41,11 +43,11 @@ and tokens, and the options of every command that asks a gateway: `--url`, `--to
 """
 
 DEVICES = """\
-# The command line for devices and meshes
+# The command line for devices, meshes and processes
 
-These commands show the GPUs and CPUs that a training runs on, take them out of use, and show meshes. [The page
-about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and `--ca`. See
-also [when a device fails](../guide/weaver.md#when-a-device-fails).
+These commands show the GPUs and CPUs that a training runs on, take them out of use, show meshes, and look into
+processes. [The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token`
+and `--ca`. See also [when a device fails](../guide/weaver.md#when-a-device-fails).
 """
 
 SHARED = ("url", "token", "ca")
