@@ -415,6 +415,7 @@ class Person(threading.Thread):
         found = [
             ("GET", "replicas/{}", replica),
             ("GET", "replicas/{}/stacks", replica),
+            ("GET", "replicas/{}/profile?seconds=1", replica),
             ("GET", "replicas/{}/metrics", replica),
             ("GET", "replicas/{}/metrics/loss", replica),
             ("GET", "events?replica={}", replica),

@@ -247,6 +247,7 @@ def test_the_openapi_document_describes_it(guarded: Guarded) -> None:
         "/api/v1/weaver/replicas/{replica}/metrics": ["get"],
         "/api/v1/weaver/replicas/{replica}/metrics/{metric}": ["get"],
         "/api/v1/weaver/replicas/{replica}/stacks": ["get"],
+        "/api/v1/weaver/replicas/{replica}/profile": ["get"],
         "/api/v1/weaver/address": ["get"],
         "/api/v1/weaver/commands": ["post"],
         "/api/v1/weaver/commands/{command}": ["get"],
@@ -254,6 +255,9 @@ def test_the_openapi_document_describes_it(guarded: Guarded) -> None:
         "/api/v1/weaver/policies": ["get", "post"],
         "/api/v1/weaver/inject": ["post"],
         "/api/v1/weaver/inject/{injection}": ["delete"],
+        "/api/v1/weaver/plans": ["get", "post"],
+        "/api/v1/weaver/plans/check": ["post"],
+        "/api/v1/weaver/plans/{plan}": ["get", "delete"],
     }
     for found in document["paths"].values():
         assert all(operation["description"] for operation in found.values())

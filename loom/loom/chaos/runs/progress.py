@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,6 +14,9 @@ from loom.chaos.runs.verdicts import judge, judge_fault, judge_run
 
 JUDGE_EVERY = 2.0
 """Seconds between two judgements of the whole run, for which the metrics' history is read."""
+
+JUDGED = 100
+"""Watched replicas up to which the whole run is judged before its end: the history of each is read for that."""
 
 SHOWN = 200
 """Injected faults whose progress is told, the newest ones."""
@@ -93,9 +97,7 @@ class Progress:
     def look(self, run: Run) -> None:
         """Note the progress of a run that goes on."""
         if time.monotonic() >= self._judged + JUDGE_EVERY:
-            run.account()
-            verdicts = [judge_run(run, one) for one in run.plan.expect if not one.of_faults]
-            self._of_run = tuple(ExpectationProgress(one.expected, one.held, False, one.found) for one in verdicts)
+            self._of_run = tuple(_so_far(run))
             self._judged = time.monotonic()
         first = max(0, len(run.struck) - SHOWN)
         of_faults = [
@@ -124,6 +126,20 @@ class Progress:
             for one, times in run.pending()
         ]
         self.now = RunProgress(now - run.began, (*injected, *waiting), expectations, len(run.struck))
+
+
+def _so_far(run: Run) -> Iterator[ExpectationProgress]:
+    """Yield what the expectations of the whole run come to so far."""
+    run.account()
+    few = len(run.watched()) <= JUDGED
+    for expected in run.plan.expect:
+        if expected.of_faults:
+            continue
+        if few:
+            verdict = judge_run(run, expected)
+            yield ExpectationProgress(expected.text, verdict.held, False, verdict.found)
+        else:
+            yield ExpectationProgress(expected.text, None, False, "judged at the end")
 
 
 def _expected_of(run: Run, struck: Struck) -> tuple[Expectation, ...]:
