@@ -90,6 +90,9 @@ async function open(hash: string, scope: Scope = 'operate'): Promise<HTMLElement
 
 const find = (id: string): HTMLElement | null => document.querySelector(`[data-testid="${id}"]`);
 
+// The first test compiles the whole page.
+vi.setConfig({ testTimeout: 30_000 });
+
 describe('each view', () => {
   it.each([
     ['#/overview', 'Overview'],

@@ -79,6 +79,7 @@ class PlanRun:
         self._loop = asyncio.get_running_loop()
         self._cancelled: str | None = None
         self._run = Run(plan, weaver, self._say, lambda: self.progress.look(self._run))
+        self.progress.begin(self._run)
 
     async def check(self) -> None:
         """Raise `BadPlan` if a fault has no target, or one that is not marked as injectable; change nothing."""

@@ -94,6 +94,10 @@ class Progress:
         self._judged = 0.0
         self._of_run: tuple[ExpectationProgress, ...] = ()
 
+    def begin(self, run: Run) -> None:
+        """Note that all faults of a run wait."""
+        self._note(run, run.began, ())
+
     def look(self, run: Run) -> None:
         """Note the progress of a run that goes on."""
         if time.monotonic() >= self._judged + JUDGE_EVERY:
