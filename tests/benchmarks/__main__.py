@@ -33,6 +33,7 @@ from tests.benchmarks import (
 )
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
+from tests.benchmarks.page.plan import PagePlan
 from tests.benchmarks.results_page import results_page
 
 WIDTH = 110
@@ -299,6 +300,30 @@ def measure_weaver(
     """Reports and replicas that the weaver can take, and how soon a command is applied and a death noticed."""
     plan = weaver.WeaverPlan(rounds, seconds, replicas=tuple(replicas or weaver.WeaverPlan.replicas))
     _report(lambda say: weaver.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("page")
+def measure_page(
+    rounds: Rounds = PagePlan.rounds,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long all views are measured.")] = (
+        PagePlan.seconds
+    ),
+    replicas: Annotated[int, typer.Option(min=1, help="Simulated replicas at 1 Hz.")] = PagePlan.replicas,
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """The page with many replicas: the browser's time for an update, memory, bytes, and a second watcher's cost."""
+    from tests.benchmarks.page.measuring import measure_page  # which needs Playwright
+    from tests.benchmarks.page.report import page_report
+
+    plan = PagePlan(replicas, seconds=seconds, rounds=rounds)
+    _report(
+        lambda say: page_report(plan, _command(), describe_machine(), measure_page(plan, say)),
+        as_json,
+        check,
+        write,
+    )
 
 
 if __name__ == "__main__":

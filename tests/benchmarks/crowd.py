@@ -8,6 +8,8 @@ spread evenly over time.
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import resource
 import sys
 import threading
@@ -31,6 +33,9 @@ AT_ONCE = 100
 
 STORED_WITHIN = 30.0
 """Seconds that the last reports may take to be stored."""
+
+NOT_FINITE = 1000
+"""One of so many has a loss that is not finite."""
 
 NO_PROCESS = (1 << 22) + 1
 """A process id that Linux gives to none: to the weaver, the crowd is on other hosts."""
@@ -63,15 +68,21 @@ class Crowd:
             asyncio.create_task(self._take_turns(DEVICES_INTERVAL, _Member.tell_device)),
         ]
 
-    def join(self, count: int) -> float:
-        """Have so many more register; seconds until all are welcome."""
+    def join(self, count: int, group_size: int | None = None) -> float:
+        """Have so many more register; seconds until all are welcome.
+
+        Args:
+            count: how many.
+            group_size: members of a group; one group for all if None.
+        """
         start = time.monotonic()
-        self._do(self._join(count))
+        self._do(self._join(count, group_size))
         return time.monotonic() - start
 
-    async def _join(self, count: int) -> None:
+    async def _join(self, count: int, group_size: int | None) -> None:
         for first in range(0, count, AT_ONCE):
-            members = [_Member(len(self._members) + number) for number in range(min(AT_ONCE, count - first))]
+            numbers = range(len(self._members), len(self._members) + min(AT_ONCE, count - first))
+            members = [_Member(one, one // group_size if group_size else None) for one in numbers]
             await asyncio.gather(*(member.connect(self._address) for member in members))
             self._members += members
 
@@ -100,8 +111,7 @@ class Crowd:
                 self._members[number % len(self._members)].report(together)
             sent = due
         last = time.monotonic()
-        lost = sum(member.lost for member in self._members)
-        assert not lost, f"the weaver gave up {lost} of {len(self._members)} threadlets"
+        self._all_connected()
         while any(member.stored < member.seq for member in self._members):
             assert time.monotonic() < last + STORED_WITHIN, "the weaver does not store what it is told"
             await asyncio.sleep(TURN)
@@ -111,6 +121,22 @@ class Crowd:
             "until_stored": time.monotonic() - start,
             "cpu_seconds": time.process_time() - cpu,
         }
+
+    def _all_connected(self) -> None:
+        lost = sum(member.lost for member in self._members)
+        assert not lost, f"the weaver gave up {lost} of {len(self._members)} threadlets"
+
+    def keep_reporting(self) -> None:
+        """Have each report once a second from now on, in a frame of its own."""
+        self._do(self._keep_reporting())
+
+    async def _keep_reporting(self) -> None:
+        self._background.append(asyncio.create_task(self._take_turns(1.0, _Member.report)))
+
+    def stored(self) -> int:
+        """Return how many reports the weaver has stored so far."""
+        self._all_connected()
+        return sum(member.stored for member in self._members)
 
     async def _take_turns(self, every: float, say: Any) -> None:
         """Have each say something once in so many seconds."""
@@ -130,14 +156,22 @@ class Crowd:
 
 
 class _Member(asyncio.Protocol):
-    """A threadlet."""
+    """A threadlet. What it reports depends on its number and on how often it did.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: of which there is one only.
+        group: number of its group; None for the one group.
+    """
+
+    def __init__(self, number: int, group: int | None) -> None:
         self.seq = 0
         self.stored = 0
         self.lost = False
         self._began = time.monotonic()
-        self._step = 0
+        self._random = random.Random(number)
+        self._step = self._random.randrange(50)
+        self._diverged = number % NOT_FINITE == NOT_FINITE - 1
+        self._group = "train" if group is None else f"train{group}"
         self._name = f"train_{number}"
         self._device = {**GPU, "uuid": f"GPU-{number}", "server": f"node-{number // 8}"}
         self._splitter = Splitter()
@@ -147,7 +181,9 @@ class _Member(asyncio.Protocol):
     async def connect(self, address: WeaverAddress) -> None:
         await asyncio.get_running_loop().create_connection(lambda: self, address.host, address.port)
         instance = f"instance of {self._name}"
-        hello = hello_of(address.key, self._name, instance, pid=NO_PROCESS, devices=[self._device])
+        hello = hello_of(
+            address.key, self._name, instance, pid=NO_PROCESS, devices=[self._device], group=self._group
+        )
         self._send("hello", hello)
         await self._welcome
 
@@ -171,13 +207,14 @@ class _Member(asyncio.Protocol):
             self._welcome.set_exception(ConnectionError(f"the weaver refused {self._name}"))
         self.lost = True
 
-    def report(self, count: int) -> None:
+    def report(self, count: int = 1) -> None:
         """Report the next steps, in one frame."""
         now, rows = time.time(), []
         for _ in range(count):
             self.seq += 1
             self._step += 1
-            metrics = {"loss": 1.0 / self._step, "learning_rate": 0.1}
+            loss = 4.0 / (1.0 + self._step / 100.0) + self._random.uniform(-0.1, 0.1)
+            metrics = {"loss": math.nan if self._diverged else loss, "learning_rate": 0.1}
             rows.append([self.seq, now, self._step, None, None, metrics, None])
         self._send("status", rows)
 
@@ -188,7 +225,13 @@ class _Member(asyncio.Protocol):
         self._send("spent", [lived, 0.1, 1, self._step, 0.01, spent])
 
     def tell_device(self) -> None:
-        use = {"utilization": 0.9, "memory_used": 1 << 30, "temperature": 60.0, "power": 500.0}
+        load = self._random.random()
+        use = {
+            "utilization": load,
+            "memory_used": 1 << 30,
+            "temperature": 40.0 + 40.0 * load,
+            "power": 700.0 * load,
+        }
         self._send("devices", time.time(), {self._device["uuid"]: use})
 
     def _send(self, *frame: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["Machine", "describe_machine"]
+__all__ = ["Machine", "cpu_seconds", "describe_machine"]
 
 PACKAGES = ("torchmonarch", "monarch-loom", "websockets", "uvicorn", "uvloop")
 
@@ -31,6 +31,12 @@ class Machine:
 def describe_machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Machine(cores, _cpu_model(), platform.python_version(), {name: _version(name) for name in PACKAGES})
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, with the kernel's finest clock for it (Linux)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
 
 
 def _cpu_model() -> str:

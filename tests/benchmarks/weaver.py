@@ -20,7 +20,7 @@ from loom.weaver.storage.store import Store
 from tests.benchmarks import steering
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.caller_process import CallerProcess
-from tests.benchmarks.machine import describe_machine
+from tests.benchmarks.machine import cpu_seconds, describe_machine
 from tests.benchmarks.report import Ratio, budgeted, percentile
 from tests.unit.loom.weaver.raw_threadlet import RawGateway, WeaverProcess, running_weaver
 
@@ -268,9 +268,9 @@ def _crowd(count: int) -> Iterator[tuple[WeaverProcess, CallerProcess]]:
 
 
 def _loaded(weaver: WeaverProcess, crowd: CallerProcess, seconds: float, per_second: float, together: int) -> Load:
-    cpu = _cpu_seconds(weaver.pid)
+    cpu = cpu_seconds(weaver.pid)
     sent = crowd.ask("report", seconds=seconds, per_second=per_second, together=together)
-    cpu = _cpu_seconds(weaver.pid) - cpu
+    cpu = cpu_seconds(weaver.pid) - cpu
     return Load(sent["reports"], sent["until_stored"], cpu, sent["cpu_seconds"])
 
 
@@ -301,9 +301,3 @@ def _command(gateway: RawGateway, target: str) -> dict[str, Any]:
     given = gateway.ask("command", kind="update_config", params={"learning_rate": 0.1}, target=target)
     outcomes: dict[str, Any] = gateway.ask("command_state", id=given["id"], timeout=30)["outcomes"]
     return outcomes
-
-
-def _cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far, with the kernel's finest clock for it (Linux)."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9

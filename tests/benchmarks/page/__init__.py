@@ -1,0 +1,1 @@
+"""What the page costs with ten thousand replicas: ``python -m tests.benchmarks page``."""

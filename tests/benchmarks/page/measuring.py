@@ -1,0 +1,274 @@
+"""Measures the page beside simulated threadlets: each of its views in turn, in rounds.
+
+Gateway, weaver, workers and threadlets share one core; Chromium has the others. In each round a view is traced for
+a while with one watcher, and left alone for as long with a second one. How much CPU time gateway and weaver use is
+measured in both. Afterwards garbage is collected and the heap is measured.
+"""
+
+# mypy: disable-error-code="misc,untyped-decorator"
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psutil
+from playwright.sync_api import Browser, CDPSession, Page, WebSocket, expect
+
+import loom
+from loom_gateway.dashboard.files import STATIC
+from loom_proxy.local import LocalCluster
+from tests.benchmarks.caller_process import CallerError, CallerProcess
+from tests.benchmarks.doors import Echo
+from tests.benchmarks.machine import cpu_seconds
+from tests.benchmarks.page.plan import VIEWS, Heap, Load, PageFigures, PagePlan, ViewFigures
+from tests.benchmarks.page.trace import record
+from tests.benchmarks.page.watcher import Watcher
+from tests.support.browser import Tab, chromium, signed_in
+
+__all__ = ["measure_page"]
+
+CALL_EVERY = 0.05
+"""Seconds from one call's result to the next call."""
+
+SETTLED = 1.0
+"""Seconds that a second watcher is there before its cost is measured, and away before that without it is."""
+
+BOUND = 60.0
+"""Seconds that a second watcher may wait for its snapshot."""
+
+BUILT = ("*.html", "assets/*")
+"""Files of the page."""
+
+_COUNT_FRAMES = """() => {
+  const frames = { times: [], on: true };
+  const note = (time) => {
+    frames.times.push(time);
+    if (frames.on) requestAnimationFrame(note);
+  };
+  window.benchmarkFrames = frames;
+  requestAnimationFrame(note);
+}"""
+
+_COUNTED_FRAMES = """() => {
+  window.benchmarkFrames.on = false;
+  return window.benchmarkFrames.times;
+}"""
+
+
+def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
+    """Measure everything.
+
+    Raises:
+        CallerError: there is no page or no Chromium, or a process failed.
+    """
+    if not (STATIC / "index.html").is_file():
+        raise CallerError("the page is not built: cd gateway/dashboard && npm ci && npm run build")
+    if shutil.which("chromium") is None:
+        raise CallerError("the program chromium (Debian package chromium) is not installed")
+    cores = sorted(os.sched_getaffinity(0))
+    figures = PageFigures({name: ViewFigures() for name in VIEWS}, size=_size())
+    with ExitStack() as stack:
+        say(f"{plan.replicas:,} threadlets register")
+        with _held_to(cores[:1]):
+            cluster = stack.enter_context(LocalCluster(1))
+            job = stack.enter_context(loom.connect(cluster.url, cluster.token))
+            crowd = CallerProcess("threadlets", "tests.benchmarks.crowd", (job.weaver.address(),))
+            stack.enter_context(crowd).await_ready()
+        stack.enter_context(_held_to(cores[1:] or cores))
+        for joined in range(0, plan.replicas, plan.group):
+            crowd.ask("join", count=min(plan.group, plan.replicas - joined), group_size=plan.group)
+        crowd.ask("keep_reporting")
+        servers = _Servers(cluster.pids[0], crowd)
+
+        say("calls of a session without a page")
+        echo = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("echo", Echo)
+        echo.echo.call_one(0).get()
+        with _Calls(echo) as calls:
+            time.sleep(plan.window)
+        figures.calls_without.extend(calls.milliseconds)
+
+        browser = stack.enter_context(chromium())
+        tab = stack.enter_context(signed_in(browser, cluster.url, cluster.token))
+        _Measuring(plan, figures, cluster, servers, browser, tab, echo, say).run()
+    return figures
+
+
+class _Servers:
+    """The processes on the one core."""
+
+    def __init__(self, gateway: int, crowd: CallerProcess) -> None:
+        children = psutil.Process(gateway).children()
+        (weaver,) = [one.pid for one in children if "loom.weaver" in one.cmdline()]
+        self._pids = (gateway, weaver, crowd.pid)
+        self._crowd = crowd
+
+    @contextmanager
+    def loaded(self) -> Iterator[list[Load]]:
+        """Measure a time; what was measured is in the list afterwards."""
+        found: list[Load] = []
+        stored, cpu, start = self._crowd.ask("stored"), self._cpu(), time.monotonic()
+        yield found
+        gateway, weaver, crowd = (now - before for now, before in zip(self._cpu(), cpu, strict=True))
+        seconds = time.monotonic() - start
+        found.append(Load(seconds, gateway, weaver, crowd, self._crowd.ask("stored") - stored))
+
+    def _cpu(self) -> list[float]:
+        return [cpu_seconds(pid) for pid in self._pids]
+
+
+class _Calls:
+    """Calls of a session, one after the other in a thread of their own; a context manager."""
+
+    def __init__(self, echo: Any) -> None:
+        self.milliseconds: list[float] = []
+        self._echo = echo
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="calls", daemon=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(CALL_EVERY) or not self.milliseconds:
+            start = time.perf_counter()
+            self._echo.echo.call_one(0).get()
+            self.milliseconds.append((time.perf_counter() - start) * 1e3)
+
+    def __enter__(self) -> _Calls:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+class _Measuring:
+    """The page in a browser, and the rounds."""
+
+    def __init__(
+        self,
+        plan: PagePlan,
+        figures: PageFigures,
+        cluster: LocalCluster,
+        servers: _Servers,
+        browser: Browser,
+        tab: Tab,
+        echo: Any,
+        say: Callable[[str], object],
+    ) -> None:
+        self._plan = plan
+        self._figures = figures
+        self._cluster = cluster
+        self._servers = servers
+        self._browser = browser
+        self._tab = tab
+        self._page: Page = tab.page
+        self._devtools: CDPSession = tab.page.context.new_cdp_session(tab.page)
+        self._echo = echo
+        self._say = say
+        self._received = 0
+        self._subscription: dict[str, Any] | None = None
+
+    def run(self) -> None:
+        self._page.on("websocket", self._heed)
+        start = time.monotonic()
+        with _Calls(self._echo) as calls:
+            self._page.reload()  # only now are its messages seen
+            self._tab.live()
+        self._figures.opened = time.monotonic() - start
+        self._figures.calls_opening.extend(calls.milliseconds)
+        self._began = time.monotonic()
+        for number in range(self._plan.rounds):
+            for place, view in enumerate(VIEWS):
+                self._say(f"round {number + 1} of {self._plan.rounds}: {view}")
+                self._tab.open(VIEWS[view].format(replica="train_0"))
+                expect(self._page.locator("h1")).to_be_visible()
+                self._wait(self._plan.settle)
+                # The second watcher is there first half of the times: what slowly changes is no cost of it.
+                self._of_view(view, watched_first=bool((number + place) % 2))
+            with _Calls(self._echo) as calls:
+                self._wait(self._plan.window)
+            self._figures.calls_with.extend(calls.milliseconds)
+
+    def _heed(self, socket: WebSocket) -> None:
+        """Note the page's subscription, and count what it receives."""
+
+        def sent(payload: str | bytes) -> None:
+            message = json.loads(payload)
+            if message.get("type") == "subscribe":
+                self._subscription = message
+
+        def received(payload: str | bytes) -> None:
+            self._received += len(payload.encode() if isinstance(payload, str) else payload)
+
+        socket.on("framesent", sent)
+        socket.on("framereceived", received)
+
+    def _wait(self, seconds: float) -> None:
+        self._page.wait_for_timeout(seconds * 1e3)
+
+    def _of_view(self, view: str, watched_first: bool) -> None:
+        figures = self._figures.views[view]
+        loads: dict[bool, Load] = {}
+        for watched in (watched_first, not watched_first):
+            if watched:
+                loads[True] = self._watched_twice(figures)
+            else:
+                self._wait(min(SETTLED, self._plan.settle))
+                received = self._received
+                with self._servers.loaded() as found:
+                    figures.traces.append(record(self._browser, self._plan.window, self._wait))
+                figures.received.append((self._received - received) / found[0].seconds)
+                (loads[False],) = found
+        self._figures.loads.append(loads[False])
+        figures.second_watcher.append(loads[True].serving - loads[False].serving)
+        figures.heaps.append(self._heap())
+
+    def _watched_twice(self, figures: ViewFigures) -> Load:
+        """Have a second watcher, and measure the frames of the page meanwhile."""
+        start = time.monotonic()
+        with Watcher(self._cluster.url, self._cluster.token, self._subscription) as watcher:
+            while not watcher.there:
+                if time.monotonic() > start + BOUND:
+                    raise CallerError(f"a second watcher got no snapshot within {BOUND:g} s")
+                self._wait(0.02)
+            self._figures.watcher_there.append(time.monotonic() - start)
+            self._wait(min(SETTLED, self._plan.settle))
+            self._page.evaluate(_COUNT_FRAMES)
+            with self._servers.loaded() as found:
+                self._wait(self._plan.window)
+            times = self._page.evaluate(_COUNTED_FRAMES)
+        figures.frames.extend(later - sooner for sooner, later in itertools.pairwise(times))
+        return found[0]
+
+    def _heap(self) -> Heap:
+        self._devtools.send("HeapProfiler.collectGarbage")
+        usage = self._devtools.send("Runtime.getHeapUsage")
+        used = sum(usage[name] for name in ("usedSize", "embedderHeapUsedSize", "backingStorageSize"))
+        return Heap(time.monotonic() - self._began, used)
+
+
+@contextmanager
+def _held_to(cores: list[int]) -> Iterator[None]:
+    """Hold this thread, and what it starts meanwhile, to some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(0, before)
+
+
+def _size() -> int:
+    """Bytes of the page's files, each of them gzipped."""
+    files = [file for pattern in BUILT for file in STATIC.glob(pattern)]
+    return sum(len(gzip.compress(file.read_bytes(), 6)) for file in files)
