@@ -35,7 +35,7 @@ from tests.benchmarks.page.trace import record
 from tests.benchmarks.page.watcher import Watcher
 from tests.support.browser import Tab, chromium, signed_in
 
-__all__ = ["measure_page"]
+__all__ = ["measure_page", "missing"]
 
 CALL_EVERY = 0.05
 """Seconds from one call's result to the next call."""
@@ -65,16 +65,23 @@ _COUNTED_FRAMES = """() => {
 }"""
 
 
+def missing() -> str | None:
+    """Return why the page cannot be measured here; None if it can."""
+    if not (STATIC / "index.html").is_file():
+        return "the page is not built: cd gateway/dashboard && npm ci && npm run build"
+    if shutil.which("chromium") is None:
+        return "the program chromium (Debian package chromium) is not installed"
+    return None
+
+
 def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
     """Measure everything.
 
     Raises:
         CallerError: there is no page or no Chromium, or a process failed.
     """
-    if not (STATIC / "index.html").is_file():
-        raise CallerError("the page is not built: cd gateway/dashboard && npm ci && npm run build")
-    if shutil.which("chromium") is None:
-        raise CallerError("the program chromium (Debian package chromium) is not installed")
+    if why_not := missing():
+        raise CallerError(why_not)
     cores = sorted(os.sched_getaffinity(0))
     figures = PageFigures({name: ViewFigures() for name in VIEWS}, size=_size())
     with ExitStack() as stack:

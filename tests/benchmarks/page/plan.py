@@ -93,9 +93,9 @@ class ViewFigures:
 
     @property
     def growth(self) -> float:
-        """KiB a minute by which the heap grew from the first round to the last; 0 for one round."""
+        """KiB a minute by which the heap grew from the first round to the last."""
         first, last = self.heaps[0], self.heaps[-1]
-        return (last.used - first.used) / 1024 / (last.at - first.at) * 60 if last is not first else 0.0
+        return (last.used - first.used) / 1024 / (last.at - first.at) * 60
 
 
 @dataclass

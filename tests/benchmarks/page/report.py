@@ -56,23 +56,22 @@ def page_report(plan: PagePlan, command: str, machine: Machine, figures: PageFig
     views = figures.views
     budgets = (
         *(
-            budgeted("update of the page", f"update, p95, {name}", "ms of the main thread", [_p(95, one.updates)])
+            budgeted("update of the page", f"update, p95, {name}", "ms", [_p(95, one.updates)])
             for name, one in views.items()
         ),
-        budgeted(
-            "growth of the page's memory",
-            "growth of the heap, by view",
-            "KiB a minute",
-            [one.growth for one in views.values()],
+        *(
+            budgeted("growth of the page's memory", f"growth of the heap, {name}", "KiB/min", [one.growth])
+            for name, one in views.items()
+            if plan.rounds > 1
         ),
         *(
-            budgeted("bytes a second to the page", f"received, {name}", "KB a second", _kilobytes(one))
+            budgeted("bytes a second to the page", f"received, {name}", "KB/s", _kilobytes(one))
             for name, one in views.items()
         ),
         budgeted(
             "second watcher",
             "a second watcher",
-            "% of one core of gateway and weaver",
+            "% of one core",
             [each for one in views.values() for each in one.second_watcher],
         ),
         budgeted("size of the page", "the page's files, gzipped", "KiB", [figures.size / 1024]),
