@@ -35,7 +35,7 @@ BUDGETS = {
     "status report": Budget("at most", 1.0),
     "check for updates": Budget("at most", 0.3),
     "update of the page": Budget("at most", 16.0),
-    "growth of the page's memory": Budget("at most", 64.0),
+    "growth of the page's memory": Budget("at most", 256.0),
     "bytes a second to the page": Budget("at most", 200.0),
     "second watcher": Budget("at most", 5.0),
     "size of the page": Budget("at most", 150.0),

@@ -257,7 +257,8 @@ class _Measuring:
         return found[0]
 
     def _heap(self) -> Heap:
-        self._devtools.send("HeapProfiler.collectGarbage")
+        for _ in range(2):  # what the first finalises, the second frees
+            self._devtools.send("HeapProfiler.collectGarbage")
         usage = self._devtools.send("Runtime.getHeapUsage")
         used = sum(usage[name] for name in ("usedSize", "embedderHeapUsedSize", "backingStorageSize"))
         return Heap(time.monotonic() - self._began, used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -54,16 +55,13 @@ class PageReport(BudgetReport):
 def page_report(plan: PagePlan, command: str, machine: Machine, figures: PageFigures) -> PageReport:
     """Set what was measured beside its budgets."""
     views = figures.views
+    growth = [[one.growth for one in views.values()]] if plan.rounds > 1 else []  # from one round to another
     budgets = (
         *(
             budgeted("update of the page", f"update, p95, {name}", "ms", [_p(95, one.updates)])
             for name, one in views.items()
         ),
-        *(
-            budgeted("growth of the page's memory", f"growth of the heap, {name}", "KiB/min", [one.growth])
-            for name, one in views.items()
-            if plan.rounds > 1
-        ),
+        *(budgeted("growth of the page's memory", "growth of the heap", "KiB/min, by view", one) for one in growth),
         *(
             budgeted("bytes a second to the page", f"received, {name}", "KB/s", _kilobytes(one))
             for name, one in views.items()
@@ -102,7 +100,8 @@ def page_report(plan: PagePlan, command: str, machine: Machine, figures: PageFig
 
 
 def _p(percent: int, updates: Sequence[Update], of: Callable[[Update], float] = lambda one: one.total) -> float:
-    return percentile([of(one) for one in updates] or [0.0], percent)
+    # A view without an update is not within its budget: nothing was measured.
+    return percentile([of(one) for one in updates] or [math.inf], percent)
 
 
 def _kilobytes(view: ViewFigures) -> list[float]:
