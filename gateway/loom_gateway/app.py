@@ -114,7 +114,6 @@ def create_app(
         yield
         watching.cancel()
         auditing.cancel()
-        await plans.close()
         await supervisor.close(manager.end_sessions)
         await manager.close()
         access.audit.close()
@@ -196,7 +195,7 @@ def create_app(
     app.include_router(alias_routes(changes))
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
     app.state.draining = draining
-    app.state.access, app.state.weaver = access, weaver
+    app.state.access, app.state.weaver, app.state.plans = access, weaver, plans
     app.state.tunnels = Tunnels(relay, tunnel_idle)
     app.router.routes += [
         *file_routes(access.origins.others),

@@ -238,6 +238,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.draining.begin(0.0)
+        await self._app.state.plans.close()  # while the weaver can still be asked to remove faults
         await self._manager.end_all()  # while their clients can still be notified
         self._manager.logs.stop_following()  # uvicorn waits for answers that are under way
         self._app.state.tunnels.close()
