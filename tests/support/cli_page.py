@@ -31,8 +31,9 @@ CLUSTER = """\
 # The command line
 
 This page has the commands for clusters, sessions and tokens; there are others about [training](cli-training.md)
-and [devices, meshes and processes](cli-devices.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version`
-the version. Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py` writes these pages.
+and [devices, meshes and processes](cli-devices.md). `loom --help` and `loom COMMAND --help` print the same,
+`loom --version` the version. Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py`
+writes these pages.
 """
 
 TRAINING = """\
@@ -46,8 +47,8 @@ DEVICES = """\
 # The command line for devices, meshes and processes
 
 These commands show the GPUs and CPUs that a training runs on, take them out of use, show meshes, and look into
-processes. [The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token`
-and `--ca`. See also [when a device fails](../guide/weaver.md#when-a-device-fails).
+processes. [The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`,
+`--token` and `--ca`. See also [when a device fails](../guide/weaver.md#when-a-device-fails).
 """
 
 SHARED = ("url", "token", "ca")

@@ -7,12 +7,12 @@ import itertools
 from dataclasses import dataclass
 
 from loom.weaver.dispatcher import Dispatcher
+from loom.weaver.inspection.stacks import Stacks
 from loom.weaver.outbox import Outbox
 from loom.weaver.peers import PeerNotices
 from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
-from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING, ReplicaState
 
 SUCCESSOR_WITHIN = 15.0

@@ -18,14 +18,14 @@ from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
 from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
 from loom.weaver.dispatcher import Dispatcher
+from loom.weaver.inspection.profiles import Profiles
+from loom.weaver.inspection.stacks import Stacks
 from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import Outbox, Output, Peer
 from loom.weaver.peers import PeerNotices
-from loom.weaver.profiles import Profiles
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
-from loom.weaver.stacks import Stacks
 from loom.weaver.states import LIVING
 from loom.weaver.views import WeaverEvent
 
