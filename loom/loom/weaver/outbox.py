@@ -29,9 +29,9 @@ class Output:
     described: list[Replica] = field(default_factory=list)
     """Replicas that have new handlers, for watchers."""
     stacks: list[tuple[str, Replica]] = field(default_factory=list)
-    """Stacks to get: the id for `loom.weaver.inspection.stacks.Stacks.take`, and the replica."""
+    """Stacks to get: the id for `Stacks.take`, and the replica."""
     profiles: list[tuple[str, Replica, float]] = field(default_factory=list)
-    """Profiles to take: the id for `loom.weaver.inspection.profiles.Profiles.take`, the replica, and the seconds."""
+    """Profiles to take: the id for `Profiles.take`, the replica, and the seconds."""
 
 
 class Outbox:
