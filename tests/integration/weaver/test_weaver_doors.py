@@ -255,7 +255,7 @@ def test_the_openapi_document_describes_it(guarded: Guarded) -> None:
         "/api/v1/weaver/policies": ["get", "post"],
         "/api/v1/weaver/inject": ["post"],
         "/api/v1/weaver/inject/{injection}": ["delete"],
-        "/api/v1/weaver/plans": ["get", "post"],
+        "/api/v1/weaver/plans": ["post", "get"],
         "/api/v1/weaver/plans/check": ["post"],
         "/api/v1/weaver/plans/{plan}": ["get", "delete"],
     }
