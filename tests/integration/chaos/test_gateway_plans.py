@@ -17,6 +17,8 @@ from tests.support.gateways import await_true
 from tests.support.users import House
 from tests.support.weaver_training import training
 
+pytestmark = pytest.mark.slow
+
 SLOW = """
 name: slow
 settle: 0.2 s
