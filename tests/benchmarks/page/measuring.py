@@ -88,10 +88,11 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
         say(f"{plan.replicas:,} threadlets register")
         with _held_to(cores[:1]):
             cluster = stack.enter_context(LocalCluster(1))
-            job = stack.enter_context(loom.connect(cluster.url, cluster.token))
+        stack.enter_context(_held_to(cores[1:] or cores))
+        job = stack.enter_context(loom.connect(cluster.url, cluster.token))
+        with _held_to(cores[:1]):
             crowd = CallerProcess("threadlets", "tests.benchmarks.crowd", (job.weaver.address(),))
             stack.enter_context(crowd).await_ready()
-        stack.enter_context(_held_to(cores[1:] or cores))
         for joined in range(0, plan.replicas, plan.group):
             crowd.ask("join", count=min(plan.group, plan.replicas - joined), group_size=plan.group)
         crowd.ask("keep_reporting")
