@@ -74,7 +74,7 @@ function since(): string | null {
   return FakeSocket.last.url.searchParams.get('since');
 }
 
-function subscriptions(): Omit<Subscribe, 'type' | 'id'>[] {
+function subscriptions(): Omit<Subscribe, 'type' | 'id' | 'devices'>[] {
   return sent.filter((one) => one.type === 'subscribe').map(({ aggregates, columns, rows }) => ({ aggregates, columns, rows }));
 }
 
@@ -207,6 +207,16 @@ describe('a subscription', () => {
     vi.advanceTimersByTime(400);
     expect(JSON.stringify(sent.at(-1)).length).toBeLessThan(60_000);
     expect(subscriptions().at(-1)!.rows[0]).toMatch(/^0y/);
+  });
+
+  it('has the devices that are shown, and no others', () => {
+    const withdraw = store.need({ devices: ['GPU-0', 'GPU-1'] });
+    store.need({ devices: ['GPU-1'] });
+    vi.advanceTimersByTime(400);
+    withdraw();
+    vi.advanceTimersByTime(400);
+    const devices = sent.map((one) => (one.type === 'subscribe' ? one.devices : null));
+    expect(devices).toEqual([['GPU-0', 'GPU-1'], ['GPU-1']]);
   });
 
   it('is for aggregates alone while the page is hidden, and for all when it is shown', () => {

@@ -19,6 +19,7 @@ from loom_gateway.weaver_socket.columns import encode_frame
 from loom_gateway.weaver_socket.readers import SubscribingReader
 from loom_gateway.weaver_socket.resuming import KeptMessages
 from loom_gateway.weaver_socket.roster import STATES, Roster
+from loom_gateway.weaver_socket.statuses import Statuses
 
 ROUND = 0.5
 """Seconds between two rounds, and between two frames of one page."""
@@ -42,6 +43,7 @@ class PageFeed:
         self._at = 0
         self._roster = Roster()
         self._aggregates = Aggregates(self._roster)
+        self._statuses = Statuses()
         self._kept = KeptMessages()
         self._changing = asyncio.Lock()
         """Held while the roster changes, or is read in several turns."""
@@ -121,10 +123,13 @@ class PageFeed:
     def _take_changes(self, changes: dict[str, Any], more: dict[str, Any]) -> None:
         self._roster.take(changes["replicas"], self._at)
         self._roster.forget(more.get("forgotten", []))
+        self._statuses.take(changes["devices"], self._at)
+        states = more.get("device_states", {})
+        self._statuses.forget(uuid for uuid, state in states.items() if state is None)
         handlers = {id: {"handlers": one["handlers"]} for id, one in more.get("replicas", {}).items()}
         rest = {name: value for name, value in more.items() if name != "replicas"}
-        if handlers or changes["devices"] or rest:
-            self._publish({"type": "delta", "replicas": handlers, "devices": changes["devices"], **rest})
+        if handlers or rest:
+            self._publish({"type": "delta", "replicas": handlers, "devices": {}, **rest})
 
     def _publish(self, message: dict[str, Any]) -> None:
         text = exact_json({**message, "at": self._at})
@@ -194,16 +199,19 @@ class PageFeed:
         return encode_frame(self._at, there) if there else None
 
     def _text(self, reader: SubscribingReader) -> str | None:
-        """Return a delta with what the reader lacks of aggregates and rows."""
+        """Return a delta with what the reader lacks of aggregates, rows and devices."""
         shown = reader.shown
         rows = dict(self._roster.rows(shown.rows))
         shown.rows.update(dict.fromkeys(rows, self._at))
         jobs = dict(self._aggregates.since(shown.aggregates_at)) if shown.aggregates else {}
         shown.aggregates_at = self._at
-        if not rows and not jobs:
+        devices = dict(self._statuses.changed(shown.devices))
+        shown.devices.update(dict.fromkeys(devices, self._at))
+        if not rows and not jobs and not devices:
             return None
         aggregates = f', "aggregates": {_object(jobs)}' if jobs else ""
-        return f'{{"type": "delta", "replicas": {_object(rows)}, "devices": {{}}{aggregates}, "at": {self._at}}}'
+        parts = f'"replicas": {_object(rows)}, "devices": {_object(devices)}{aggregates}'
+        return f'{{"type": "delta", {parts}, "at": {self._at}}}'
 
 
 def _object(items: dict[str, str]) -> str:

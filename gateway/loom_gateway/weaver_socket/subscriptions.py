@@ -11,9 +11,9 @@ from loom.errors import WrongArguments
 from loom_gateway.weaver_socket.columns import NAMES, Column
 
 MAX_ROWS = 200
-"""Replicas of which a page gets whole changes."""
+"""Replicas of which a page gets whole changes, and devices of which it gets the status."""
 
-ReplicaId = Annotated[str, Field(min_length=1, max_length=500)]
+Identity = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class Subscription(BaseModel, extra="forbid"):
@@ -22,8 +22,10 @@ class Subscription(BaseModel, extra="forbid"):
     aggregates: bool = False
     columns: Annotated[list[str], Field(max_length=len(NAMES))] = []
     """Names of `loom_gateway.weaver_socket.columns.Column`."""
-    rows: Annotated[list[ReplicaId], Field(max_length=MAX_ROWS)] = []
+    rows: Annotated[list[Identity], Field(max_length=MAX_ROWS)] = []
     """Ids of replicas of which all changes come; one that does not exist may come to exist."""
+    devices: Annotated[list[Identity], Field(max_length=MAX_ROWS)] = []
+    """Uuids of devices whose status comes, likewise."""
 
 
 def read_subscription(message: Mapping[str, Any]) -> Subscription:
@@ -48,17 +50,19 @@ class Shown:
         self.aggregates_at: int | None = None
         self.columns: dict[Column, int | None] = {}
         self.rows: dict[str, int | None] = {}
+        self.devices: dict[str, int | None] = {}
         self.changed = False
         """Whether a part is new, which is sent without waiting for the next round."""
 
     def __bool__(self) -> bool:
-        return bool(self.aggregates or self.columns or self.rows)
+        return bool(self.aggregates or self.columns or self.rows or self.devices)
 
     def subscribe(self, wanted: Subscription) -> None:
         """Replace the subscription. What the page has of a part that stays is not sent again."""
         columns = {NAMES[name]: self.columns.get(NAMES[name]) for name in wanted.columns}
         self.columns = {column: columns[column] for column in sorted(columns)}
         self.rows = {id: self.rows.get(id) for id in wanted.rows}
+        self.devices = {uuid: self.devices.get(uuid) for uuid in wanted.devices}
         self.aggregates_at = self.aggregates_at if self.aggregates and wanted.aggregates else None
         self.aggregates = wanted.aggregates
         self.changed = True
@@ -68,4 +72,5 @@ class Shown:
         self.aggregates_at = None
         self.columns = dict.fromkeys(self.columns)
         self.rows = dict.fromkeys(self.rows)
+        self.devices = dict.fromkeys(self.devices)
         self.changed = True

@@ -275,7 +275,7 @@ export type Incoming =
 
 export type Outgoing =
   | { type: 'ping'; id: string }
-  | { type: 'subscribe'; id: string; aggregates: boolean; columns: string[]; rows: string[] }
+  | { type: 'subscribe'; id: string; aggregates: boolean; columns: string[]; rows: string[]; devices: string[] }
   | { type: 'command'; id: string; kind: CommandKind; target?: Target; params: Record<string, unknown> }
   | { type: 'policy'; id: string; group: string; action: PolicyAction }
   | {

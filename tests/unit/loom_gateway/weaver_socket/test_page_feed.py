@@ -81,6 +81,9 @@ class Feed:
     async def take(self, more: Any = None, /, **replicas: dict[str, Any]) -> None:
         await self.feed.take({"changes": {"replicas": reports(**replicas), "devices": {}}}, more or {})
 
+    async def take_devices(self, more: Any = None, /, **devices: Any) -> None:
+        await self.feed.take({"changes": {"replicas": {}, "devices": devices}}, more or {})
+
     async def close(self) -> None:
         self.feed.close()
         for page in self._pages:
@@ -258,3 +261,29 @@ async def test_what_is_subscribed_to_stays_after_another_snapshot(feed: Feed) ->
     feed.feed.begin_for(reader, json.dumps({"type": "snapshot"}))
 
     assert steps(await page.frame()) == {0: 77}
+
+
+async def test_the_status_of_a_device_comes_to_whom_it_is_shown_and_only_if_it_has_changed(feed: Feed) -> None:
+    await feed.take_devices(g0={"utilization": 1}, g1={"utilization": 2})
+    page, other = await feed.page(devices=["g0", "none"]), await feed.page(aggregates=True)
+
+    assert (await page.delta())["devices"] == {"g0": {"utilization": 1}}
+    await feed.take_devices(g0={"utilization": 1}, g1={"utilization": 3})
+    page.subscribe(devices=["g0", "g1"])
+    assert (await page.delta())["devices"] == {"g1": {"utilization": 3}}
+    await feed.take_devices(g0={"utilization": 4})
+    assert (await page.delta())["devices"] == {"g0": {"utilization": 4}}
+    assert (await other.delta())["aggregates"]
+    assert not other.waiting
+
+
+async def test_a_device_that_was_forgotten_and_is_back_has_its_new_status(feed: Feed) -> None:
+    page = await feed.page(devices=["g0"])
+    await feed.take_devices(g0={"utilization": 1})
+    assert (await page.delta())["devices"] == {"g0": {"utilization": 1}}
+
+    await feed.take_devices({"device_states": {"g0": None}})
+    assert (await page.delta())["device_states"] == {"g0": None}
+    await feed.take_devices(g0={"utilization": 1})
+
+    assert (await page.delta())["devices"] == {"g0": {"utilization": 1}}

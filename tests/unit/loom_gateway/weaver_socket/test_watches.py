@@ -183,7 +183,7 @@ async def test_a_page_whose_socket_was_lost_gets_what_it_has_missed(watched: Wat
     last = await page.next()
     await watched.leave(page)
     watched.weaver.push(event={"id": 2})
-    watched.weaver.push(changes={"replicas": {}, "devices": {"GPU-0": {}}})
+    watched.weaver.push(changes={"replicas": {}, "devices": {"GPU-0": {}}}, more={"policies": {}})
     await watched.settle()
 
     again = await watched.join(page=True, since=Since(began["feed"], last["at"]))
@@ -192,7 +192,7 @@ async def test_a_page_whose_socket_was_lost_gets_what_it_has_missed(watched: Wat
     assert [await again.next() for _ in range(4)] == [
         {"type": "resumed", "feed": began["feed"], "at": 2},
         {"type": "event", "event": {"id": 2}, "at": 3},
-        {"type": "delta", "replicas": {}, "devices": {"GPU-0": {}}, "at": 4},
+        {"type": "delta", "replicas": {}, "devices": {}, "policies": {}, "at": 4},
         {"type": "delta", "replicas": {}, "devices": {}, "sessions": [], "at": 4},
     ]
     assert [(await other.next())["at"] for _ in range(5)] == [1, 2, 3, 4, 4]

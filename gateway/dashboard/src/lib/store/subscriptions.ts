@@ -1,5 +1,5 @@
 /**
- * What the page has the gateway send: aggregates always, and the columns and whole rows that components need now.
+ * What the page has the gateway send: aggregates always, and the columns, whole rows and devices that components need now.
  *
  * Components announce what they need and withdraw it; the gateway gets one message for all, at most some times a second.
  */
@@ -11,11 +11,21 @@ export interface Need {
   columns?: readonly Column[];
   /** The ids of replicas. */
   rows?: readonly string[];
+  /** The uuids of devices whose status is shown. */
+  devices?: readonly string[];
 }
+
+interface Wanted {
+  columns: ReadonlySet<Column>;
+  rows: ReadonlySet<string>;
+  devices: ReadonlySet<string>;
+}
+
+const NOTHING: Wanted = { columns: new Set(), rows: new Set(), devices: new Set() };
 
 const MOST_ROWS = 200;
 const LONGEST = 500; // characters of an id
-const MOST_TEXT = 40_000; // characters of all ids: the gateway takes messages of 64 KiB
+const MOST_TEXT = 20_000; // characters of all ids, and of all uuids: the gateway takes messages of 64 KiB
 const SETTLE = 30; // milliseconds in which a change of the view announces all its needs
 const EVERY = 300;
 
@@ -24,7 +34,7 @@ export class Subscriptions {
   #fresh: (row: string) => void;
   #needs = new Set<Need>();
   #timer: ReturnType<typeof setTimeout> | undefined;
-  #sent: { columns: ReadonlySet<Column>; rows: ReadonlySet<string> } | null = null; // null: nothing on this socket
+  #sent: Wanted | null = null; // null: nothing on this socket
   #opening = false; // whether the gateway still has to say how the feed begins on this socket
   #when = 0;
   #count = 0;
@@ -62,9 +72,8 @@ export class Subscriptions {
     this.#opening = true;
     if (resuming && this.#whole.size) {
       // Of these the gateway sends what has changed meanwhile. All else has to be subscribed anew.
-      const columns = [...this.#whole].filter((one) => one !== 'aggregates');
-      this.#send({ type: 'subscribe', id: this.#id(), aggregates: this.#whole.has('aggregates'), columns, rows: [] });
-      this.#sent = { columns: new Set(columns), rows: new Set() };
+      const columns = new Set([...this.#whole].filter((one) => one !== 'aggregates'));
+      this.#subscribe({ ...NOTHING, columns }, this.#whole.has('aggregates'));
     } else this.#whole.clear();
     this.#now();
   }
@@ -79,17 +88,18 @@ export class Subscriptions {
   begun(anew: boolean): void {
     if (anew) this.#whole.clear();
     if (anew && !this.#opening && this.#sent) {
-      this.#send({ type: 'subscribe', id: this.#id(), aggregates: false, columns: [], rows: [] });
-      this.#sent = { columns: new Set(), rows: new Set() };
+      this.#subscribe(NOTHING, false);
       this.#now();
     }
     this.#opening = false;
   }
 
-  /** Note that the gateway refused a message: a refused subscription is sent again without its rows, which it may not like. */
+  /** Note that the gateway refused a message: a refused subscription is sent again without its ids, which it may not like. */
   refused(id: string): void {
-    if (id !== this.#last || !this.#sent?.rows.size) return;
-    this.#send({ type: 'subscribe', id: this.#id(), aggregates: true, columns: [...this.#sent.columns], rows: [] });
+    if (id !== this.#last || !(this.#sent?.rows.size || this.#sent?.devices.size)) return;
+    const sent = this.#sent;
+    this.#subscribe({ ...NOTHING, columns: sent.columns });
+    this.#sent = sent; // as long as the same is wanted
     this.#last = ''; // once is enough
   }
 
@@ -104,36 +114,36 @@ export class Subscriptions {
     const wait = Math.max(SETTLE, this.#when + EVERY - Date.now());
     this.#timer = setTimeout(() => {
       this.#timer = undefined;
-      const { columns, rows } = this.#wanted();
-      if (this.#sent && !(same(columns, this.#sent.columns) && same(rows, this.#sent.rows))) this.#now();
+      const wanted = this.#wanted();
+      const names = ['columns', 'rows', 'devices'] as const;
+      if (this.#sent && !names.every((name) => same<string>(wanted[name], this.#sent![name]))) this.#now();
     }, wait);
   }
 
   #now(): void {
-    const { columns, rows } = this.#wanted();
+    const wanted = this.#wanted();
     this.#when = Date.now();
     const before = this.#sent;
-    for (const one of this.#whole) if (one !== 'aggregates' && !columns.has(one)) this.#whole.delete(one);
-    for (const one of rows) if (!before?.rows.has(one)) this.#fresh(one);
-    const sent = this.#send({ type: 'subscribe', id: this.#id(), aggregates: true, columns: [...columns], rows: [...rows] });
-    this.#sent = sent ? { columns, rows } : null;
+    for (const one of this.#whole) if (one !== 'aggregates' && !wanted.columns.has(one)) this.#whole.delete(one);
+    for (const one of wanted.rows) if (!before?.rows.has(one)) this.#fresh(one);
+    this.#subscribe(wanted);
+  }
+
+  #subscribe(wanted: Wanted, aggregates = true): void {
+    const [columns, rows, devices] = [[...wanted.columns], [...wanted.rows], [...wanted.devices]];
+    const sent = this.#send({ type: 'subscribe', id: this.#id(), aggregates, columns, rows, devices });
+    this.#sent = sent ? wanted : null;
   }
 
   /** A hidden page needs aggregates alone. */
-  #wanted(): { columns: Set<Column>; rows: Set<string> } {
-    const columns = new Set<Column>();
-    const rows = new Set<string>();
-    if (document.hidden) return { columns, rows };
-    let text = 0;
-    for (const need of this.#needs) {
-      for (const one of need.columns ?? []) columns.add(one);
-      for (const one of need.rows ?? []) {
-        if (rows.size >= MOST_ROWS || one.length > LONGEST || text + one.length > MOST_TEXT || rows.has(one)) continue;
-        text += one.length;
-        rows.add(one);
-      }
-    }
-    return { columns, rows };
+  #wanted(): Wanted {
+    if (document.hidden) return NOTHING;
+    const needs = [...this.#needs];
+    return {
+      columns: new Set(needs.flatMap((one) => one.columns ?? [])),
+      rows: some(needs.flatMap((one) => one.rows ?? [])),
+      devices: some(needs.flatMap((one) => one.devices ?? [])),
+    };
   }
 
   #id(): string {
@@ -141,6 +151,18 @@ export class Subscriptions {
     this.#last = `subscription-${this.#count}`;
     return this.#last;
   }
+}
+
+/** As many of some ids as a subscription may have. */
+function some(ids: readonly string[]): Set<string> {
+  const taken = new Set<string>();
+  let text = 0;
+  for (const one of ids) {
+    if (taken.size >= MOST_ROWS || one.length > LONGEST || text + one.length > MOST_TEXT || taken.has(one)) continue;
+    text += one.length;
+    taken.add(one);
+  }
+  return taken;
 }
 
 function same<T>(one: ReadonlySet<T>, other: ReadonlySet<T>): boolean {
