@@ -26,7 +26,7 @@ class Statuses:
             self._known.pop(uuid, None)
 
     def changed(self, sent: Mapping[str, int | None]) -> Iterator[tuple[str, str]]:
-        """Yield the uuid and the JSON of each status that changed after a position, which each has; None for any."""
+        """Yield the uuid and the JSON of each status that changed after the position beside its uuid; None: any."""
         for uuid, since in sent.items():
             known = self._known.get(uuid)
             if known is not None and (since is None or known[0] > since):
