@@ -26,7 +26,7 @@ def lines(page: Page) -> Locator:
 def follow(seen: Tab, trained: Fitting) -> Page:
     """Open the log of the training's session."""
     seen.open("sessions")
-    session(seen.page, trained.job.session).get_by_role("link").click()
+    session(seen.page, trained.job.session).get_by_role("link", name=trained.job.session).click()
     expect(lines(seen.page).first).to_be_visible()
     return seen.page
 
