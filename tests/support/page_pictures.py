@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, expect
 
 import loom
 from loom_proxy.local import LocalCluster
+from tests.support.actors import Counter
 from tests.support.browser import BOUND, chromium, signed_in
 from tests.support.gateways import await_true
 from tests.support.paths import ROOT
@@ -19,7 +20,10 @@ from tests.support.weaver_training import training
 
 SIZE = {"width": 1280, "height": 800}
 
-VIEWS = ("overview", "replicas", "devices", "steering", "goodput", "chaos", "sessions", "replicas/pretrain_0")
+VIEWS = (
+    *("overview", "replicas", "devices", "steering", "goodput", "chaos", "sessions", "meshes"),
+    "replicas/pretrain_0",
+)
 
 SEEN_IN_BOTH = ("overview", "steering")
 """Views of which there is a picture in dark, too."""
@@ -37,6 +41,9 @@ def take(folder: Path) -> None:
                 job.weaver.update_config(group, learning_rate=rate).get(BOUND)
             tuned[3].process.kill()
             await_true(lambda: job.weaver.replicas()[second[3]].died_of is not None)
+            counters = job.hosts.spawn_procs(per_host={"gpus": 2}, name="evaluation").spawn("counters", Counter)
+            for _ in range(200):
+                counters.add.call(1).get(BOUND)
             for scheme in ("light", "dark"):
                 _of_each_view(browser, cluster, folder, scheme)
 
@@ -56,6 +63,13 @@ def _of_each_view(browser: Browser, cluster: LocalCluster, folder: Path, scheme:
             opened.page.wait_for_timeout(2_000)
             name = "replica" if "/" in view else view
             opened.page.screenshot(path=folder / f"{name}-{scheme}.png")
+            if name == "replica":
+                opened.page.get_by_test_id("ask-profile").click()
+                flames = opened.page.get_by_test_id("flame-graph")
+                expect(flames).to_be_visible(timeout=BOUND * 1000)
+                flames.scroll_into_view_if_needed()
+                opened.page.wait_for_timeout(1_000)
+                opened.page.screenshot(path=folder / f"flame-graph-{scheme}.png")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -12,6 +13,22 @@ from loom_gateway.pod import forwarding
 from loom_gateway.pod.forwarding import Forwarder
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def served(serve: Serve) -> tuple[asyncio.Server, int]:
+    """A server at the other address, and its port, which is free at this one."""
+    while True:
+        server = await asyncio.start_server(serve, THERE, 0)
+        port = int(server.sockets[0].getsockname()[1])
+        with socket.socket() as here:
+            here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):  # another program has the port
+                here.bind((HERE, port))
+                return server, port
+        server.close()
 
 
 @pytest.fixture
@@ -23,9 +40,9 @@ async def echo() -> AsyncIterator[int]:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, THERE, 0)
+    server, port = await served(answer)
     async with server:
-        yield server.sockets[0].getsockname()[1]
+        yield port
 
 
 class Local(Forwarder):
@@ -88,8 +105,8 @@ class Gateway:
         self.held: list[asyncio.StreamWriter] = []
 
     async def start(self) -> int:
-        self._server = await asyncio.start_server(self._serve, THERE, 0)
-        return int(self._server.sockets[0].getsockname()[1])
+        self._server, port = await served(self._serve)
+        return port
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.held.append(writer)
