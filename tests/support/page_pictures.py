@@ -63,13 +63,6 @@ def _of_each_view(browser: Browser, cluster: LocalCluster, folder: Path, scheme:
             opened.page.wait_for_timeout(2_000)
             name = "replica" if "/" in view else view
             opened.page.screenshot(path=folder / f"{name}-{scheme}.png")
-            if name == "replica":
-                opened.page.get_by_test_id("ask-profile").click()
-                flames = opened.page.get_by_test_id("flame-graph")
-                expect(flames).to_be_visible(timeout=BOUND * 1000)
-                flames.scroll_into_view_if_needed()
-                opened.page.wait_for_timeout(1_000)
-                opened.page.screenshot(path=folder / f"flame-graph-{scheme}.png")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,11 @@ class Update:
     kinds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     """Of the total, by `KINDS`."""
 
+    @property
+    def bounded(self) -> float:
+        """Of the total, script, style, layout and paint: what the budget bounds."""
+        return self.total - self.kinds["other"]
+
 
 @dataclass(frozen=True)
 class Trace:

@@ -94,6 +94,7 @@ def test_the_kinds_of_work_add_up() -> None:
     (update,) = trace.updates
     assert update.kinds == {"script": 7.0, "style": 1.0, "layout": 3.0, "paint": 3.0, "other": 6.0}
     assert sum(update.kinds.values()) == update.total
+    assert update.bounded == 14.0
 
 
 def test_a_trace_without_a_message_has_no_update() -> None:
@@ -114,7 +115,8 @@ def figures(
     stored: int = 100_000,
 ) -> PageFigures:
     """Figures within all budgets, but for what is given."""
-    trace = Trace(10.0, tuple(Update(update, 5.0, 8.0) for _ in range(20)), 0.2)
+    kinds = {**dict.fromkeys(KINDS, 0.0), "script": update, "other": 3.0}
+    trace = Trace(10.0, tuple(Update(update + 3.0, 5.0, 8.0, kinds) for _ in range(20)), 0.2)
     views = {
         name: ViewFigures(
             [trace, trace], [received] * 2, [16.7] * 9, [second, 1.0, second], [Heap(1, 9), Heap(61, 9 + growth)]
