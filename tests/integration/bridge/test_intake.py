@@ -171,6 +171,7 @@ async def test_a_command_that_is_refused_says_why(client: Client, bridge: Bridge
     assert outcome.refused == {"lr": "larger than 0"}
 
 
+@pytest.mark.slow
 async def test_a_command_is_published_again_until_it_is_acknowledged(
     client: Client, bridge: Bridge, weaver: WeaverProxy
 ) -> None:

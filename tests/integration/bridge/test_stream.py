@@ -151,6 +151,7 @@ class Unanswered(DelayProxy):
         return data, None
 
 
+@pytest.mark.slow
 async def test_a_bridge_that_is_killed_before_it_hears_that_a_command_was_given_does_not_give_it_again(
     client: Client,
     cluster: LocalCluster,
@@ -192,6 +193,7 @@ class Unacknowledged(Gate):
         return data, None
 
 
+@pytest.mark.slow
 async def test_a_bridge_that_is_killed_between_doing_and_acknowledging_does_nothing_again(
     client: Client,
     server: NatsServer,

@@ -148,6 +148,7 @@ def test_an_exception_after_a_breakpoint_is_looked_at_where_it_was_raised(
             results.get(BOUND)
 
 
+@pytest.mark.slow
 def test_a_second_client_debugs_what_the_first_one_drives(
     gateway: Gateway, actor_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,6 +333,7 @@ def test_two_processes_without_actors_that_die_at_once_are_two_failures(job: loo
         points = {point for point in points if point not in report}
 
 
+@pytest.mark.slow
 def test_a_lost_host_is_one_failure_and_a_process_that_dies_later_another(own_cluster: LocalCluster) -> None:
     told: queue.Queue[Any] = queue.Queue()
     with loom.connect(own_cluster.url, own_cluster.token) as job:

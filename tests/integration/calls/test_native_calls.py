@@ -155,6 +155,7 @@ def have_it_wait(caller: Any, procs: Any) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_calls_of_an_actor_fail_on_processes_that_it_was_sent(job: loom.Job) -> None:
     assert have_it_wait(caller_on(job.hosts), job.hosts.spawn_procs(name="trainers")) == EXPECTED
 

@@ -136,6 +136,7 @@ def test_user_code_reaches_nothing_of_another_session_or_of_the_gateway(gateway:
         assert theirs.run(os.getpid) == pid
 
 
+@pytest.mark.slow
 def test_the_files_of_a_driver_are_in_its_folder(gateway: Gateway) -> None:
     def places() -> list[str]:
         import tempfile

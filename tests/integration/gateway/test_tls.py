@@ -193,6 +193,7 @@ def test_a_ca_that_is_none(cluster: LocalCluster, tmp_path: Path, content: str |
         loom.connect(cluster.url, cluster.token, ca=str(path))
 
 
+@pytest.mark.slow
 def test_a_gateway_without_the_files_of_its_certificate(files: Files, tmp_path: Path) -> None:
     other = issue(tmp_path, "127.0.0.1")
     wrong = {

@@ -123,6 +123,7 @@ def test_an_evicted_worker_saves_what_trains_after_the_laptop_has_gone(
     assert saved.read_text().endswith("True")
 
 
+@pytest.mark.slow
 def test_a_program_that_an_actor_has_started_is_evicted_too(
     cluster: LocalCluster, job: loom.Job, tmp_path: Path
 ) -> None:

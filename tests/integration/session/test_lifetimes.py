@@ -42,6 +42,7 @@ def gateway(cluster: LocalCluster) -> Iterator[Gateway]:
 # -- without a client ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_session_ends_without_a_client_and_without_a_gateway(gateway: Gateway) -> None:
     job = gateway.connect()
     pids = list(job.hosts.spawn_procs().spawn("counters", Counter).pid.call().get(BOUND).values())
@@ -118,6 +119,7 @@ def test_of_two_meshes_of_one_name_a_later_client_finds_the_newer(gateway: Gatew
 # -- why it ended -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_gateway_tells_why_each_session_has_ended(gateway: Gateway) -> None:
     jobs = {name: gateway.connect() for name in ("closed", "rest", "killed", "told", "alone")}
     pids = {name: gateway.session(job.session)["pid"] for name, job in jobs.items()}

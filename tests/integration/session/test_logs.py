@@ -271,6 +271,7 @@ def test_closing_a_job_prints_what_its_processes_printed_last(
     assert "[4 similar log lines] [trainers/hosts=" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_flood_is_cut_and_does_not_starve_calls(job: loom.Job, lines: Lines) -> None:
     job.print_logs = False
     _, flooder = talkers(job, "flooder", 1)
@@ -407,6 +408,7 @@ def test_loom_logs_shows_all_and_filters(talked: loom.Job, environment: dict[str
     assert line["place"] == f"hosts={line['rank']},gpus=0"
 
 
+@pytest.mark.slow
 def test_loom_logs_follows_until_the_session_ends(cluster: LocalCluster, environment: dict[str, str]) -> None:
     with loom.connect(cluster.url, cluster.token) as job:
         job.print_logs = False

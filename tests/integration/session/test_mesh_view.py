@@ -293,6 +293,7 @@ def fails(ask: Callable[[], object], error: type[LoomError]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_stopped_is_busy_until_it_goes_on(gateway: Gateway) -> None:
     rest = Rest(gateway.url, TOKEN)
     with gateway.connect() as job:

@@ -139,6 +139,7 @@ def test_a_mesh_with_another_python_has_it_on_a_worker_that_has_moved(listed: Li
         assert alone.variable.call_one("WRAPPED").get(BOUND) == "yes"
 
 
+@pytest.mark.slow
 def test_a_session_waits_for_workers_that_are_not_there_yet(listed: Listed) -> None:
     listed.path.write_text("# none yet\n")
     with gateway_on("--workers", f"file:{listed.path}", "--workers-timeout", "60") as gateway:
@@ -172,6 +173,7 @@ def test_a_session_says_which_workers_are_missing(tmp_path: Path) -> None:
         gateway.connect()
 
 
+@pytest.mark.slow
 def test_named_meshes_are_the_jobs_state(listed: Listed) -> None:
     for _ in range(3):
         listed.add()

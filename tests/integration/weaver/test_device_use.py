@@ -49,6 +49,7 @@ def states(job: loom.Job) -> dict[str, str]:
     return {uuid: str(device.state) for uuid, device in job.weaver.devices().items()}
 
 
+@pytest.mark.slow
 def test_devices_leave_and_come_back_by_name_and_by_group(cluster: LocalCluster) -> None:
     def cli(*words: str) -> tuple[int, Any, str]:
         """Run a command of the command line; return its exit code, its JSON, and what it says of errors."""

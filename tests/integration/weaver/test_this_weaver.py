@@ -219,6 +219,7 @@ def test_processes_that_an_actor_spawns_by_itself_have_it_too(job: loom.Job, rep
     assert replica in spawner.replicas_seen_by_a_child.call_one().get(BOUND)
 
 
+@pytest.mark.slow
 def test_workers_outlive_sessions_whose_actors_still_know_the_weaver(cluster: LocalCluster) -> None:
     for _ in range(6):  # on a busy machine a worker ended after every fourth
         with loom.connect(cluster.url, cluster.token) as job:

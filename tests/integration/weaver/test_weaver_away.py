@@ -53,6 +53,7 @@ def test_a_spawn_holds_up_nothing_while_the_weaver_does_not_answer(cluster: Loca
         assert not {one.rpartition("/")[2] for one in told.values()} & {key}
 
 
+@pytest.mark.slow
 def test_processes_start_without_a_weaver_that_does_not_answer_in_time(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway, gateway.connect() as job:
         job.weaver.address()

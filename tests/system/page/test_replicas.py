@@ -136,6 +136,7 @@ def test_a_flame_graph_of_ten_seconds_is_zoomed_and_searched(seen: Tab, trained:
     graph = page.get_by_test_id("flame-graph")
     expect(graph).to_be_visible()
     expect(page.get_by_text(re.compile(r"samples in 10 s, by (py-spy|threadlet)"))).to_be_visible()
+    expect(page.get_by_test_id("flame-table")).to_contain_text("gradient_of_the_squares")
     hot = graph.locator('[data-function$="gradient_of_the_squares"]').first
     before = hot.locator("rect").bounding_box()
     hot.click()
