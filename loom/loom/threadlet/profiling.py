@@ -14,6 +14,10 @@ from types import CodeType, FrameType
 
 from loom.control.profiles import MAX_DEPTH, MOST_SECONDS, RATE, FoldedStacks, Profile, ProfileRequest
 
+_SWITCH = 0.0001
+"""Seconds after which a busy thread lets a profile look at it. By default it may run for 5 ms, so that one which is
+busy for less would only be seen where it begins to wait."""
+
 _BUSY = 0.1
 """The share of the time between two looks that a busy thread has used the CPU."""
 
@@ -42,6 +46,15 @@ class Profiler:
 
 def sample(seconds: float) -> FoldedStacks:
     """Return the stacks of this process's other threads that were busy within so many seconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH))
+    try:
+        return _sample(seconds)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _sample(seconds: float) -> FoldedStacks:
     stacks, busy, own = FoldedStacks(), _BusyThreads(), threading.get_ident()
     names: dict[CodeType, str] = {}
     until = time.monotonic() + seconds
@@ -49,10 +62,12 @@ def sample(seconds: float) -> FoldedStacks:
     while due < until:
         due = max(due + 1 / RATE, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
+        # At once: to ask who is busy lets the others run on.
+        looks = [(ident, _folded(frame, names)) for ident, frame in sys._current_frames().items() if ident != own]
         now = busy.now()
-        for ident, frame in sys._current_frames().items():
-            if ident != own and ident in now:
-                stacks.add(_folded(frame, names))
+        for ident, stack in looks:
+            if ident in now:
+                stacks.add(stack)
     return stacks
 
 

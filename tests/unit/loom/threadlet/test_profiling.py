@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,6 +40,18 @@ def idle_work(over: threading.Event) -> None:
     over.wait()
 
 
+def short_work(over: threading.Event) -> None:
+    """Be busy for less than the 5 ms for which Python lets a thread run, and wait."""
+    while not over.wait(0.002):
+        busy_for_2_ms()
+
+
+def busy_for_2_ms() -> None:
+    until = time.perf_counter() + 0.002
+    while time.perf_counter() < until:
+        pass
+
+
 def test_a_busy_thread_is_found_with_its_functions_from_the_outermost_on() -> None:
     with thread(busy_work):
         stacks = sample(0.3)
@@ -48,6 +61,15 @@ def test_a_busy_thread_is_found_with_its_functions_from_the_outermost_on() -> No
     assert [one.rpartition(".")[2] for one in functions][-2:] == ["run", "busy_work"]
     assert f"test_profiling.py:{busy_work.__code__.co_firstlineno})" in line
     assert stacks.samples > 0
+
+
+def test_work_that_is_short_is_seen_where_it_is_done() -> None:
+    before = sys.getswitchinterval()
+    with thread(short_work):
+        stacks = sample(1.5)
+
+    assert "busy_for_2_ms" in stacks.text
+    assert sys.getswitchinterval() == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which thread uses the CPU")
