@@ -20,7 +20,6 @@ from loom import Actor, endpoint
 from loom.rest import Gateway as Rest
 from loom.rest import quoted
 from loom.token_file import digest
-from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, await_true
 from tests.support.raw_client import refusal, websocket
 from tests.support.trespass import REFUSED, attempts_on, outcome, outcomes
@@ -119,7 +118,7 @@ class Person(threading.Thread):
         self._trains, self._own_workers = trains, own_workers
         self._other: Person
         self._living: dict[str, tuple[loom.Job, Any, int]] = {}
-        self._weaver = WeaverProxy(house.url, house.tokens[user])
+        self._weaver = house.weaver(user)
         self._rate = 0.0
         self._targets: list[str | list[str]] = []  # of the other's, which the user has tried
         self._actions: list[Callable[[], None]] = [self._look]

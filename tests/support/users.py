@@ -6,13 +6,16 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import loom
 from loom.rest import Gateway as Rest
 from loom.token_file import TokenFile
+from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, Gateway
+from tests.support.page_socket import PageSocket, page_socket
 
 USERS = {"ann": "drive", "bob": "drive", "root": "admin"}
 
@@ -42,6 +45,14 @@ class House:
 
     def rest(self, user: str) -> Rest:
         return Rest(self.url, self.tokens[user])
+
+    def weaver(self, user: str, named: str | None = None) -> WeaverProxy:
+        """The weaver, for a user; an admin may name another one."""
+        return WeaverProxy(self.url, self.tokens[user], user=named)
+
+    def page(self, user: str = "ann", query: str = "") -> AbstractContextManager[PageSocket]:
+        """A socket of a user's page."""
+        return page_socket(self.url, self.tokens[user], query)
 
     def sees(self, user: str) -> set[str]:
         return {one["name"] for one in self.rest(user).sessions()}

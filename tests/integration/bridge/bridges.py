@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from loom.errors import WeaverUnavailable
+from nats.aio.client import Client
+
 from loom_proxy.weaver.client import WeaverProxy
+from tests.integration.bridge.nats_server import BOUND
 from tests.support.gateways import await_true
 from tests.support.processes import read_json, run, start
 
-__all__ = ["LOOM", "Bridge", "await_address", "group_of", "run_bridge", "states"]
+__all__ = ["LOOM", "Bridge", "counts_of", "group_of", "run_bridge", "states", "until"]
 
 LOOM = "from loom.cli import main; main()"
 
@@ -81,16 +87,13 @@ def states(weaver: WeaverProxy) -> dict[str, str]:
     return {id: replica.state for id, replica in weaver.replicas().items()}
 
 
-def await_address(weaver: WeaverProxy) -> str:
-    """Where threadlets find the weaver, as soon as it is up."""
-    found: list[str] = []
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that the weaver knows."""
+    await asyncio.to_thread(await_true, holds)
 
-    def is_there() -> bool:
-        try:
-            found.append(weaver.address())
-        except WeaverUnavailable:
-            return False
-        return True
 
-    await_true(is_there)
-    return found[0]
+async def counts_of(client: Client) -> dict[str, Any]:
+    """What the bridge has counted."""
+    message = await client.request("torchLoom.bridge.metrics", b"", timeout=BOUND)
+    counts: dict[str, Any] = json.loads(message.data)["bridge_metrics"]
+    return counts

@@ -11,10 +11,11 @@ from nats.aio.client import Client
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import Bridge, await_address, group_of, states
+from tests.integration.bridge.bridges import Bridge, group_of, states
 from tests.integration.bridge.nats_server import NatsServer, require_nats_server
 from tests.support.gateways import await_true
 from tests.support.weaver_training import Training, training
+from tests.support.weavers import await_weaver
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def trainers(weaver: WeaverProxy, request: pytest.FixtureRequest) -> Iterator[li
     """Two processes that train, in a group of the test's own; see `names`."""
     group = group_of(request.node.name)
     names = [f"{group}_0", f"{group}_1"]
-    with training(await_address(weaver), *names, group=group) as processes:
+    with training(await_weaver(weaver), *names, group=group) as processes:
         await_true(lambda: all(states(weaver).get(name) == "running" for name in names))
         yield processes
 

@@ -22,13 +22,14 @@ from loom.bridge.nats_link import flush
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import LOOM, Bridge, await_address, run_bridge, states
+from tests.integration.bridge.bridges import LOOM, Bridge, run_bridge, states
 from tests.integration.bridge.nats_server import BOUND, NatsServer, Said, with_password
 from tests.integration.gateway.test_cli import free_port
 from tests.support.docs import Page
 from tests.support.gateways import TOKEN, await_true, gateway_of
 from tests.support.processes import HIDDEN, run
 from tests.support.weaver_training import Training, training
+from tests.support.weavers import await_weaver
 
 COMMANDS = "torchLoom.ui.commands"
 CONFIG = "torchLoom.config.info"
@@ -437,7 +438,7 @@ async def test_a_failure_that_comes_while_the_gateway_is_away_is_reported_when_i
         weaver = WeaverProxy(gateway.url, TOKEN)
         with (
             Bridge(gateway.url, TOKEN, server.url) as bridge,
-            training(await_address(weaver), f"{group}_0", group=group) as (trainer,),
+            training(await_weaver(weaver), f"{group}_0", group=group) as (trainer,),
         ):
             await_true(lambda: states(weaver) == {f"{group}_0": "running"})
             (uuid,) = weaver.replica(f"{group}_0").devices

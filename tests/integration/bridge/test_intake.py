@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,14 @@ from loom.bridge.nats_link import flush
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import Bridge, await_address, run_bridge, states
+from tests.integration.bridge.bridges import Bridge, counts_of, run_bridge, states, until
 from tests.integration.bridge.nats_server import BOUND, NatsServer, with_configuration
 from tests.integration.bridge.outsiders import Outsider
 from tests.support.docs import Page
-from tests.support.gateways import TOKEN, await_true, gateway_of
+from tests.support.gateways import TOKEN, gateway_of
 from tests.support.processes import read_json, start
 from tests.support.weaver_training import Training
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that the weaver knows."""
-    await asyncio.to_thread(await_true, holds)
-
-
-async def counts_of(client: Client) -> dict[str, Any]:
-    """What the bridge has counted."""
-    message = await client.request("torchLoom.bridge.metrics", b"", timeout=BOUND)
-    counts: dict[str, Any] = json.loads(message.data)["bridge_metrics"]
-    return counts
-
+from tests.support.weavers import await_weaver
 
 # -- a replica like any other -----------------------------------------------------------------------------------
 
@@ -463,7 +450,7 @@ async def test_a_replica_is_there_again_when_the_gateway_was_killed_and_is_back(
 ) -> None:
     with gateway_of(cluster) as gateway:
         weaver = WeaverProxy(gateway.url, TOKEN)
-        await_address(weaver)
+        await_weaver(weaver)
         with Bridge(gateway.url, TOKEN, server.url) as bridge:
             async with Outsider(client, "out_w", "GPU-w") as outsider:
                 await outsider.report()

@@ -18,13 +18,14 @@ from nats.js.api import StreamConfig
 from loom.bridge.stream import REPLY_TO
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import Bridge, await_address, run_bridge, states
+from tests.integration.bridge.bridges import Bridge, counts_of, run_bridge, states, until
 from tests.integration.bridge.nats_server import BOUND, NatsServer, require_nats_server
 from tests.integration.bridge.outsiders import Outsider
-from tests.support.gateways import TOKEN, await_true, gateway_of
+from tests.support.gateways import TOKEN, gateway_of
 from tests.support.network.delay_proxy import DelayProxy, Link, Passed
 from tests.support.network.gate import Gate
 from tests.support.weaver_training import Training, training
+from tests.support.weavers import await_weaver
 
 COMMANDS, FAILURES = "torchLoom.ui.commands", "torchLoom.monitored.failure"
 
@@ -48,16 +49,6 @@ def start_bridge(cluster: LocalCluster, server: NatsServer, tmp_path: Path) -> C
 
 def gateway_port(cluster: LocalCluster) -> int:
     return int(cluster.url.rpartition(":")[2])
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    await asyncio.to_thread(await_true, holds)
-
-
-async def counts_of(client: Client) -> dict[str, Any]:
-    message = await client.request("torchLoom.bridge.metrics", b"", timeout=BOUND)
-    counts: dict[str, Any] = json.loads(message.data)["bridge_metrics"]
-    return counts
 
 
 async def until_handled(client: Client, number: int) -> dict[str, Any]:
@@ -290,7 +281,7 @@ async def test_commands_wait_for_a_gateway_that_is_away(
         weaver = WeaverProxy(gateway.url, TOKEN)
         with (
             start_bridge(gateway.url, token=TOKEN) as bridge,
-            training(await_address(weaver), "slow_0", group=group),
+            training(await_weaver(weaver), "slow_0", group=group),
         ):
             await until(lambda: states(weaver) == {"slow_0": "running"})
             await asyncio.to_thread(gateway.end, signal.SIGKILL)

@@ -12,7 +12,6 @@ import pytest
 
 from loom_gateway.rest.plans import MAX_TEXT
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import await_true
 from tests.support.users import House
 from tests.support.weaver_training import training
@@ -39,7 +38,7 @@ def house(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOOM_INJECTABLE", "1")
     made = House(cluster.workers, tmp_path, "--injectable")
     try:
-        weaver = WeaverProxy(made.url, made.tokens["ann"])
+        weaver = made.weaver("ann")
         with training(weaver.address(), "train_0"):
             await_true(lambda: bool((found := weaver.replicas().get("train_0")) and found.step))
             yield made
@@ -74,7 +73,7 @@ def await_fault(house: House, run: str) -> str:
 
 def removed(house: House, injection: str) -> bool:
     """Whether a fault was removed, as the weaver's events say."""
-    events = WeaverProxy(house.url, house.tokens["ann"]).events(0, kind="fault_removed")
+    events = house.weaver("ann").events(0, kind="fault_removed")
     return injection in [one.data["injection"] for one in events]
 
 
@@ -161,7 +160,7 @@ def test_a_plan_that_makes_no_sense_is_refused_before_anything_is_touched(
 
 def test_what_is_not_injectable_is_refused_by_its_line(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOOM_INJECTABLE")
-    weaver = WeaverProxy(house.url, house.tokens["ann"])
+    weaver = house.weaver("ann")
     with training(weaver.address(), "safe_0"):
         await_true(lambda: "safe_0" in weaver.replicas())
         status, answer = ask(house, "POST", "", {"text": SLOW.replace("train_0", "safe_0").replace("FOR", "1 s")})

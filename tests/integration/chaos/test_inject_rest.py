@@ -19,6 +19,7 @@ from tests.support.actors import Counter
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_true, gateway_of
 from tests.support.processes import still_there
 from tests.support.weaver_training import training, weaver_address
+from tests.support.weavers import await_another, await_weaver
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gateway(cluster: LocalCluster, folder: Path) -> Iterator[Gateway]:
     options = ["--injectable", "--tokens", str(folder / "tokens.json"), "--audit", str(folder / "audit")]
     with gateway_of(cluster, *options) as running:
-        await_true(lambda: has_address(WeaverProxy(running.url, TOKEN)))
+        await_weaver(WeaverProxy(running.url, TOKEN))
         yield running
-
-
-def has_address(weaver: WeaverProxy) -> bool:
-    try:
-        return bool(weaver.address())
-    except (loom.WeaverUnavailable, loom.GatewayUnreachable):
-        return False
 
 
 @pytest.fixture
@@ -151,13 +145,7 @@ def test_a_weaver_that_is_killed_is_followed_by_another(gateway: Gateway, weaver
     assert evidence["how"] == "was killed by SIGKILL"
     assert not process.is_running()
 
-    def is_another() -> bool:
-        try:
-            return bool(weaver.status()["weaver"] != before)
-        except loom.WeaverUnavailable:
-            return False
-
-    await_true(is_another)
+    await_another(weaver, before)
 
 
 def test_a_driver_that_is_killed_ends_its_session(gateway: Gateway, weaver: WeaverProxy) -> None:
@@ -173,14 +161,14 @@ def test_a_driver_that_is_killed_ends_its_session(gateway: Gateway, weaver: Weav
 def test_a_gateway_that_is_killed_is_gone_and_its_weaver_goes_on(cluster: LocalCluster) -> None:
     with gateway_of(cluster, "--injectable") as gateway:
         weaver = WeaverProxy(gateway.url, TOKEN)
-        await_true(lambda: has_address(weaver))
+        await_weaver(weaver)
         before = weaver.status()["weaver"]
 
         pid = weaver.inject("dead_gateway", "*").evidence[""]["pid"]
 
         assert still_there([psutil.Process(pid)] if psutil.pid_exists(pid) else []) == []
         gateway.start()
-        await_true(lambda: has_address(weaver))
+        await_weaver(weaver)
         assert weaver.status()["weaver"] == before
 
 

@@ -25,23 +25,15 @@ from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import TOKEN, Gateway, await_true, gateway_of
 from tests.support.processes import STARTED_IN_TIME
 from tests.support.weaver_training import training
+from tests.support.weavers import await_weaver
 from tests.system.chaos.restarted import restarted
 
 
 @pytest.fixture(scope="module")
 def gateway(cluster: LocalCluster) -> Iterator[Gateway]:
     with gateway_of(cluster, "--injectable") as running:
-        await_true(lambda: address_of(running) != "")
+        await_weaver(WeaverProxy(running.url, TOKEN))
         yield running
-
-
-def address_of(gateway: Gateway) -> str:
-    from loom.errors import GatewayUnreachable, WeaverUnavailable
-
-    try:
-        return WeaverProxy(gateway.url, TOKEN).address()
-    except (WeaverUnavailable, GatewayUnreachable):
-        return ""
 
 
 @pytest.fixture

@@ -6,20 +6,18 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-import loom
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import await_true
 from tests.support.page_frames import Frame
-from tests.support.page_socket import Message, PageSocket, page_socket
+from tests.support.page_socket import Message, page_socket
 from tests.support.users import House
 from tests.support.weaver_training import training
+from tests.support.weavers import await_weaver
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -30,26 +28,11 @@ REPORT = {"state", "step", "epoch", "max_step", "metrics", "phase", "reported", 
 def house(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """A gateway at which two processes of ann's train, and none of bob's."""
     made = House(list(cluster.workers), tmp_path_factory.mktemp("feed"))
-    await_true(lambda: has_address(weaver_of(made, "ann")))
-    with training(weaver_of(made, "ann").address(), "train_0", "train_1", group="train"):
-        await_true(lambda: sum(one.step is not None for one in weaver_of(made, "ann").replicas().values()) == 2)
+    await_weaver(made.weaver("ann"))
+    with training(made.weaver("ann").address(), "train_0", "train_1", group="train"):
+        await_true(lambda: sum(one.step is not None for one in made.weaver("ann").replicas().values()) == 2)
         yield made
     made.gateway.close()
-
-
-def weaver_of(house: House, user: str) -> WeaverProxy:
-    return WeaverProxy(house.url, house.tokens[user])
-
-
-def has_address(weaver: WeaverProxy) -> bool:
-    try:
-        return bool(weaver.address())
-    except loom.WeaverUnavailable:
-        return False
-
-
-def page(house: House, user: str = "ann", query: str = "") -> AbstractContextManager[PageSocket]:
-    return page_socket(house.url, house.tokens[user], query)
 
 
 def numbers(snapshot: Message) -> dict[str, int]:
@@ -63,7 +46,7 @@ def column(name: str) -> Callable[[Frame], Any]:
 
 def note(house: House, text: str) -> None:
     """Cause an event."""
-    weaver_of(house, "ann").set_policy(text, "notify")
+    house.weaver("ann").set_policy(text, "notify")
 
 
 def noted(one: Message) -> str | None:
@@ -76,7 +59,7 @@ def noted(one: Message) -> str | None:
 
 
 def test_columns_come_dense_and_then_as_they_change(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         snapshot = ann.of_type("snapshot")
         known = numbers(snapshot)
         assert ann.subscribe(columns=["state", "step", "loss", "pace"]) == {"type": "subscribed", "id": "subscribe"}
@@ -97,9 +80,9 @@ def test_columns_come_dense_and_then_as_they_change(house: House) -> None:
 
 
 def test_what_changes_comes_sparse_and_each_replica_has_a_number_of_its_own(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         known = numbers(ann.of_type("snapshot"))
-        with training(weaver_of(house, "ann").address(), "more_0", "more_1", "more_2", group="more"):
+        with training(house.weaver("ann").address(), "more_0", "more_1", "more_2", group="more"):
             came = [ann.next(lambda one: one.get("event", {}).get("kind") == "registered") for _ in range(3)]
         for _ in range(3):
             ann.next(lambda one: one.get("event", {}).get("kind") == "failed")
@@ -116,7 +99,7 @@ def test_what_changes_comes_sparse_and_each_replica_has_a_number_of_its_own(hous
 
 
 def test_rows_come_whole_and_only_those(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         ann.of_type("snapshot")
         ann.subscribe(rows=["train_1", "nobody"])
         first = ann.delta("replicas")
@@ -132,7 +115,7 @@ def test_rows_come_whole_and_only_those(house: House) -> None:
 
 
 def test_aggregates_say_what_the_replicas_say(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         ann.of_type("snapshot")
         ann.subscribe(aggregates=True, rows=["train_0", "train_1"], columns=["pace"])
         ann.delta("aggregates", lambda jobs: jobs.get("train", {}).get("rate"))
@@ -148,7 +131,7 @@ def test_aggregates_say_what_the_replicas_say(house: House) -> None:
 
 
 def test_without_a_subscription_no_report_comes(house: House) -> None:
-    with page(house) as ann, page(house) as other:
+    with house.page() as ann, house.page() as other:
         ann.of_type("snapshot"), other.of_type("snapshot")
         other.subscribe(rows=["train_0"], columns=["step"])
         for _ in range(2):
@@ -163,7 +146,7 @@ def test_without_a_subscription_no_report_comes(house: House) -> None:
     [({"columns": ["colour"]}, "colour"), ({"rows": ["r"] * 201}, "200"), ({"row": ["r"]}, "row")],
 )
 def test_a_subscription_that_makes_no_sense_changes_nothing(house: House, wrong: dict[str, Any], why: str) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         ann.of_type("snapshot")
         ann.subscribe(columns=["step"])
         ann.frame()
@@ -184,7 +167,7 @@ def test_another_program_subscribes_to_nothing_and_gets_all_reports(house: House
 
 
 def test_another_user_sees_nothing_and_an_admin_sees_that_user(house: House) -> None:
-    with page(house, "bob") as bob, page(house, "root", "?user=ann") as root:
+    with house.page("bob") as bob, house.page("root", "?user=ann") as root:
         assert (bob.of_type("snapshot")["numbers"], len(numbers(root.of_type("snapshot"))) >= 2) == ([], True)
         for one in (bob, root):
             one.subscribe(columns=["step", "state"], rows=["train_0"], aggregates=True)
@@ -203,13 +186,13 @@ def test_another_user_sees_nothing_and_an_admin_sees_that_user(house: House) -> 
 
 
 def test_a_page_whose_socket_was_lost_goes_on_without_loss_or_repetition(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         snapshot = ann.of_type("snapshot")
         note(house, "before")
         last = ann.next(lambda one: noted(one) == "before")
     for name in ("missed-1", "missed-2"):
         note(house, name)
-    with page(house, query=f"?since={snapshot['feed']}.{last['at']}") as ann:
+    with house.page(query=f"?since={snapshot['feed']}.{last['at']}") as ann:
         ann.subscribe(columns=["step"], aggregates=True)
         note(house, "after")
         ann.next(lambda one: noted(one) == "after")
@@ -229,9 +212,9 @@ def test_a_page_whose_socket_was_lost_goes_on_without_loss_or_repetition(house: 
 
 @pytest.mark.parametrize("since", ["{feed}.999999999", "0a.{at}", "{at}", "{feed}.x"])
 def test_a_page_that_cannot_go_on_gets_a_snapshot(house: House, since: str) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         snapshot = ann.of_type("snapshot")
-    with page(house, query=f"?since={since.format(**snapshot)}") as ann:
+    with house.page(query=f"?since={since.format(**snapshot)}") as ann:
         again = ann.next(lambda one: True)
 
     assert again["type"] == "snapshot"
@@ -239,9 +222,9 @@ def test_a_page_that_cannot_go_on_gets_a_snapshot(house: House, since: str) -> N
 
 
 def test_another_user_does_not_go_on_with_it(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         snapshot = ann.of_type("snapshot")
-    with page(house, "bob", f"?since={snapshot['feed']}.{snapshot['at']}") as bob:
+    with house.page("bob", f"?since={snapshot['feed']}.{snapshot['at']}") as bob:
         assert bob.of_type("snapshot", "resumed")["replicas"] == []
 
 
@@ -260,7 +243,7 @@ def test_a_revoked_token_goes_on_with_nothing(house: House) -> None:
 
 
 def test_a_page_that_changes_its_subscription_all_the_time_is_slowed_down(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         ann.of_type("snapshot")
         began = time.monotonic()
         for number in range(40):
@@ -276,7 +259,7 @@ def test_a_page_that_changes_its_subscription_all_the_time_is_slowed_down(house:
 
 def test_after_the_weaver_was_away_there_is_another_feed(house: House) -> None:
     (weaver,) = house.gateway.weavers()
-    with page(house) as ann:
+    with house.page() as ann:
         before = ann.of_type("snapshot")
         ann.subscribe(columns=["step"], rows=["train_0"])
         ann.frame()
@@ -285,7 +268,7 @@ def test_after_the_weaver_was_away_there_is_another_feed(house: House) -> None:
         after = ann.of_type("snapshot")
         ann._kept.clear()
         frame, row = ann.frame(), ann.delta("replicas")
-    with page(house, query=f"?since={before['feed']}.{before['at']}") as ann:
+    with house.page(query=f"?since={before['feed']}.{before['at']}") as ann:
         again = ann.next(lambda one: True)
 
     assert after["feed"] != before["feed"]

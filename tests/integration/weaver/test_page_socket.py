@@ -7,20 +7,18 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-import loom
 from loom.token_file import Token
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import await_true
-from tests.support.page_socket import Message, PageSocket, page_socket
+from tests.support.page_socket import Message, page_socket
 from tests.support.users import House
 from tests.support.weaver_training import Training, training
+from tests.support.weavers import await_weaver
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -30,7 +28,7 @@ LASTS = 600.0  # seconds of a fault that a test removes
 @pytest.fixture(scope="module")
 def house(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     made = House(list(cluster.workers), tmp_path_factory.mktemp("page"), "--injectable")
-    await_true(lambda: has_address(weaver_of(made, "ann")))
+    await_weaver(made.weaver("ann"))
     yield made
     made.gateway.close()
 
@@ -40,29 +38,14 @@ def trained(house: House) -> Iterator[Training]:
     """A process of ann's that trains, and is injectable."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOM_INJECTABLE", "1")
-        with training(weaver_of(house, "ann").address(), "train_0", group="train") as (process,):
+        with training(house.weaver("ann").address(), "train_0", group="train") as (process,):
             await_true(lambda: "learning_rate" in handlers(house))
             yield process
 
 
 def handlers(house: House) -> Any:
-    replica = weaver_of(house, "ann").replicas().get("train_0")
+    replica = house.weaver("ann").replicas().get("train_0")
     return {} if replica is None else replica.handlers
-
-
-def weaver_of(house: House, user: str) -> WeaverProxy:
-    return WeaverProxy(house.url, house.tokens[user])
-
-
-def has_address(weaver: WeaverProxy) -> bool:
-    try:
-        return bool(weaver.address())
-    except loom.WeaverUnavailable:
-        return False
-
-
-def page(house: House, user: str = "ann", query: str = "") -> AbstractContextManager[PageSocket]:
-    return page_socket(house.url, house.tokens[user], query)
 
 
 def new_id() -> str:
@@ -81,7 +64,7 @@ def view_token(house: House) -> tuple[Token, str]:
 
 
 def test_a_page_gets_everything_and_another_program_what_it_got_before(house: House, trained: Training) -> None:
-    with page(house) as shown, page_socket(house.url, house.tokens["ann"], page=False) as plain:
+    with house.page() as shown, page_socket(house.url, house.tokens["ann"], page=False) as plain:
         full, before = shown.of_type("snapshot"), plain.of_type("snapshot")
 
         assert shown.socket.subprotocol == "loom.page"
@@ -105,7 +88,7 @@ def test_a_page_that_comes_after_another_program_gets_everything_too(house: Hous
 
 
 def test_a_page_hears_of_workers_and_of_sessions_that_come_and_go(house: House) -> None:
-    with page(house) as ann, page(house, "bob") as bob:
+    with house.page() as ann, house.page("bob") as bob:
         found, of_bob = ann.of_type("snapshot"), bob.of_type("snapshot")
         assert found["sessions"] == of_bob["sessions"] == []
         with house.connect("ann") as job:
@@ -119,9 +102,9 @@ def test_a_page_hears_of_workers_and_of_sessions_that_come_and_go(house: House) 
 
 
 def test_a_replica_that_registers_is_described(house: House) -> None:
-    with page(house) as ann, page(house, "bob") as bob:
+    with house.page() as ann, house.page("bob") as bob:
         ann.of_type("snapshot"), bob.of_type("snapshot")
-        with training(weaver_of(house, "ann").address(), "new_0", group="new"):
+        with training(house.weaver("ann").address(), "new_0", group="new"):
             came = ann.next(lambda one: one.get("event", {}).get("kind") == "registered")
             device = ann.delta("device_states")[came["info"]["devices"][0]]
 
@@ -138,7 +121,7 @@ def test_a_replica_that_registers_is_described(house: House) -> None:
 
 def test_a_configuration_is_changed_and_acknowledged(house: House, trained: Training) -> None:
     command = new_id()
-    with page(house) as ann:
+    with house.page() as ann:
         rate = {"kind": "update_config", "target": "train_0", "params": {"learning_rate": 0.25}}
         accepted, acknowledged, done = ann.answers(type="command", id=command, **rate)
         again = ann.answers(type="command", id=command, **rate)
@@ -156,12 +139,12 @@ def test_a_configuration_is_changed_and_acknowledged(house: House, trained: Trai
     assert [(line["method"], line["status"], line["kind"], line["keys"], line["of"]) for line in lines] == [
         ("WS", 200, "update_config", ["learning_rate"], "ann")
     ] * 2
-    (given,) = [one for one in weaver_of(house, "ann").events(kind="command") if one.data["command"] == command]
+    (given,) = [one for one in house.weaver("ann").events(kind="command") if one.data["command"] == command]
     assert given.data["by"] == "ann"
 
 
 def test_what_is_refused_and_who_does_not_exist_is_acknowledged_too(house: House, trained: Training) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         target = ["train_0", "nobody"]
         rate = {"kind": "update_config", "target": target, "params": {"learning_rate": -1}}
         answers = ann.answers(type="command", id=new_id(), **rate)
@@ -176,7 +159,7 @@ def test_what_is_refused_and_who_does_not_exist_is_acknowledged_too(house: House
 def test_a_command_that_waits_holds_up_nothing(house: House, trained: Training) -> None:
     os.kill(trained.pid, signal.SIGSTOP)
     try:
-        with page(house) as ann:
+        with house.page() as ann:
             accepted = ann.ask(type="command", id=new_id(), kind="resume", target="train_0")
             pong = ann.ask(type="ping", id="after it")
             other = ann.answers(type="command", id=new_id(), kind="pause", target="nobody-*")
@@ -192,11 +175,11 @@ def test_a_command_that_waits_holds_up_nothing(house: House, trained: Training) 
 
 
 def test_a_command_whose_socket_drops_is_still_given_once(house: House, trained: Training) -> None:
-    command, weaver = new_id(), weaver_of(house, "ann")
-    with page(house) as ann:
+    command, weaver = new_id(), house.weaver("ann")
+    with house.page() as ann:
         ann.send(type="command", id=command, kind="update_config", target="*", params={"learning_rate": 0.5})
     await_true(lambda: weaver.replica("train_0").config["learning_rate"] == 0.5)
-    with page(house) as ann:
+    with house.page() as ann:
         answers = ann.answers(type="command", id=command, kind="update_config", params={"learning_rate": 0.5})
 
     assert told(answers) == ["accepted", "acknowledgement", "done"]
@@ -204,7 +187,7 @@ def test_a_command_whose_socket_drops_is_still_given_once(house: House, trained:
 
 
 def test_a_policy_is_set_and_pushed(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         ann.of_type("snapshot")
         answers = ann.answers(type="policy", id=1, group="train", action="pause")
         policies = ann.delta("policies")
@@ -220,7 +203,7 @@ def test_a_policy_is_set_and_pushed(house: House) -> None:
 
 def test_a_fault_is_injected_and_removed(house: House, trained: Training) -> None:
     injection = new_id()
-    with page(house) as ann:
+    with house.page() as ann:
         fault = {"fault": "slow_rank", "target": "train_0", "params": {"seconds": 0.01}, "duration": LASTS}
         injected = ann.answers(type="inject", id=injection, **fault)
         removed = ann.answers(type="remove_fault", id="away with it", injection=injection)
@@ -236,7 +219,7 @@ def test_a_fault_is_injected_and_removed(house: House, trained: Training) -> Non
 
 
 def test_a_device_is_taken_out_of_use_for_those_on_it(house: House, trained: Training) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         (device,) = [one for one in ann.of_type("snapshot")["devices"] if "train_0" in one["replicas"]]
         off = ann.answers(type="drain_device", device_id=device["uuid"])
         state = ann.delta("device_states")[device["uuid"]]
@@ -249,7 +232,7 @@ def test_a_device_is_taken_out_of_use_for_those_on_it(house: House, trained: Tra
 
 
 def test_the_seeds_messages_are_taken(house: House, trained: Training) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         paused = ann.answers(type="pause_training", replica_id="train_0")
         ann.next(lambda one: one.get("event", {}).get("kind") == "paused")
         resumed = ann.answers(type="resume_training", replica_id="train_0", id=new_id())
@@ -268,7 +251,7 @@ def test_the_seeds_address_is_taken(house: House, trained: Training) -> None:
     command = json.loads(answer)
 
     assert (status, command["replicas"]) == (200, ["train_0"])
-    await_true(lambda: weaver_of(house, "ann").replica("train_0").config["learning_rate"] == 0.625)
+    await_true(lambda: house.weaver("ann").replica("train_0").config["learning_rate"] == 0.625)
     (line,) = house.audit(event="commanded", command=command["id"])
     assert (line["path"], line["keys"]) == ("/api/commands/update-config", ["learning_rate"])
     assert house.answer("ann", "POST", "/api/commands/update-config", {"replica_id": "train_0"})[0] == 422
@@ -294,13 +277,13 @@ def test_a_token_that_only_views_is_refused_each_change_and_sees(house: House) -
 
 
 def test_another_users_replicas_are_out_of_reach(house: House, trained: Training) -> None:
-    with page(house, "bob") as bob:
+    with house.page("bob") as bob:
         assert bob.of_type("snapshot")["replicas"] == []
         everyone = bob.answers(type="command", id=new_id(), kind="stop", target="*")
         named = bob.answers(type="command", id=new_id(), kind="stop", target="train_0")
         struck = bob.ask(type="inject", id=new_id(), fault="sigkill", target="train_0")
         gateway = bob.ask(type="inject", id=new_id(), fault="dead_gateway", target="*")
-    with pytest.raises(ConnectionClosed) as closed, page(house, "bob", "?user=ann") as bob:
+    with pytest.raises(ConnectionClosed) as closed, house.page("bob", "?user=ann") as bob:
         bob.of_type("snapshot")
 
     assert (told(everyone), everyone[0]["replicas"]) == (["accepted", "done"], [])
@@ -312,7 +295,7 @@ def test_another_users_replicas_are_out_of_reach(house: House, trained: Training
 
 
 def test_an_admin_sees_and_commands_for_another_user(house: House, trained: Training) -> None:
-    with page(house, "root", "?user=ann") as root:
+    with house.page("root", "?user=ann") as root:
         assert "train_0" in [one["id"] for one in root.of_type("snapshot")["replicas"]]
         answers = root.answers(type="command", id=new_id(), kind="resume", target="train_0")
 
@@ -320,7 +303,7 @@ def test_an_admin_sees_and_commands_for_another_user(house: House, trained: Trai
 
 
 def test_everyone_cannot_be_watched_at_once(house: House) -> None:
-    with pytest.raises(ConnectionClosed) as closed, page(house, "root", "?user=*") as root:
+    with pytest.raises(ConnectionClosed) as closed, house.page("root", "?user=*") as root:
         root.of_type("snapshot")
 
     assert closed.value.rcvd is not None
@@ -349,7 +332,7 @@ def test_everyone_cannot_be_watched_at_once(house: House) -> None:
     ],
 )
 def test_what_makes_no_sense_is_answered_with_an_error(house: House, text: str, id: Any, code: str) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         ann.socket.send(text)
         error = ann.of_type("error")
         pong = ann.ask(type="ping", id="next")
@@ -360,7 +343,7 @@ def test_what_makes_no_sense_is_answered_with_an_error(house: House, text: str, 
 
 
 def test_bytes_are_no_message_and_much_too_large_a_message_closes_the_socket(house: House) -> None:
-    with page(house) as ann:
+    with house.page() as ann:
         ann.socket.send(b"{}")
         assert ann.of_type("error")["code"] == "protocol_mismatch"
         with pytest.raises(ConnectionClosed) as closed:
@@ -389,7 +372,7 @@ def test_a_weaver_that_is_killed_comes_back_and_so_do_acknowledgements(house: Ho
     (weaver,) = house.gateway.weavers()
     os.kill(trained.pid, signal.SIGSTOP)
     try:
-        with page(house) as ann:
+        with house.page() as ann:
             ann.of_type("snapshot")
             accepted = ann.ask(type="command", id=new_id(), kind="resume", target="train_0")
             weaver.kill()

@@ -14,6 +14,7 @@ import pytest
 import loom
 from tests.support.gateways import BOUND, await_true
 from tests.support.paths import ROOT
+from tests.support.weavers import await_weaver
 
 pytest.importorskip("torchft")
 
@@ -39,8 +40,7 @@ def lighthouse() -> Iterator[str]:
 @pytest.fixture
 def start(job: loom.Job, lighthouse: str) -> Iterator[Start]:
     """Starts a script as a group, and returns once its replica is in the weaver."""
-    await_true(lambda: has_address(job))
-    environment = {**os.environ, "LOOM_WEAVER": job.weaver.address()}
+    environment = {**os.environ, "LOOM_WEAVER": await_weaver(job.weaver)}
     with ExitStack() as running:
 
         def begin(replica: str) -> subprocess.Popen[str]:
@@ -55,13 +55,6 @@ def start(job: loom.Job, lighthouse: str) -> Iterator[Start]:
 def end(process: subprocess.Popen[str]) -> None:
     with process:
         process.kill()
-
-
-def has_address(job: loom.Job) -> bool:
-    try:
-        return bool(job.weaver.address())
-    except loom.WeaverUnavailable:
-        return False
 
 
 def has(job: loom.Job, replica: str, **metrics: float) -> bool:

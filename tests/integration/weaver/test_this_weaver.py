@@ -24,6 +24,7 @@ from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, await_true, gateway_of
 from tests.support.users import House
 from tests.support.weaver_training import training
+from tests.support.weavers import await_weaver
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -159,7 +160,7 @@ def status_of(weaver: Any) -> str:
 @pytest.fixture
 def replica(cluster: LocalCluster, job: loom.Job) -> Iterator[str]:
     """A replica of the user, which no session spawned."""
-    await_true(lambda: has_address(job.weaver))
+    await_weaver(job.weaver)
     name = f"train_{job.session}"
     with training(job.weaver.address(), name):
         await_true(lambda: (job.weaver.replicas().get(name) or Nobody).step)
@@ -170,13 +171,6 @@ class Nobody:
     """Stands for a replica that the weaver does not know."""
 
     step = None
-
-
-def has_address(weaver: WeaverProxy) -> bool:
-    try:
-        return bool(weaver.address())
-    except loom.WeaverUnavailable:
-        return False
 
 
 @pytest.fixture
@@ -256,8 +250,8 @@ def test_errors_of_the_weaver_are_raised_in_the_actor(job: loom.Job, asker: Any)
 def test_only_the_users_own_replicas_are_seen_and_commanded(cluster: LocalCluster, tmp_path: Path) -> None:
     house = House(list(cluster.workers), tmp_path)
     try:
-        ann, bob = (WeaverProxy(house.url, house.tokens[user]) for user in ("ann", "bob"))
-        await_true(lambda: has_address(ann))
+        ann, bob = (house.weaver(user) for user in ("ann", "bob"))
+        await_weaver(ann)
         with (
             training(ann.address(), "ann_0", group="train"),
             training(bob.address(), "bob_0", group="train"),
@@ -280,7 +274,7 @@ def test_only_the_users_own_replicas_are_seen_and_commanded(cluster: LocalCluste
 def test_a_weaver_that_does_not_answer_is_unavailable_and_answers_when_it_is_back(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway, gateway.connect() as job:
         actor: Any = job.hosts.slice(hosts=0).spawn_procs(name="askers").spawn("asker", Asker)
-        await_true(lambda: has_address(job.weaver))
+        await_weaver(job.weaver)
         assert actor.do.call_one(replicas).get(BOUND) == []
         (weaver,) = gateway.weavers()
 

@@ -27,6 +27,7 @@ from loom_proxy.weaver.client import WeaverProxy
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, await_true
 from tests.support.weaver_training import training
+from tests.support.weavers import await_weaver
 
 
 class Guarded:
@@ -63,15 +64,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     options = ["--tokens", str(folder / "tokens.json"), "--audit", str(folder / "audit")]
     with LocalCluster(1, gateway_options=options) as cluster:
         found = Guarded(cluster, TokenFile(folder / "tokens.json"), folder / "audit")
-        await_true(lambda: has_address(WeaverProxy(cluster.url, cluster.token)))
+        await_weaver(WeaverProxy(cluster.url, cluster.token))
         yield found
-
-
-def has_address(weaver: WeaverProxy) -> bool:
-    try:
-        return bool(weaver.address())
-    except (loom.WeaverUnavailable, loom.GatewayUnreachable):  # a busy machine
-        return False
 
 
 def test_who_views_reads_and_watches_and_changes_nothing(guarded: Guarded) -> None:

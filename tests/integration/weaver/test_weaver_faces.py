@@ -24,6 +24,7 @@ from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, await_true
 from tests.support.processes import read_json, run, start
 from tests.support.weaver_training import Training, training
+from tests.support.weavers import await_weaver
 
 LOOM = "import sys; from loom.cli import main; main()"
 
@@ -41,17 +42,7 @@ def weaver(cluster: LocalCluster) -> WeaverProxy:
 
 @pytest.fixture(scope="module")
 def address(weaver: WeaverProxy) -> str:
-    found: list[str] = []
-
-    def is_there() -> bool:
-        try:
-            found.append(weaver.address())
-        except (loom.WeaverUnavailable, loom.GatewayUnreachable):  # a busy machine
-            return False
-        return True
-
-    await_true(is_there)
-    return found[0]
+    return await_weaver(weaver)
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-import loom
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, Gateway, await_true, gateway_of
 from tests.support.weaver_actors import FIRST_RATE, Trainers, weight_after
+from tests.support.weavers import await_another
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,13 +35,7 @@ def kill_weaver(gateway: Gateway, weaver: WeaverProxy) -> None:
     before = weaver.status()["weaver"]
     os.kill(DriverFiles(str(gateway.state / "weaver" / "weaver")).read_record().pid, signal.SIGKILL)
 
-    def is_another() -> bool:
-        try:
-            return bool(weaver.status()["weaver"] != before)
-        except loom.WeaverUnavailable:
-            return False
-
-    await_true(is_another)
+    await_another(weaver, before)
 
 
 def test_training_goes_on_and_is_found_again_with_all_that_was_known(gateway: Gateway, trainers: Trainers) -> None:

@@ -25,6 +25,7 @@ from loom_proxy.weaver.command import CommandProxy
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
 from tests.support.processes import read_json, start
 from tests.support.weaver_training import training, weaver_address, weavers
+from tests.support.weavers import await_weaver
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -37,16 +38,8 @@ def gateway(cluster: LocalCluster) -> Iterator[Gateway]:
 
 def weaver_of(gateway: Gateway) -> WeaverProxy:
     weaver = WeaverProxy(gateway.url, TOKEN)
-    await_true(lambda: is_there(weaver))
+    await_weaver(weaver)
     return weaver
-
-
-def is_there(weaver: WeaverProxy) -> bool:
-    try:
-        weaver.address()
-    except loom.WeaverUnavailable:
-        return False
-    return True
 
 
 def weaver_pid(gateway: Gateway) -> int:
@@ -119,15 +112,7 @@ def test_while_no_weaver_comes_up_calls_say_so(gateway: Gateway) -> None:
         assert store.exists()
     finally:
         folder.chmod(0o700)
-    await_true(lambda: is_answering(weaver))
-
-
-def is_answering(weaver: WeaverProxy) -> bool:
-    try:
-        weaver.status()
-    except loom.WeaverUnavailable:
-        return False
-    return True
+    await_weaver(weaver)
 
 
 def gateway_text(gateway: Gateway, path: str) -> str:

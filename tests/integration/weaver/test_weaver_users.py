@@ -17,6 +17,7 @@ from tests.support.gateways import BOUND, TOKEN, await_true, gateway_of
 from tests.support.processes import run
 from tests.support.users import House
 from tests.support.weaver_training import training
+from tests.support.weavers import await_weaver
 from tests.unit.loom.weaver.raw_threadlet import RawThreadlet
 
 LOOM = "import sys; from loom.cli import main; main()"
@@ -31,24 +32,9 @@ def house(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     made.gateway.close()
 
 
-def weaver_of(house: House, user: str, named: str | None = None) -> WeaverProxy:
-    return WeaverProxy(house.url, house.tokens[user], user=named)
-
-
-def has_address(weaver: WeaverProxy) -> bool:
-    try:
-        return bool(weaver.address())
-    except loom.WeaverUnavailable:
-        return False
-
-
-def has_weaver(house: House) -> bool:
-    return has_address(weaver_of(house, "ann"))
-
-
 def test_two_users_with_a_group_of_one_name_never_touch_each_other(house: House) -> None:
-    await_true(lambda: has_weaver(house))
-    ann, bob, root = (weaver_of(house, user) for user in ("ann", "bob", "root"))
+    await_weaver(house.weaver("ann"))
+    ann, bob, root = (house.weaver(user) for user in ("ann", "bob", "root"))
     with training(ann.address(), "train_0", group="train"), training(bob.address(), "train_0", group="train"):
         await_true(lambda: all("train_0" in user.replicas() for user in (ann, bob)))
         taken = ann.update_config("*", learning_rate=0.25).get(BOUND)
@@ -58,17 +44,17 @@ def test_two_users_with_a_group_of_one_name_never_touch_each_other(house: House)
         assert bob.replica("train_0").config.get("learning_rate") != 0.25
         assert not list(bob.events(kind="command"))
         assert root.replicas() == {}
-        assert weaver_of(house, "root", "bob").replica("train_0").user == "bob"
-        assert {"ann/train_0", "bob/train_0"} <= set(weaver_of(house, "root", "*").replicas())
+        assert house.weaver("root", "bob").replica("train_0").user == "bob"
+        assert {"ann/train_0", "bob/train_0"} <= set(house.weaver("root", "*").replicas())
         with pytest.raises(loom.ScopeError, match="to name another user needs a token of scope admin"):
-            weaver_of(house, "bob", "ann").replicas()
+            house.weaver("bob", "ann").replicas()
         with pytest.raises(loom.NotFound, match="knows no user 'nobody'"):
-            weaver_of(house, "root", "nobody").replicas()
+            house.weaver("root", "nobody").replicas()
 
 
 def test_the_command_line_names_another_user_for_an_admin(house: House) -> None:
-    await_true(lambda: has_weaver(house))
-    ann = weaver_of(house, "ann")
+    await_weaver(house.weaver("ann"))
+    ann = house.weaver("ann")
     environment = {**os.environ, "LOOM_URL": house.url, "LOOM_TOKEN": house.tokens["root"]}
     with training(ann.address(), "cli_0"):
         await_true(lambda: "cli_0" in ann.replicas())
@@ -82,8 +68,8 @@ def test_the_command_line_names_another_user_for_an_admin(house: House) -> None:
 
 def test_an_admin_injects_into_another_users_replicas(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOM_INJECTABLE", "1")
-    await_true(lambda: has_weaver(house))
-    ann = weaver_of(house, "ann")
+    await_weaver(house.weaver("ann"))
+    ann = house.weaver("ann")
     environment = {**os.environ, "LOOM_URL": house.url, "LOOM_TOKEN": house.tokens["root"]}
     inject = ["-c", LOOM, "inject", "once", "sigkill", "--replica", "struck_0"]
     with training(ann.address(), "struck_0") as (trained,):
@@ -99,19 +85,19 @@ def test_an_admin_injects_into_another_users_replicas(house: House, monkeypatch:
 
 @pytest.mark.slow
 def test_faults_that_strike_all_users_need_an_admin(house: House) -> None:
-    await_true(lambda: has_weaver(house))
+    await_weaver(house.weaver("ann"))
     with house.connect("ann") as job:
         for fault in ("dead_gateway", "dead_weaver"):
             with pytest.raises(loom.ScopeError, match="strikes all users"):
-                weaver_of(house, "bob").inject(fault, "*")
+                house.weaver("bob").inject(fault, "*")
         with pytest.raises(loom.UnknownSession):
-            weaver_of(house, "bob").inject("dead_driver", job.session)
+            house.weaver("bob").inject("dead_driver", job.session)
         assert job.run(len, "ab") == 2
 
 
 def test_what_a_session_commands_is_in_the_audit(house: House) -> None:
     with house.connect("ann") as job:
-        await_true(lambda: has_weaver(house))
+        await_weaver(house.weaver("ann"))
         job.weaver.pause("nobody-*")
 
         await_true(lambda: bool(house.audit(operation="command")))
@@ -121,8 +107,8 @@ def test_what_a_session_commands_is_in_the_audit(house: House) -> None:
 
 
 def test_the_numbers_of_another_user_are_not_in_ones_metrics(house: House) -> None:
-    await_true(lambda: has_weaver(house))
-    ann = weaver_of(house, "ann")
+    await_weaver(house.weaver("ann"))
+    ann = house.weaver("ann")
     with training(ann.address(), "counted_0"), house.connect("ann") as job:
         await_true(lambda: "counted_0" in house.answer("ann", "GET", "/metrics", None)[1])
         seen = {user: house.answer(user, "GET", "/metrics", None)[1] for user in ("ann", "bob", "root")}
@@ -137,13 +123,13 @@ def test_the_numbers_of_another_user_are_not_in_ones_metrics(house: House) -> No
 def test_a_secret_that_is_removed_makes_the_keys_void_also_of_a_weaver_that_lives(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway:
         weaver = WeaverProxy(gateway.url, TOKEN)
-        await_true(lambda: has_address(weaver))
+        await_weaver(weaver)
         before = parse_weaver_address(weaver.address())
         gateway.end()
         (gateway.state / "weaver" / "secret").unlink()
         gateway.start()
         weaver = WeaverProxy(gateway.url, TOKEN)
-        await_true(lambda: has_address(weaver))
+        await_weaver(weaver)
 
         after = parse_weaver_address(weaver.address())
 

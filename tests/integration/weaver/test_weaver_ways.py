@@ -15,22 +15,10 @@ from loom_proxy.local import LocalCluster
 from loom_proxy.weaver import feed as weaver_feed
 from loom_proxy.weaver.client import WeaverProxy
 from loom_proxy.weaver.feed import poll
-from tests.support.gateways import BOUND, await_true
+from tests.support.gateways import BOUND
 from tests.support.network.http_proxy import Fault, HttpProxy
 from tests.support.weaver_training import training
-
-
-def ready(weaver: WeaverProxy) -> WeaverProxy:
-    """The weaver, once it is there."""
-
-    def is_there() -> bool:
-        try:
-            return bool(weaver.address())
-        except (loom.WeaverUnavailable, loom.GatewayUnreachable):  # a busy machine
-            return False
-
-    await_true(is_there)
-    return weaver
+from tests.support.weavers import await_weaver
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +41,8 @@ def secure(ca: Path) -> Iterator[LocalCluster]:
 
 
 def test_over_tls(secure: LocalCluster, ca: Path) -> None:
-    weaver = ready(WeaverProxy(secure.url, secure.token, str(ca / "ca.pem")))
+    weaver = WeaverProxy(secure.url, secure.token, str(ca / "ca.pem"))
+    await_weaver(weaver)
 
     assert secure.url.startswith("wss://")
     assert isinstance(next(weaver.watch(BOUND)), Snapshot)
@@ -90,7 +79,8 @@ def test_without_websockets_it_is_asked_again_and_again(
             return None
         return Fault.LOSE_REQUEST if status is None else status
 
-    direct = ready(WeaverProxy(cluster.url, cluster.token))
+    direct = WeaverProxy(cluster.url, cluster.token)
+    await_weaver(direct)
     with HttpProxy(int(cluster.url.rpartition(":")[2]), decide) as proxy:
         url = f"ws://127.0.0.1:{proxy.port}"
         weaver = WeaverProxy(url, cluster.token)
@@ -112,7 +102,7 @@ def test_without_websockets_it_is_asked_again_and_again(
 async def test_coroutines_poll_too(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weaver_feed, "EVERY", 0.2)
     weaver = WeaverProxy(cluster.url, cluster.token, transport="http")
-    await asyncio.to_thread(ready, weaver)
+    await asyncio.to_thread(await_weaver, weaver)
     followed = weaver.aio.events(follow=True, limit=1)
     first = await anext(followed)
     await weaver.aio.set_policy("polled", "stop")

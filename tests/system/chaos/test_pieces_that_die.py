@@ -19,6 +19,7 @@ from loom_proxy.local import LocalCluster
 from loom_proxy.runs import RunHandle
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
+from tests.support.weavers import await_weaver
 from tests.system.chaos.digits_alike import HASH_EVERY, alike_job, assert_as_without_faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
@@ -103,7 +104,7 @@ def test_a_training_whose_driver_is_killed_is_started_again_and_goes_on_from_its
 
 def test_a_training_goes_on_without_its_gateway_and_the_next_one_finds_it(gateway: Gateway, tmp_path: Path) -> None:
     weaver = WeaverProxy(gateway.url, TOKEN)
-    await_true(lambda: bool(has_weaver(weaver)))
+    await_weaver(weaver)
     with gateway.connect() as job:
         run = a_job(tmp_path).start(job)
         before = await_step(job, run, STEPS // 4)
@@ -126,13 +127,6 @@ def test_a_training_goes_on_without_its_gateway_and_the_next_one_finds_it(gatewa
         group.replica: group.report.restored_step for group in before.groups
     }
     assert_as_without_faults(summary, STEPS)
-
-
-def has_weaver(weaver: WeaverProxy) -> str:
-    try:
-        return weaver.address()
-    except (loom.WeaverUnavailable, loom.GatewayUnreachable):
-        return ""
 
 
 PLAN = """\
@@ -178,7 +172,7 @@ class Operator:
 
 def test_a_plan_kills_the_gateway_and_the_driver_of_a_training(gateway: Gateway, tmp_path: Path) -> None:
     weaver = WeaverProxy(gateway.url, TOKEN)
-    await_true(lambda: bool(has_weaver(weaver)))
+    await_weaver(weaver)
     operator = Operator(gateway, a_job(tmp_path))
     await_true(
         lambda: sum(bool(one.step) for one in weaver.replicas().values() if one.group == "train") == 3,

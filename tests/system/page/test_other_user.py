@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from loom_proxy.weaver.client import WeaverProxy
 from tests.support.browser import signed_in
 from tests.support.gateways import await_true
 from tests.support.users import House
@@ -45,7 +44,7 @@ def test_an_admin_chooses_a_user_whose_training_is_then_shown_and_steered(browse
         opened.open("steering?target=of_ann&user=ann")
         page.get_by_test_id("pause").click()
         expect(page.get_by_test_id("preview")).to_contain_text("paused")
-        assert WeaverProxy(trains.url, trains.tokens["ann"]).replica("of_ann").state == "paused"
+        assert trains.weaver("ann").replica("of_ann").state == "paused"
         page.get_by_test_id("nav-replicas").click()
         page.get_by_role("link", name="of_ann").click()
         page.get_by_test_id("ask-stacks").click()  # by REST, of the same user
