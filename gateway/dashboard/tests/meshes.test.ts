@@ -1,8 +1,9 @@
-import { flushSync, mount, unmount } from 'svelte';
+import { flushSync } from 'svelte';
 import { afterEach, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { GatewayError } from '../src/lib/api';
 import { endpointsIn, extentText, findMesh, Polled, visibleRows, type ActorMesh, type Elements, type ProcMesh, type SessionMeshes } from '../src/lib/meshes.svelte';
+import { closePage, find, openPage, stubBrowser } from './app';
 import { snapshot } from './objects';
 
 const HOSTILE = '<img src=x onerror=alert(1)>';
@@ -139,21 +140,15 @@ describe('what is polled', () => {
 });
 
 describe('the view', () => {
-  let app: Record<string, unknown> | null = null;
-
-  const stub = () => void vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener: () => undefined }));
-
   beforeAll(async () => {
-    stub();
+    stubBrowser();
     await import('../src/App.svelte'); // the first time takes seconds
   }, 60_000);
 
-  beforeEach(stub);
+  beforeEach(stubBrowser);
 
   afterEach(() => {
-    if (app) void unmount(app);
-    app = null;
-    document.body.replaceChildren();
+    closePage();
     vi.unstubAllGlobals();
   });
 
@@ -165,25 +160,12 @@ describe('the view', () => {
       if (/\/(meshes|runs)$/.test(url.pathname)) return new Response(JSON.stringify(answer), { status });
       return await new Promise(() => undefined);
     });
-    location.hash = hash;
-    const { store } = await import('../src/lib/page');
-    const { default: App } = await import('../src/App.svelte');
-    store.identity = { user: 'ada', name: 'ada', scope: 'view', expires: null };
-    store.signedIn = true;
-    store.link = { state: 'open', since: Date.now(), reason: '' };
-    store.handleWebSocketMessage(snapshot({ sessions: sessions.map((name) => ({ ...session, name })) }));
-    store.flush();
-    window.dispatchEvent(new HashChangeEvent('hashchange'));
-    const target = document.createElement('div');
-    document.body.append(target);
-    app = mount(App, { target });
-    flushSync();
+    await openPage(hash, snapshot({ sessions: sessions.map((name) => ({ ...session, name })) }), 'view');
     await new Promise((resolve) => setTimeout(resolve, 0));
     await vi.waitFor(() => expect(document.querySelector('main')!.textContent).not.toContain('Loading'));
     flushSync();
   }
 
-  const find = (id: string): HTMLElement | null => document.querySelector(`[data-testid="${id}"]`);
   const items = (): HTMLElement[] => [...find('mesh-tree')!.querySelectorAll<HTMLElement>('[role=treeitem]')];
   const press = (key: string): void => {
     document.activeElement!.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
@@ -252,9 +234,7 @@ describe('the view', () => {
   it('has the only session without asking, and offers several', async () => {
     await open('#/meshes', BUSY);
     expect(items()).toHaveLength(5);
-    void unmount(app!);
-    app = null;
-    document.body.replaceChildren();
+    closePage();
     await open('#/meshes', BUSY, 200, ['s1', 's2']);
     expect([...find('mesh-sessions')!.querySelectorAll('a')].map((one) => one.getAttribute('href'))).toEqual(['#/meshes/s1', '#/meshes/s2']);
   });

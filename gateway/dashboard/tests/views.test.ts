@@ -1,7 +1,8 @@
-import { flushSync, mount, unmount } from 'svelte';
+import { flushSync } from 'svelte';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import type { Scope } from '../src/lib/types';
+import { closePage, find, openPage, stubBrowser } from './app';
 import { device, event, replica, snapshot } from './objects';
 
 class NoObserver {
@@ -12,30 +13,21 @@ class NoObserver {
 
 const HOSTILE = '<img src=x onerror=alert(1)>';
 
-let app: Record<string, unknown> | null = null;
-
 beforeEach(() => {
   vi.stubGlobal('ResizeObserver', NoObserver);
   vi.stubGlobal('IntersectionObserver', NoObserver);
-  vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener: () => undefined }));
+  stubBrowser();
   vi.stubGlobal('fetch', () => new Promise(() => undefined));
 });
 
 afterEach(() => {
-  if (app) void unmount(app);
-  app = null;
-  document.body.replaceChildren();
+  closePage();
   vi.unstubAllGlobals();
 });
 
 async function open(hash: string, scope: Scope = 'operate'): Promise<HTMLElement> {
-  location.hash = hash;
-  const { store } = await import('../src/lib/page');
-  const { default: App } = await import('../src/App.svelte');
-  store.identity = { user: 'ada', name: 'ada', scope, expires: null };
-  store.signedIn = true;
-  store.link = { state: 'open', since: Date.now(), reason: '' };
-  store.handleWebSocketMessage(
+  return await openPage(
+    hash,
     snapshot({
       time: Date.now() / 1000,
       replicas: [
@@ -78,17 +70,9 @@ async function open(hash: string, scope: Scope = 'operate'): Promise<HTMLElement
         event(3, 'applied', 'train_0@s1', { command: 'c', do: 'pause', ok: true, step: 4 }),
       ],
     }),
+    scope,
   );
-  store.flush();
-  window.dispatchEvent(new HashChangeEvent('hashchange'));
-  const target = document.createElement('div');
-  document.body.append(target);
-  app = mount(App, { target });
-  flushSync();
-  return target;
 }
-
-const find = (id: string): HTMLElement | null => document.querySelector(`[data-testid="${id}"]`);
 
 // The first test compiles the whole page.
 vi.setConfig({ testTimeout: 30_000 });

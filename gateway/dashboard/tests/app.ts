@@ -1,0 +1,40 @@
+/** The whole page in jsdom, with a store that tests fill. */
+
+import { flushSync, mount, unmount } from 'svelte';
+import { vi } from 'vitest';
+
+import type { Incoming, Scope } from '../src/lib/types';
+
+let app: Record<string, unknown> | null = null;
+
+/** What jsdom lacks and the page uses. */
+export function stubBrowser(): void {
+  vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener: () => undefined }));
+}
+
+/** Show the page at an address, as if the gateway had sent a message. */
+export async function openPage(hash: string, message: Incoming, scope: Scope): Promise<HTMLElement> {
+  location.hash = hash;
+  const { store } = await import('../src/lib/page');
+  const { default: App } = await import('../src/App.svelte');
+  store.identity = { user: 'ada', name: 'ada', scope, expires: null };
+  store.signedIn = true;
+  store.link = { state: 'open', since: Date.now(), reason: '' };
+  store.handleWebSocketMessage(message);
+  store.flush();
+  window.dispatchEvent(new HashChangeEvent('hashchange'));
+  const target = document.createElement('div');
+  document.body.append(target);
+  app = mount(App, { target });
+  flushSync();
+  return target;
+}
+
+/** Take the page away. */
+export function closePage(): void {
+  if (app) void unmount(app);
+  app = null;
+  document.body.replaceChildren();
+}
+
+export const find = (id: string): HTMLElement | null => document.querySelector(`[data-testid="${id}"]`);
