@@ -137,6 +137,17 @@ class Gateway:
         assert sockets == []
 
 
+def attach(cluster: LocalCluster, session: str) -> loom.Job:
+    """Attach to a session as soon as its driver knows that the last client has left."""
+    deadline = time.monotonic() + BOUND
+    while True:
+        try:
+            return loom.connect(cluster.url, cluster.token, session=session)
+        except loom.SessionInUse:
+            if time.monotonic() > deadline:
+                raise
+
+
 @contextmanager
 def gateway_of(cluster: LocalCluster, *options: str) -> Iterator[Gateway]:
     """A running gateway for the workers of a cluster."""

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from loom_proxy.ports import channel
 from loom_proxy.ports import port as sending_end
 from loom_proxy.ports import receiver as receiving_end
 from tests.support.actors import BadLuck, Counter, NeedsCluster
+from tests.support.gateways import attach
 
 BOUND = 30.0
 
@@ -140,17 +140,6 @@ def sender(senders: Any) -> Any:
 
 def take(receiver: Any, count: int) -> list[Any]:
     return [receiver.recv().get(timeout=BOUND) for _ in range(count)]
-
-
-def attach(cluster: LocalCluster, session: str) -> loom.Job:
-    """Attach to a session as soon as its driver knows that the last client has left."""
-    deadline = time.monotonic() + BOUND
-    while True:
-        try:
-            return loom.connect(cluster.url, cluster.token, session=session)
-        except loom.SessionInUse:
-            if time.monotonic() > deadline:
-                raise
 
 
 # -- receiving ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import pytest
 import loom
 from loom import Actor, endpoint
 from loom_proxy.local import LocalCluster
-from tests.integration.session.test_http_transport import lose_tunnel
+from tests.integration.session.http_sessions import lose_tunnel
 from tests.support.network.delay_proxy import Link
 from tests.support.network.gate import Gate
 from tests.support.network.http_proxy import HttpProxy, without_websockets

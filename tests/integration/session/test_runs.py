@@ -1,12 +1,10 @@
-"""`job.run`: functions in the driver, beside the meshes, which go on while the laptop is away."""
+"""`job.run`: functions in the driver, their results, what they print, and how they are cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,20 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import loom
-from loom.wire.messages import Kind, Message
-from loom_gateway.driver.handlers.runs import Run, Runs
 from loom_proxy.local import LocalCluster
-from loom_proxy.runs import KnownRuns, RunHandle
-from tests.integration.calls.test_failures import driver_pid
+from tests.integration.session.run_functions import (
+    IN_TIME,
+    go_on_for_ever,
+    until_it_prints,
+    wait_for,
+    wait_for_ever,
+)
 from tests.support.actors import Counter
-from tests.support.gateways import await_true
-
-IN_TIME = 30.0
-"""Seconds that no wait may take."""
 
 
 class Odd(Exception):
@@ -43,40 +39,6 @@ class Unbuildable(Exception):
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
-
-
-def wait_for(path: str) -> str:
-    """A function that goes on until a file is there."""
-    print("waiting", flush=True)
-    deadline = time.monotonic() + IN_TIME
-    while not os.path.exists(path):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    print("there")
-    return path
-
-
-def go_on_for_ever() -> None:
-    print("begun")
-    while True:
-        time.sleep(0.01)
-
-
-async def wait_for_ever() -> None:
-    print("begun")
-    try:
-        await asyncio.Event().wait()
-    finally:
-        print("cleaned up")
-
-
-def until_it_prints(run: RunHandle, text: str) -> None:
-    seen = ""
-    for piece in run.follow():
-        seen += piece
-        if text in seen:
-            return
-    raise AssertionError(f"{text!r} is not in {seen!r}")
 
 
 # -- results and failures -----------------------------------------------------------------------------------
@@ -284,143 +246,6 @@ def test_output_is_bounded_and_says_what_is_missing(job: loom.Job) -> None:
     assert rest.endswith(f"{29_999:099}\n")
 
 
-# -- detached -----------------------------------------------------------------------------------------------
-
-
-def test_a_detached_run_is_a_handle_at_once(job: loom.Job, tmp_path: Path) -> None:
-    path = tmp_path / "go"
-    before = time.time()
-    run = job.run(wait_for, str(path), detach=True, name="waiter")
-    assert isinstance(run, loom.RunHandle)
-    assert (run.name, run.status, run.finished) == ("waiter", "running", None)
-    assert repr(run) == "<RunHandle 'waiter' running>"
-    with pytest.raises(loom.WaitTimeout):
-        run.result(timeout=0.05)
-    assert job.runs() == {"waiter": run}
-
-    path.touch()
-
-    assert run.result(IN_TIME) == str(path)
-    assert run.result(0) == str(path)
-    assert run.exception() is None
-    assert run.status == "done"
-    assert run.started is not None
-    assert run.finished is not None
-    assert before - 60 < run.started <= run.finished < time.time() + 60
-
-
-def test_a_detached_run_can_be_awaited(job: loom.Job) -> None:
-    async def wait() -> int:
-        return await job.run(lambda: 5, detach=True)  # type: ignore[no-any-return]
-
-    assert asyncio.run(wait()) == 5
-
-
-def test_a_run_goes_on_while_nobody_is_connected(cluster: LocalCluster, tmp_path: Path) -> None:
-    path = tmp_path / "go"
-    job = loom.connect(cluster.url, cluster.token)
-    job.run(wait_for, str(path), detach=True, name="waiter")
-    job.run(lambda: 1 / 0, detach=True, name="failing").exception(IN_TIME)
-    job.detach()
-    path.touch()
-
-    with attached(cluster, job.session) as later:
-        runs = later.runs()
-        assert list(runs) == ["waiter", "failing"]
-        assert runs["waiter"].result(IN_TIME) == str(path)
-        assert runs["waiter"].output() == "waiting\nthere\n"
-        assert runs["waiter"].status == "done"
-        assert runs["failing"].status == "failed"
-        with pytest.raises(ZeroDivisionError):
-            runs["failing"].result(IN_TIME)
-
-
-def attached(cluster: LocalCluster, session: str) -> loom.Job:
-    """Attach as soon as the session has noticed that its client is gone."""
-    deadline = time.monotonic() + IN_TIME
-    while True:
-        try:
-            return loom.connect(cluster.url, cluster.token, session=session)
-        except loom.SessionInUse:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def test_a_run_that_was_waited_for_goes_on_without_the_connection(cluster: LocalCluster, tmp_path: Path) -> None:
-    path = tmp_path / "go"
-    job = loom.connect(cluster.url, cluster.token)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(job.run, wait_for, str(path), name="waiter")
-        deadline = time.monotonic() + IN_TIME
-        while "waiter" not in job.runs():
-            assert time.monotonic() < deadline
-        job.detach()
-        with pytest.raises(loom.SessionClosed):
-            waiting.result(IN_TIME)
-
-    with attached(cluster, job.session) as later:
-        run = later.runs()["waiter"]
-        path.touch()
-        assert run.result(IN_TIME) == str(path)
-        assert run.output() == "waiting\nthere\n"
-
-
-def test_a_run_that_ends_under_a_later_client_tells_it(cluster: LocalCluster, tmp_path: Path) -> None:
-    path = tmp_path / "go"
-    job = loom.connect(cluster.url, cluster.token)
-    job.run(wait_for, str(path), detach=True, name="waiter")
-    with pytest.raises(loom.WaitTimeout):
-        job.runs()["waiter"].result(timeout=0.01)
-    job.detach()
-
-    with attached(cluster, job.session) as later:
-        run = later.runs()["waiter"]
-        assert run.status == "running"
-        assert run.started is not None
-        until_it_prints(run, "waiting")
-        path.touch()
-        assert "".join(run.follow()) == "waiting\nthere\n"
-        assert run.result(IN_TIME) == str(path)
-        assert run.status == "done"
-        assert list(later.events(timeout=0.01)) == []
-
-
-def test_a_name_is_taken_while_its_run_is_going(job: loom.Job, tmp_path: Path) -> None:
-    path = tmp_path / "go"
-    first = job.run(wait_for, str(path), detach=True, name="waiter")
-    with pytest.raises(loom.RunNameTaken, match=r"run 'waiter' is still going \(id \d+\)"):
-        job.run(print, name="waiter")
-
-    job._runs = KnownRuns(job._calls)  # as another program, that has not heard of it
-    job._connection.on(Kind.RUN_STATE, job._runs.take)
-    with pytest.raises(loom.RunNameTaken, match="wait for it, cancel it, or take another name"):
-        job.run(print, detach=True, name="waiter").result(IN_TIME)
-    going = job.runs()["waiter"]
-    assert going.id == first.id
-
-    path.touch()
-    going.result(IN_TIME)
-    second = job.run(lambda: 2, detach=True, name="waiter")
-    assert second.result(IN_TIME) == 2
-    assert job.runs()["waiter"] is second
-
-
-def test_the_oldest_runs_are_forgotten(job: loom.Job) -> None:
-    first = job.run(lambda: 0, detach=True)
-    first.future.get(IN_TIME)
-    first._answer = None
-    rest = [job.run(lambda number=number: number, detach=True, name=f"run {number}") for number in range(256)]
-    assert [run.result(IN_TIME) for run in rest] == list(range(256))
-
-    assert list(job.runs()) == [f"run {number}" for number in range(256)]
-    with pytest.raises(loom.NoSuchRun, match="the last 256 others"):
-        first.result(IN_TIME)
-    with pytest.raises(loom.NoSuchRun):
-        first.output()
-    with pytest.raises(loom.NoSuchRun):
-        first.cancel()
-
-
 # -- cancelling ---------------------------------------------------------------------------------------------
 
 
@@ -522,106 +347,3 @@ def test_a_session_ends_though_a_function_runs(cluster: LocalCluster) -> None:
         waiting.get(IN_TIME)
     with pytest.raises(loom.LoomError):
         job.run(print)
-
-
-# -- what the driver keeps ----------------------------------------------------------------------------------
-
-
-def finished_run(ident: int, size: int) -> Run:
-    run = Run(ident, f"run {ident}", True)
-    run.finished = float(ident)
-    run.answer = Message(Kind.RESULT, ident, [0.0], [range(size)])  # type: ignore[list-item]
-    return run
-
-
-def test_results_are_kept_up_to_a_size_but_the_newest_in_any_case() -> None:
-    runs = Runs.__new__(Runs)
-    runs._runs = {ident: finished_run(ident, 100 << 20) for ident in range(1, 6)}
-    runs._runs[9] = Run(9, "going", True)
-    runs._forget_oldest()
-    assert list(runs._runs) == [4, 5, 9]
-
-    runs._runs[6] = finished_run(6, 1 << 30)
-    runs._forget_oldest()
-    assert list(runs._runs) == [9, 6]
-
-
-# -- processes that runs start ------------------------------------------------------------------------------
-
-
-def start_and_wait(path: str, detached: bool) -> int:
-    """Start a process that starts another, and wait for it."""
-    script = f"sleep 1000 & echo $$ $! > {path}.new; mv {path}.new {path}; wait"
-    return subprocess.run(["sh", "-c", script], start_new_session=detached, check=False).returncode
-
-
-async def start_and_wait_async(path: str, detached: bool) -> int | None:
-    return await asyncio.to_thread(start_and_wait, path, detached)
-
-
-def started(path: Path) -> list[psutil.Process]:
-    await_true(path.exists)
-    return [psutil.Process(int(pid)) for pid in path.read_text().split()]
-
-
-@pytest.mark.parametrize("function", [start_and_wait, start_and_wait_async])
-def test_the_processes_of_a_run_end_when_it_is_cancelled(job: loom.Job, tmp_path: Path, function: Any) -> None:
-    other = job.run(start_and_wait, str(tmp_path / "other"), False, detach=True, name="other")
-    run = job.run(function, str(tmp_path / "pids"), True, detach=True)
-    processes, others = started(tmp_path / "pids"), started(tmp_path / "other")
-    assert run.cancel()
-    assert psutil.wait_procs(processes, IN_TIME)[1] == []
-    with pytest.raises(loom.OperationCancelled):
-        run.result(IN_TIME)
-    assert all(process.is_running() for process in others)
-    assert other.status == "running"
-
-
-@pytest.mark.parametrize("detached", [False, True])
-def test_the_processes_of_a_run_end_with_the_session(cluster: LocalCluster, tmp_path: Path, detached: bool) -> None:
-    with loom.connect(cluster.url, cluster.token) as job:
-        job.run(start_and_wait, str(tmp_path / "pids"), detached, detach=True)
-        processes = started(tmp_path / "pids")
-    assert psutil.wait_procs(processes, IN_TIME)[1] == []
-
-
-def test_the_processes_of_a_run_end_with_a_driver_that_is_killed(cluster: LocalCluster, tmp_path: Path) -> None:
-    job = loom.connect(cluster.url, cluster.token)
-    job.run(start_and_wait, str(tmp_path / "pids"), False, detach=True)
-    processes = started(tmp_path / "pids")
-    os.kill(driver_pid(cluster, job), signal.SIGKILL)
-    assert psutil.wait_procs(processes, IN_TIME)[1] == []
-    job.close()
-
-
-# -- code in the cluster that opens sessions ----------------------------------------------------------------------
-
-
-def add_apart(url: str, token: str | None) -> tuple[str, int]:
-    with loom.connect(url, token) as own:
-        counters = own.hosts.slice(hosts=0).spawn_procs().spawn("counters", Counter)
-        return own.session, counters.add.call_one(2).get(IN_TIME)
-
-
-class Opens(loom.Actor):
-    @loom.endpoint
-    def add_apart(self, url: str, token: str | None) -> tuple[str, int]:
-        return add_apart(url, token)
-
-
-@pytest.mark.parametrize("where", ["a run", "an actor"])
-def test_code_in_the_cluster_opens_a_session_with_the_token_that_it_is_given_and_none_without(
-    cluster: LocalCluster, where: str
-) -> None:
-    with loom.connect(cluster.url, cluster.token) as job:
-        if where == "a run":
-            opened = job.run(add_apart, cluster.url, cluster.token)
-            with pytest.raises(loom.AuthenticationError, match="needs a token: pass token="):
-                job.run(add_apart, cluster.url, None)
-        else:
-            opens = job.hosts.slice(hosts=0).spawn_procs().spawn("opens", Opens)
-            opened = opens.add_apart.call_one(cluster.url, cluster.token).get(IN_TIME)
-            with pytest.raises(loom.ActorError, match="needs a token: pass token="):
-                opens.add_apart.call_one(cluster.url, None).get(IN_TIME)
-    assert opened[0] != job.session
-    assert opened[1] == 2

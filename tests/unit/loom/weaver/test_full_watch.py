@@ -14,7 +14,7 @@ from loom.token_file import ADMIN
 from loom.weaver.client import Watch
 from loom.weaver.serving import full_watch, user_weaver
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU
-from tests.unit.loom.weaver.test_serving import Running, running
+from tests.unit.loom.weaver.running import Running, running
 
 
 @pytest.fixture(autouse=True)

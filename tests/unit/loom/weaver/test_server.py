@@ -1,27 +1,20 @@
-"""The weaver's process: real sockets, real kills, and what is there after them."""
+"""The weaver's process, over real sockets: what it answers and what it refuses."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import resource
 import shutil
-import signal
 import socket
-import stat
 import struct
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from loom.control.address import parse_weaver_address
 from loom.token_file import ADMIN
-from tests.support.processes import read_json, start
+from tests.support.processes import start
 from tests.unit.loom.weaver.raw_threadlet import (
     BOUND,
     GPU,
@@ -29,22 +22,7 @@ from tests.unit.loom.weaver.raw_threadlet import (
     RawThreadlet,
     Refused,
     WeaverProcess,
-    running_weaver,
 )
-
-START = 0.0
-"""When training began, set anew for each test: what is older than an hour would be made coarser."""
-
-
-@pytest.fixture(autouse=True)
-def began_lately(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "START", float(int(time.time()) - 3000))
-
-
-@pytest.fixture
-def weaver() -> Iterator[WeaverProcess]:
-    with running_weaver() as running:
-        yield running
 
 
 def test_a_replica_that_registers_is_there_with_its_devices(weaver: WeaverProcess) -> None:
@@ -71,20 +49,20 @@ def test_a_replica_that_registers_is_there_with_its_devices(weaver: WeaverProces
     assert gateway.ask("status")["replicas"] == {"running": 1}
 
 
-def test_what_a_replica_reports_is_in_its_history(weaver: WeaverProcess) -> None:
+def test_what_a_replica_reports_is_in_its_history(weaver: WeaverProcess, began: float) -> None:
     threadlet = RawThreadlet(weaver.address)
     for step in range(1, 6):
-        last = threadlet.report(step, at=START + step, loss=1.0 / step)
+        last = threadlet.report(step, at=began + step, loss=1.0 / step)
     threadlet.await_stored(last)
     gateway = weaver.gateway()
 
     assert gateway.ask("metrics", replica="train_0") == ["loss"]
     assert gateway.ask("history", replica="train_0", metric="loss") == [
-        [START + step, step, 1.0 / step] for step in range(1, 6)
+        [began + step, step, 1.0 / step] for step in range(1, 6)
     ]
-    assert gateway.ask("history", replica="train_0", metric="loss", since=START + 3, until=START + 4) == [
-        [START + 3, 3, 1 / 3],
-        [START + 4, 4, 0.25],
+    assert gateway.ask("history", replica="train_0", metric="loss", since=began + 3, until=began + 4) == [
+        [began + 3, 3, 1 / 3],
+        [began + 4, 4, 0.25],
     ]
     assert gateway.ask("replica", id="train_0")["metrics"] == {"loss": 0.2}
 
@@ -202,79 +180,6 @@ def test_who_does_not_answer_in_time_is_named_as_waited_for(weaver: WeaverProces
     assert "has not applied it in" in outcome["train_0"]["reason"]
 
 
-def test_a_weaver_that_is_killed_comes_back_with_everything(weaver: WeaverProcess) -> None:
-    threadlet = RawThreadlet(weaver.address)
-    gateway = weaver.gateway()
-    last = [threadlet.report(step, at=START + step, loss=float(step)) for step in range(1, 200)][-1]
-    threadlet.await_stored(last)
-    gateway.ask("policy", group="train", action="pause")
-    applied = gateway.ask("command", kind="update_config", params={"learning_rate": 0.5}, target="train_0")["id"]
-    threadlet.command()
-    threadlet.ack(applied, changes={"learning_rate": {"old": 0.001, "new": 0.5}})
-    gateway.ask("command_state", id=applied, timeout=BOUND)
-    waiting = gateway.ask("command", kind="pause", target="train_0")["id"]
-    address = weaver.address
-
-    weaver.end(signal.SIGKILL)
-    weaver.start()
-    gateway = weaver.gateway()
-    replica = gateway.ask("replica", id="train_0")
-    history = gateway.ask("history", replica="train_0", metric="loss")
-    again = RawThreadlet(weaver.address, instance=threadlet.instance, config={"learning_rate": 0.5}, step=199)
-    welcome = again.welcome()
-
-    assert weaver.address == address
-    assert history == [[START + step, step, float(step)] for step in range(1, 200)]
-    assert (replica["config"], replica["step"], replica["seq"]) == ({"learning_rate": 0.5}, 199, last)
-    assert replica["devices"] == ["GPU-0"]
-    assert welcome["seq"] == last
-    assert gateway.ask("policies") == {"train": "pause"}
-    assert again.command()[:2] == [waiting, "pause"]
-    again.ack(waiting)
-    assert gateway.ask("command_state", id=waiting, timeout=BOUND)["outcomes"]["train_0"]["ok"] is True
-    assert gateway.ask("command_state", id=applied, timeout=0)["outcomes"]["train_0"]["ok"] is True
-    again.send("bye", "done", "finished")
-    assert again.receive() == []  # the command applied before the kill was not sent again
-
-
-def test_reports_that_are_sent_again_are_stored_once(weaver: WeaverProcess) -> None:
-    threadlet = RawThreadlet(weaver.address)
-    threadlet.report(1, at=START + 1, loss=1.0)
-    threadlet.await_stored(1)
-    threadlet.close()
-
-    again = RawThreadlet(weaver.address, instance=threadlet.instance)
-    welcome = again.welcome()
-    again.report(1, at=START + 1, loss=1.0)
-    again.report(2, at=START + 2, loss=0.5)
-    again.await_stored(2)
-
-    assert welcome["seq"] == 1
-    history = weaver.gateway().ask("history", replica="train_0", metric="loss")
-    assert history == [[START + 1, 1, 1.0], [START + 2, 2, 0.5]]
-
-
-def test_nothing_acknowledged_is_lost_wherever_the_weaver_is_killed(weaver: WeaverProcess) -> None:
-    threadlet = RawThreadlet(weaver.address)
-    threadlet.welcome()
-    acknowledged = 0
-    for round in range(3):
-        for _ in range(400):
-            threadlet.report(threadlet.seq + 1, at=START + threadlet.seq, loss=float(threadlet.seq))
-        acknowledged = threadlet.until(lambda frame: frame[0] == "stored")[1]
-
-        weaver.end(signal.SIGKILL)
-        weaver.start()
-        history = weaver.gateway().ask("history", replica="train_0", metric="loss", points=10_000)
-        again = RawThreadlet(weaver.address, instance=threadlet.instance)
-        stored = again.welcome()["seq"]
-
-        assert stored >= acknowledged, f"round {round}"
-        assert [step for _, step, _ in history] == list(range(1, stored + 1))
-        again.seq = stored
-        threadlet = again
-
-
 def test_a_dead_process_on_this_host_has_failed_within_a_second(weaver: WeaverProcess) -> None:
     gateway = weaver.gateway()
     gateway.watch()
@@ -384,7 +289,7 @@ def test_what_cannot_be_done_is_answered_with_an_error(
     assert caught.value.code == code
 
 
-def test_a_watcher_sees_a_snapshot_and_then_what_happens(weaver: WeaverProcess) -> None:
+def test_a_watcher_sees_a_snapshot_and_then_what_happens(weaver: WeaverProcess, began: float) -> None:
     first = RawThreadlet(weaver.address)
     first.welcome()
     watcher = weaver.gateway()
@@ -393,11 +298,11 @@ def test_a_watcher_sees_a_snapshot_and_then_what_happens(weaver: WeaverProcess) 
     second = RawThreadlet(weaver.address, "train_1")
     registered = watcher.event("registered")
     second.report(3, loss=0.5)
-    second.send("devices", START, {"GPU-0": {"utilization": 0.5}})
+    second.send("devices", began, {"GPU-0": {"utilization": 0.5}})
     changes = watcher.until(lambda frame: frame[2].get("changes", {}).get("replicas", {}).get("train_1"))
     while not changes[2]["changes"]["replicas"]["train_1"]["step"] or not changes[2]["changes"]["devices"]:
         second.report(second.seq + 3, loss=0.5)
-        second.send("devices", START, {"GPU-0": {"utilization": 0.5}})
+        second.send("devices", began, {"GPU-0": {"utilization": 0.5}})
         changes = watcher.until(lambda frame: frame[2].get("changes", {}).get("replicas", {}).get("train_1"))
 
     assert [replica["id"] for replica in snapshot["replicas"]] == ["train_0"]
@@ -471,147 +376,3 @@ def test_a_process_that_stalls_has_its_stack_in_the_event(weaver: WeaverProcess)
     assert "hang_in_this_function" in with_stack["stack"]
     (kept,) = gateway.ask("events", kind="stalled", after=0)
     assert kept["stack"] == with_stack["stack"]
-
-
-def test_a_weaver_that_cannot_store_anything_says_so_and_ends(weaver: WeaverProcess) -> None:
-    threadlet = RawThreadlet(weaver.address)
-    threadlet.welcome()
-    assert weaver.process is not None
-
-    resource.prlimit(weaver.pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # as if the disk were full
-    with contextlib.suppress(OSError):
-        while weaver.process.poll() is None:
-            threadlet.report(threadlet.seq + 1, **{f"metric_{number}": 0.0 for number in range(100)})
-
-    assert weaver.process.wait(BOUND) == 1
-    assert "error: the weaver cannot store anything any more" in weaver.output()
-
-
-def test_a_weaver_behind_every_address_is_told_by_the_one_given() -> None:
-    with running_weaver("--listen", "0.0.0.0:0", "--advertise", "127.0.0.1") as weaver:
-        assert parse_weaver_address(weaver.address).host == "127.0.0.1"
-        assert RawThreadlet(weaver.address).welcome()["seq"] == 0
-
-
-def test_the_weaver_ends_cleanly_and_leaves_no_socket(weaver: WeaverProcess) -> None:
-    threadlet = RawThreadlet(weaver.address)
-    threadlet.welcome()
-
-    assert weaver.end(signal.SIGTERM) == 0
-
-    assert threadlet.receive() == []
-    assert not os.path.exists(weaver.socket)
-
-
-def test_the_weaver_ends_when_its_parent_does() -> None:
-    with running_weaver() as weaver:
-        assert weaver.process is not None
-        assert weaver.process.stdin is not None
-
-        weaver.process.stdin.close()
-
-        assert weaver.process.wait(BOUND) == 0
-
-
-def test_a_weaver_ends_with_its_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "weaver"
-    process = start("-m", "loom.weaver", "--folder", str(folder), stderr=subprocess.PIPE)
-    with process:
-        read_json(process)
-        shutil.rmtree(folder)
-        _, said = process.communicate(timeout=BOUND)
-
-    assert process.returncode == 0
-    assert f"the folder {folder} is gone, and the weaver ends with it" in said
-
-
-def test_a_weaver_that_nobody_needs_any_more_ends() -> None:
-    with running_weaver("--linger", "3") as weaver:
-        gateway = weaver.gateway()
-        assert gateway.ask("status")["replicas"] == {}
-        assert weaver.process is not None
-        assert weaver.process.poll() is None
-
-        gateway.close()
-
-        assert weaver.process.wait(BOUND) == 0
-
-
-def test_what_the_weaver_keeps_is_for_its_user_only(weaver: WeaverProcess) -> None:
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [weaver.folder, *weaver.folder.iterdir()]}
-
-    assert modes[weaver.folder.name] == 0o700
-    assert modes["link.json"] == modes["weaver.sock"] == modes["lock"] == 0o600
-
-
-def test_two_weavers_do_not_share_a_folder(weaver: WeaverProcess) -> None:
-    finished = run_weaver("--folder", str(weaver.folder))
-
-    assert finished.returncode == 1
-    pid = weaver.process.pid
-    text = f"error: another weaver (pid {pid}) uses the state folder {weaver.folder}: end it, or choose another\n"
-    assert finished.stderr == text
-
-
-def test_a_folder_that_others_can_open_is_refused(weaver: WeaverProcess) -> None:
-    weaver.end()
-    weaver.folder.chmod(0o755)
-
-    finished = run_weaver("--folder", str(weaver.folder))
-
-    assert finished.returncode == 1
-    assert "chmod 700" in finished.stderr
-
-
-def test_a_store_that_is_no_store_is_named(weaver: WeaverProcess) -> None:
-    weaver.end()
-    (weaver.folder / "weaver.sqlite-wal").unlink()
-    (weaver.folder / "weaver.sqlite").write_bytes(b"something else" * 1000)
-
-    finished = run_weaver("--folder", str(weaver.folder))
-
-    assert finished.returncode == 1
-    assert "cannot keep the weaver's state" in finished.stderr
-
-
-def test_a_port_that_was_taken_meanwhile_is_not_waited_for(weaver: WeaverProcess) -> None:
-    before = parse_weaver_address(weaver.address)
-    weaver.end()
-    with socket.create_server((before.host, before.port)):
-        weaver.start()
-
-    after = parse_weaver_address(weaver.address)
-    assert after.key == before.key
-    assert after.port != before.port
-    assert "will not find this one" in weaver.output()
-
-
-@pytest.mark.parametrize(
-    ("options", "code"), [(("--listen", "nowhere"), 2), (("--listen", "192.0.2.1:0"), 2), (("--beat", "0"), 2)]
-)
-def test_wrong_options_are_refused(weaver: WeaverProcess, options: tuple[str, ...], code: int) -> None:
-    weaver.end()
-
-    finished = run_weaver("--folder", str(weaver.folder), *options)
-
-    assert finished.returncode == code
-    assert finished.stderr.startswith("error: ")
-
-
-def run_weaver(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "loom.weaver", *options],
-        capture_output=True,
-        text=True,
-        timeout=BOUND,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def test_the_line_that_says_ready_has_the_address_and_the_pid(weaver: WeaverProcess) -> None:
-    remembered = json.loads((weaver.folder / "link.json").read_text())
-    address = parse_weaver_address(weaver.address)
-
-    assert weaver.process is not None
-    assert weaver.pid == weaver.process.pid
-    assert (remembered["port"], remembered["key"]) == (address.port, None)

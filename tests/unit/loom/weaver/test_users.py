@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -25,14 +24,7 @@ from tests.unit.loom.weaver.raw_threadlet import (
     RawThreadlet,
     Refused,
     WeaverProcess,
-    running_weaver,
 )
-
-
-@pytest.fixture
-def weaver() -> Iterator[WeaverProcess]:
-    with running_weaver() as weaver:
-        yield weaver
 
 
 def gateway_for(weaver: WeaverProcess, user: str) -> RawGateway:

@@ -18,7 +18,7 @@ from loom_gateway.weaver_socket import watches as weaver_watches
 from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
 from loom_gateway.weaver_socket.resuming import Since
 from loom_gateway.weaver_socket.watches import WeaverWatches
-from tests.unit.loom.weaver.test_serving import running
+from tests.unit.loom.weaver.running import running
 from tests.unit.loom_gateway.weaver_socket.replicas import info
 
 BOUND = 20.0

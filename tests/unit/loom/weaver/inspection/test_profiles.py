@@ -13,7 +13,7 @@ from loom.control.profiles import MAX_FOLDED, FoldedStacks
 from loom.weaver.serving import user_weaver
 from loom.weaver.views import ProfileInfo
 from tests.unit.loom.weaver.bench import Bench, Threadlet
-from tests.unit.loom.weaver.test_serving import running
+from tests.unit.loom.weaver.running import running
 
 
 @pytest.fixture
