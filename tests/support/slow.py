@@ -1,9 +1,9 @@
 """Which of the slow tests run: a numbered part of them all, or those whose turn it is.
 
 ``--slow-part 2/5`` selects the second of five parts that take alike long; a file stays whole, since its tests share
-what they set up. ``--slow-turn COUNT`` selects tests of at most `SHORT` seconds that together take no longer than
-`TURN`: the next ones for each count, so that all have had their turn after some commits. How long a test takes is
-read from `SECONDS`, which ``--slow-record`` writes; a test that is not in it counts as a long one.
+what they set up. ``--slow-turn COUNT`` leaves out all slow tests but some of at most `SHORT` seconds that together
+take no longer than `TURN`: the next ones for each count, so that all have had their turn after some commits. How
+long a test takes is read from `SECONDS`, which ``--slow-record`` writes; a test that is not in it counts as long.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Add the options, see the module."""
     group = parser.getgroup("slow tests")
     group.addoption("--slow-part", metavar="N/OF", help="run this part of the slow tests")
-    group.addoption("--slow-turn", metavar="COUNT", type=int, help="run the short ones whose turn it is")
+    group.addoption("--slow-turn", metavar="COUNT", type=int, help="of them, run the short ones whose turn it is")
     group.addoption("--slow-record", action="store_true", help="write down how long slow tests take")
 
 
@@ -49,6 +49,8 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
     chosen = part_of(part, slow, _recorded()) if part is not None else turn_of(turn, slow, _recorded())
+    if part is None:
+        chosen |= {item.nodeid for item in items} - set(slow)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
     items[:] = [item for item in items if item.nodeid in chosen]
 

@@ -95,6 +95,7 @@ def test_a_laptop_without_torch_and_monarch_drives_a_cluster(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_the_command_says_what_a_laptop_lacks(laptop: Path) -> None:
     command = [laptop.parent / "loom", "serve", "worker", "--address", "tcp://127.0.0.1:1234"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
