@@ -1,4 +1,4 @@
-"""One cluster of real workers for the whole run, and a session of its own for each test."""
+"""One cluster of real workers for the whole run, with a session for each test or for the tests of a module."""
 
 from __future__ import annotations
 
@@ -84,6 +84,23 @@ def job(cluster: LocalCluster) -> Iterator[loom.Job]:
     """A session on the cluster, closed after the test."""
     with loom.connect(cluster.url, cluster.token) as connected:
         yield connected
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: LocalCluster) -> Iterator[loom.Job]:
+    """One session on the cluster for those tests of a module that need none of their own, which takes seconds."""
+    with loom.connect(cluster.url, cluster.token) as connected:
+        yield connected
+
+
+@pytest.fixture
+def tidied(shared: loom.Job) -> Iterator[loom.Job]:
+    """The session of the module; the meshes that the test spawns in it end with the test."""
+    before = set(shared.meshes.values())
+    yield shared
+    stopping = [mesh.stop() for mesh in shared.meshes.values() if mesh not in before]
+    for one in stopping:
+        one.exception(60)  # of a mesh that could not be made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import loom
 import loom.actor
 from loom import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.signatures import endpoints
-from loom_proxy.local import LocalCluster
 from tests.support.actors import BadLuck, Counter
 from tests.unit.loom.test_signatures import stand_ins
 
@@ -93,12 +91,6 @@ class Concurrent(Actor):
     @endpoint
     async def let_go(self) -> None:
         self.open.set()
-
-
-@pytest.fixture(scope="module")
-def shared(cluster: LocalCluster) -> Iterator[loom.Job]:
-    with loom.connect(cluster.url, cluster.token) as job:
-        yield job
 
 
 @pytest.fixture(scope="module")

@@ -26,15 +26,8 @@ from tests.support.actors import Broken, Counter, WithLock
 
 
 @pytest.fixture(scope="module")
-def shared(cluster: LocalCluster) -> Iterator[loom.Job]:
-    """One session for the tests that send nothing or leave no trace."""
-    with loom.connect(cluster.url, cluster.token) as job:
-        yield job
-
-
-@pytest.fixture(scope="module")
-def counters(shared: loom.Job) -> Any:
-    return shared.hosts.spawn_procs(per_host={"gpus": 2}).spawn("counters", Counter, 10)
+def counters(procs: loom.ProcMeshProxy) -> Any:
+    return procs.spawn("counters", Counter, 10)
 
 
 def sent(job: loom.Job) -> int:
@@ -200,8 +193,7 @@ def test_wrong_arguments(shared: loom.Job, counters: Any, args: tuple[Any, ...],
     assert sent(shared) == before
 
 
-def test_wrong_constructor_arguments(shared: loom.Job) -> None:
-    procs = shared.hosts.spawn_procs()
+def test_wrong_constructor_arguments(procs: loom.ProcMeshProxy) -> None:
     with pytest.raises(TypeError, match=r"Counter\(start=\.\.\.\)"):
         procs.spawn("counter", Counter, 1, 2)
     with pytest.raises(loom.WrongArguments, match="takes an actor class"):
@@ -213,8 +205,7 @@ def test_call_one_on_several_actors(counters: Any) -> None:
         counters.add.call_one(1)
 
 
-def test_class_that_cannot_be_pickled(shared: loom.Job) -> None:
-    procs = shared.hosts.spawn_procs()
+def test_class_that_cannot_be_pickled(procs: loom.ProcMeshProxy) -> None:
     with pytest.raises(loom.UnpicklableError, match=r"WithLock.*\.guard cannot be pickled: it is a _thread\.lock"):
         procs.spawn("locked", WithLock)
 
@@ -230,13 +221,13 @@ def test_result_that_cannot_be_pickled(counters: Any) -> None:
     assert list(counters.echo.call(1).get().values()) == [1] * 4
 
 
-def test_endpoint_with_the_name_of_a_mesh_attribute(shared: loom.Job) -> None:
+def test_endpoint_with_the_name_of_a_mesh_attribute(procs: loom.ProcMeshProxy) -> None:
     class Sized(loom.Actor):
         @loom.endpoint
         def sizes(self) -> None: ...
 
     with pytest.raises(loom.EndpointNameTaken, match=r"Sized\.sizes"):
-        shared.hosts.spawn_procs().spawn("sized", Sized)
+        procs.spawn("sized", Sized)
 
 
 class OnlyOnTheLaptop:
@@ -252,16 +243,16 @@ def _only_in(pid: int) -> OnlyOnTheLaptop:
     return OnlyOnTheLaptop()
 
 
-def test_what_depends_on_a_failed_operation_fails_with_the_same_cause(job: loom.Job) -> None:
-    counters = job.hosts.spawn_procs().spawn("counters", Counter, OnlyOnTheLaptop())
+def test_what_depends_on_a_failed_operation_fails_with_the_same_cause(tidied: loom.Job) -> None:
+    counters = tidied.hosts.spawn_procs().spawn("counters", Counter, OnlyOnTheLaptop())
     with pytest.raises(loom.UnpicklableError, match="not on this machine"):
         counters.value.call().get(timeout=30)
     with pytest.raises(loom.UnpicklableError, match="not on this machine"):
         counters.slice(hosts=0).value.call_one().get(timeout=30)
-    assert any(event.name == "operation_failed" for event in job.events(timeout=0))
+    assert any(event.name == "operation_failed" for event in tidied.events(timeout=0))
 
 
-def test_a_class_that_mixes_def_and_async_def(shared: loom.Job) -> None:
+def test_a_class_that_mixes_def_and_async_def(procs: loom.ProcMeshProxy) -> None:
     class Mixed(loom.Actor):
         @loom.endpoint
         def one(self) -> None: ...
@@ -270,14 +261,14 @@ def test_a_class_that_mixes_def_and_async_def(shared: loom.Job) -> None:
         async def other(self) -> None: ...
 
     with pytest.raises(loom.NotAnActor, match=r"Mixed'> mixes both .*one.*other"):
-        shared.hosts.spawn_procs().spawn("mixed", Mixed)
+        procs.spawn("mixed", Mixed)
 
 
-def test_constructor_that_raises(job: loom.Job) -> None:
-    broken = job.hosts.spawn_procs().spawn("broken", Broken)
+def test_constructor_that_raises(tidied: loom.Job) -> None:
+    broken = tidied.hosts.spawn_procs().spawn("broken", Broken)
     with pytest.raises(loom.LoomError, match="cannot be made"):
         broken.anything.call().get(timeout=30)
-    assert list(job.hosts.spawn_procs().spawn("fine", Counter).add.call(1).get().values()) == [1, 1]
+    assert list(tidied.hosts.spawn_procs().spawn("fine", Counter).add.call(1).get().values()) == [1, 1]
 
 
 @pytest.mark.parametrize("selection", [{"hosts": 2}, {"hosts": -1}, {"gpus": slice(2, 2)}, {"gpus": slice(7, 9)}])

@@ -19,12 +19,6 @@ from tests.support.actors import BadLuck, Caller, Counter, Gate, open_gate
 
 
 @pytest.fixture
-def counters(job: loom.Job) -> Any:
-    """Counters on 2 hosts with 2 processes each."""
-    return job.hosts.spawn_procs(per_host={"gpus": 2}, name="procs").spawn("counters", Counter, 10)
-
-
-@pytest.fixture
 def pipes(tmp_path: Path) -> list[str]:
     """Two named pipes."""
     paths = [str(tmp_path / name) for name in ("first", "second")]
@@ -54,8 +48,8 @@ def test_a_slice_of_a_slice_selects_within_the_first(counters: Any) -> None:
     assert list(counters.value.call().get().values()) == [10, 10, 10, 17]
 
 
-def test_a_range_with_a_step_selects_every_other(job: loom.Job) -> None:
-    counters = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 4}).spawn("four", Counter)
+def test_a_range_with_a_step_selects_every_other(tidied: loom.Job) -> None:
+    counters = tidied.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 4}).spawn("four", Counter)
     odd = counters.slice(gpus=slice(1, None, 2))
     assert odd.sizes == {"gpus": 2}
     assert list(odd.add.call(1).get().values()) == [1, 1]
@@ -71,12 +65,12 @@ def test_flatten_split_and_rename_address_the_same_actors(counters: Any) -> None
     assert flat.split(rank=("a", "b"), b=2).slice(a=1, b=0).value.call_one().get() == 11
 
 
-def test_procs_on_a_slice_of_hosts_run_there_only(job: loom.Job) -> None:
-    everywhere = job.hosts.spawn_procs(name="all").spawn("all", Counter)
-    second = job.hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 2}, name="second")
+def test_procs_on_a_slice_of_hosts_run_there_only(tidied: loom.Job) -> None:
+    everywhere = tidied.hosts.spawn_procs(name="all").spawn("all", Counter)
+    second = tidied.hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 2}, name="second")
     assert second.sizes == {"gpus": 2}
-    workers = job.run(_parents, everywhere)
-    assert set(job.run(_parents, second.spawn("some", Counter))) == {workers[1]}
+    workers = tidied.run(_parents, everywhere)
+    assert set(tidied.run(_parents, second.spawn("some", Counter))) == {workers[1]}
 
 
 def _parents(counters: Any) -> list[int]:
@@ -85,8 +79,8 @@ def _parents(counters: Any) -> list[int]:
     return [psutil.Process(pid).ppid() for pid in counters.pid.call().get().values()]
 
 
-def test_actors_spawned_on_a_slice_of_procs_are_counted_from_it(job: loom.Job) -> None:
-    procs = job.hosts.spawn_procs(per_host={"gpus": 2})
+def test_actors_spawned_on_a_slice_of_procs_are_counted_from_it(tidied: loom.Job) -> None:
+    procs = tidied.hosts.spawn_procs(per_host={"gpus": 2})
     counters = procs.slice(hosts=1).spawn("half", Counter, 1)
     assert counters.sizes == {"gpus": 2}
     assert counters.slice(gpus=1).add.call_one(2).get() == 3
@@ -98,8 +92,8 @@ def test_choose_calls_one_actor_and_stream_calls_all(counters: Any) -> None:
     assert sorted(future.get() for future in counters.value.stream()) == [10, 10, 10, 11]
 
 
-def test_stream_gives_the_first_result_before_the_slowest_actor_is_done(job: loom.Job, pipes: list[str]) -> None:
-    gates = job.hosts.spawn_procs().spawn("gates", Gate)
+def test_stream_gives_the_first_result_before_the_slowest_actor_is_done(tidied: loom.Job, pipes: list[str]) -> None:
+    gates = tidied.hosts.spawn_procs().spawn("gates", Gate)
     first, second = gates.wait.stream(pipes)
     open_gate(pipes[1])
     assert first.get(timeout=30) == "open"
@@ -149,23 +143,23 @@ def test_small_and_large_calls_to_one_actor_keep_their_order(counters: Any) -> N
     assert len(first.get()) == len(second.get()) == 8 << 20
 
 
-def test_actor_and_proc_meshes_arrive_as_real_meshes_sliced_as_they_were(job: loom.Job, counters: Any) -> None:
+def test_actor_and_proc_meshes_arrive_as_real_meshes_sliced_as_they_were(tidied: loom.Job, counters: Any) -> None:
     part = counters.slice(hosts=1)
-    caller = job.hosts.slice(hosts=0).spawn_procs().spawn("caller", Caller, part)
+    caller = tidied.hosts.slice(hosts=0).spawn_procs().spawn("caller", Caller, part)
     assert caller.held_sizes.call_one().get() == {"gpus": 2}
     assert len(caller.call_held.call_one().get()) == 2
     module, name, sizes = caller.kind.call_one(counters.slice(gpus=1)).get()
     assert module.startswith("monarch.")
     assert (name, sizes) == ("ActorMesh", {"hosts": 2})
-    procs = job.meshes["procs"]
+    procs = tidied.meshes["procs"]
     assert caller.kind.call_one(procs.slice(hosts=0)).get()[1:] == ("ProcMesh", {"gpus": 2})
     assert len(caller.call.call_one(counters.slice(hosts=0, gpus=slice(0, 1))).get()) == 1
 
 
-def test_a_mesh_inside_a_container_arrives_too(job: loom.Job, counters: Any) -> None:
-    caller = job.hosts.slice(hosts=0).spawn_procs().spawn("caller", Caller, counters)
+def test_a_mesh_inside_a_container_arrives_too(tidied: loom.Job, counters: Any) -> None:
+    caller = tidied.hosts.slice(hosts=0).spawn_procs().spawn("caller", Caller, counters)
     nested = {"list": [counters.slice(hosts=0)]}
-    assert job.run(lambda value: type(value["list"][0]).__name__, nested) == "ActorMesh"
+    assert tidied.run(lambda value: type(value["list"][0]).__name__, nested) == "ActorMesh"
     assert caller.held_sizes.call_one().get() == {"hosts": 2, "gpus": 2}
 
 
@@ -189,7 +183,7 @@ def test_an_exception_that_cannot_be_unpickled_here_has_a_stand_in(counters: Any
     assert stand_in.text == "made in the cluster"
 
 
-def test_functions_from_a_closure_travel_by_value(job: loom.Job, counters: Any) -> None:
+def test_functions_from_a_closure_travel_by_value(tidied: loom.Job, counters: Any) -> None:
     factor = 3
 
     class Scaled(loom.Actor):
@@ -200,11 +194,11 @@ def test_functions_from_a_closure_travel_by_value(job: loom.Job, counters: Any) 
         def total(self) -> int:
             return sum(value * factor for value in self.values)
 
-    scaled = job.hosts.slice(hosts=0).spawn_procs().spawn("scaled", Scaled, [1, 2])
+    scaled = tidied.hosts.slice(hosts=0).spawn_procs().spawn("scaled", Scaled, [1, 2])
     assert scaled.total.call_one().get() == 9
 
 
-def test_a_class_whose_source_is_not_in_the_cluster_can_import_torch(job: loom.Job, tmp_path: Path) -> None:
+def test_a_class_whose_source_is_not_in_the_cluster_can_import_torch(tidied: loom.Job, tmp_path: Path) -> None:
     source = tmp_path / "elsewhere.py"
     source.write_text(
         "import loom\n"
@@ -217,11 +211,11 @@ def test_a_class_whose_source_is_not_in_the_cluster_can_import_torch(job: loom.J
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(source.read_text(), str(source), "exec"), namespace)
     source.unlink()
-    late = job.hosts.slice(hosts=0).spawn_procs().spawn("late", namespace["Late"])
+    late = tidied.hosts.slice(hosts=0).spawn_procs().spawn("late", namespace["Late"])
     assert late.total.call_one().get(timeout=60) == 3.0
 
 
-def test_run_executes_next_to_the_meshes(job: loom.Job, counters: Any) -> None:
+def test_run_executes_next_to_the_meshes(tidied: loom.Job, counters: Any) -> None:
     def loop(mesh: Any, times: int) -> int:
         for _ in range(times):
             total = sum(mesh.add.call(1).get().values())
@@ -230,14 +224,14 @@ def test_run_executes_next_to_the_meshes(job: loom.Job, counters: Any) -> None:
     async def loop_async(mesh: Any) -> int:
         return sum((await mesh.add.call(1)).values())
 
-    assert job.run(loop, counters, 20) == 4 * 30
-    assert job.run(loop_async, counters) == 4 * 31
+    assert tidied.run(loop, counters, 20) == 4 * 30
+    assert tidied.run(loop_async, counters) == 4 * 31
     with pytest.raises(ZeroDivisionError):
-        job.run(lambda: 1 / 0)
+        tidied.run(lambda: 1 / 0)
 
 
-def test_futures_time_out_without_being_consumed(job: loom.Job, pipes: list[str]) -> None:
-    gate = job.hosts.slice(hosts=0).spawn_procs().spawn("gate", Gate)
+def test_futures_time_out_without_being_consumed(tidied: loom.Job, pipes: list[str]) -> None:
+    gate = tidied.hosts.slice(hosts=0).spawn_procs().spawn("gate", Gate)
     waiting = gate.wait.call_one(pipes)
     with pytest.raises(TimeoutError):
         waiting.get(timeout=0.01)
@@ -288,11 +282,13 @@ def test_eight_threads_call_at_once(counters: Any) -> None:
     assert sorted(seen) == list(range(11, 11 + 1600))
 
 
-def test_two_sessions_on_the_same_workers_do_not_disturb_each_other(cluster: LocalCluster, job: loom.Job) -> None:
-    mine = job.hosts.spawn_procs(name="same").spawn("same", Counter, 1)
+def test_two_sessions_on_the_same_workers_do_not_disturb_each_other(
+    cluster: LocalCluster, tidied: loom.Job
+) -> None:
+    mine = tidied.hosts.spawn_procs(name="same").spawn("same", Counter, 1)
     with loom.connect(cluster.url, cluster.token) as other:
         theirs = other.hosts.spawn_procs(name="same").spawn("same", Counter, 100)
-        assert other.session != job.session
+        assert other.session != tidied.session
         futures = [(mine.add.call(1), theirs.add.call(1)) for _ in range(20)]
         assert [list(m.get().values()) for m, _ in futures] == [[n, n] for n in range(2, 22)]
         assert [list(t.get().values()) for _, t in futures] == [[n, n] for n in range(101, 121)]
@@ -318,8 +314,8 @@ def test_a_detached_session_is_found_again_with_its_meshes(cluster: LocalCluster
             found.add.call()
 
 
-def test_stopped_procs_answer_no_more(job: loom.Job) -> None:
-    procs = job.hosts.spawn_procs(name="brief")
+def test_stopped_procs_answer_no_more(tidied: loom.Job) -> None:
+    procs = tidied.hosts.spawn_procs(name="brief")
     counters = procs.spawn("brief", Counter)
     assert procs.initialized.get() is True
     assert counters.initialized.get() is None
@@ -329,7 +325,8 @@ def test_stopped_procs_answer_no_more(job: loom.Job) -> None:
         counters.add.call(1).get(timeout=30)
 
 
-def test_state_and_meshes_name_what_there_is(job: loom.Job, counters: Any) -> None:
+def test_state_and_meshes_name_what_there_is(job: loom.Job) -> None:
+    counters = job.hosts.spawn_procs(name="procs").spawn("counters", Counter)
     assert job.state().workers is job.hosts
     assert set(job.meshes) == {"procs", "counters"}
     assert repr(job.hosts) == "<HostMeshProxy 'hosts' {hosts: 2}>"

@@ -290,8 +290,8 @@ class Listener(Actor):
         return self.heard
 
 
-def test_calls_that_wait_behind_others_are_taken_back(job: loom.Job, tmp_path: Path) -> None:
-    listener = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
+def test_calls_that_wait_behind_others_are_taken_back(tidied: loom.Job, tmp_path: Path) -> None:
+    listener = tidied.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
     listener.hear.call_one(-1).get(IN_TIME)
     numbers = range(1, 4001)
     # The driver gets on slowly, and looks ahead between one gate and the next, until it has answered the last.
@@ -315,8 +315,8 @@ def test_calls_that_wait_behind_others_are_taken_back(job: loom.Job, tmp_path: P
     assert listener.all_heard.call_one().get(IN_TIME) == [-1, *range(1, 3981)]
 
 
-def test_a_large_argument_on_its_way_is_taken_back_or_arrives(job: loom.Job) -> None:
-    listener = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
+def test_a_large_argument_on_its_way_is_taken_back_or_arrives(tidied: loom.Job) -> None:
+    listener = tidied.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
     listener.hear.call_one(-1).get(IN_TIME)
     size = 64 << 20
     future = listener.hear.call_one(bytes(size))
@@ -330,12 +330,12 @@ def test_a_large_argument_on_its_way_is_taken_back_or_arrives(job: loom.Job) -> 
         assert future.get(IN_TIME) == size
 
 
-def test_what_has_been_started_goes_on(job: loom.Job, tmp_path: Path) -> None:
-    listener = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
+def test_what_has_been_started_goes_on(tidied: loom.Job, tmp_path: Path) -> None:
+    listener = tidied.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
     listener.hear.call_one(-1).get(IN_TIME)
     path = tmp_path / "go"
     future = listener.wait_for.call_one(str(path))
-    job.run(lambda: None)  # so that the driver has come this far
+    tidied.run(lambda: None)  # so that the driver has come this far
 
     assert not future.cancel()
     assert not future.cancelled()
@@ -345,16 +345,16 @@ def test_what_has_been_started_goes_on(job: loom.Job, tmp_path: Path) -> None:
     assert not future.cancel()
 
 
-def test_results_of_a_stream_are_not_taken_back(job: loom.Job) -> None:
-    counters = job.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
+def test_results_of_a_stream_are_not_taken_back(tidied: loom.Job) -> None:
+    counters = tidied.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
     futures = list(counters.add.stream(1))
 
     assert not any(future.cancel() for future in futures)
     assert [future.get(IN_TIME) for future in futures] == [11, 11]
 
 
-def test_whoever_waits_is_told(job: loom.Job, tmp_path: Path) -> None:
-    listener = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
+def test_whoever_waits_is_told(tidied: loom.Job, tmp_path: Path) -> None:
+    listener = tidied.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("listener", Listener)
     listener.hear.call_one(-1).get(IN_TIME)
     slow = Gate(tmp_path / "answered", 0, 0.3)
     gate = listener.hear.call_one(slow)

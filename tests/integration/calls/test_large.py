@@ -60,6 +60,17 @@ def spawn(job: loom.Job, *arguments: Any) -> Any:
     return job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1}).spawn("store", Store, *arguments)
 
 
+@pytest.fixture(scope="module")
+def process(shared: loom.Job) -> loom.ProcMeshProxy:
+    """A process that imports torch once."""
+    return shared.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1})
+
+
+@pytest.fixture
+def store(process: loom.ProcMeshProxy, tidied: loom.Job) -> Any:
+    return process.spawn("store", Store)
+
+
 VALUES = {
     "tensor": torch.arange(3 * MIB, dtype=torch.float32),
     "small tensor": torch.arange(4.0),
@@ -90,9 +101,7 @@ def same(left: Any, right: Any) -> bool:
 VALUES["read-only array"].flags.writeable = False  # type: ignore[union-attr]
 
 
-def test_large_values_of_every_kind_come_back_as_they_went(job: loom.Job) -> None:
-    store = spawn(job)
-
+def test_large_values_of_every_kind_come_back_as_they_went(store: Any) -> None:
     for name, value in VALUES.items():
         echoed = store.echo.call_one(value).get(timeout=60)
         assert type(echoed) is type(value), name
@@ -114,9 +123,7 @@ def test_every_adverb_carries_large_values(job: loom.Job) -> None:
         assert torch.equal(value, tensor)
 
 
-def test_what_arrives_can_be_changed_on_either_side(job: loom.Job) -> None:
-    store = spawn(job)
-
+def test_what_arrives_can_be_changed_on_either_side(store: Any) -> None:
     tensor = store.double.call_one(torch.ones(MIB)).get(timeout=60)
     array = store.double.call_one(numpy.ones(MIB)).get(timeout=60)
 
@@ -126,8 +133,8 @@ def test_what_arrives_can_be_changed_on_either_side(job: loom.Job) -> None:
 
 
 @pytest.mark.parametrize("size", [MIB // 2, 8 * MIB])
-def test_an_argument_may_be_changed_as_soon_as_the_call_has_been_made(job: loom.Job, size: int) -> None:
-    store, array = spawn(job), numpy.ones(size, numpy.uint8)
+def test_an_argument_may_be_changed_as_soon_as_the_call_has_been_made(store: Any, size: int) -> None:
+    array = numpy.ones(size, numpy.uint8)
 
     futures = []
     for number in range(1, 5):
@@ -139,8 +146,8 @@ def test_an_argument_may_be_changed_as_soon_as_the_call_has_been_made(job: loom.
         assert (future.get(timeout=60) == number).all()
 
 
-async def test_an_argument_may_be_changed_on_an_event_loop_too(job: loom.Job) -> None:
-    store, array = spawn(job), numpy.ones(8 * MIB, numpy.uint8)
+async def test_an_argument_may_be_changed_on_an_event_loop_too(store: Any) -> None:
+    array = numpy.ones(8 * MIB, numpy.uint8)
 
     future = store.echo.call_one(array)
     array[:] = 0
@@ -155,16 +162,14 @@ def test_a_constructor_takes_large_values(job: loom.Job) -> None:
     assert torch.equal(spawn(job, weights).give.call_one().get(timeout=60), weights)
 
 
-def test_a_function_in_the_driver_has_tensors_whole(job: loom.Job) -> None:
-    store = spawn(job)
-
+def test_a_function_in_the_driver_has_tensors_whole(shared: loom.Job, store: Any) -> None:
     def work(store: Any, value: Any) -> Any:
         import torch
 
         assert isinstance(value, torch.Tensor)
         return store.echo.call_one(value).get() + 1
 
-    assert torch.equal(job.run(work, store, torch.ones(MIB)), torch.full((MIB,), 2.0))
+    assert torch.equal(shared.run(work, store, torch.ones(MIB)), torch.full((MIB,), 2.0))
 
 
 @pytest.mark.slow
@@ -189,8 +194,7 @@ def test_a_driver_that_passes_tensors_on_needs_no_torch(job: loom.Job) -> None:
     assert not job.run(lambda: "torch" in __import__("sys").modules)
 
 
-def test_more_large_messages_at_once_than_take_turns_all_arrive(job: loom.Job) -> None:
-    store = spawn(job)
+def test_more_large_messages_at_once_than_take_turns_all_arrive(store: Any) -> None:
     arrays = [numpy.full(MIB, number, numpy.uint8) for number in range(80)]
 
     futures = [store.echo.call_one(array) for array in arrays]
@@ -199,8 +203,8 @@ def test_more_large_messages_at_once_than_take_turns_all_arrive(job: loom.Job) -
         numpy.testing.assert_array_equal(future.get(timeout=60), array)
 
 
-def test_a_result_of_many_arrays_arrives(job: loom.Job) -> None:
-    arrays = spawn(job).many.call_one(20, 2 * MIB).get(timeout=60)
+def test_a_result_of_many_arrays_arrives(store: Any) -> None:
+    arrays = store.many.call_one(20, 2 * MIB).get(timeout=60)
 
     assert [int(array[-1]) for array in arrays] == list(range(20))
 

@@ -54,8 +54,8 @@ class AsyncSupervise(loom.Actor):
         (AsyncSupervise, "has sync endpoints, but an async __supervise__"),
     ],
 )
-def test_a_class_that_monarch_would_not_take_is_refused_at_once(job: loom.Job, cls: type, text: str) -> None:
-    procs = job.hosts.slice(hosts=0).spawn_procs()
+def test_a_class_that_monarch_would_not_take_is_refused_at_once(tidied: loom.Job, cls: type, text: str) -> None:
+    procs = tidied.hosts.slice(hosts=0).spawn_procs()
     with pytest.raises(loom.NotAnActor, match=text):
         procs.spawn("refused", cls)
 
@@ -81,11 +81,11 @@ def test_a_command_that_cannot_be_made_is_an_error_of_monarchs_class(own_cluster
         assert isinstance(raised.value, ValueError if monarch_version() < (0, 8) else KeyError)
 
 
-def test_the_host_of_several_processes_is_refused(job: loom.Job) -> None:
-    procs = job.hosts.spawn_procs()
+def test_the_host_of_several_processes_is_refused(tidied: loom.Job) -> None:
+    procs = tidied.hosts.spawn_procs()
     with pytest.raises(loom.NotOneProcess, match="has 2: slice"):
         procs.host_mesh
-    assert procs.slice(hosts=1).host_mesh == job.hosts.slice(hosts=1)
+    assert procs.slice(hosts=1).host_mesh == tidied.hosts.slice(hosts=1)
 
 
 def test_hosts_are_stopped_but_not_shut_down(job: loom.Job) -> None:
@@ -113,16 +113,16 @@ async def test_hosts_as_a_context_are_stopped_at_its_end(job: loom.Job) -> None:
         await counters.add.call_one(1)
 
 
-def test_failures_of_other_actors_arrive_as_looms_own(job: loom.Job) -> None:
+def test_failures_of_other_actors_arrive_as_looms_own(tidied: loom.Job) -> None:
     def call(counters: Any) -> None:
         counters.fail.call_one("inside").get()
 
-    counters = job.hosts.slice(hosts=0).spawn_procs().spawn("counters", Counter)
+    counters = tidied.hosts.slice(hosts=0).spawn_procs().spawn("counters", Counter)
     one = counters.echo.call_one(loom.Point(3, loom.Extent(["a"], [4]))).get(timeout=BOUND)
     assert type(one) is loom.Point
     assert (one.rank, dict(one)) == (3, {"a": 3})
     with pytest.raises(loom.ActorError) as raised:
-        job.run(call, counters)
+        tidied.run(call, counters)
     assert type(raised.value) is loom.ActorError
 
 

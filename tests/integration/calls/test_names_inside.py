@@ -167,9 +167,9 @@ def kinds(hosts: Any, procs: Any, counters: Any) -> list[bool]:
 
 
 @everywhere
-def test_objects_are_of_the_public_classes_wherever_they_are(job: loom.Job, run: Run) -> None:
-    procs = job.hosts.spawn_procs()
-    found = run(job, kinds, job.hosts, procs, procs.spawn("counters", Counter))
+def test_objects_are_of_the_public_classes_wherever_they_are(tidied: loom.Job, run: Run) -> None:
+    procs = tidied.hosts.spawn_procs()
+    found = run(tidied, kinds, tidied.hosts, procs, procs.spawn("counters", Counter))
 
     assert found == [True, True, False, True, True, True, True, True, True, True, True, False]
 
@@ -186,11 +186,11 @@ def late(hang: Any) -> list[str]:
 
 
 @everywhere
-def test_a_wait_that_takes_too_long_is_a_wait_timeout(job: loom.Job, run: Run) -> None:
-    hang = job.hosts.slice(hosts=1).spawn_procs().spawn("hang", Hang)
+def test_a_wait_that_takes_too_long_is_a_wait_timeout(tidied: loom.Job, run: Run) -> None:
+    hang = tidied.hosts.slice(hosts=1).spawn_procs().spawn("hang", Hang)
 
     text = "True: no answer within 0.01 s; the operation goes on, and can be waited for again"
-    assert run(job, late, hang) == [text, text]
+    assert run(tidied, late, hang) == [text, text]
 
 
 def wait_for_gates(gates: Any, pipes: list[str]) -> list[Any]:
@@ -234,17 +234,19 @@ def fail_first(counters: Any, hang: Any) -> list[bool]:
 
 
 @everywhere
-def test_wait_and_as_completed_take_the_futures_that_a_program_has(job: loom.Job, run: Run, tmp_path: Path) -> None:
-    procs = job.hosts.spawn_procs()
+def test_wait_and_as_completed_take_the_futures_that_a_program_has(
+    tidied: loom.Job, run: Run, tmp_path: Path
+) -> None:
+    procs = tidied.hosts.spawn_procs()
     counters, gates = procs.spawn("counters", Counter), procs.spawn("gates", Gate)
     pipes = [str(tmp_path / str(host)) for host in (0, 1)]
     for pipe in pipes:
         os.mkfifo(pipe)
 
-    assert run(job, wait_for_gates, gates, pipes) == [0, [1], [1, 0], 2]
-    assert run(job, run_on_a_loop, counters) == [(0, [1, 1]), (1, 1)]
-    hang = job.hosts.slice(hosts=1).spawn_procs().spawn("hang", Hang)
-    assert run(job, fail_first, counters, hang) == [True, True, True]
+    assert run(tidied, wait_for_gates, gates, pipes) == [0, [1], [1, 0], 2]
+    assert run(tidied, run_on_a_loop, counters) == [(0, [1, 1]), (1, 1)]
+    hang = tidied.hosts.slice(hosts=1).spawn_procs().spawn("hang", Hang)
+    assert run(tidied, fail_first, counters, hang) == [True, True, True]
 
 
 # -- errors that travel -------------------------------------------------------------------------------------
@@ -271,14 +273,14 @@ def kinds_of(errors: list[BaseException]) -> list[bool]:
 
 
 @in_the_cluster
-def test_errors_that_were_caught_in_the_cluster_travel_to_the_laptop_and_back(job: loom.Job, run: Run) -> None:
-    failed, lost = run(job, give_errors, job.hosts.spawn_procs())
+def test_errors_that_were_caught_in_the_cluster_travel_to_the_laptop_and_back(tidied: loom.Job, run: Run) -> None:
+    failed, lost = run(tidied, give_errors, tidied.hosts.spawn_procs())
 
     assert type(failed) is loom.ActorError
     assert type(failed.exception) is BadLuck
     assert "Traceback" in failed.exception_formatted
     assert type(lost) is loom.SupervisionError
-    assert run(job, kinds_of, [failed, lost]) == [True, True]
+    assert run(tidied, kinds_of, [failed, lost]) == [True, True]
 
 
 def raise_what_it_caught(counters: Any) -> None:
@@ -288,10 +290,10 @@ def raise_what_it_caught(counters: Any) -> None:
         raise
 
 
-def test_an_error_that_a_function_lets_pass_is_looms_on_the_laptop(job: loom.Job) -> None:
-    counters = job.hosts.spawn_procs().spawn("counters", Counter)
+def test_an_error_that_a_function_lets_pass_is_looms_on_the_laptop(tidied: loom.Job) -> None:
+    counters = tidied.hosts.spawn_procs().spawn("counters", Counter)
     with pytest.raises(loom.ActorError, match="BadLuck") as raised:
-        job.run(raise_what_it_caught, counters)
+        tidied.run(raise_what_it_caught, counters)
     assert type(raised.value) is loom.ActorError
     assert type(raised.value.exception) is BadLuck
 
@@ -324,9 +326,20 @@ def as_a_client(url: str, token: str, own: Any) -> list[Any]:
 
 
 @in_the_cluster
-def test_a_program_in_the_cluster_may_be_a_client_too(job: loom.Job, run: Run, cluster: LocalCluster) -> None:
-    own = job.hosts.spawn_procs().spawn("own", Counter)
+def test_a_program_in_the_cluster_may_be_a_client_too(tidied: loom.Job, run: Run, cluster: LocalCluster) -> None:
+    own = tidied.hosts.spawn_procs().spawn("own", Counter)
 
-    found = run(job, as_a_client, cluster.url, cluster.token, own)
+    found = run(tidied, as_a_client, cluster.url, cluster.token, own)
 
-    assert found == ["monarch", "loom_proxy", [True, True], 2, 0, [[1, 1], [2, 2]], 1, 2, "through the job", True]
+    assert found == [
+        "monarch",
+        "loom_proxy",
+        [True, True],
+        2,
+        0,
+        [[1, 1], [2, 2]],
+        1,
+        2,
+        "through the tidied",
+        True,
+    ]

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -120,12 +119,6 @@ class Unloadable:
 
     def __setstate__(self, state: Any) -> None:
         self.lock = threading.Lock()
-
-
-@pytest.fixture(scope="module")
-def shared(cluster: LocalCluster) -> Iterator[loom.Job]:
-    with loom.connect(cluster.url, cluster.token) as job:
-        yield job
 
 
 @pytest.fixture(scope="module")

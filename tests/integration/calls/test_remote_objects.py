@@ -17,13 +17,6 @@ from tests.support.ordinary_classes import AsyncShop, OutOfStock, Shop, Takes, l
 
 
 @pytest.fixture(scope="module")
-def shared(cluster: LocalCluster) -> Iterator[loom.Job]:
-    """A session for tests that close nothing."""
-    with loom.connect(cluster.url, cluster.token) as job:
-        yield job
-
-
-@pytest.fixture(scope="module")
 def shop(shared: loom.Job) -> Iterator[Any]:
     """One object, for tests to which its state does not matter."""
     with loom.cls(Shop).to(shared, init_args=(1000,)) as remote:

@@ -53,9 +53,20 @@ def pipe(tmp_path: Path) -> Iterator[str]:
     os.close(os.open(path, os.O_RDWR))
 
 
+@pytest.fixture(scope="module")
+def procs(shared: loom.Job) -> loom.ProcMeshProxy:
+    return shared.hosts.spawn_procs(per_host={"gpus": 1})
+
+
 @pytest.fixture
-def worker(job: loom.Job) -> Any:
-    return job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("workers", Worker).slice(hosts=0, gpus=0)
+def worker(procs: loom.ProcMeshProxy, tidied: loom.Job) -> Any:
+    return procs.spawn("workers", Worker).slice(hosts=0, gpus=0)
+
+
+@pytest.fixture
+def mortal(tidied: loom.Job) -> Any:
+    """A worker whose process may end with it."""
+    return tidied.hosts.spawn_procs(per_host={"gpus": 1}).spawn("workers", Worker).slice(hosts=0, gpus=0)
 
 
 def test_an_answer_does_not_wait_for_the_next_call(worker: Any, pipe: str) -> None:
@@ -80,8 +91,8 @@ def test_values_and_errors_reach_their_own_callers(worker: Any) -> None:
             assert future.get(timeout=BOUND) == number
 
 
-def test_calls_with_meshes_and_without_are_not_mixed_up(job: loom.Job) -> None:
-    procs = job.hosts.spawn_procs(per_host={"gpus": 1})
+def test_calls_with_meshes_and_without_are_not_mixed_up(tidied: loom.Job) -> None:
+    procs = tidied.hosts.spawn_procs(per_host={"gpus": 1})
     counters = procs.spawn("counters", Counter)
     caller = procs.spawn("callers", Caller, counters).slice(hosts=1, gpus=0)
     futures = []
@@ -94,10 +105,10 @@ def test_calls_with_meshes_and_without_are_not_mixed_up(job: loom.Job) -> None:
         assert future.get(timeout=BOUND) == expected
 
 
-def test_an_actor_that_dies_of_a_broadcast_fails_the_calls_that_wait_for_it(worker: Any, pipe: str) -> None:
-    waiting = worker.wait.call_one(pipe)
-    worker.raise_error.broadcast("nobody listens")
-    behind = [worker.echo.call_one(number) for number in range(3)]
+def test_an_actor_that_dies_of_a_broadcast_fails_the_calls_that_wait_for_it(mortal: Any, pipe: str) -> None:
+    waiting = mortal.wait.call_one(pipe)
+    mortal.raise_error.broadcast("nobody listens")
+    behind = [mortal.echo.call_one(number) for number in range(3)]
     assert not waiting.done()
     open_gate(pipe)
     assert waiting.get(timeout=BOUND) == "open"
@@ -106,25 +117,25 @@ def test_an_actor_that_dies_of_a_broadcast_fails_the_calls_that_wait_for_it(work
             future.get(timeout=BOUND)
         assert "nobody listens" in str(raised.value)
     with pytest.raises(loom.SupervisionError, match="nobody listens"):
-        worker.echo.call_one("later").get(timeout=BOUND)
+        mortal.echo.call_one("later").get(timeout=BOUND)
 
 
-def test_an_actor_that_leaves_fails_its_calls(worker: Any) -> None:
-    leaving, behind = worker.leave.call_one(), worker.echo.call_one("behind")
+def test_an_actor_that_leaves_fails_its_calls(mortal: Any) -> None:
+    leaving, behind = mortal.leave.call_one(), mortal.echo.call_one("behind")
     for future in (leaving, behind):
         with pytest.raises(loom.SupervisionError, match="SystemExit"):
             future.get(timeout=BOUND)
 
 
-def test_a_stopped_actor_answers_no_more(worker: Any, job: loom.Job) -> None:
+def test_a_stopped_actor_answers_no_more(worker: Any, shared: loom.Job) -> None:
     assert worker.echo.call_one(1).get(timeout=BOUND) == 1
-    job.meshes["workers"].stop().get(timeout=BOUND)
+    shared.meshes["workers"].stop().get(timeout=BOUND)
     with pytest.raises(loom.SupervisionError):
         worker.echo.call_one(2).get(timeout=BOUND)
 
 
-def test_threads_that_call_two_actors_get_their_own_answers(job: loom.Job) -> None:
-    workers = job.hosts.spawn_procs().spawn("workers", Worker)
+def test_threads_that_call_two_actors_get_their_own_answers(tidied: loom.Job) -> None:
+    workers = tidied.hosts.spawn_procs().spawn("workers", Worker)
     wrong: list[Any] = []
 
     def call(thread: int) -> None:

@@ -50,13 +50,8 @@ class Keeper(Actor):
 
 
 @pytest.fixture
-def counters(job: loom.Job) -> Any:
-    return job.hosts.spawn_procs(per_host={"gpus": 2}, name="procs").spawn("counters", Counter, 10)
-
-
-@pytest.fixture
-def keeper(job: loom.Job, counters: Any) -> Any:
-    return job.meshes["procs"].spawn("keepers", Keeper, counters).slice(hosts=0, gpus=0)
+def keeper(tidied: loom.Job, counters: Any) -> Any:
+    return tidied.meshes["procs"].spawn("keepers", Keeper, counters).slice(hosts=0, gpus=0)
 
 
 def test_an_actor_that_returns_a_mesh_gives_a_working_proxy(keeper: Any, counters: Any) -> None:
@@ -81,12 +76,12 @@ def test_a_part_of_a_mesh_comes_back_as_that_part(keeper: Any) -> None:
     assert part.slice(gpus=1).add.call_one(5).get(timeout=BOUND) == 15
 
 
-def test_meshes_inside_containers_and_from_every_actor(keeper: Any, job: loom.Job) -> None:
+def test_meshes_inside_containers_and_from_every_actor(keeper: Any, tidied: loom.Job) -> None:
     several = keeper.several.call_one().get(timeout=BOUND)
     assert several["number"] == 1
     assert several["counters"].sizes == {"hosts": 2, "gpus": 2}
     assert len(several["list"][0].value.call().get(timeout=BOUND)) == 2
-    everyone = job.meshes["keepers"].held.call().get(timeout=BOUND)
+    everyone = tidied.meshes["keepers"].held.call().get(timeout=BOUND)
     assert [mesh.sizes for mesh in everyone.values()] == [{"hosts": 2, "gpus": 2}] * 4
 
 
@@ -115,17 +110,17 @@ def test_an_actor_that_spawns_gives_its_children(keeper: Any) -> None:
     assert list(children.add.call(1).get(timeout=BOUND).values()) == [101, 101]
 
 
-def test_run_returns_the_mesh_that_it_was_given(job: loom.Job, counters: Any) -> None:
+def test_run_returns_the_mesh_that_it_was_given(tidied: loom.Job, counters: Any) -> None:
     def same(mesh: Any) -> Any:
         return mesh, mesh.slice(hosts=0)
 
-    whole, part = job.run(same, counters)
+    whole, part = tidied.run(same, counters)
     assert whole == counters
     assert part.sizes == {"gpus": 2}
     part.add.call(1).get(timeout=BOUND)
 
 
-def test_a_mesh_that_was_let_go_is_forgotten_in_the_driver(job: loom.Job, keeper: Any) -> None:
+def test_a_mesh_that_was_let_go_is_forgotten_in_the_driver(tidied: loom.Job, keeper: Any) -> None:
     held = keeper.held.call_one().get(timeout=BOUND)
     held.slice(hosts=0).value.call().get(timeout=BOUND)
     ident = held._whole.ident
@@ -140,4 +135,4 @@ def test_a_mesh_that_was_let_go_is_forgotten_in_the_driver(job: loom.Job, keeper
 
     for gone in (ident, part_ident):
         with pytest.raises(loom.NoSuchMesh):
-            job._calls.ask(Call(gone, "value"), dumps(((), {}))).get(timeout=BOUND)
+            tidied._calls.ask(Call(gone, "value"), dumps(((), {}))).get(timeout=BOUND)

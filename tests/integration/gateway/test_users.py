@@ -44,6 +44,13 @@ def job(house: House) -> Iterator[loom.Job]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def unshared(house: House) -> Iterator[loom.Job]:
+    """A session of ann's that she shares with nobody."""
+    with house.connect("ann") as opened:
+        yield opened
+
+
 # -- what is not shared -------------------------------------------------------------------------------------
 
 
@@ -67,16 +74,16 @@ REQUESTS: list[tuple[str, str, object]] = [
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
 def test_another_users_session_answers_as_one_that_does_not_exist(
-    house: House, job: loom.Job, method: str, path: str, body: object
+    house: House, unshared: loom.Job, method: str, path: str, body: object
 ) -> None:
     one, other = (
         house.answer("bob", method, f"/api/v1/sessions/{name}{path}", body)
-        for name in (job.session, "nothing-here")
+        for name in (unshared.session, "nothing-here")
     )
 
     assert one[0] == 404
-    assert (one[0], one[1].replace(job.session, "nothing-here")) == other
-    assert job.run(len, "abc") == 3
+    assert (one[0], one[1].replace(unshared.session, "nothing-here")) == other
+    assert unshared.run(len, "abc") == 3
 
 
 @pytest.mark.parametrize(
@@ -90,31 +97,31 @@ def test_another_users_session_answers_as_one_that_does_not_exist(
         {"mode": "watch", "lane": 1},
     ],
 )
-def test_another_users_session_cannot_be_joined(house: House, job: loom.Job, hello: dict[str, Any]) -> None:
+def test_another_users_session_cannot_be_joined(house: House, unshared: loom.Job, hello: dict[str, Any]) -> None:
     said = []
-    for name in (job.session, "nothing-here"):
-        for more in ({}, {"stream": job._connection.welcome.stream}):
+    for name in (unshared.session, "nothing-here"):
+        for more in ({}, {"stream": unshared._connection.welcome.stream}):
             with websocket(house.url, house.tokens["bob"]) as client:
                 error = refusal(client, session=name, **hello, **more)
                 assert type(error) is loom.UnknownSession
-                said.append(str(error).replace(job.session, "nothing-here"))
+                said.append(str(error).replace(unshared.session, "nothing-here"))
 
     assert len(set(said)) == 1
-    assert job.session not in said[0]
-    assert job.run(len, "abc") == 3
+    assert unshared.session not in said[0]
+    assert unshared.run(len, "abc") == 3
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
 def test_who_is_refused_gets_the_names_of_own_sessions_only(
-    house: House, job: loom.Job, transport: Transport
+    house: House, unshared: loom.Job, transport: Transport
 ) -> None:
     with house.connect("bob", transport=transport) as own:
         # Sessions of tests before this one may still be ending.
         await_true(lambda: [one["name"] for one in house.rest("bob").sessions()] == [own.session])
         with pytest.raises(loom.UnknownSession) as refused:
-            house.connect("bob", job.session, transport=transport)
+            house.connect("bob", unshared.session, transport=transport)
         text = str(refused.value)
-    assert f"no session named {job.session!r}; living sessions: {own.session!r}" in text
+    assert f"no session named {unshared.session!r}; living sessions: {own.session!r}" in text
     await_true(lambda: house.audit(event="refused", user="bob", code="unknown_session"))
 
 
@@ -330,10 +337,8 @@ def test_a_session_of_an_older_gateway_belongs_to_the_user_of_its_token(house: H
 
     assert job.session in house.sees("ann")
     assert house.sees("bob") == set()
-    assert {one["name"]: one["user"] for one in house.rest("root").sessions()} == {
-        job.session: "ann",
-        own.session: "admin",
-    }
+    users = {one["name"]: one["user"] for one in house.rest("root").sessions()}
+    assert (users[job.session], users[own.session]) == ("ann", "admin")
     house.connect("ann", job.session, take_over=True).close()
     house.gateway.connect(own.session).close()
 

@@ -33,16 +33,16 @@ def loom_logs(environment: dict[str, str], *options: str) -> subprocess.Complete
     )  # fmt: skip
 
 
-@pytest.fixture
-def talked(job: loom.Job) -> loom.Job:
+@pytest.fixture(scope="module")
+def talked(shared: loom.Job) -> loom.Job:
     """A session in which each of two ranks of two meshes printed two lines."""
-    job.print_logs = False
+    shared.print_logs = False
     for name in ("trainers", "readers"):
-        _, talker = talkers(job, name, 1)
+        _, talker = talkers(shared, name, 1)
         talker.say.call(f"hello from {name}").get()
         talker.say.call(f"trouble in {name}", "stderr").get()
-    job.flush_logs(BOUND)
-    return job
+    shared.flush_logs(BOUND)
+    return shared
 
 
 def test_loom_logs_shows_all_and_filters(talked: loom.Job, environment: dict[str, str]) -> None:
@@ -164,14 +164,16 @@ def test_bad_questions_are_answered_with_what_there_is(talked: loom.Job, environ
         ("mesh=writers&follow=1", 404, "no_such_mesh"),
     ],
 )
-def test_rest_refuses_with_a_code(cluster: LocalCluster, job: loom.Job, query: str, status: int, code: str) -> None:
+def test_rest_refuses_with_a_code(
+    cluster: LocalCluster, talked: loom.Job, query: str, status: int, code: str
+) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
-        rest(cluster, f"/api/v1/sessions/{job.session}/logs?{query}")
+        rest(cluster, f"/api/v1/sessions/{talked.session}/logs?{query}")
     assert caught.value.code == status
     assert json.load(caught.value)["error"]["code"] == code
 
 
-def test_rest_needs_a_token_for_logs(cluster: LocalCluster, job: loom.Job) -> None:
+def test_rest_needs_a_token_for_logs(cluster: LocalCluster, talked: loom.Job) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
-        rest(cluster, f"/api/v1/sessions/{job.session}/logs", token="wrong")
+        rest(cluster, f"/api/v1/sessions/{talked.session}/logs", token="wrong")
     assert caught.value.code == 401

@@ -54,22 +54,22 @@ def test_a_function_and_a_coroutine_function_give_their_result(job: loom.Job) ->
     assert job.runs() == {}
 
 
-def test_meshes_are_the_real_ones(job: loom.Job) -> None:
-    counters = job.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
+def test_meshes_are_the_real_ones(tidied: loom.Job) -> None:
+    counters = tidied.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
 
     def total(mesh: Any) -> int:
         return sum(value for _, value in mesh.add.call(1).get().items())
 
-    assert job.run(total, counters, detach=True).result(IN_TIME) == 22
+    assert tidied.run(total, counters, detach=True).result(IN_TIME) == 22
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_what_a_function_raises_is_raised_as_its_own_class(job: loom.Job, detach: bool) -> None:
+def test_what_a_function_raises_is_raised_as_its_own_class(tidied: loom.Job, detach: bool) -> None:
     def fail() -> None:
         raise Odd(7)
 
     with pytest.raises(Odd) as caught:
-        job.run(fail, detach=True).result(IN_TIME) if detach else job.run(fail)
+        tidied.run(fail, detach=True).result(IN_TIME) if detach else tidied.run(fail)
 
     assert caught.value.number == 7
     assert "in fail" in str(caught.value.__cause__)
@@ -77,30 +77,30 @@ def test_what_a_function_raises_is_raised_as_its_own_class(job: loom.Job, detach
     assert last == f"{Odd.__module__}.Odd: (7, 'odd')"
 
 
-def test_what_cannot_be_rebuilt_here_is_an_operation_failed(job: loom.Job) -> None:
+def test_what_cannot_be_rebuilt_here_is_an_operation_failed(tidied: loom.Job) -> None:
     def fail() -> None:
         raise Unbuildable(1, 2)
 
     with pytest.raises(loom.OperationFailed, match="Unbuildable: 1 and 2") as caught:
-        job.run(fail)
+        tidied.run(fail)
 
     assert "in fail" in str(caught.value.__cause__)
 
 
-def test_what_an_actor_raises_in_a_run_is_an_actor_error(job: loom.Job) -> None:
-    counters = job.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
+def test_what_an_actor_raises_in_a_run_is_an_actor_error(tidied: loom.Job) -> None:
+    counters = tidied.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
 
     def call(mesh: Any) -> None:
         mesh.add.call("not a number").get()
 
     with pytest.raises(loom.ActorError) as caught:
-        job.run(call, counters)
+        tidied.run(call, counters)
 
     assert isinstance(caught.value.exception, TypeError)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_what_ends_programs_ends_only_the_run(job: loom.Job, error: BaseException) -> None:
+def test_what_ends_programs_ends_only_the_run(tidied: loom.Job, error: BaseException) -> None:
     def leave() -> None:
         raise error
 
@@ -109,67 +109,67 @@ def test_what_ends_programs_ends_only_the_run(job: loom.Job, error: BaseExceptio
 
     for fn in (leave, leave_on_a_loop):
         with pytest.raises(loom.OperationFailed, match=type(error).__name__):
-            job.run(fn)
-    assert job.run(lambda: "alive") == "alive"
+            tidied.run(fn)
+    assert tidied.run(lambda: "alive") == "alive"
 
 
-def test_a_result_that_cannot_be_pickled_is_a_clear_error(job: loom.Job) -> None:
+def test_a_result_that_cannot_be_pickled_is_a_clear_error(tidied: loom.Job) -> None:
     def locked() -> Any:
         return {"state": threading.Lock()}
 
     with pytest.raises(loom.UnpicklableError, match=r"the result of run 'locked-\d+'\['state'\] cannot be pickled"):
-        job.run(locked)
+        tidied.run(locked)
 
 
-def test_an_exception_that_cannot_be_pickled_arrives_as_text(job: loom.Job) -> None:
+def test_an_exception_that_cannot_be_pickled_arrives_as_text(tidied: loom.Job) -> None:
     def fail() -> None:
         error = ValueError("with a lock")
         error.lock = threading.Lock()  # type: ignore[attr-defined]
         raise error
 
     with pytest.raises(loom.OperationFailed, match="ValueError: with a lock"):
-        job.run(fail)
+        tidied.run(fail)
 
 
-def test_an_argument_that_cannot_be_unpickled_there_fails_the_run(job: loom.Job) -> None:
+def test_an_argument_that_cannot_be_unpickled_there_fails_the_run(tidied: loom.Job) -> None:
     class Broken:
         def __reduce__(self) -> Any:
             return (int, ("not a number",))
 
     with pytest.raises(loom.UnpicklableError, match="an argument of run"):
-        job.run(print, Broken())
+        tidied.run(print, Broken())
 
-    run = job.run(print, Broken(), detach=True)
+    run = tidied.run(print, Broken(), detach=True)
     assert isinstance(run.exception(IN_TIME), loom.UnpicklableError)
     assert run.status == "failed"
 
 
-def test_what_is_no_function_is_refused_before_anything_is_sent(job: loom.Job) -> None:
+def test_what_is_no_function_is_refused_before_anything_is_sent(tidied: loom.Job) -> None:
     with pytest.raises(TypeError, match="5 is not a function"):
-        job.run(5)  # type: ignore[arg-type]
+        tidied.run(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the name of a run"):
-        job.run(print, name="")
+        tidied.run(print, name="")
     with pytest.raises(loom.UnpicklableError):
-        job.run(print, threading.Lock())
+        tidied.run(print, threading.Lock())
 
 
 # -- output -------------------------------------------------------------------------------------------------
 
 
-def test_what_it_prints_is_printed_here(job: loom.Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_prints_is_printed_here(tidied: loom.Job, capsys: pytest.CaptureFixture[str]) -> None:
     def speak() -> None:
         print("to stdout")
         print("to stderr", file=sys.stderr)
         sys.stdout.buffer.write(b"as bytes\n")
 
-    job.run(speak)
+    tidied.run(speak)
 
     captured = capsys.readouterr()
     assert captured.out == "to stdout\nas bytes\n"
     assert captured.err == "to stderr\n"
 
 
-def test_threads_tasks_and_logging_belong_to_the_run(job: loom.Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_threads_tasks_and_logging_belong_to_the_run(tidied: loom.Job, capsys: pytest.CaptureFixture[str]) -> None:
     async def speak() -> None:
         async def task() -> None:
             print("task")
@@ -184,29 +184,29 @@ def test_threads_tasks_and_logging_belong_to_the_run(job: loom.Job, capsys: pyte
             pool.submit(print, "pool").result()
         logging.getLogger("farm").warning("logged")
 
-    job.run(speak)
+    tidied.run(speak)
 
     captured = capsys.readouterr()
     assert captured.out.split() == ["task", "to_thread", "executor", "thread", "pool"]
     assert "logged" in captured.err
 
 
-def test_two_runs_do_not_mix_their_output(job: loom.Job) -> None:
+def test_two_runs_do_not_mix_their_output(tidied: loom.Job) -> None:
     def speak(word: str) -> None:
         for _ in range(200):
             print(word)
             time.sleep(0)
 
-    runs = {word: job.run(speak, word, detach=True) for word in ("left", "right")}
+    runs = {word: tidied.run(speak, word, detach=True) for word in ("left", "right")}
 
     for word, run in runs.items():
         run.result(IN_TIME)
         assert run.output() == f"{word}\n" * 200
 
 
-def test_output_comes_while_the_function_runs(job: loom.Job, tmp_path: Path) -> None:
+def test_output_comes_while_the_function_runs(tidied: loom.Job, tmp_path: Path) -> None:
     path = tmp_path / "go"
-    run = job.run(wait_for, str(path), detach=True)
+    run = tidied.run(wait_for, str(path), detach=True)
     follow = run.follow()
 
     assert next(follow).startswith("waiting")
@@ -218,13 +218,13 @@ def test_output_comes_while_the_function_runs(job: loom.Job, tmp_path: Path) -> 
     assert "".join(run.follow()) == "waiting\nthere\n"
 
 
-def test_output_can_be_followed_on_an_event_loop(job: loom.Job) -> None:
+def test_output_can_be_followed_on_an_event_loop(tidied: loom.Job) -> None:
     def speak() -> None:
         for number in range(50):
             print(number)
 
     async def follow() -> str:
-        run = job.run(speak, detach=True)
+        run = tidied.run(speak, detach=True)
         text = "".join([piece async for piece in run.follow()])
         await run
         return text
@@ -232,12 +232,12 @@ def test_output_can_be_followed_on_an_event_loop(job: loom.Job) -> None:
     assert asyncio.run(follow()) == "".join(f"{number}\n" for number in range(50))
 
 
-def test_output_is_bounded_and_says_what_is_missing(job: loom.Job) -> None:
+def test_output_is_bounded_and_says_what_is_missing(tidied: loom.Job) -> None:
     def speak() -> None:
         for number in range(30_000):
             print(f"{number:099}")
 
-    run = job.run(speak, detach=True)
+    run = tidied.run(speak, detach=True)
     run.result(IN_TIME)
 
     first, _, rest = run.output().partition("\n")
@@ -249,8 +249,8 @@ def test_output_is_bounded_and_says_what_is_missing(job: loom.Job) -> None:
 # -- cancelling ---------------------------------------------------------------------------------------------
 
 
-def test_a_coroutine_is_cancelled_as_asyncio_does(job: loom.Job) -> None:
-    run = job.run(wait_for_ever, detach=True)
+def test_a_coroutine_is_cancelled_as_asyncio_does(tidied: loom.Job) -> None:
+    run = tidied.run(wait_for_ever, detach=True)
     until_it_prints(run, "begun")
 
     assert run.cancel()
@@ -262,8 +262,8 @@ def test_a_coroutine_is_cancelled_as_asyncio_does(job: loom.Job) -> None:
     assert not run.cancel()
 
 
-def test_a_function_is_cancelled_where_it_runs_python_code(job: loom.Job) -> None:
-    run = job.run(go_on_for_ever, detach=True)
+def test_a_function_is_cancelled_where_it_runs_python_code(tidied: loom.Job) -> None:
+    run = tidied.run(go_on_for_ever, detach=True)
     until_it_prints(run, "begun")
 
     assert run.cancel()
@@ -272,7 +272,7 @@ def test_a_function_is_cancelled_where_it_runs_python_code(job: loom.Job) -> Non
     assert run.status == "cancelled"
 
 
-def test_runs_are_cancelled_at_any_moment(job: loom.Job) -> None:
+def test_runs_are_cancelled_at_any_moment(tidied: loom.Job) -> None:
     def count(steps: int) -> int:
         for _ in range(steps):
             pass
@@ -280,7 +280,7 @@ def test_runs_are_cancelled_at_any_moment(job: loom.Job) -> None:
 
     runs = []
     for number in range(100):
-        run = job.run(count, 10 ** (2 + number % 5), detach=True)
+        run = tidied.run(count, 10 ** (2 + number % 5), detach=True)
         run.cancel()
         runs.append(run)
 
@@ -289,10 +289,10 @@ def test_runs_are_cancelled_at_any_moment(job: loom.Job) -> None:
         assert error is None or isinstance(error, loom.OperationCancelled)
         assert run.status == ("done" if error is None else "cancelled")
     assert "cancelled" in {run.status for run in runs}
-    assert job.run(count, 1) == 1
+    assert tidied.run(count, 1) == 1
 
 
-def test_a_function_that_refuses_to_be_cancelled_ends_as_it_likes(job: loom.Job) -> None:
+def test_a_function_that_refuses_to_be_cancelled_ends_as_it_likes(tidied: loom.Job) -> None:
     def stubborn() -> str:
         try:
             print("begun")
@@ -301,7 +301,7 @@ def test_a_function_that_refuses_to_be_cancelled_ends_as_it_likes(job: loom.Job)
         except BaseException as error:  # noqa: BLE001
             return type(error).__name__
 
-    run = job.run(stubborn, detach=True)
+    run = tidied.run(stubborn, detach=True)
     until_it_prints(run, "begun")
     run.cancel()
 

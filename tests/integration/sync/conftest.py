@@ -40,6 +40,13 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
             child.end(5.0)
 
 
+@pytest.fixture(scope="module")
+def shared(machines: Machines) -> Iterator[loom.Job]:
+    """One session for those tests of a module that sync nothing into it."""
+    with loom.connect(machines.url, machines.token) as connected:
+        yield connected
+
+
 @pytest.fixture
 def job(machines: Machines) -> Iterator[loom.Job]:
     with loom.connect(machines.url, machines.token) as connected:

@@ -19,14 +19,14 @@ from loom_proxy.local import LocalCluster
 from tests.integration.sync.projects import WAIT, Environment, Machines, Project, values
 
 
-def test_a_path_that_is_no_folder(job: loom.Job, tmp_path: Path) -> None:
+def test_a_path_that_is_no_folder(shared: loom.Job, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
 
     with pytest.raises(loom.NotAFolder, match="not there"):
-        job.sync(tmp_path / "nothing")
+        shared.sync(tmp_path / "nothing")
     with pytest.raises(loom.NotAFolder, match="a file"):
-        job.sync(file)
+        shared.sync(file)
 
 
 def test_a_folder_that_is_too_large_for_the_laptop(
@@ -41,12 +41,12 @@ def test_a_folder_that_is_too_large_for_the_laptop(
     assert job.sync(project.folder, exclude=["*.bin"]).files == 1
 
 
-def test_a_folder_that_is_too_large_for_the_cluster(job: loom.Job, project: Project) -> None:
+def test_a_folder_that_is_too_large_for_the_cluster(shared: loom.Job, project: Project) -> None:
     with project.write("sparse.bin", "").open("wb") as sparse:
         sparse.truncate(65 << 20)
 
     with pytest.raises(loom.TooLarge, match=r"the cluster's limit.*sparse\.bin"):
-        job.sync(project.folder)
+        shared.sync(project.folder)
 
 
 def test_nothing_is_applied_when_a_file_changes_while_it_is_read(
@@ -71,16 +71,16 @@ def test_nothing_is_applied_when_a_file_changes_while_it_is_read(
 
 
 def test_a_file_that_is_not_what_was_announced_is_refused(
-    job: loom.Job, project: Project, monkeypatch: pytest.MonkeyPatch
+    shared: loom.Job, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.write("announced.py", f"VERSION = {random.random()}\n")
     monkeypatch.setattr(project_folder, "_digest", lambda file, advance: ("0" * 64, file.size))
 
     with pytest.raises(loom.FileChanged, match="while it was being sent"):
-        job.sync(project.folder)
+        shared.sync(project.folder)
 
 
-def test_an_unreadable_file(job: loom.Job, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file(shared: loom.Job, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = project.write("secret.key", "x")
     open_file = os.open
 
@@ -92,7 +92,7 @@ def test_an_unreadable_file(job: loom.Job, project: Project, monkeypatch: pytest
     monkeypatch.setattr(os, "open", refuse)  # permissions would not stop root
 
     with pytest.raises(loom.UnreadableFile, match=r"secret\.key.*Permission denied"):
-        job.sync(project.folder)
+        shared.sync(project.folder)
 
 
 def test_links_that_lead_outside_or_in_circles(job: loom.Job, project: Project, tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_links_that_lead_outside_or_in_circles(job: loom.Job, project: Project, 
 
 
 @pytest.mark.parametrize("arguments", [{"exclude": [3]}, {"name": 3}])
-def test_arguments_of_another_kind(job: loom.Job, project: Project, arguments: Any) -> None:
+def test_arguments_of_another_kind(shared: loom.Job, project: Project, arguments: Any) -> None:
     with pytest.raises(loom.WrongArguments):
-        job.sync(project.folder, **arguments)
+        shared.sync(project.folder, **arguments)
 
 
 def test_an_empty_folder_gives_a_warning(job: loom.Job, project: Project) -> None:

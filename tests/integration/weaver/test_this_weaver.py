@@ -157,13 +157,12 @@ def status_of(weaver: Any) -> str:
     return f"{weaver!r} {weaver.status()['weaver']}"
 
 
-@pytest.fixture
-def replica(cluster: LocalCluster, job: loom.Job) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def replica(shared: loom.Job) -> Iterator[str]:
     """A replica of the user, which no session spawned."""
-    await_weaver(job.weaver)
-    name = f"train_{job.session}"
-    with training(job.weaver.address(), name):
-        await_true(lambda: (job.weaver.replicas().get(name) or Nobody).step)
+    name = f"train_{shared.session}"
+    with training(await_weaver(shared.weaver), name):
+        await_true(lambda: (shared.weaver.replicas().get(name) or Nobody).step)
         yield name
 
 
@@ -173,42 +172,42 @@ class Nobody:
     step = None
 
 
-@pytest.fixture
-def asker(job: loom.Job) -> Any:
-    return job.hosts.slice(hosts=0).spawn_procs(name="askers").spawn("asker", Asker)
+@pytest.fixture(scope="module")
+def asker(shared: loom.Job) -> Any:
+    return shared.hosts.slice(hosts=0).spawn_procs(name="askers").spawn("asker", Asker)
 
 
 def test_an_actor_and_a_run_see_and_command_replicas_as_the_laptop_does(
-    job: loom.Job, asker: Any, replica: str
+    shared: loom.Job, asker: Any, replica: str
 ) -> None:
     assert replica in asker.do.call_one(replicas).get(BOUND)
-    assert replica in job.run(replicas)
+    assert replica in shared.run(replicas)
     assert asker.do.call_one(set_rate, replica, 0.25).get(BOUND) == (0.25, 0.25)
-    assert job.run(set_rate, replica, 0.5) == (0.5, 0.5)
-    assert job.weaver.replica(replica).config["learning_rate"] == 0.5
+    assert shared.run(set_rate, replica, 0.5) == (0.5, 0.5)
+    assert shared.weaver.replica(replica).config["learning_rate"] == 0.5
 
 
-def test_a_coroutine_of_an_actor_does_not_block_it(job: loom.Job, replica: str) -> None:
-    actor = job.hosts.slice(hosts=0).spawn_procs(name="askers").spawn("asker", AsyncAsker)
+def test_a_coroutine_of_an_actor_does_not_block_it(shared: loom.Job, replica: str) -> None:
+    actor = shared.hosts.slice(hosts=0).spawn_procs(name="askers").spawn("asker", AsyncAsker)
 
     assert actor.set_rate.call_one(replica, 0.125).get(BOUND) == (0.125, True)
 
 
-def test_actors_and_runs_watch(job: loom.Job, asker: Any, replica: str) -> None:
+def test_actors_and_runs_watch(shared: loom.Job, asker: Any, replica: str) -> None:
     kinds, first = asker.do.call_one(follow_events, replica).get(BOUND)
 
     assert first == Snapshot.__name__
     assert kinds[-2:] == ["command", "applied"]
-    assert "paused" in job.run(follow_events_async, replica)
+    assert "paused" in shared.run(follow_events_async, replica)
 
 
-def test_any_thread_of_an_actors_process_may_use_its_weaver(job: loom.Job, asker: Any, replica: str) -> None:
+def test_any_thread_of_an_actors_process_may_use_its_weaver(shared: loom.Job, asker: Any, replica: str) -> None:
     assert replica in asker.do.call_one(ask_in_a_thread).get(BOUND)
-    assert replica in job.run(ask_in_a_thread)
+    assert replica in shared.run(ask_in_a_thread)
 
 
-def test_processes_that_an_actor_spawns_by_itself_have_it_too(job: loom.Job, replica: str) -> None:
-    spawner = job.hosts.slice(hosts=0).spawn_procs(name="spawners").spawn("spawner", Spawner)
+def test_processes_that_an_actor_spawns_by_itself_have_it_too(shared: loom.Job, replica: str) -> None:
+    spawner = shared.hosts.slice(hosts=0).spawn_procs(name="spawners").spawn("spawner", Spawner)
 
     assert replica in spawner.replicas_seen_by_a_child.call_one().get(BOUND)
 
@@ -221,30 +220,33 @@ def test_workers_outlive_sessions_whose_actors_still_know_the_weaver(cluster: Lo
             spawner.replicas_seen_by_a_child.call_one().get(BOUND)
 
 
-def test_the_laptops_weaver_travels_and_becomes_that_of_the_session(job: loom.Job, asker: Any) -> None:
-    seen = f"<LocalWeaver> {job.weaver.status()['weaver']}"
+def test_the_laptops_weaver_travels_and_becomes_that_of_the_session(shared: loom.Job, asker: Any) -> None:
+    seen = f"<LocalWeaver> {shared.weaver.status()['weaver']}"
 
-    assert asker.do.call_one(status_of, job.weaver).get(BOUND) == seen
-    assert job.run(status_of, job.weaver) == seen
+    assert asker.do.call_one(status_of, shared.weaver).get(BOUND) == seen
+    assert shared.run(status_of, shared.weaver) == seen
 
 
-def test_a_weaver_that_is_asked_with_a_token_does_not_travel(job: loom.Job, cluster: LocalCluster) -> None:
+def test_a_weaver_that_is_asked_with_a_token_does_not_travel(shared: loom.Job, cluster: LocalCluster) -> None:
     with pytest.raises(loom.WrongState, match=r"loom\.this_weaver\(\)"):
-        job.run(status_of, WeaverProxy(cluster.url, cluster.token))
+        shared.run(status_of, WeaverProxy(cluster.url, cluster.token))
 
 
-def test_the_mesh_is_named_weaver_and_no_token_is_there(job: loom.Job, asker: Any) -> None:
+def test_the_mesh_is_named_weaver_and_no_token_is_there(shared: loom.Job, asker: Any) -> None:
     assert asker.do.call_one(names_of_the_mesh).get(BOUND) == ("weaver", 1, False)
-    assert job.run(names_of_the_mesh)[:2] == ("weaver", 1)
+    assert shared.run(names_of_the_mesh)[:2] == ("weaver", 1)
 
 
-def test_errors_of_the_weaver_are_raised_in_the_actor(job: loom.Job, asker: Any) -> None:
+def test_errors_of_the_weaver_are_raised_in_the_actor(shared: loom.Job, asker: Any) -> None:
     unknown = asker.do.call_one(error_of, "replica", "nobody").get(BOUND)
-    fault = job.run(error_of, "inject", "dead_gateway", "*")
+    fault = shared.run(error_of, "inject", "dead_gateway", "*")
 
     assert unknown[0] == "unknown_replica"
     assert 'no replica named "nobody"' in unknown[1]
-    assert fault == ("denied", "dead_gateway is injected by the gateway: a program asks it with job.weaver.inject")
+    assert fault == (
+        "denied",
+        "dead_gateway is injected by the gateway: a program asks it with job.weaver.inject",
+    )
 
 
 def test_only_the_users_own_replicas_are_seen_and_commanded(cluster: LocalCluster, tmp_path: Path) -> None:
