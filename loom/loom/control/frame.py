@@ -91,9 +91,24 @@ def pack(frame: Sequence[Any]) -> bytes:
         TypeError: the frame holds something other than text, numbers, bytes, None, lists and dicts.
         OverflowError: a number in the frame has more than 64 bits.
     """
-    body: bytes = msgpack.packb(frame, unicode_errors="replace")
+    return _whole(frame[0], pack_value(frame))
+
+
+def pack_value(value: Any) -> bytes:
+    """Return the bytes of a value in a frame, for `pack_around`; raise what `pack` raises."""
+    packed: bytes = msgpack.packb(value, unicode_errors="replace")
+    return packed
+
+
+def pack_around(first: Sequence[Any], last: bytes) -> bytes:
+    """Return the bytes of a frame of some items and of one more, the last, that is packed already."""
+    header: bytes = msgpack.Packer().pack_array_header(len(first) + 1)
+    return _whole(first[0], b"".join([header, *map(pack_value, first), last]))
+
+
+def _whole(kind: Any, body: bytes) -> bytes:
     if len(body) > MAX_FRAME:
-        raise TooLarge(f"a {frame[0]!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
+        raise TooLarge(f"a {kind!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
     return _LENGTH.pack(len(body)) + body
 
 

@@ -116,12 +116,14 @@ class Reports:
 
     def _beat(self, replica: Replica, frame: list[Any], now: float) -> None:
         beat = Heartbeat.from_body(frame)
-        replica.phase = beat.phase.value
-        if beat.step is not None and replica.take_step(beat.step, beat.time, now):
+        phase, replica.phase = replica.phase, beat.phase.value
+        stepped = beat.step is not None and replica.take_step(beat.step, beat.time, now)
+        if stepped:
             self._known.move(replica, Cause.STEPPED, now)
         if beat.phase is Phase.PAUSED:
             self._known.move(replica, Cause.PAUSED, now)
-        self._known.touch(replica)
+        if stepped or replica.phase != phase:
+            self._known.touch(replica)
 
     def _time_account(self, replica: Replica, frame: list[Any], now: float) -> None:
         if self._known.goodput.wants(replica.job, replica.id, now):

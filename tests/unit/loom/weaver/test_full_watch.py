@@ -12,7 +12,7 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.client import Watch
-from loom.weaver.serving import full_watch, user_weaver
+from loom.weaver.serving import full_watch, pushes
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU
 from tests.unit.loom.weaver.test_serving import Running, running
 
@@ -20,7 +20,7 @@ from tests.unit.loom.weaver.test_serving import Running, running
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes are pushed with each tick."""
-    monkeypatch.setattr(user_weaver, "CHANGES_EVERY", 0.0)
+    monkeypatch.setattr(pushes, "CHANGES_EVERY", 0.0)
 
 
 @asynccontextmanager
@@ -132,7 +132,7 @@ async def test_replicas_that_are_forgotten_are_pushed() -> None:
 
 
 async def test_many_changes_are_pushed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_weaver, "MAX_CHANGES", 2)
+    monkeypatch.setattr(pushes, "MAX_CHANGES", 2)
     async with running() as weaver, watched(weaver) as (watch, _):
         names = [f"train_{number}" for number in range(5)]
         links = {name: await weaver.threadlet(name) for name in names}
@@ -148,18 +148,6 @@ async def test_many_changes_are_pushed_in_parts(monkeypatch: pytest.MonkeyPatch)
             return seen == dict.fromkeys(names, 7)
 
         await pushed(watch, reported)
-
-
-def test_parts_have_everything_once() -> None:
-    replicas = {f"train_{number}": {"step": number} for number in range(1201)}
-    devices = {"GPU-0": {"utilization": 0.5}}
-
-    parts = user_weaver._split({"replicas": replicas, "devices": devices})
-
-    assert [len(part["replicas"]) for part in parts] == [500, 500, 201]
-    assert [part["devices"] for part in parts] == [devices, {}, {}]
-    assert {id: one for part in parts for id, one in part["replicas"].items()} == replicas
-    assert user_weaver._split({"replicas": {}, "devices": devices}) == [{"replicas": {}, "devices": devices}]
 
 
 async def test_a_device_that_is_forgotten_is_pushed_as_none() -> None:

@@ -20,7 +20,7 @@ from loom.control.frame import Splitter, pack
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import Keys
-from loom.weaver.serving import connection, requests, user_weaver
+from loom.weaver.serving import connection, pushes, requests, user_weaver
 from loom.weaver.serving import connections as serving
 from loom.weaver.serving.server import Server, monotonic_clock
 from loom.weaver.serving.users import Users
@@ -385,7 +385,7 @@ async def test_a_stack_of_py_spy_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_watcher_is_told_what_happens_and_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_weaver, "CHANGES_EVERY", 0.01)
+    monkeypatch.setattr(pushes, "CHANGES_EVERY", 0.01)
     async with running() as weaver:
         async with weaver.client.watch(ADMIN) as watch:
             assert await watch.next() == ("snapshot", await snapshot_of(weaver.client))
@@ -592,7 +592,7 @@ async def test_a_weaver_that_cannot_store_anything_ends(monkeypatch: pytest.Monk
         raise sqlite3.OperationalError("disk full")
 
     async with running() as weaver:
-        monkeypatch.setattr(weaver.admin.weaver, "commit", fail)
+        monkeypatch.setattr(weaver.admin.weaver, "begin_commit", fail)
         weaver.admin.commit()
         weaver.admin.commit()
 
@@ -616,17 +616,17 @@ async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.
     async with running() as weaver:
         reader, writer = await asyncio.open_unix_connection(weaver.client._path, limit=1 << 10)
         writer.write(pack(["hello", KEYS.gateway()]) + pack(["watch", 0, ADMIN]))
-        await weaver.until(lambda: bool(weaver.admin._watchers))
+        await weaver.until(lambda: bool(weaver.admin._pushes))
         for number in range(2000):
             with contextlib.suppress(loom.WeaverUnavailable):
                 await weaver.client.ask(
                     "note", kind="much", replica=None, data={"text": "x" * 1000, "number": number}
                 )
-            if not weaver.admin._watchers:
+            if not weaver.admin._pushes:
                 break
             await asyncio.sleep(0)
 
-        assert not weaver.admin._watchers
+        assert not weaver.admin._pushes
         del reader
         writer.close()
 

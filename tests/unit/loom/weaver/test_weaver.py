@@ -105,7 +105,7 @@ def test_a_commit_without_news_keeps_the_status_in_the_journal_only_so_long(tmp_
     threadlet.beat()
     bench.commit()
 
-    assert list(bench.weaver.known._store.journal()) == []
+    assert list(bench.weaver.known.store.journal()) == []
     bench.restart()
     assert (bench.weaver.known.replicas["train_0"].step, bench.weaver.known.replicas["train_0"].seq) == (1, 1)
 
@@ -132,7 +132,7 @@ def test_what_a_forgotten_replica_reported_stays_forgotten_after_a_restart(tmp_p
     living.step(1, loss=1.0)
     ending.step(1, loss=1.0)
     ending.say("bye", "done", "finished")
-    reported = {entry[0] for _, entries in bench.weaver.known._store.journal() for entry in entries}
+    reported = {entry[0] for _, entries in bench.weaver.known.store.journal() for entry in entries}
 
     bench.restart()
 
