@@ -24,6 +24,15 @@ _STORED_AFTER = 0.25
 Each threadlet has its own time, because a burst to thousands at once would delay commands.
 """
 
+MAX_STORED_AFTER = 1.1
+"""The same if thousands report, so that a frame covers two of the reports that come once a second.
+
+A threadlet that ends waits for `loom.threadlet.threadlet.CLOSE_TIMEOUT`, which is longer.
+"""
+
+FEW_UNACKNOWLEDGED = 4000
+"""Replicas that wait for a `Stored` frame at once, per second of the time until they get it."""
+
 _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
 
 
@@ -49,9 +58,10 @@ class Reports:
 
     def tell_stored(self, now: float) -> None:
         """Send threadlets, after a commit, the number of their last stored report."""
+        after = min(max(_STORED_AFTER, len(self._unacknowledged) / FEW_UNACKNOWLEDGED), MAX_STORED_AFTER)
         while self._unacknowledged:
             replica, since = next(iter(self._unacknowledged.items()))
-            if since > now - _STORED_AFTER:
+            if since > now - after:
                 break
             del self._unacknowledged[replica]
             if replica.link is not None:

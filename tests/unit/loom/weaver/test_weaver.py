@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loom.errors import ProtocolMismatch, UnknownReplica
+from loom.weaver import reports
 from loom.weaver.goodput import goodput
 from tests.unit.loom.weaver.bench import START, Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import GPU
@@ -185,6 +186,18 @@ def test_a_replica_that_is_away_is_not_told_what_is_stored(bench: Bench) -> None
     bench.wait(1.0)
 
     assert not any(frame[0] == "stored" for frame in threadlet.told)
+
+
+def test_if_thousands_report_several_reports_are_acknowledged_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "FEW_UNACKNOWLEDGED", 1)
+    threadlet = Threadlet(bench, "train_0")
+    for seconds, step in ((0.0, 1), (0.9, 2), (1.01, 3)):
+        bench.now = START + seconds
+        threadlet.step(step)
+
+    assert [frame for frame in threadlet.told if frame[0] == "stored"] == [["stored", 3]]
 
 
 def test_metrics_may_be_reported_without_a_step(bench: Bench) -> None:
