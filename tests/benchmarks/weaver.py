@@ -59,7 +59,7 @@ class WeaverPlan:
     replicas: tuple[int, ...] = (100, 1000, 10_000)
     """Of which each reports once a second, in a frame of its own."""
     steady: float = 150.0
-    """How long the most replicas report in one run. Some things are due after one or two minutes, for all at once."""
+    """How long the most replicas report in one run: after one and two minutes something is due for all of them."""
     window: float = 10.0
     """Seconds of it for one figure."""
     commands: int = 100

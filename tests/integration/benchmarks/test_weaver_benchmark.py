@@ -39,9 +39,7 @@ def busy(**changed: float) -> Busy:
     return Busy(load, {100: few, 10_000: many})
 
 
-def weaver_report(
-    *rounds: Busy, applied: float = 0.005, failed: float = 0.1, stored: float = 0.99
-) -> BudgetReport:
+def weaver_report(*rounds: Busy, applied: float = 0.005, failed: float = 0.1, stored: float = 0.99) -> BudgetReport:
     plan = WeaverPlan(rounds=len(rounds), replicas=(100, 10_000))
     commands = [Commands((applied,) * 3, (2 * applied,) * 3) for _ in rounds]
     steady = Steady((1.0, stored, 1.0), (0.3, 0.3, 0.3), (0.001, 0.02))

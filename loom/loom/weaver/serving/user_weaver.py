@@ -2,8 +2,8 @@
 
 Input goes to `loom.weaver.weaver.Weaver` at once. Output leaves after a commit, which happens every 100 ms while
 there is something to store, and right away if a peer or a caller waits for it. Commits are written on other
-threads, so that nobody waits for the disk but those that wait for the commit. Each user has commits of their own, so
-that no user waits for what another's replicas report.
+threads, so that only those that wait for a commit wait for the disk. Each user has commits of their own, so that no
+user waits for what another's replicas report.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ class UserWeaver:
         """When the last commit was begun, by the event loop's clock."""
         self._planned: asyncio.TimerHandle | None = None
         self._planned_soon = False
+        self._plan_next = False
+        """Whether to plan a commit when the one that is being written is stored."""
 
     @property
     def is_idle(self) -> bool:
@@ -125,7 +127,8 @@ class UserWeaver:
         """Plan a commit: soon if a peer or a caller waits for it, else in the usual time."""
         self._active[self] = None
         if self._writer.is_busy:
-            return  # the next one is planned when this one is stored
+            self._plan_next = True
+            return
         urgent = self.weaver.urgent
         if self._planned is not None:
             if self._planned_soon or not urgent:
@@ -233,7 +236,8 @@ class UserWeaver:
         answers, self._answers_to_written = self._answers_to_written, []
         for send in answers:
             send()
-        if self.weaver.urgent:
+        if self._plan_next or self.weaver.urgent:
+            self._plan_next = False
             self.plan_commit()
 
     def _send_frames(self) -> None:

@@ -266,7 +266,7 @@ async def test_a_second_full_watch_takes_nothing_from_the_first() -> None:
     async with running() as weaver:
         link = await weaver.threadlet()
         async with watched(weaver) as (first, _):
-            monitored = weaver.admin._further
+            monitored = weaver.admin._pushes._further
             link.send("handlers", {"batch": "int"})
             await weaver.client.ask("policy", group="train", action="pause")
             async with watched(weaver) as (second, full):
@@ -282,4 +282,4 @@ async def test_without_a_job_no_goodput_is_pushed() -> None:
     async with running() as weaver, watched(weaver):
         now = weaver.server.users.clock()
 
-        assert weaver.admin._further.changes(now + 2 * full_watch.GOODPUT_EVERY) == {}
+        assert weaver.admin._pushes._further.changes(now + 2 * full_watch.GOODPUT_EVERY) == {}
