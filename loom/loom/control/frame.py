@@ -91,7 +91,10 @@ def pack(frame: Sequence[Any]) -> bytes:
         TypeError: the frame holds something other than text, numbers, bytes, None, lists and dicts.
         OverflowError: a number in the frame has more than 64 bits.
     """
-    return _whole(frame[0], pack_value(frame))
+    body: bytes = msgpack.packb(frame, unicode_errors="replace")
+    if len(body) > MAX_FRAME:
+        raise _too_large(frame[0], body)
+    return _LENGTH.pack(len(body)) + body
 
 
 def pack_value(value: Any) -> bytes:
@@ -103,13 +106,14 @@ def pack_value(value: Any) -> bytes:
 def pack_around(first: Sequence[Any], last: bytes) -> bytes:
     """Return the bytes of a frame of some items and of one more, the last, that is packed already."""
     header: bytes = msgpack.Packer().pack_array_header(len(first) + 1)
-    return _whole(first[0], b"".join([header, *map(pack_value, first), last]))
-
-
-def _whole(kind: Any, body: bytes) -> bytes:
+    body = b"".join([header, *map(pack_value, first), last])
     if len(body) > MAX_FRAME:
-        raise TooLarge(f"a {kind!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
+        raise _too_large(first[0], body)
     return _LENGTH.pack(len(body)) + body
+
+
+def _too_large(kind: Any, body: bytes) -> TooLarge:
+    return TooLarge(f"a {kind!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
 
 
 class Splitter:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from loom.control.time_account import TimeAccount
 from loom.weaver.goodput.places import JobTime, Place
+from loom.weaver.storage.history import COMMITS
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
@@ -39,7 +40,8 @@ NEW_RUN_AFTER = 600.0
 SAVE_AFTER = 30.0
 """Seconds after which a living replica's account is written. They are cumulative, so losing one does no harm."""
 
-MAX_SAVED = 200  # rows that one commit writes in addition to the urgent ones, so that it does not take long
+LEAST_SAVED = 64
+"""Rows that one commit writes in addition to the urgent ones if they are due, at least."""
 
 
 class Goodput:
@@ -332,7 +334,8 @@ class _UnsavedRows:
         due, self._at_once = self._at_once, {}
         for key in due:
             self._later.pop(key, None)
-        while self._later and len(due) < MAX_SAVED:
+        most = max(LEAST_SAVED, len(self._later) // COMMITS)
+        while self._later and len(due) < most:
             key, since = next(iter(self._later.items()))
             if since > now - SAVE_AFTER:
                 break

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgpack
 
 from loom.control.frame import pack_value
+from loom.process.turns import Turns
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.full_watch import FullWatch
-from loom.weaver.serving.packed_snapshot import packed_snapshot
 from loom.weaver.serving.requests import RequestHandler
 from loom.weaver.serving.tasks import Tasks
 from loom.weaver.views import WeaverEvent
@@ -26,6 +28,8 @@ CHANGES_EVERY = 0.5
 
 MAX_CHANGES = 250
 """Replicas, and devices, in one push, so that no watcher is busy with it for more than some milliseconds."""
+
+T = TypeVar("T")
 
 
 class Watcher(Protocol):
@@ -144,3 +148,27 @@ class Pushes:
             held, watch.held = watch.held, []
             for update in held:
                 watcher.push(number, update)
+
+
+async def packed_snapshot(requests: RequestHandler, more: dict[str, Any] | None) -> bytes:
+    """Return the current state, packed, with a part ``more`` if that is given.
+
+    What changes meanwhile may be in it or not. So each push from the call on has to follow it.
+    """
+    turns, packer = Turns(), msgpack.Packer()
+
+    async def packed(items: Iterable[T], body: Callable[[T], dict[str, Any] | None]) -> list[bytes]:
+        found = []
+        for item in items:
+            if (of_item := body(item)) is not None:
+                found.append(pack_value(of_item))
+                await turns.rest()
+        return [packer.pack_array_header(len(found)), *found]
+
+    pieces = [packer.pack_map_header(3 if more is None else 4)]
+    pieces += [pack_value("status"), pack_value(requests.answer("status", {}))]
+    if more is not None:
+        pieces += [pack_value("more"), pack_value(more)]
+    pieces += [pack_value("replicas"), *await packed(requests.replicas, requests.info_of_known)]
+    pieces += [pack_value("devices"), *await packed(requests.devices, requests.device_of_known)]
+    return b"".join(pieces)

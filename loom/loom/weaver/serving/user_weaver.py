@@ -26,10 +26,10 @@ from loom.weaver.replicas import Replica
 from loom.weaver.serving.processes import is_alive, py_spy, py_spy_profile
 from loom.weaver.serving.pushes import Pushes, Watcher
 from loom.weaver.serving.requests import RequestHandler
-from loom.weaver.serving.store_writer import StoreWriter
 from loom.weaver.serving.tasks import Tasks
 from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.store import Store
+from loom.weaver.storage.writer import StoreWriter
 from loom.weaver.weaver import Weaver
 
 _log = logging.getLogger(__name__)
