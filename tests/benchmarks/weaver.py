@@ -6,7 +6,9 @@ another process, over TCP. Commands are given over the unix socket, as the gatew
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,7 @@ from tests.benchmarks.machine import cpu_seconds, describe_machine
 from tests.benchmarks.report import Ratio, budgeted, percentile
 from tests.unit.loom.weaver.raw_threadlet import RawGateway, WeaverProcess, running_weaver
 
-__all__ = ["Busy", "Load", "WeaverPlan", "load_report", "measure"]
+__all__ = ["Busy", "Load", "Steady", "WeaverPlan", "load_report", "measure"]
 
 PER_SECOND = 20_000
 """Status reports that one core of the weaver has to take a second."""
@@ -34,6 +36,12 @@ COMMAND_P99_MS = 100.0
 
 FLAT = 1.25
 """What a report may cost with the most replicas, in what it costs with fewer."""
+
+STORED = 0.95
+"""Of the reports due, those that are stored in each window."""
+
+ASK_EVERY = 0.01
+"""Seconds from one answer to the next request."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,10 @@ class WeaverPlan:
     """Reports in a frame there: a threadlet sends those of 50 ms together."""
     replicas: tuple[int, ...] = (100, 1000, 10_000)
     """Of which each reports once a second, in a frame of its own."""
+    steady: float = 150.0
+    """How long the most replicas report in one run: after one and two minutes something is due for all of them."""
+    window: float = 10.0
+    """Seconds of it for one figure."""
     commands: int = 100
     """Commands applied by a real training process, in each round."""
     kills: int = 3
@@ -91,6 +103,18 @@ class Busy:
     by_replicas: dict[int, Load]
 
 
+@dataclass(frozen=True)
+class Steady:
+    """The weaver while the most replicas report once a second for long, with one watcher."""
+
+    stored: tuple[float, ...]
+    """Reports stored in each window, of those due."""
+    cores: tuple[float, ...]
+    """Cores that the weaver used in each window."""
+    waits: tuple[float, ...]
+    """Seconds until a small request was answered."""
+
+
 def measure(plan: WeaverPlan, command: str, say: Callable[[str], object] = lambda text: None) -> BudgetReport:
     """Measure everything in each round.
 
@@ -111,7 +135,8 @@ def measure(plan: WeaverPlan, command: str, say: Callable[[str], object] = lambd
         with steering.running() as cluster:
             applied.append(cluster.commands(plan.commands))
             failed.append(cluster.kills(plan.kills))
-    return load_report(plan, command, rounds, applied, failed, commit_seconds())
+    say(f"{max(plan.replicas):,} replicas for {plan.steady:g} s")
+    return load_report(plan, command, rounds, applied, failed, commit_seconds(), measure_steady(plan))
 
 
 def load_report(
@@ -121,6 +146,7 @@ def load_report(
     applied: Sequence[steering.Commands],
     failed: Sequence[Sequence[float]],
     commits: dict[str, list[float]],
+    steady: Steady,
 ) -> BudgetReport:
     """Set what was measured beside its budgets."""
     most = max(plan.replicas)
@@ -171,6 +197,13 @@ def load_report(
             for fewer in sorted(plan.replicas)[:-1]
         ),
         Ratio(
+            f"reports stored, {most:,} replicas",
+            f"of those due in {plan.window:g} s, least",
+            "at least",
+            STORED,
+            (min(steady.stored),),
+        ),
+        Ratio(
             "command to applied, p50",
             "ms, with steps of 1 ms",
             "at most",
@@ -193,6 +226,13 @@ def load_report(
             "µs of CPU",
             tuple(one.throughput.microseconds for one in rounds),
         ),
+    ]
+    with_watcher = f"{most:,} replicas, one watcher"
+    figures += [
+        Figure(f"reports stored, {with_watcher}", "of those due", steady.stored),
+        Figure(f"weaver, {with_watcher}", "cores", steady.cores),
+        Figure(f"small request, p50, {with_watcher}", "ms", (percentile(steady.waits, 50) * 1e3,)),
+        Figure(f"small request, slowest, {with_watcher}", "ms", (max(steady.waits) * 1e3,)),
     ]
     for what, seconds in commits.items():
         figures.append(Figure(f"commit of a {what}, p50", "ms", (percentile(seconds, 50) * 1e3,)))
@@ -230,8 +270,7 @@ def commit_seconds(count: int = 200) -> dict[str, list[float]]:
                 else:
                     store.log(["train_0", "instance", [[number, 0.0, number, None, None, {"loss": 0.5}, None]]])
                 start = time.perf_counter()
-                with store.committing():
-                    pass
+                store.write(store.begin())
                 seconds.append(time.perf_counter() - start)
     return found
 
@@ -244,18 +283,57 @@ def _throughput(plan: WeaverPlan) -> Load:
 def _replicas(plan: WeaverPlan, count: int) -> Load:
     with _crowd(count) as (weaver, crowd), closing(weaver.gateway()) as gateway:
         load = _loaded(weaver, crowd, plan.seconds, count, 1)
-        commands = _Commands(gateway, count)
-        commands.start()
-        try:
+        replicas = random.Random(0)
+
+        def give() -> None:
+            id = f"train_{replicas.randrange(count)}"
+            assert _command(gateway, id)[id]["ok"]
+
+        with _Repeated(give, ASK_EVERY) as commands:
             _loaded(weaver, crowd, plan.seconds, count, 1)
-        finally:
-            commands.stop()
         start = time.monotonic()
         outcomes = _command(gateway, "*")
         assert len(outcomes) == count
         assert all(one["ok"] for one in outcomes.values())
         took = time.monotonic() - start
     return replace(load, command_seconds=tuple(commands.seconds), broadcast_seconds=took)
+
+
+def measure_steady(plan: WeaverPlan) -> Steady:
+    """Measure the weaver while the most replicas report, with one watcher."""
+    count = max(plan.replicas)
+    stored, cores = [], []
+    with _crowd(count) as (weaver, crowd), _watching(weaver.gateway()), closing(weaver.gateway()) as gateway:
+        crowd.ask("keep_reporting")
+        time.sleep(min(2.0, plan.window))  # until the first reports are stored
+        with _Repeated(lambda: gateway.ask("policies"), ASK_EVERY) as requests:
+            for _ in range(round(plan.steady / plan.window)):
+                before, cpu, start = crowd.ask("stored"), cpu_seconds(weaver.pid), time.monotonic()
+                time.sleep(plan.window)
+                seconds = time.monotonic() - start
+                stored.append((crowd.ask("stored") - before) / seconds / count)
+                cores.append((cpu_seconds(weaver.pid) - cpu) / seconds)
+    return Steady(tuple(stored), tuple(cores), tuple(requests.seconds))
+
+
+@contextmanager
+def _watching(gateway: RawGateway) -> Iterator[None]:
+    """Watch, and throw away what comes."""
+    gateway.watch()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while gateway.socket.recv(1 << 18):
+                pass
+
+    thread = threading.Thread(target=read, name="watcher", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        gateway.socket.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        gateway.close()
 
 
 @contextmanager
@@ -274,25 +352,27 @@ def _loaded(weaver: WeaverProcess, crowd: CallerProcess, seconds: float, per_sec
     return Load(sent["reports"], sent["until_stored"], cpu, sent["cpu_seconds"])
 
 
-class _Commands(threading.Thread):
-    """Gives commands to one replica after the other, while reports come in."""
+class _Repeated(threading.Thread):
+    """Does something again and again, at least twice, and measures how long it takes; a context manager."""
 
-    def __init__(self, gateway: RawGateway, count: int) -> None:
-        super().__init__(name="commands", daemon=True)
+    def __init__(self, do: Callable[[], object], pause: float) -> None:
+        super().__init__(daemon=True)
         self.seconds: list[float] = []
-        self._gateway = gateway
-        self._count = count
+        self._do = do
+        self._pause = pause
         self._over = threading.Event()
 
     def run(self) -> None:
-        replicas = random.Random(0)
-        while not self._over.wait(0.01) or len(self.seconds) < 2:
-            id = f"train_{replicas.randrange(self._count)}"
+        while not self._over.wait(self._pause) or len(self.seconds) < 2:
             start = time.monotonic()
-            assert _command(self._gateway, id)[id]["ok"]
+            self._do()
             self.seconds.append(time.monotonic() - start)
 
-    def stop(self) -> None:
+    def __enter__(self) -> _Repeated:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self.join()
 

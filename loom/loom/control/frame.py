@@ -93,8 +93,27 @@ def pack(frame: Sequence[Any]) -> bytes:
     """
     body: bytes = msgpack.packb(frame, unicode_errors="replace")
     if len(body) > MAX_FRAME:
-        raise TooLarge(f"a {frame[0]!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
+        raise _too_large(frame[0], body)
     return _LENGTH.pack(len(body)) + body
+
+
+def pack_value(value: Any) -> bytes:
+    """Return the bytes of a value in a frame, for `pack_around`; raise what `pack` raises."""
+    packed: bytes = msgpack.packb(value, unicode_errors="replace")
+    return packed
+
+
+def pack_around(first: Sequence[Any], last: bytes) -> bytes:
+    """Return the bytes of a frame of some items and of one more, the last, that is packed already."""
+    header: bytes = msgpack.Packer().pack_array_header(len(first) + 1)
+    body = b"".join([header, *map(pack_value, first), last])
+    if len(body) > MAX_FRAME:
+        raise _too_large(first[0], body)
+    return _LENGTH.pack(len(body)) + body
+
+
+def _too_large(kind: Any, body: bytes) -> TooLarge:
+    return TooLarge(f"a {kind!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
 
 
 class Splitter:

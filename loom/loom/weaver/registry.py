@@ -19,10 +19,14 @@ from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.policy import Policy
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
+from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.events import EventStore
-from loom.weaver.storage.history import History
+from loom.weaver.storage.history import COMMITS, History
 from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
+
+LEAST_SAVED = 32
+"""Replicas whose newest status one commit writes if it is due, at least."""
 
 _STATUS_WRITTEN_EVERY = 60.0  # seconds between two writes of a device's status, if its health does not change
 
@@ -48,17 +52,17 @@ class Registry:
         self.device_status: dict[str, dict[str, Any]] = {}
         self._status_written: dict[str, float] = {}  # when the status of each device was written last
         """The newest report on each device; not stored."""
-        self.events = EventStore(store.db)
-        self.history = History(store.db)
+        self.events = EventStore(store)
+        self.history = History(store)
         self.commands = Commands(store)
         self.policy = Policy()
         self.goodput = Goodput(store)
         self.watching = False
-        """Whether there are watchers, for whom `take_changes` will be called."""
+        """Whether there are watchers, for whom `take_touched` will be called."""
         self.forgotten: dict[str, None] = {}
         """The ids of replicas that were forgotten, until they are taken out of this dict; kept while
         ``devices.watched``."""
-        self._store = store
+        self.store = store
         self._keep_ended = keep_ended
         self._keep_unused = keep_unused
         self._save_after = save_after
@@ -157,15 +161,15 @@ class Registry:
 
     def keep_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
         """Write a replica's status reports, already applied to the replica and the history, into the journal."""
-        self._store.log([replica.id, replica.instance, reports])
+        self.store.log([replica.id, replica.instance, reports])
         if replica not in self._unsaved:
-            self._unsaved[replica] = self._store.journal_id, now
+            self._unsaved[replica] = self.store.journal_id, now
         self.touch(replica)
 
     @property
     def journal_id(self) -> int:
         """The id of the journal row for the reports taken before the next commit."""
-        return self._store.journal_id
+        return self.store.journal_id
 
     def forget_surplus(self) -> None:
         """Forget the replicas that ended first, if more than ``keep_ended`` have ended."""
@@ -187,13 +191,21 @@ class Registry:
             if self.watching:
                 self._touched_devices[device] = None
 
-    def take_changes(self) -> dict[str, dict[str, Any]]:
-        """Return the frequent changes of replicas and devices, by id, since the last call."""
-        replicas = {replica.id: replica.changing() for replica in self._touched}
-        devices = {uuid: self.device_status[uuid] for uuid in self._touched_devices if uuid in self.device_status}
+    def take_touched(self) -> tuple[list[Replica], list[str]]:
+        """Return the replicas and the uuids of devices with frequent changes since the last call."""
+        touched = list(self._touched), list(self._touched_devices)
         self._touched.clear()
         self._touched_devices.clear()
-        return {"replicas": replicas, "devices": devices}
+        return touched
+
+    def changes_of(self, replicas: Iterable[Replica]) -> dict[str, dict[str, Any]]:
+        """Return what changes often of the replicas that were not forgotten, by id."""
+        there = self.replicas
+        return {one.id: one.changing() for one in replicas if there.get(one.id) is one}
+
+    def statuses_of(self, devices: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the statuses of the devices that were not forgotten, by uuid."""
+        return {uuid: self.device_status[uuid] for uuid in devices if uuid in self.device_status}
 
     def save_device(self, device: str) -> None:
         known = self.devices.device(device).to_body()
@@ -201,7 +213,7 @@ class Registry:
         status, left_by = self.device_status.get(device), self.devices.left_by(device)
         kept = {"device": known, "state": state, "reason": reason, "status": status, "left_by": left_by}
         kept["session"] = self._unused.get(device)
-        self._store.put("devices", device, kept)
+        self.store.put("devices", device, kept)
 
     def drain(self, replica: Replica) -> None:
         self._forget_unused(self.devices.drain(replica.id), replica)
@@ -209,45 +221,49 @@ class Registry:
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
         chosen = self.policy.set(group, action)
-        self._store.put("policies", group, {"action": chosen.value, "time": now})
+        self.store.put("policies", group, {"action": chosen.value, "time": now})
         self.events.append(now, "policy", None, group=group, action=chosen.value, by=by)
 
-    def commit(self, now: float) -> list[WeaverEvent]:
-        """Write the changes; return the events that are new or were amended."""
+    def begin_commit(self, now: float) -> tuple[Commit | None, list[WeaverEvent]]:
+        """Return what has to be written, None if nothing, with the events that are new or were amended.
+
+        The commit before it has to be stored.
+        """
         for replica in self._changed:
             self._put(replica)
         self._changed.clear()
-        while self._unsaved:
-            replica, (_, since) = next(iter(self._unsaved.items()))
-            if since > now - self._save_after:
+        for _ in range(max(LEAST_SAVED, len(self._unsaved) // COMMITS)):
+            oldest = next(iter(self._unsaved.items()), None)
+            if oldest is None or oldest[1][1] > now - self._save_after:
                 break
-            self._put(replica)
+            self._put(oldest[0])
         self.goodput.save(now)
         # Without changes, one commit each second still writes due points and makes old history coarser.
-        if not (self._store.pending or self.events.pending or self._forgotten or now >= self._written + 1.0):
-            return []
+        if not (self.store.pending or self.events.pending or self._forgotten or now >= self._written + 1.0):
+            return None, []
         self._written = now
-        with self._store.committing() as row:
-            self.events.write()
-            for id in self._forgotten:
-                self.history.forget(id)
-            needed = self.history.write(row, now)
-            unsaved = next(iter(self._unsaved.values()), (needed, 0.0))[0]
-            self._store.trim_journal(min(needed, unsaved))
+        commit = self.store.begin()
+        events = self.events.write(commit)
+        for id in self._forgotten:
+            self.history.forget(commit, id)
         self._forgotten.clear()
-        return self.events.take_new()
+        needed = self.history.write(commit, now)
+        unsaved = next(iter(self._unsaved.values()), (needed, 0.0))[0]
+        # The journal rows that are no longer needed.
+        commit.execute("DELETE FROM journal WHERE id < ?", min(needed, unsaved))
+        return commit, events
 
     @property
     def settled(self) -> bool:
         """Whether nothing happens here by itself: no replica lives, and everything is stored where it stays."""
-        waits = self._changed or self._unsaved or self._forgotten or self._store.pending or self.events.pending
+        waits = self._changed or self._unsaved or self._forgotten or self.store.pending or self.events.pending
         lives = any(self.states[state] for state in LIVING)
         return not (waits or lives) and self.history.settled and self.goodput.settled
 
     def _put(self, replica: Replica) -> None:
         self._unsaved.pop(replica, None)
         stored = {**replica.to_dict(), "devices": self.devices.devices_of(replica.id)}
-        self._store.put("replicas", replica.id, stored)
+        self.store.put("replicas", replica.id, stored)
 
     def _forget(self, replica: Replica) -> None:
         del self.replicas[replica.id]
@@ -257,7 +273,7 @@ class Registry:
         self._forget_unused(self.devices.drain(replica.id), replica)
         for known in (self._changed, self._unsaved, self._touched):
             known.pop(replica, None)
-        self._store.drop("replicas", replica.id)
+        self.store.drop("replicas", replica.id)
         self._forgotten.append(replica.id)
         if self.devices.watched:
             self.forgotten[replica.id] = None
@@ -296,7 +312,7 @@ class Registry:
         self._unused.pop(device, None)
         self.device_status.pop(device, None)
         self._status_written.pop(device, None)
-        self._store.drop("devices", device)
+        self.store.drop("devices", device)
 
     def _enter_procs(self, replica: Replica) -> None:
         if replica.procs is not None:
@@ -310,14 +326,14 @@ class Registry:
                 self._in_procs.pop((replica.session, replica.procs), None)
 
     def _load(self) -> None:
-        for uuid, stored in self._store.rows("devices"):
+        for uuid, stored in self.store.rows("devices"):
             device, state = Device(**stored["device"]), DeviceState(stored["state"])
             self.devices.restore(device, state, stored["reason"], stored.get("left_by", ()))
             if stored.get("status") is not None:  # an older Loom stored none
                 self.device_status[uuid] = stored["status"]
             if (session := stored.get("session")) is not None:
                 self._unused[uuid] = session
-        for id, stored in self._store.rows("replicas"):
+        for id, stored in self.store.rows("replicas"):
             replica = self.replicas[id] = Replica.from_dict(stored)
             for device in stored["devices"]:
                 self.devices.add(id, self.devices.device(device))
@@ -325,12 +341,12 @@ class Registry:
             self.states[replica.state] += 1
         ended = [replica for replica in self.replicas.values() if replica.state not in LIVING]
         self._ended = {replica.id: None for replica in sorted(ended, key=lambda replica: replica.changed)}
-        for group, stored in sorted(self._store.rows("policies"), key=lambda row: row[1]["time"]):
+        for group, stored in sorted(self.store.rows("policies"), key=lambda row: row[1]["time"]):
             self.policy.set(group, stored["action"])
 
     def _replay(self, now: float) -> None:
         """Apply the status reports of the journal that are not stored elsewhere yet."""
-        for row, entries in self._store.journal():
+        for row, entries in self.store.journal():
             for id, instance, reports in entries:
                 replica = self.replicas.get(id)
                 if replica is None:

@@ -11,10 +11,10 @@ The states and everything that leads from one to another are in `TRANSITIONS`, a
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from loom.weaver.states import LIVING, ReplicaState
@@ -154,7 +154,8 @@ class Replica:
         """Return the median seconds of the last steps, which one slow step does not move; None before a few."""
         if len(self._step_times) < _FEW_STEPS:
             return None
-        return statistics.median(self._step_times)
+        ordered, middle = sorted(self._step_times), len(self._step_times) // 2
+        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
     def await_successor(self, instance: str, now: float) -> None:
         """Note that a process waits for the one that is the replica now, which may hang."""
@@ -195,14 +196,20 @@ class Replica:
     def connected(self) -> bool:
         return self.link is not None
 
-    def info(self, user: str, devices: list[str]) -> ReplicaInfo:
-        """Return the replica as others see it, with the user that it belongs to and the uuids of its devices."""
-        shown = {name: getattr(self, name) for name in (*_STORED, "state", "connected")}
-        return ReplicaInfo(**shown, user=user, devices=tuple(devices), step_time=self.baseline_step_time())
+    def info(self, user: str, devices: list[str]) -> dict[str, Any]:
+        """Return the fields of the `ReplicaInfo` that others see.
+
+        Args:
+            user: whom the replica belongs to.
+            devices: uuids of its devices.
+        """
+        # A dict, because a snapshot has thousands.
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return {**shown, "user": user, "devices": devices, "step_time": self.baseline_step_time()}
 
     def changing(self) -> dict[str, Any]:
         """Return the fields that change often, for a `loom.weaver.views.Delta`."""
-        return {name: getattr(self, name) for name in CHANGING_FIELDS}
+        return dict(zip(CHANGING_FIELDS, _changing(self), strict=True))
 
 
 _STORED = tuple(
@@ -210,3 +217,5 @@ _STORED = tuple(
     for one in fields(ReplicaInfo)
     if one.name not in ("state", "devices", "connected", "step_time", "user")
 )
+_SHOWN = (*_STORED, "state", "connected")
+_changing = attrgetter(*CHANGING_FIELDS)

@@ -24,6 +24,15 @@ _STORED_AFTER = 0.25
 Each threadlet has its own time, because a burst to thousands at once would delay commands.
 """
 
+MAX_STORED_AFTER = 1.1
+"""The same if thousands report, so that a frame covers two of the reports that come once a second.
+
+A threadlet that ends waits for `loom.threadlet.threadlet.CLOSE_TIMEOUT`, which is longer.
+"""
+
+FEW_UNACKNOWLEDGED = 4000
+"""Replicas that wait for a `Stored` frame at once, per second of the time until they get it."""
+
 _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
 
 
@@ -49,9 +58,10 @@ class Reports:
 
     def tell_stored(self, now: float) -> None:
         """Send threadlets, after a commit, the number of their last stored report."""
+        after = min(max(_STORED_AFTER, len(self._unacknowledged) / FEW_UNACKNOWLEDGED), MAX_STORED_AFTER)
         while self._unacknowledged:
             replica, since = next(iter(self._unacknowledged.items()))
-            if since > now - _STORED_AFTER:
+            if since > now - after:
                 break
             del self._unacknowledged[replica]
             if replica.link is not None:
@@ -116,12 +126,14 @@ class Reports:
 
     def _beat(self, replica: Replica, frame: list[Any], now: float) -> None:
         beat = Heartbeat.from_body(frame)
-        replica.phase = beat.phase.value
-        if beat.step is not None and replica.take_step(beat.step, beat.time, now):
+        phase, replica.phase = replica.phase, beat.phase.value
+        stepped = beat.step is not None and replica.take_step(beat.step, beat.time, now)
+        if stepped:
             self._known.move(replica, Cause.STEPPED, now)
         if beat.phase is Phase.PAUSED:
             self._known.move(replica, Cause.PAUSED, now)
-        self._known.touch(replica)
+        if stepped or replica.phase != phase:
+            self._known.touch(replica)
 
     def _time_account(self, replica: Replica, frame: list[Any], now: float) -> None:
         if self._known.goodput.wants(replica.job, replica.id, now):

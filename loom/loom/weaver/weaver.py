@@ -27,6 +27,7 @@ from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
 from loom.weaver.states import LIVING
+from loom.weaver.storage.commit import Commit
 from loom.weaver.views import WeaverEvent
 
 _CAUSES = {
@@ -142,12 +143,23 @@ class Weaver:
     def urgent(self) -> bool:
         return self.outbox.urgent
 
-    def commit(self, now: float) -> Output:
-        """Store the changes; return the output about them. After a `sqlite3.Error` the weaver has to end."""
-        self.outbox.output.events = self.known.commit(now)
+    def begin_commit(self, now: float) -> tuple[Commit | None, Output]:
+        """Return the changes to store, None if there are none, and the output for when they are stored.
+
+        The commit before it has to be stored.
+        """
+        commit, self.outbox.output.events = self.known.begin_commit(now)
         self.reports.tell_stored(now)
         self._peers.tell()
-        return self.outbox.take()
+        return commit, self.outbox.take()
+
+    def commit(self, now: float) -> Output:
+        """Store the changes; return the output about them. After a `sqlite3.Error` the weaver has to end."""
+        commit, output = self.begin_commit(now)
+        if commit is not None:
+            self.known.store.write(commit)
+            commit.stored()
+        return output
 
     def hello(self, peer: Peer, hello: ThreadletHello, now: float, session: str | None = None) -> None:
         """Register the replica of a threadlet whose key was checked, and is of one ``session`` if that is given.

@@ -13,9 +13,19 @@ from tests.benchmarks.budgets import BudgetReport
 from tests.benchmarks.report import Ratio
 from tests.benchmarks.steering import Commands
 from tests.benchmarks.threadlet import CallTimes, ThreadletPlan, Training
-from tests.benchmarks.weaver import Busy, Load, WeaverPlan
+from tests.benchmarks.weaver import Busy, Load, Steady, WeaverPlan
 
-PLAN = WeaverPlan(rounds=1, seconds=0.3, per_second=500, busy_replicas=5, replicas=(4, 20), commands=3, kills=1)
+PLAN = WeaverPlan(
+    rounds=1,
+    seconds=0.3,
+    per_second=500,
+    busy_replicas=5,
+    replicas=(4, 20),
+    steady=6.0,
+    window=3.0,
+    commands=3,
+    kills=1,
+)
 
 
 def busy(**changed: float) -> Busy:
@@ -29,10 +39,11 @@ def busy(**changed: float) -> Busy:
     return Busy(load, {100: few, 10_000: many})
 
 
-def weaver_report(*rounds: Busy, applied: float = 0.005, failed: float = 0.1) -> BudgetReport:
+def weaver_report(*rounds: Busy, applied: float = 0.005, failed: float = 0.1, stored: float = 0.99) -> BudgetReport:
     plan = WeaverPlan(rounds=len(rounds), replicas=(100, 10_000))
     commands = [Commands((applied,) * 3, (2 * applied,) * 3) for _ in rounds]
-    return weaver.load_report(plan, "command", rounds, commands, [[0.01, failed] for _ in rounds], {})
+    steady = Steady((1.0, stored, 1.0), (0.3, 0.3, 0.3), (0.001, 0.02))
+    return weaver.load_report(plan, "command", rounds, commands, [[0.01, failed] for _ in rounds], {}, steady)
 
 
 def missed(report: BudgetReport) -> list[Ratio]:
@@ -50,6 +61,7 @@ def test_a_weaver_within_its_budgets() -> None:
         (weaver_report(busy(seconds=11.0)), "status reports stored"),
         (weaver_report(busy(p99=0.11)), "command, p99, 10,000 replicas"),
         (weaver_report(busy(growth=1.3)), "CPU of a report"),
+        (weaver_report(busy(), stored=0.94), "reports stored, 10,000 replicas"),
         (weaver_report(busy(), applied=0.021), "command to applied, p50"),
         (weaver_report(busy(), failed=0.6), "dead to failed, median"),
     ],
@@ -101,6 +113,16 @@ def test_it_measures_a_weaver_under_load() -> None:
     assert throughput.cpu_seconds > 0
     assert len(replicas.command_seconds) >= 2
     assert replicas.broadcast_seconds > 0
+
+
+@pytest.mark.slow
+def test_it_measures_a_weaver_for_long() -> None:
+    found = weaver.measure_steady(PLAN)
+
+    assert len(found.stored) == len(found.cores) == 2
+    assert all(stored > 0 for stored in found.stored)
+    assert all(cores > 0 for cores in found.cores)
+    assert len(found.waits) > 2
 
 
 @pytest.mark.slow

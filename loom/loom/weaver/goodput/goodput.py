@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from loom.control.time_account import TimeAccount
 from loom.weaver.goodput.places import JobTime, Place
+from loom.weaver.storage.history import COMMITS
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 
@@ -31,7 +32,7 @@ MAX_SAMPLES = 600
 """Points in a job's timeline. Beyond that, every second point is dropped and new ones come half as often."""
 
 ACCOUNTS_A_SECOND = 2000
-"""Time accounts taken for a job each second, at most. Taking one costs about 10 µs."""
+"""Time accounts taken each second, at most. Taking one costs about 10 µs."""
 
 NEW_RUN_AFTER = 600.0
 """Seconds without living replicas after which a job counts as given up, and later replicas as a new run."""
@@ -39,7 +40,8 @@ NEW_RUN_AFTER = 600.0
 SAVE_AFTER = 30.0
 """Seconds after which a living replica's account is written. They are cumulative, so losing one does no harm."""
 
-MAX_SAVED = 200  # rows that one commit writes in addition to the urgent ones, so that it does not take long
+LEAST_SAVED = 64
+"""Rows that one commit writes in addition to the urgent ones if they are due, at least."""
 
 
 class Goodput:
@@ -48,6 +50,8 @@ class Goodput:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._jobs: dict[str, JobTime] = {}
+        self._places = 0
+        """The number of places in all jobs."""
         self._unsaved = _UnsavedRows()
         self._load()
 
@@ -75,6 +79,7 @@ class Goodput:
             known.update_fault(fresh, registered=now)
             self._drop(known, heir)
         known.places[replica] = fresh
+        self._places += 1
         self._touch(known, fresh, now, soon=True)
 
     def back(self, job: str, replica: str, now: float) -> None:
@@ -97,9 +102,9 @@ class Goodput:
 
     def wants(self, job: str, replica: str, now: float) -> bool:
         """Return whether to take a replica's account now: with thousands of replicas, some accounts are skipped."""
-        known, place = self._find(job, replica)
+        _, place = self._find(job, replica)
         # Half a second of slack, because accounts that are due each second may come a little early.
-        return place is None or now >= place.heard + len(known.places) / ACCOUNTS_A_SECOND - 0.5
+        return place is None or now >= place.heard + self._places / ACCOUNTS_A_SECOND - 0.5
 
     def account(self, job: str, replica: str, account: TimeAccount, now: float) -> None:
         known, place = self._find(job, replica)
@@ -234,6 +239,7 @@ class Goodput:
         for key, row in rows:
             if len(key) == 2:
                 self._jobs[key[0]].restore(Place.from_dict(row))
+                self._places += 1
 
     def _find(self, job: str, replica: str) -> tuple[JobTime, Place | None]:
         known = self._jobs.get(job)
@@ -278,6 +284,7 @@ class Goodput:
 
     def _drop(self, job: JobTime, replica: str) -> None:
         del job.places[replica]
+        self._places -= 1
         job.vacant.pop(replica, None)
         self._unsaved.add_now((job.name, replica))
 
@@ -327,7 +334,8 @@ class _UnsavedRows:
         due, self._at_once = self._at_once, {}
         for key in due:
             self._later.pop(key, None)
-        while self._later and len(due) < MAX_SAVED:
+        most = max(LEAST_SAVED, len(self._later) // COMMITS)
+        while self._later and len(due) < most:
             key, since = next(iter(self._later.items()))
             if since > now - SAVE_AFTER:
                 break

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from loom.control.frame import MAX_FRAME, MAX_HELLO, Splitter, pack
+from loom.control.frame import MAX_FRAME, MAX_HELLO, Splitter, pack, pack_around
 from loom.control.introduction import MAX_KEY, Refusal, ThreadletHello
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
 from loom.weaver.keys import EVERYONE, Grant
@@ -108,11 +108,19 @@ class RequestConnection(Connection):
             self.splitter = Splitter(0)
             self.close()
 
-    def push(self, number: int, update: dict[str, Any]) -> None:
-        """Send an update for a watch of this connection; disconnect a watcher that does not read."""
+    def begin(self, number: int, snapshot: bytes) -> None:
+        """Send the packed snapshot of a watch of this connection."""
+        try:
+            self.write(pack_around(["snapshot", number], snapshot))
+        except LoomError as error:
+            self.send(["error", number, error.code, str(error)])
+        self._snapshot = self.transport.get_write_buffer_size()
+
+    def push(self, number: int, update: bytes) -> None:
+        """Send a packed update for a watch of this connection; disconnect a watcher that does not read."""
         if self.transport.is_closing():
             return
-        self.send(["event", number, update])
+        self.write(pack_around(["event", number], update))
         waiting = self.transport.get_write_buffer_size()
         self._snapshot = min(self._snapshot, waiting)
         if waiting > MAX_UNREAD_BY_WATCHER + self._snapshot:
@@ -204,8 +212,7 @@ class RequestConnection(Connection):
         except LoomError as error:
             return self._send_answer(["error", number, error.code, str(error)])
         self._watched.add(watched)
-        self._send_answer(["snapshot", number, watched.watch(self, number, self._watches_full)])
-        self._snapshot = self.transport.get_write_buffer_size()
+        watched.watch(self, number, self._watches_full)
         watched.plan_commit()
 
     def _send_answer(self, answer: list[Any]) -> None:

@@ -74,6 +74,6 @@ class Everyone:
             raise NotFound(f"no user's replicas have registered the device {device!r:.80}", code="unknown_device")
         events = {user: one.requests.answer("fail_device", arguments) for user, one in using.items()}
         for one in using.values():
-            one.commit()
+            one.commit_now()
         replicas = [{**replica, "user": user} for user, event in events.items() for replica in event["replicas"]]
         return {**next(iter(events.values())), "replicas": replicas}

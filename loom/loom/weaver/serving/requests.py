@@ -111,14 +111,21 @@ class RequestHandler:
             self._next_event.set_result(None)
             self._next_event = None
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the whole current state, for a watcher, which gets every later change as a push."""
-        now = self._clock()
-        return {
-            "status": self._status({}, now),
-            "replicas": self._replicas({}, now),
-            "devices": self._devices({}, now),
-        }
+    @property
+    def replicas(self) -> list[Replica]:
+        return list(self._known.replicas.values())
+
+    @property
+    def devices(self) -> list[Device]:
+        return list(self._known.devices)
+
+    def info_of_known(self, replica: Replica) -> dict[str, Any] | None:
+        """Return the fields of a replica's `ReplicaInfo`; None if the replica was forgotten meanwhile."""
+        return self.info(replica) if self._known.replicas.get(replica.id) is replica else None
+
+    def device_of_known(self, device: Device) -> dict[str, Any] | None:
+        """Return the fields of a device's `DeviceInfo`; None if the device was forgotten meanwhile."""
+        return self.device(self._known.devices.device(device.uuid)) if device.uuid in self._known.devices else None
 
     def is_on(self, hosts: Collection[str], workers: Collection[str]) -> bool:
         """Return whether a replica lives on one of the hosts, or a session uses one of the workers."""
@@ -146,13 +153,13 @@ class RequestHandler:
         ).to_body()
 
     def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        return [self.info(replica) for replica in self._known.replicas.values()]
+        return [self.info(replica) for replica in self.replicas]
 
     def _replica(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         return self.info(self._known.replica(text(arguments, "id")))
 
     def info(self, replica: Replica) -> dict[str, Any]:
-        return replica.info(self.user, self._known.devices.devices_of(replica.id)).to_body()
+        return replica.info(self.user, self._known.devices.devices_of(replica.id))
 
     def _devices(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
         return [self.device(device) for device in self._known.devices]

@@ -1,20 +1,21 @@
 """`UserWeaver`: the weaver of one user as the server runs it, with its commits, its watchers and its callers.
 
 Input goes to `loom.weaver.weaver.Weaver` at once. Output leaves after a commit, which happens every 100 ms while
-there is something to store, and right away if a peer or a caller waits for it. Each user has commits of their own,
-so that no user waits for what another's replicas report.
+there is something to store, and right away if a peer or a caller waits for it. Commits are written on other
+threads, so that only those that wait for a commit wait for the disk. Each user has commits of their own, so that no
+user waits for what another's replicas report.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import sqlite3
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from concurrent.futures import Executor
 
 import psutil
 
@@ -22,11 +23,13 @@ from loom.control.frame import Frame, pack
 from loom.errors import LimitReached, ProfileFailed
 from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica
-from loom.weaver.serving.full_watch import FullWatch
 from loom.weaver.serving.processes import is_alive, py_spy, py_spy_profile
+from loom.weaver.serving.pushes import Pushes, Watcher
 from loom.weaver.serving.requests import RequestHandler
 from loom.weaver.serving.tasks import Tasks
+from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.store import Store
+from loom.weaver.storage.writer import StoreWriter
 from loom.weaver.weaver import Weaver
 
 _log = logging.getLogger(__name__)
@@ -38,11 +41,8 @@ SOONEST_COMMIT = 0.005
 STACK_WITHIN = 15.0
 """Seconds within which a threadlet answers, in addition to those that a profile takes."""
 
-CHANGES_EVERY = 0.5
-"""Seconds between two pushes of replicas' reports to watchers."""
-
-MAX_CHANGES = 500
-"""Replicas, and devices, in one push, so that no watcher is busy with it for more than some milliseconds."""
+FRAMES_AT_ONCE = 200
+"""Frames to threadlets that are sent in one turn of the event loop."""
 
 
 class ThreadletPeer(Peer, ABC):
@@ -60,13 +60,6 @@ class ThreadletPeer(Peer, ABC):
         """Close the connection after what was sent."""
 
 
-class Watcher(Protocol):
-    """A connection that watches."""
-
-    def push(self, number: int, update: dict[str, Any]) -> None:
-        """Send an update for the watch with a number; disconnect a watcher that does not read."""
-
-
 class UserWeaver:
     """One user's weaver. Its clock returns the seconds since the epoch, and never goes back.
 
@@ -74,6 +67,7 @@ class UserWeaver:
         py_spies: bounds the stacks that are got at the same time, of all users.
         profilers: bounds the profiles that are taken at the same time, of all users.
         active: the users' weavers that may have something to do; an idle one leaves it.
+        threads: where commits are written.
         failed: called when the store is broken, after which the weaver's process has to end.
     """
 
@@ -87,11 +81,12 @@ class UserWeaver:
         py_spies: asyncio.Semaphore,
         profilers: asyncio.Semaphore,
         active: dict[UserWeaver, None],
+        threads: Executor,
         failed: Callable[[Exception], object],
     ) -> None:
         self.weaver = weaver
         self.requests = requests
-        self._further = FullWatch(requests.user, weaver, requests)
+        self._pushes = Pushes(weaver, requests, tasks)
         self._store = store
         self._clock = clock
         self._tasks = tasks
@@ -99,37 +94,41 @@ class UserWeaver:
         self._profilers = profilers
         self._active = active
         self._failed = failed
+        self._writer = StoreWriter(store, threads, self._fail)
         self._closed = False
-        self._watchers: dict[tuple[Watcher, int], bool] = {}
-        """Whether each watch, by its watcher and number, is a full one."""
         self._answers: list[Callable[[], object]] = []
         """Sends of answers that wait for the next commit."""
+        self._answers_to_written: list[Callable[[], object]] = []
+        """Sends of answers that wait for the commit that is being written."""
+        self._urgent_written = False
+        """Whether a peer or a caller waits for that one."""
+        self._frames: deque[tuple[Peer, Frame | None]] = deque()
+        """Frames that are sent in the next turns of the event loop, as in `Output.frames`."""
+        self._last: tuple[Frame | None, bytes] = None, b""
+        """The frame that was sent last, and its bytes: many threadlets may get the same."""
         self._committed = 0.0
-        """When the last commit was, by the event loop's clock."""
-        self._changes_pushed = 0.0
+        """When the last commit was begun, by the event loop's clock."""
         self._planned: asyncio.TimerHandle | None = None
         self._planned_soon = False
+        self._plan_next = False
+        """Whether to plan a commit when the one that is being written is stored."""
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing happens here until something is received."""
-        return not self._watchers and self.weaver.settled
+        return not (self._pushes or self._writer.is_busy) and self.weaver.settled
 
     def tick(self, now: float) -> None:
         self.weaver.tick(now)
-        if self._watchers and now >= self._changes_pushed + CHANGES_EVERY:
-            self._changes_pushed = now
-            changes, further = self.weaver.known.take_changes(), self._further_changes(now)
-            *first, last = _split(changes)
-            for part in first:
-                self._push({"changes": part}, {})
-            if any(last.values()) or further:
-                self._push({"changes": last}, further)
+        self._pushes.tick(now)
         self.plan_commit()
 
     def plan_commit(self) -> None:
         """Plan a commit: soon if a peer or a caller waits for it, else in the usual time."""
         self._active[self] = None
+        if self._writer.is_busy:
+            self._plan_next = True
+            return
         urgent = self.weaver.urgent
         if self._planned is not None:
             if self._planned_soon or not urgent:
@@ -141,50 +140,45 @@ class UserWeaver:
         self._planned = loop.call_at(max(at, loop.time()), self.commit)
 
     def commit(self) -> None:
-        if self._planned is not None:
-            self._planned.cancel()
-            self._planned = None
-        if self._closed:
+        """Begin a commit, unless one is being written, after which the next one follows."""
+        if (begun := self._begin()) is None:
             return
-        self._committed = asyncio.get_running_loop().time()
+        commit, output = begun
+        if commit is None:
+            self._send_output(output)
+        else:
+            self._writer.write(commit, lambda: self._send_output(output))
+
+    def commit_now(self) -> None:
+        """Store everything that has come in before this returns."""
+        self._writer.wait()
+        if (begun := self._begin()) is None:
+            return
+        commit, output = begun
         try:
-            output = self.weaver.commit(self._clock())
+            if commit is not None:
+                self._store.write(commit)
+                commit.stored()
         except sqlite3.Error as error:
-            # Without a store no report can be acknowledged. Threadlets keep unstored reports for the next weaver.
-            _log.error("cannot store what replicas report: %s", error)
-            self._closed = True
-            self._failed(error)
+            self._fail(error)
             return
         self._send_output(output)
-        if self.weaver.urgent:
-            self.plan_commit()
 
     def answer(self, send: Callable[[], object]) -> None:
         """Send an answer, after the next commit if it reports something that is not stored yet."""
-        self._answers.append(send)
-        if not self.weaver.urgent:
-            self._flush()
+        if self.weaver.urgent:
+            self._answers.append(send)
+        elif self._writer.is_busy and self._urgent_written:
+            self._answers_to_written.append(send)
+        else:
+            send()
 
-    def watch(self, watcher: Watcher, number: int, full: bool = False) -> dict[str, Any]:
-        """Push every change from now on to a watcher; return the state up to now.
-
-        A ``full`` watch also has what `FullWatch` adds, as ``more`` in the snapshot and in each push.
-        """
-        self._flush()
-        self._watchers[watcher, number] = full
-        self.weaver.known.watching = True
-        if not full:
-            return self.requests.snapshot()
-        now = self._clock()
-        self._further.begin(now)
-        return {**self.requests.snapshot(), "more": self._further.snapshot(now)}
+    def watch(self, watcher: Watcher, number: int, full: bool = False) -> None:
+        """Send a watcher a snapshot, and then push every change; ``full`` is as for `Pushes.watch`."""
+        self._pushes.watch(watcher, number, full, self._clock())
 
     def unwatch(self, watcher: Watcher) -> None:
-        for key in [key for key in self._watchers if key[0] is watcher]:
-            del self._watchers[key]
-        self.weaver.known.watching = bool(self._watchers)
-        if not self._has_full:
-            self._further.end()
+        self._pushes.unwatch(watcher)
 
     def lost(self, link: ThreadletPeer) -> None:
         """Note that a link is lost; check whether its process is gone too, if the process is on this host."""
@@ -196,51 +190,69 @@ class UserWeaver:
 
     def close(self) -> None:
         """Commit what has come in, and close the store."""
-        self.commit()
+        self.commit_now()
         self._closed = True
         if self._planned is not None:
             self._planned.cancel()
-        self._store.close()
+        while self._frames:
+            self._send_frames()
+        self._writer.close()
 
-    def _flush(self) -> None:
-        answers, self._answers = self._answers, []
-        for send in answers:
-            send()
+    def _begin(self) -> tuple[Commit | None, Output] | None:
+        """Return the next commit, which may be None, and its output; None if it cannot begin."""
+        if self._planned is not None:
+            self._planned.cancel()
+            self._planned = None
+        if self._closed or self._writer.is_busy:
+            return None
+        self._committed = asyncio.get_running_loop().time()
+        self._urgent_written = self.weaver.urgent
+        try:
+            begun = self.weaver.begin_commit(self._clock())
+        except sqlite3.Error as error:
+            self._fail(error)
+            return None
+        self._answers_to_written, self._answers = self._answers, []
+        return begun
+
+    def _fail(self, error: Exception) -> None:
+        # Without a store no report can be acknowledged. Threadlets keep unstored reports for the next weaver.
+        _log.error("cannot store what replicas report: %s", error)
+        self._closed = True
+        self._failed(error)
 
     def _send_output(self, output: Output) -> None:
-        last: Frame | None = None
-        data = b""
-        for peer, frame in output.frames:
-            to: ThreadletPeer = peer  # type: ignore[assignment] # the server's only kind
-            if frame is None:
-                to.close()
-                continue
-            if frame is not last:
-                last, data = frame, pack(frame.to_body())
-            to.write(data)
+        """Send what a stored commit has for peers, callers and watchers."""
+        idle = not self._frames
+        self._frames += output.frames
+        if idle:
+            self._send_frames()
         self.requests.notify(output)
         for id, replica in output.stacks:
             self._tasks.run(self._get_stack(id, replica))
         for id, replica, seconds in output.profiles:
             self._tasks.run(self._get_profile(id, replica, seconds))
-        if self._watchers:
-            full = self._has_full
-            self._further.describe(output.described)
-            for event in output.events:
-                self._push({"event": event.to_body()}, self._further.event(event) if full else {})
-        self._flush()
+        self._pushes.tell(output.events, output.described)
+        answers, self._answers_to_written = self._answers_to_written, []
+        for send in answers:
+            send()
+        if self._plan_next or self.weaver.urgent:
+            self._plan_next = False
+            self.plan_commit()
 
-    @property
-    def _has_full(self) -> bool:
-        return any(self._watchers.values())
-
-    def _further_changes(self, now: float) -> dict[str, Any]:
-        return self._further.changes(now) if self._has_full else {}
-
-    def _push(self, update: dict[str, Any], further: dict[str, Any]) -> None:
-        """Push an update to all watchers, and its further part to full ones."""
-        for (watcher, number), full in list(self._watchers.items()):
-            watcher.push(number, {**update, "more": further} if full and further else update)
+    def _send_frames(self) -> None:
+        """Send some frames now, and the others in the next turns of the event loop."""
+        for _ in range(min(len(self._frames), FRAMES_AT_ONCE)):
+            peer, frame = self._frames.popleft()
+            to: ThreadletPeer = peer  # type: ignore[assignment] # the server's only kind
+            if frame is None:
+                to.close()
+                continue
+            if frame is not self._last[0]:
+                self._last = frame, pack(frame.to_body())
+            to.write(self._last[1])
+        if self._frames:
+            asyncio.get_running_loop().call_soon(self._send_frames)
 
     async def _get_stack(self, id: str, replica: Replica) -> None:
         link: ThreadletPeer | None = replica.link
@@ -290,13 +302,3 @@ class UserWeaver:
                 self.weaver.died(replica, instance, f"its process {process.pid} is gone", self._clock())
                 self.plan_commit()
                 return
-
-
-def _split(changes: dict[str, dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
-    """Return the changes, or several of at most `MAX_CHANGES` replicas and devices each."""
-    most = max(map(len, changes.values()))
-    if most <= MAX_CHANGES:
-        return [changes]
-    items = {name: iter(changed.items()) for name, changed in changes.items()}
-    parts = range(0, most, MAX_CHANGES)
-    return [{name: dict(itertools.islice(rest, MAX_CHANGES)) for name, rest in items.items()} for _ in parts]

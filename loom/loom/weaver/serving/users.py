@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from loom.errors import UnsafeStateFolder
 from loom.token_file import ADMIN
@@ -19,6 +20,9 @@ from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Weaver
 
 _log = logging.getLogger(__name__)
+
+STORE_THREADS = 4
+"""Threads that write what the users' weavers store."""
 
 
 class Users:
@@ -53,6 +57,7 @@ class Users:
         self._timing = timing
         self._py_spies = asyncio.Semaphore(2)
         self._profilers = asyncio.Semaphore(4)
+        self._threads = ThreadPoolExecutor(STORE_THREADS, "store")
         self._users: dict[str, UserWeaver] = {}
         self._active: dict[UserWeaver, None] = {}
         """The weavers that may have something to do."""
@@ -84,13 +89,16 @@ class Users:
     def close(self) -> None:
         for user in self._users.values():
             user.close()
+        self._threads.shutdown()
 
     def _new(self, user: str) -> UserWeaver:
         store, now = self._open_store(user), self.clock()
         weaver = Weaver(Registry(store, now), now, self._timing)
         requests = RequestHandler(user, weaver, self.clock, self.address, self._others_on)
         bounds = self._py_spies, self._profilers
-        made = UserWeaver(weaver, store, self.clock, requests, self.tasks, *bounds, self._active, self._fail)
+        made = UserWeaver(
+            weaver, store, self.clock, requests, self.tasks, *bounds, self._active, self._threads, self._fail
+        )
         self._users[user] = made
         self._active[made] = None
         return made

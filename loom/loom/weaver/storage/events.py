@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 
+from loom.weaver.storage.commit import Commit
+from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
 
 
 class EventStore:
     """The events in the store's file. If there are more than ``keep``, the oldest are dropped."""
 
-    def __init__(self, db: sqlite3.Connection, keep: int = 200_000) -> None:
-        self._db = db
+    def __init__(self, store: Store, keep: int = 200_000) -> None:
+        self._db = db = store.reader
         self._keep = keep
         (self.last,) = db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()
         (first,) = db.execute("SELECT COALESCE(MIN(id), 1) FROM events").fetchone()
         self._first: int = first
         self._new: list[WeaverEvent] = []
-        self._amended: list[WeaverEvent] = []
+        self._amended: dict[int, WeaverEvent] = {}
+        self._written: list[WeaverEvent] = []
+        """The events of a commit that is not stored yet."""
+        self._written_amended: dict[int, WeaverEvent] = {}
 
     @property
     def pending(self) -> bool:
@@ -39,10 +44,11 @@ class EventStore:
         found = self.after(id - 1, 1)
         if not found or found[0].id != id:
             return None
-        event = found[0]
-        event.data.update(data)
-        if event not in self._new:
-            self._amended.append(event)
+        event = replace(found[0], data={**found[0].data, **data})
+        if self._new and id >= self._new[0].id:
+            self._new[id - self._new[0].id] = event
+        else:
+            self._amended[id] = event
         return event
 
     def after(
@@ -60,7 +66,9 @@ class EventStore:
             among: only events about one of these replicas; None: any, and those about none.
         """
         ids = None if among is None else json.dumps(list(among))
-        wanted = [("id > ?", id), ("replica = ?", replica), ("kind = ?", kind)]
+        in_memory = [*self._written, *self._new]  # some of them may be stored by now
+        upto = in_memory[0].id if in_memory else self.last + 1
+        wanted = [("id > ?", id), ("id < ?", upto), ("replica = ?", replica), ("kind = ?", kind)]
         wanted.append(("replica IN (SELECT value FROM json_each(?))", ids))
         clauses = [(clause, value) for clause, value in wanted if value is not None]
         where = " AND ".join(clause for clause, _ in clauses)
@@ -69,39 +77,35 @@ class EventStore:
             f"SELECT id, time, kind, replica, data FROM events WHERE {where} ORDER BY id {order} LIMIT ?",
             (*(value for _, value in clauses), limit),
         )
-        amended = {event.id: event for event in self._amended}
-        found = [
-            amended.get(row[0]) or WeaverEvent(row[0], row[1], row[2], row[3], msgpack.unpackb(row[4]))
-            for row in rows
-        ]
+        found = [WeaverEvent(row[0], row[1], row[2], row[3], msgpack.unpackb(row[4])) for row in rows]
         if newest:
             found.reverse()
         found += [
             event
-            for event in self._new
+            for event in in_memory
             if event.id > id
             and replica in (None, event.replica)
             and kind in (None, event.kind)
             and (among is None or event.replica in among)
         ]
+        amended = {**self._written_amended, **self._amended}
+        found = [amended.get(event.id, event) for event in found]
         return found[-limit:] if newest else found[:limit]
 
-    def write(self) -> None:
-        """Write the new and amended events; only while the store commits."""
-        self._db.executemany(
-            "INSERT INTO events VALUES (?, ?, ?, ?, ?)",
-            [(new.id, new.time, new.kind, new.replica, msgpack.packb(new.data)) for new in self._new],
-        )
-        self._db.executemany(
-            "UPDATE events SET data = ? WHERE id = ?",
-            [(msgpack.packb(event.data), event.id) for event in self._amended],
-        )
+    def write(self, commit: Commit) -> list[WeaverEvent]:
+        """Add the new and amended events to a commit, and return them. The commit before it has to be stored."""
+        self._written, self._new = self._new, []
+        self._written_amended, self._amended = self._amended, {}
+        new, amended = self._written, self._written_amended
+        packed = [(one.id, one.time, one.kind, one.replica, msgpack.packb(one.data)) for one in new]
+        commit.insert("events", packed)
+        for event in amended.values():
+            commit.execute("UPDATE events SET data = ? WHERE id = ?", msgpack.packb(event.data), event.id)
         if self.last - self._first >= self._keep + self._keep // 100:
             self._first = self.last - self._keep + 1
-            self._db.execute("DELETE FROM events WHERE id < ?", (self._first,))
+            commit.execute("DELETE FROM events WHERE id < ?", self._first)
+        commit.when_stored(self._forget_written)
+        return [*new, *amended.values()]
 
-    def take_new(self) -> list[WeaverEvent]:
-        """Return the events, new and amended, that `write` has written since the last call."""
-        taken = self._new + self._amended
-        self._new, self._amended = [], []
-        return taken
+    def _forget_written(self) -> None:
+        self._written, self._written_amended = [], {}

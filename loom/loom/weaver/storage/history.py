@@ -12,14 +12,23 @@ import math
 import sqlite3
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from loom.errors import ProtocolMismatch
+from loom.weaver.storage.commit import Commit
+from loom.weaver.storage.store import Store
 
 CHUNK = 128
 
 MAX_METRICS = 1000
+
+LEAST_WRITTEN = 64
+"""Series that one commit writes if they are due, at least."""
+
+COMMITS = 200
+"""Commits over which the series are spread if all are due at once, so that none takes long."""
 
 _MAX_NAME = 200
 _POINT = 3  # time, step, value: three doubles
@@ -62,7 +71,7 @@ class History:
     """The points of metrics, in the store's file.
 
     Args:
-        db: the store's connection.
+        store: the store.
         levels: the ages at which points become coarser, and how coarse, from fine to coarse.
         max_bytes: of points in chunks; beyond that, the coarsest and oldest are dropped.
         write_after: seconds after which points are written even if their chunk is not full.
@@ -70,30 +79,36 @@ class History:
 
     def __init__(
         self,
-        db: sqlite3.Connection,
+        store: Store,
         levels: Sequence[Level] = LEVELS,
         max_bytes: int = 1 << 30,
         write_after: float = 60.0,
     ) -> None:
-        self._db = db
+        self._db = db = store.reader
         self._levels = tuple(levels)
         self._max_bytes = max_bytes
         self._write_after = write_after
         self._series: dict[str, dict[str, _Series]] = {}
-        (self._next_chunk,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM chunks").fetchone()
+        (next_chunk,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM chunks").fetchone()
+        self._chunk_ids = itertools.count(next_chunk)
         (self._next_series,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM series").fetchone()
         (stored,) = db.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM chunks").fetchone()
         self._bytes: int = stored
         for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series"):
             self._series.setdefault(replica, {})[metric] = _Series(id, upto)
         self._new_series: list[tuple[int, str, str, int]] = []
-        self._full: list[tuple[_Series, _Row]] = []  # full chunks for the next commit, with their rows
+        self._full: dict[_Series, list[_Row]] = {}
+        """The rows of full chunks that wait for a commit, the first one first."""
+        self._written: dict[_Series, list[_Row]] = {}
+        """The rows of full chunks in a commit that is not stored yet."""
         self._open_chunks: dict[int, _Series] = {}
-        """The series of chunks that are not full, by the id of the chunk's row."""
+        """The series of written chunks to which points are, or will be, added, by the id of the chunk's row."""
         self._unwritten: dict[_Series, int] = {}
         """Series with points that are only in the journal, and the first such row, in the order of the rows."""
         self._journal_times: deque[tuple[int, float]] = deque()
         """The last row of the journal at each commit, and the time."""
+        self._due_row = 0
+        """The last row of the journal whose points are old enough to be written."""
 
     @property
     def size(self) -> int:
@@ -128,9 +143,7 @@ class History:
             if series not in self._unwritten:
                 self._unwritten[series] = journal_id
             if len(points) >= CHUNK * _POINT:
-                self._full.append((series, self._row(series)))
-                self._open_chunks.pop(series.chunk, None)
-                del self._unwritten[series]
+                self._full.setdefault(series, []).append(self._row(series))
                 series.begin_chunk()
 
     def record_again(
@@ -151,15 +164,17 @@ class History:
         if series is None:
             return []
         found = array("d")
+        full = [*self._written.get(series, ()), *self._full.get(series, ())]
+        # Memory has all points of these chunks; their rows may have some of them already.
+        in_memory = {series.chunk, *(row[0] for row in full)}
         for id, data in self._db.execute(
             "SELECT id, data FROM chunks WHERE series = ? AND last >= ? AND first <= ? ORDER BY first",
             (series.id, since, until),
         ):
-            if id != series.chunk:  # memory has all points of the open chunk, its row only some
+            if id not in in_memory:
                 found.frombytes(data)
-        for waiting, row in self._full:
-            if waiting is series:
-                found.frombytes(row[-1])
+        for row in full:
+            found.frombytes(row[-1])
         found += series.open
         times = found[::_POINT]
         chosen = [place for place, time in enumerate(times) if since <= time <= until]
@@ -167,46 +182,54 @@ class History:
         every = max(1, -(-len(chosen) // max(1, points)))
         return [_mean(found, chosen[start : start + every]) for start in range(0, len(chosen), every)]
 
-    def forget(self, replica: str) -> None:
-        """Delete the history of a replica; only while the store commits."""
-        for series in self._series.pop(replica, {}).values():
+    def forget(self, commit: Commit, replica: str) -> None:
+        """Delete the history of a replica with a commit."""
+        forgotten = list(self._series.pop(replica, {}).values())
+        for series in forgotten:
             self._unwritten.pop(series, None)
-            self._open_chunks.pop(series.chunk, None)
-            self._full = [entry for entry in self._full if entry[0] is not series]
-            self._new_series = [entry for entry in self._new_series if entry[0] != series.id]
-            (gone,) = self._db.execute(
-                "SELECT COALESCE(SUM(LENGTH(data)), 0) FROM chunks WHERE series = ?", (series.id,)
-            ).fetchone()
-            self._bytes -= gone
-            self._db.execute("DELETE FROM chunks WHERE series = ?", (series.id,))
-            self._db.execute("DELETE FROM series WHERE id = ?", (series.id,))
+            sizes = dict(self._db.execute("SELECT id, LENGTH(data) FROM chunks WHERE series = ?", (series.id,)))
+            sizes |= {row[0]: len(row[-1]) for row in self._full.pop(series, ())}
+            sizes |= {series.chunk: series.stored}
+            self._bytes -= sum(sizes.values())
+            for chunk in sizes:
+                self._open_chunks.pop(chunk, None)
+        ids = [series.id for series in forgotten]
+        self._new_series = [entry for entry in self._new_series if entry[0] not in ids]
+        commit.delete("chunks", "series", ids)
+        commit.delete("series", "id", ids)
 
-    def write(self, journal_id: int, now: float) -> int:
-        """Write what is due, and make old points coarser; return the first row of the journal that is still needed.
+    def write(self, commit: Commit, now: float) -> int:
+        """Add what is due to a commit, and make old points coarser; return the first needed row of the journal.
 
-        All points up to now are in the journal's row ``journal_id`` or in those before.
+        All points up to now are in the journal's row ``commit.journal_id`` or in those before. The commit before
+        has to be stored.
         """
-        self._db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", self._new_series)
+        commit.insert("series", self._new_series)
         self._new_series = []
-        if not self._journal_times or self._journal_times[-1][0] != journal_id:
-            self._journal_times.append((journal_id, now))
-        old = 0
+        if not self._journal_times or self._journal_times[-1][0] != commit.journal_id:
+            self._journal_times.append((commit.journal_id, now))
         while self._journal_times and self._journal_times[0][1] <= now - self._write_after:
-            old = self._journal_times.popleft()[0]
+            self._due_row = self._journal_times.popleft()[0]
+        most = max(LEAST_WRITTEN, len(self._unwritten) // COMMITS)
         # A journal row may hold points of a full chunk and of the next, so that both are written together.
-        due = {series: None for series, _ in self._full} | dict.fromkeys(_begun_by(self._unwritten, old))
-        rows = [row for _, row in self._full]
-        self._full = []
+        due = dict.fromkeys(itertools.islice(self._full, most))
+        due |= dict.fromkeys(itertools.islice(_begun_by(self._unwritten, self._due_row), most))
+        rows: list[_Row] = []
+        self._written = {series: self._full.pop(series) for series in due if series in self._full}
         for series in due:
             self._unwritten.pop(series, None)
+            for row in self._written.get(series, ()):
+                rows.append(row)
+                self._open_chunks.pop(row[0], None)
             if series.open:
                 rows.append(self._row(series))
                 self._open_chunks[series.chunk] = series
-        if rows:
-            self._db.executemany("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._db.executemany("UPDATE series SET upto = ? WHERE id = ?", [(journal_id, s.id) for s in due])
-        self._age(now)
-        return next(iter(self._unwritten.values()), journal_id + 1)
+        commit.insert("chunks", rows, replace=True)
+        ids = [series.id for series in due]
+        commit.update("series", "upto", commit.journal_id, "id", ids)
+        commit.when_stored(self._written.clear)
+        self._age(commit, now, {row[0] for row in rows})
+        return next(iter(self._unwritten.values()), commit.journal_id + 1)
 
     def _begin(self, replica: str, known: dict[str, _Series], name: str, journal_id: int) -> _Series:
         if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
@@ -220,63 +243,77 @@ class History:
 
     def _row(self, series: _Series) -> _Row:
         if not series.chunk:
-            series.chunk = self._next_chunk
-            self._next_chunk += 1
+            series.chunk = next(self._chunk_ids)
         data = series.open.tobytes()
         self._bytes += len(data) - series.stored
         series.stored = len(data)
         times = series.open[::_POINT]
         return series.chunk, series.id, 0, min(times), max(times), data
 
-    def _delete(self, chunk: int, size: int) -> bool:
-        """Delete a chunk, unless points are about to be added to it; return whether it was deleted."""
+    def _age(self, commit: Commit, now: float, written: Collection[int], at_most: int = 64) -> None:
+        """Make a few old chunks coarser, and drop a few of the oldest if there are too many bytes.
+
+        Args:
+            written: chunks that the commit writes, which are not as old as they were.
+        """
+        deleted: dict[int, None] = {}
+        steps = []
+        for level, (age, bucket) in enumerate(self._levels):
+            for id, series, data in self._db.execute(
+                "SELECT id, series, data FROM chunks WHERE level = ? AND last < ? ORDER BY last LIMIT ?",
+                (level, now - age, at_most),
+            ).fetchall():
+                if id not in written and self._may_delete(id):
+                    deleted[id] = None
+                    self._bytes -= len(data)
+                    steps.append(partial(self._add_coarse, commit, series, level + 1, data, bucket))
+        for level in range(len(self._levels), -1, -1):
+            if self._bytes <= self._max_bytes:
+                break
+            for id, size in self._db.execute(
+                "SELECT id, LENGTH(data) FROM chunks WHERE level = ? ORDER BY last LIMIT ?", (level, at_most)
+            ).fetchall():
+                gone = id in written or id in deleted
+                if self._bytes > self._max_bytes and not gone and self._may_delete(id):
+                    deleted[id] = None
+                    self._bytes -= size
+        # First of all, because nothing may be added to a chunk that goes.
+        commit.delete("chunks", "id", list(deleted))
+        for step in steps:
+            commit.run(step)
+
+    def _may_delete(self, chunk: int) -> bool:
+        """Return whether no points are about to be added to a chunk, and count on its deletion."""
         series = self._open_chunks.get(chunk)
         if series is not None:
             if series in self._unwritten:
                 return False
             del self._open_chunks[chunk]
             series.begin_chunk()
-        self._db.execute("DELETE FROM chunks WHERE id = ?", (chunk,))
-        self._bytes -= size
         return True
 
-    def _age(self, now: float, at_most: int = 64) -> None:
-        """Make a few old chunks coarser, and drop a few of the oldest if there are too many bytes."""
-        for level, (age, bucket) in enumerate(self._levels):
-            for id, series, data in self._db.execute(
-                "SELECT id, series, data FROM chunks WHERE level = ? AND last < ? ORDER BY last LIMIT ?",
-                (level, now - age, at_most),
-            ).fetchall():
-                if self._delete(id, len(data)):
-                    self._add_coarse(series, level + 1, data, bucket)
-        if self._bytes <= self._max_bytes:
-            return
-        for level in range(len(self._levels), -1, -1):
-            for id, size in self._db.execute(
-                "SELECT id, LENGTH(data) FROM chunks WHERE level = ? ORDER BY last LIMIT ?", (level, at_most)
-            ).fetchall():
-                if self._bytes <= self._max_bytes:
-                    return
-                self._delete(id, size)
-
-    def _add_coarse(self, series: int, level: int, data: bytes, bucket: float) -> None:
+    def _add_coarse(
+        self, commit: Commit, series: int, level: int, data: bytes, bucket: float, db: sqlite3.Connection
+    ) -> None:
         """Add the means of a chunk's points to the last chunk of its series on a coarser level."""
         points = array("d")
-        last = self._db.execute(
+        last = db.execute(
             "SELECT id, data FROM chunks WHERE series = ? AND level = ? ORDER BY first DESC LIMIT 1",
             (series, level),
         ).fetchone()
         if last is not None and len(last[1]) < CHUNK * _POINT * points.itemsize:
             id, before = last
         else:
-            id, before = self._next_chunk, b""
-            self._next_chunk += 1
+            id, before = next(self._chunk_ids), b""
         points.frombytes(data)
         points = array("d", before) + _means(points, bucket)
         times = points[::_POINT]
         row = (id, series, level, min(times), max(times), points.tobytes())
-        self._db.execute("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
-        self._bytes += len(row[-1]) - len(before)
+        db.execute("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
+        commit.when_stored(partial(self._grow, len(row[-1]) - len(before)))
+
+    def _grow(self, size: int) -> None:
+        self._bytes += size
 
 
 def _begun_by(unwritten: dict[_Series, int], row: int) -> Iterator[_Series]:

@@ -11,20 +11,25 @@ virtual disk, twice for a command and its acknowledgement.
 
 Status reports come too fast for an indexed row each. The journal keeps them as they came, one row for each commit.
 The points of history and the newest status of a replica that result from them are written later, when there is
-enough or when they are old. Then the journal rows that are no longer needed are dropped.
+enough or when they are old, a few with each commit. Then the journal rows that are no longer needed are dropped.
+
+A `Commit` may be written on another thread, while reads on the event loop find what was stored before it. From
+time to time `Store.checkpoint` moves what was committed from SQLite's log into the file, with a connection of its
+own, so that no commit waits for it.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from loom.errors import UnsafeStateFolder
+from loom.weaver.storage.commit import Commit
 
 _VERSION = 1
 
@@ -32,6 +37,16 @@ _KEYED = ("replicas", "devices", "policies", "commands", "goodput")
 
 _DURABLE = ("commands", "policies")
 """The tables whose changes are acknowledged to users."""
+
+CHECKPOINT_AFTER = 8 << 20
+"""Bytes in commits after which a checkpoint is due."""
+
+_ALSO = 8192  # bytes that each commit counts in addition, since SQLite writes whole pages
+
+_PASSES = 5
+"""Passes of a checkpoint, at most."""
+
+_WAIT = 300.0  # seconds that a statement waits for another connection
 
 # Version 1 had no goodput at first. A missing table is added; an older Loom ignores it.
 _SCHEMA = """
@@ -61,15 +76,19 @@ class Store:
     """The store's file. The next commit writes the rows that were put; reads find them only then."""
 
     def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
         try:
-            self.db = sqlite3.connect(path, isolation_level=None)
+            self.db = self._connect()
             self.db.execute("PRAGMA journal_mode=WAL")
             self.db.execute("PRAGMA synchronous=NORMAL")
-            self.db.execute("PRAGMA wal_autocheckpoint=4096")
+            self.db.execute("PRAGMA wal_autocheckpoint=0")
             self.db.execute("PRAGMA cache_size=-16384")
             (version,) = self.db.execute("PRAGMA user_version").fetchone()
             if version in (0, _VERSION):
                 self.db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT")
+            # A store in memory has one connection only.
+            self.reader = self.db if self._path == ":memory:" else self._connect()
+            """Finds what is committed, while ``db`` writes on another thread."""
         except sqlite3.Error as error:
             raise UnsafeStateFolder(f"cannot keep the weaver's state in {path}: {error}") from error
         if version not in (0, _VERSION):
@@ -83,6 +102,8 @@ class Store:
         self._acknowledgements: list[tuple[str, str, bytes]] = []
         self._waits_for_disk = False
         """Whether a commit waits for the disk, as SQLite is set now."""
+        self._since_checkpoint = 0
+        """Bytes that were committed since the last checkpoint began."""
 
     @property
     def pending(self) -> bool:
@@ -103,61 +124,65 @@ class Store:
 
     def rows(self, table: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the committed rows of a table, in the order of their keys."""
-        for key, data in self.db.execute(f"SELECT key, data FROM {table} ORDER BY key"):
+        for key, data in self.reader.execute(f"SELECT key, data FROM {table} ORDER BY key"):
             yield key, msgpack.unpackb(data)
 
     def acknowledgements(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield (command id, replica id, acknowledgement) for every stored acknowledgement."""
-        for command, replica, data in self.db.execute("SELECT command, replica, data FROM outcomes"):
+        for command, replica, data in self.reader.execute("SELECT command, replica, data FROM outcomes"):
             yield command, replica, msgpack.unpackb(data)
 
     def journal(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield (id, entries) for each row of the journal, the oldest first."""
-        for id, data in self.db.execute("SELECT id, data FROM journal ORDER BY id"):
+        for id, data in self.reader.execute("SELECT id, data FROM journal ORDER BY id"):
             yield id, msgpack.unpackb(data)
 
-    @contextmanager
-    def committing(self) -> Iterator[int]:
-        """Commit the rows that were put; the body may write more into the commit, and gets the last journal id."""
-        self._set_waiting(any(self._rows[table] for table in _DURABLE) or bool(self._acknowledgements))
-        self.db.execute("BEGIN IMMEDIATE")
-        try:
-            self._write()
-            yield self.journal_id if self._journal else self.journal_id - 1
-            self.db.execute("COMMIT")
-        except BaseException:
-            self.db.execute("ROLLBACK")
-            raise
-        if self._journal:
+    def begin(self) -> Commit:
+        """Return a commit of the rows that were put. More may be added to it; then `write` has to get it."""
+        rows, self._rows = self._rows, {table: {} for table in _KEYED}
+        acknowledgements, self._acknowledgements = self._acknowledgements, []
+        journal, self._journal = self._journal, []
+        waits = any(rows[table] for table in _DURABLE) or bool(acknowledgements)
+        commit = Commit(self.journal_id if journal else self.journal_id - 1, waits)
+        if journal:
+            commit.insert("journal", [(self.journal_id, msgpack.packb(journal))])
             self.journal_id += 1
-            self._journal = []
-        self._acknowledgements = []
-        for rows in self._rows.values():
-            rows.clear()
+        for table, changed in rows.items():
+            dropped = [key for key, data in changed.items() if data is None]
+            commit.insert(table, [(key, data) for key, data in changed.items() if data is not None], replace=True)
+            commit.delete(table, "key", dropped)
+            if table == "commands":
+                commit.delete("outcomes", "command", dropped)
+        commit.insert("outcomes", acknowledgements, replace=True)
+        return commit
 
-    def trim_journal(self, before: int) -> None:
-        """Drop the journal rows before an id; only while `committing`."""
-        self.db.execute("DELETE FROM journal WHERE id < ?", (before,))
+    def write(self, commit: Commit) -> None:
+        """Write a commit; on any thread, but one at a time."""
+        if commit.waits_for_disk != self._waits_for_disk:
+            self.db.execute(f"PRAGMA synchronous={'FULL' if commit.waits_for_disk else 'NORMAL'}")
+            self._waits_for_disk = commit.waits_for_disk
+        commit.write(self.db)
+        self._since_checkpoint += commit.bytes + _ALSO
+
+    @property
+    def checkpoint_due(self) -> bool:
+        return self._since_checkpoint >= CHECKPOINT_AFTER
+
+    def checkpoint(self) -> None:
+        """Move what was committed into the file; on any thread, while there are further commits."""
+        self._since_checkpoint = 0
+        if self.reader is not self.db:
+            with closing(self._connect()) as db:
+                # SQLite begins its log anew only if all of it was moved. Each pass leaves what came meanwhile.
+                for _ in range(_PASSES):
+                    _, logged, moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    if moved == logged:
+                        return
 
     def close(self) -> None:
         """Close the file. Uncommitted rows are lost."""
+        self.reader.close()
         self.db.close()
 
-    def _set_waiting(self, waits: bool) -> None:
-        if waits != self._waits_for_disk:
-            self.db.execute(f"PRAGMA synchronous={'FULL' if waits else 'NORMAL'}")
-            self._waits_for_disk = waits
-
-    def _write(self) -> None:
-        if self._journal:
-            self.db.execute("INSERT INTO journal VALUES (?, ?)", (self.journal_id, msgpack.packb(self._journal)))
-        for table, rows in self._rows.items():
-            if not rows:
-                continue
-            kept = [(key, data) for key, data in rows.items() if data is not None]
-            dropped = [(key,) for key, data in rows.items() if data is None]
-            self.db.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", kept)
-            self.db.executemany(f"DELETE FROM {table} WHERE key = ?", dropped)
-            if table == "commands":
-                self.db.executemany("DELETE FROM outcomes WHERE command = ?", dropped)
-        self.db.executemany("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", self._acknowledgements)
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_WAIT)

@@ -102,5 +102,5 @@ class Bench:
         return [event["kind"] for event in self.events]
 
     def restart(self) -> None:
-        self.weaver.known._store.close()
+        self.weaver.known.store.close()
         self.weaver = Weaver(Registry(Store(self.path), self.now, **self.options), self.now)

@@ -194,7 +194,7 @@ async def test_a_weaver_that_cannot_store_anything_ends(monkeypatch: pytest.Monk
         raise sqlite3.OperationalError("disk full")
 
     async with running() as weaver:
-        monkeypatch.setattr(weaver.admin.weaver, "commit", fail)
+        monkeypatch.setattr(weaver.admin.weaver, "begin_commit", fail)
         weaver.admin.commit()
         weaver.admin.commit()
 
@@ -218,17 +218,17 @@ async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.
     async with running() as weaver:
         reader, writer = await asyncio.open_unix_connection(weaver.client._path, limit=1 << 10)
         writer.write(pack(["hello", KEYS.gateway()]) + pack(["watch", 0, ADMIN]))
-        await weaver.until(lambda: bool(weaver.admin._watchers))
+        await weaver.until(lambda: bool(weaver.admin._pushes))
         for number in range(2000):
             with contextlib.suppress(loom.WeaverUnavailable):
                 await weaver.client.ask(
                     "note", kind="much", replica=None, data={"text": "x" * 1000, "number": number}
                 )
-            if not weaver.admin._watchers:
+            if not weaver.admin._pushes:
                 break
             await asyncio.sleep(0)
 
-        assert not weaver.admin._watchers
+        assert not weaver.admin._pushes
         del reader
         writer.close()
 

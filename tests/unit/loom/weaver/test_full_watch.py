@@ -12,7 +12,7 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.client import Watch
-from loom.weaver.serving import full_watch, user_weaver
+from loom.weaver.serving import full_watch, pushes
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU
 from tests.unit.loom.weaver.running import Running, running
 
@@ -20,7 +20,7 @@ from tests.unit.loom.weaver.running import Running, running
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes are pushed with each tick."""
-    monkeypatch.setattr(user_weaver, "CHANGES_EVERY", 0.0)
+    monkeypatch.setattr(pushes, "CHANGES_EVERY", 0.0)
 
 
 @asynccontextmanager
@@ -132,7 +132,7 @@ async def test_replicas_that_are_forgotten_are_pushed() -> None:
 
 
 async def test_many_changes_are_pushed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_weaver, "MAX_CHANGES", 2)
+    monkeypatch.setattr(pushes, "MAX_CHANGES", 2)
     async with running() as weaver, watched(weaver) as (watch, _):
         names = [f"train_{number}" for number in range(5)]
         links = {name: await weaver.threadlet(name) for name in names}
@@ -148,18 +148,6 @@ async def test_many_changes_are_pushed_in_parts(monkeypatch: pytest.MonkeyPatch)
             return seen == dict.fromkeys(names, 7)
 
         await pushed(watch, reported)
-
-
-def test_parts_have_everything_once() -> None:
-    replicas = {f"train_{number}": {"step": number} for number in range(1201)}
-    devices = {"GPU-0": {"utilization": 0.5}}
-
-    parts = user_weaver._split({"replicas": replicas, "devices": devices})
-
-    assert [len(part["replicas"]) for part in parts] == [500, 500, 201]
-    assert [part["devices"] for part in parts] == [devices, {}, {}]
-    assert {id: one for part in parts for id, one in part["replicas"].items()} == replicas
-    assert user_weaver._split({"replicas": {}, "devices": devices}) == [{"replicas": {}, "devices": devices}]
 
 
 async def test_a_device_that_is_forgotten_is_pushed_as_none() -> None:
@@ -278,7 +266,7 @@ async def test_a_second_full_watch_takes_nothing_from_the_first() -> None:
     async with running() as weaver:
         link = await weaver.threadlet()
         async with watched(weaver) as (first, _):
-            monitored = weaver.admin._further
+            monitored = weaver.admin._pushes._further
             link.send("handlers", {"batch": "int"})
             await weaver.client.ask("policy", group="train", action="pause")
             async with watched(weaver) as (second, full):
@@ -294,4 +282,4 @@ async def test_without_a_job_no_goodput_is_pushed() -> None:
     async with running() as weaver, watched(weaver):
         now = weaver.server.users.clock()
 
-        assert weaver.admin._further.changes(now + 2 * full_watch.GOODPUT_EVERY) == {}
+        assert weaver.admin._pushes._further.changes(now + 2 * full_watch.GOODPUT_EVERY) == {}

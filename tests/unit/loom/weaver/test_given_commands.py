@@ -231,7 +231,7 @@ def test_a_commit_with_a_command_or_an_acknowledgement_waits_for_the_disk(tmp_pa
     bench = Bench(tmp_path / "store")
 
     def waits() -> bool:
-        return bool(bench.weaver.known._store.db.execute("PRAGMA synchronous").fetchone() == (2,))
+        return bool(bench.weaver.known.store.db.execute("PRAGMA synchronous").fetchone() == (2,))
 
     threadlet = Threadlet(bench, "train_0")
     threadlet.step(1, loss=0.5)

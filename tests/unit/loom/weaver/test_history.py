@@ -14,6 +14,7 @@ from loom.errors import ProtocolMismatch, UnsafeStateFolder
 from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import CHUNK, History, Level
 from loom.weaver.storage.store import Store
+from loom.weaver.views import WeaverEvent
 
 START = 1_700_000_000.0
 
@@ -23,7 +24,7 @@ class Recorder:
 
     def __init__(self, path: Path | str = ":memory:", **bounds: object) -> None:
         self.store = Store(path)
-        self.history = History(self.store.db, **bounds)  # type: ignore[arg-type]
+        self.history = History(self.store, **bounds)  # type: ignore[arg-type]
         for row, entries in self.store.journal():
             for replica, time, step, metrics in entries:
                 self.history.record_again(replica, row, time, step, metrics)
@@ -34,8 +35,10 @@ class Recorder:
         self.store.log([replica, time, step, metrics])
 
     def commit(self, now: float = START) -> None:
-        with self.store.committing() as row:
-            self.store.trim_journal(self.history.write(row, now))
+        commit = self.store.begin()
+        commit.execute("DELETE FROM journal WHERE id < ?", self.history.write(commit, now))
+        self.store.write(commit)
+        commit.stored()
 
     def steps(self, replica: str = "train_0", metric: str = "loss") -> list[int | None]:
         return [step for _, step, _ in self.history.between(replica, metric, points=1_000_000)]
@@ -228,7 +231,8 @@ def test_a_chunk_that_points_are_about_to_be_added_to_becomes_coarser_later() ->
 
     recorder.commit(START + 85)
     before = recorder.steps()
-    recorder.commit(START + 145)
+    for _ in range(2):  # the first one writes the points, the second one finds them
+        recorder.commit(START + 145)
 
     assert before == [*range(20), 61]
     assert recorder.steps() == [9, 19, 61]
@@ -238,7 +242,8 @@ def test_history_that_has_no_room_is_not_kept() -> None:
     recorder = Recorder(levels=(Level(1000.0, 10.0),), max_bytes=100, write_after=0.0)
     for step in range(20):
         recorder.record(step, loss=1.0)
-    recorder.commit(START)
+    for _ in range(2):  # the first one writes the points, the second one drops them
+        recorder.commit(START)
     recorder.record(20, loss=1.0)
 
     assert recorder.history.size == 0
@@ -251,8 +256,9 @@ def test_a_replica_that_is_forgotten_has_no_history(tmp_path: Path) -> None:
         recorder.record(step, loss=1.0)
         recorder.record(step, replica="train_1", loss=1.0)
     recorder.commit()
-    with recorder.store.committing():
-        recorder.history.forget("train_0")
+    commit = recorder.store.begin()
+    recorder.history.forget(commit, "train_0")
+    recorder.store.write(commit)
     recorder.store.close()
     again = Recorder(tmp_path / "store")
 
@@ -261,18 +267,19 @@ def test_a_replica_that_is_forgotten_has_no_history(tmp_path: Path) -> None:
     assert again.history.size == 300 * 24
 
 
-def test_a_commit_that_fails_leaves_everything_to_the_next(tmp_path: Path) -> None:
+def test_a_commit_that_fails_writes_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.put("replicas", "train_0", {"id": "train_0"})
+    commit = store.begin()
+    commit.execute("INSERT INTO missing VALUES (1)")
 
-    with pytest.raises(RuntimeError), store.committing():
-        raise RuntimeError("something else in this commit")
-    before = list(store.rows("replicas"))
-    with store.committing():
-        pass
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        store.write(commit)
 
-    assert before == []
-    assert list(store.rows("replicas")) == [("train_0", {"id": "train_0"})]
+    assert list(store.rows("replicas")) == []
+    store.put("replicas", "train_1", {"id": "train_1"})
+    store.write(store.begin())
+    assert list(store.rows("replicas")) == [("train_1", {"id": "train_1"})]
 
 
 def test_a_store_of_another_version_is_named(tmp_path: Path) -> None:
@@ -285,15 +292,22 @@ def test_a_store_of_another_version_is_named(tmp_path: Path) -> None:
         Store(tmp_path / "store")
 
 
+def write(store: Store, log: EventStore) -> list[WeaverEvent]:
+    """Commit the events; return them."""
+    commit = store.begin()
+    written = log.write(commit)
+    store.write(commit)
+    commit.stored()
+    return written
+
+
 def test_events_are_found_by_replica_kind_and_number() -> None:
     store = Store(":memory:")
-    log = EventStore(store.db)
+    log = EventStore(store)
     for number in range(6):
         log.append(START + number, "even" if number % 2 == 0 else "odd", f"train_{number % 3}", number=number)
         if number == 3:
-            with store.committing():
-                log.write()
-            log.take_new()
+            write(store, log)
 
     def numbers(**wanted: object) -> list[int]:
         arguments = {"id": 0, "limit": 100, **wanted}
@@ -310,17 +324,13 @@ def test_events_are_found_by_replica_kind_and_number() -> None:
 
 def test_what_is_added_to_an_event_is_there_before_and_after_the_commit() -> None:
     store = Store(":memory:")
-    log = EventStore(store.db)
+    log = EventStore(store)
     event = log.append(START, "stalled", "train_0", step=3)
-    with store.committing():
-        log.write()
-    log.take_new()
+    write(store, log)
 
     log.amend(event.id, stack="in train()")
     before = log.after(0, 10)
-    with store.committing():
-        log.write()
-    (pushed,) = log.take_new()
+    (pushed,) = write(store, log)
 
     assert before[0].data == {"step": 3, "stack": "in train()"}
     assert log.after(0, 10)[0].data == {"step": 3, "stack": "in train()"}
@@ -330,27 +340,23 @@ def test_what_is_added_to_an_event_is_there_before_and_after_the_commit() -> Non
 
 def test_what_is_added_to_an_event_before_its_commit_is_told_once() -> None:
     store = Store(":memory:")
-    log = EventStore(store.db)
+    log = EventStore(store)
     event = log.append(START, "stalled", "train_0", step=3)
 
-    log.amend(event.id, stack="in train()")
-    with store.committing():
-        log.write()
+    amended = log.amend(event.id, stack="in train()")
 
-    assert log.take_new() == [event]
+    assert write(store, log) == [amended]
     assert log.after(0, 10)[0].data == {"step": 3, "stack": "in train()"}
 
 
 def test_only_the_last_events_are_kept() -> None:
     store = Store(":memory:")
-    log = EventStore(store.db, keep=100)
+    log = EventStore(store, keep=100)
     for number in range(1000):
         log.append(START, "event", None, number=number)
         if number % 10 == 0:
-            with store.committing():
-                log.write()
-            log.take_new()
+            write(store, log)
 
     (kept,) = store.db.execute("SELECT COUNT(*) FROM events").fetchone()
     assert 90 <= kept <= 101
-    assert EventStore(store.db).last == 991
+    assert EventStore(store).last == 991

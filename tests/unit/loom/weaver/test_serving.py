@@ -12,7 +12,7 @@ import pytest
 import loom
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
-from loom.weaver.serving import user_weaver
+from loom.weaver.serving import pushes, user_weaver
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU
 from tests.unit.loom.weaver.running import KEYS, running
 
@@ -288,7 +288,7 @@ async def test_a_stack_of_py_spy_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_watcher_is_told_what_happens_and_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_weaver, "CHANGES_EVERY", 0.01)
+    monkeypatch.setattr(pushes, "CHANGES_EVERY", 0.01)
     async with running() as weaver:
         async with weaver.client.watch(ADMIN) as watch:
             assert await watch.next() == ("snapshot", await snapshot_of(weaver.client))
@@ -300,7 +300,8 @@ async def test_a_watcher_is_told_what_happens_and_what_is_reported(monkeypatch: 
                     if wanted in update and (wanted != "changes" or update["changes"]["replicas"]):
                         return update
 
-            assert (await until("event"))["event"]["kind"] == "registered"
+            while (await until("event"))["event"]["kind"] != "registered":
+                pass  # the weaver's start, which may be stored only now
             link.send("status", [[1, time.time(), 7, None, None, {}, None]])
             link.send("devices", time.time(), {"GPU-0": {"power": 100.0}, "GPU-9": {}})
             changes = (await until("changes"))["changes"]

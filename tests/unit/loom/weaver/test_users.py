@@ -357,7 +357,7 @@ async def test_users_without_work_are_left_alone() -> None:
     for _ in range(5):
         users.tick(now[0])
         for user in [users.of(name) for name, _ in users.items()]:
-            user.commit()
+            user.commit_now()
         now[0] += 0.1
 
     assert not users._active

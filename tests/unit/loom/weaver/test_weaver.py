@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loom.errors import ProtocolMismatch, UnknownReplica
+from loom.weaver import reports
 from loom.weaver.goodput import goodput
 from tests.unit.loom.weaver.bench import START, Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import GPU
@@ -105,7 +106,7 @@ def test_a_commit_without_news_keeps_the_status_in_the_journal_only_so_long(tmp_
     threadlet.beat()
     bench.commit()
 
-    assert list(bench.weaver.known._store.journal()) == []
+    assert list(bench.weaver.known.store.journal()) == []
     bench.restart()
     assert (bench.weaver.known.replicas["train_0"].step, bench.weaver.known.replicas["train_0"].seq) == (1, 1)
 
@@ -132,7 +133,7 @@ def test_what_a_forgotten_replica_reported_stays_forgotten_after_a_restart(tmp_p
     living.step(1, loss=1.0)
     ending.step(1, loss=1.0)
     ending.say("bye", "done", "finished")
-    reported = {entry[0] for _, entries in bench.weaver.known._store.journal() for entry in entries}
+    reported = {entry[0] for _, entries in bench.weaver.known.store.journal() for entry in entries}
 
     bench.restart()
 
@@ -185,6 +186,18 @@ def test_a_replica_that_is_away_is_not_told_what_is_stored(bench: Bench) -> None
     bench.wait(1.0)
 
     assert not any(frame[0] == "stored" for frame in threadlet.told)
+
+
+def test_if_thousands_report_several_reports_are_acknowledged_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "FEW_UNACKNOWLEDGED", 1)
+    threadlet = Threadlet(bench, "train_0")
+    for seconds, step in ((0.0, 1), (0.9, 2), (1.01, 3)):
+        bench.now = START + seconds
+        threadlet.step(step)
+
+    assert [frame for frame in threadlet.told if frame[0] == "stored"] == [["stored", 3]]
 
 
 def test_metrics_may_be_reported_without_a_step(bench: Bench) -> None:
