@@ -20,6 +20,7 @@ from loom.extras import require
 from loom.process.exit_codes import FAILURE
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen, reachable
+from loom.timing import FirstByte
 from loom.token_file import TokenFile, default_path, generate_token
 from loom.wire.frames import MAX_FRAME
 from loom.wire.mux import MAX_MESSAGE
@@ -177,7 +178,7 @@ class _Server(uvicorn.Server):
         level = settings.log_level
         super().__init__(
             uvicorn.Config(
-                AccessMiddleware(self._app, access, hosts),
+                AccessMiddleware(FirstByte(self._app), access, hosts),
                 loop="uvloop",
                 ws=RelaySocket,  # uvicorn's websockets-sansio with a short path for frames
                 ws_max_size=MAX_FRAME + 4096,

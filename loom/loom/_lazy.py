@@ -19,6 +19,8 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callab
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, its_name = homes[name]
+        if module == package:  # a module of the package
+            return import_module(f"{package}.{its_name}")
         value = getattr(import_module(module), its_name)
         setattr(sys.modules[package], name, value)
         return value

@@ -24,6 +24,7 @@ from loom.errors import (
 )
 from loom.process.listen import is_loopback
 from loom.proof.forwarded import check_proof, error_in, json_object
+from loom.timing.trace_ids import TRACE_HEADER, current_trace
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
 
@@ -200,6 +201,8 @@ class Gateway:
     ) -> Iterator[http.client.HTTPResponse]:
         token = token_now(self._token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if (trace := current_trace()) is not None:
+            headers[TRACE_HEADER] = trace
         content = None
         if body is not None:
             content = _body(body)

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from loom.errors import LoomError, NameTaken, NoSuchRun
+from loom.timing.trace_ids import current_trace
 from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
 from loom.wire.messages import Buffer, Message
 from loom_proxy.futures.future import FutureProxy
@@ -190,7 +191,7 @@ class KnownRuns:
     ) -> RunHandle:
         """Start a function and return its handle at once."""
         handle, parts = self._prepare(fn, args, kwargs, name)
-        self._caller.send(StartRun(handle.name, True), parts, ident=handle.id)
+        self._caller.send(self._operation(handle, True), parts, ident=handle.id)
         self._caller.flush()
         return handle
 
@@ -198,7 +199,7 @@ class KnownRuns:
         """Start a function, print its output, and return its result."""
         handle, parts = self._prepare(fn, args, kwargs, name)
         caller = self._caller
-        handle._answer = caller.ask(StartRun(handle.name, False), parts, ident=handle.id)
+        handle._answer = caller.ask(self._operation(handle, False), parts, ident=handle.id)
         try:
             with contextlib.suppress(NoSuchRun):  # it ended, and so many others after it that it was forgotten
                 for stream, text in RunOutput(handle).pieces():
@@ -215,6 +216,9 @@ class KnownRuns:
             with contextlib.suppress(LoomError):  # the connection broke, and the session may have ended with it
                 caller.send(EndRun(handle.id, "forget"), key=None)
         return handle.result()
+
+    def _operation(self, handle: RunHandle, detached: bool) -> StartRun:
+        return StartRun(handle.name, detached, current_trace() if self._caller.knows_traces else None)
 
     def _prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None

@@ -27,6 +27,7 @@ from tests.benchmarks import (
     recovery,
     report,
     siege,
+    spans,
     threadlet,
     two_looms,
     weaver,
@@ -272,6 +273,18 @@ def measure_threadlet(
     """What a threadlet costs the training thread: one call, and a training that publishes every step."""
     plan = threadlet.ThreadletPlan(rounds, procs=procs, pairs=pairs, pairs_alone=alone)
     _report(lambda say: threadlet.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("spans")
+def measure_spans(
+    rounds: Rounds = spans.SpansPlan.rounds,
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """What events and spans of `loom.timing` cost: one of each, and all of a step."""
+    plan = spans.SpansPlan(rounds)
+    _report(lambda say: spans.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("recovery")

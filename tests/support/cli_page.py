@@ -23,7 +23,7 @@ OF_TRAINING = frozenset(
 """First words of the commands that have the page about training."""
 
 OF_DEVICES = frozenset(
-    ("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes", "stacks", "profile")
+    ("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes", "stacks", "profile", "trace")
 )
 """First words of the commands that have the page about devices, meshes and processes."""
 

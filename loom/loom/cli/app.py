@@ -8,6 +8,7 @@ import typer
 
 from loom._version import __version__
 from loom.cli import bridge, dashboard, debug, demo, inject, logs, meshes, serve, status, token, weaver
+from loom.cli.timing import trace
 
 app = typer.Typer(
     name="loom",
@@ -40,6 +41,7 @@ app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(meshes.meshes)
+app.command()(trace.trace)
 app.command()(debug.debug)
 app.command()(dashboard.dashboard)
 app.add_typer(status.sessions_app, name="sessions")

@@ -73,12 +73,15 @@ class Kind(enum.IntEnum):
     PORT_SEND = 51
     PORT_CREDIT = 52
     PORT_CLOSE = 53
+    SPANS = 54
     LOG_OPTIONS = 56
     FLUSH_LOGS = 57
     SYNC = 58
     SYNC_PIECES = 59
     SYNC_COMMIT = 60
     DEBUG = 61
+    CLOCK = 62
+    COLLECT_SPANS = 63
 
     # Driver to client.
     RESULT = 64
@@ -114,7 +117,17 @@ ADVERBS = {
 }
 
 
-READING = frozenset({Kind.MESHES, Kind.RUNS, Kind.RUN_OUTPUT, Kind.RUN_RESULT, Kind.FLUSH_LOGS})
+READING = frozenset(
+    {
+        Kind.MESHES,
+        Kind.RUNS,
+        Kind.RUN_OUTPUT,
+        Kind.RUN_RESULT,
+        Kind.FLUSH_LOGS,
+        Kind.CLOCK,
+        Kind.COLLECT_SPANS,
+    }
+)
 """The kinds of message that a client which only watches may send."""
 
 DEBUGGING = READING | {Kind.DEBUG}

@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from loom.cluster import Counterpart
 from loom.errors import OperationCancelled, WaitTimeout, WrongArguments
-from loom.wire.bodies import Body
+from loom.timing.spans import record_call, recorder
+from loom.wire.bodies import Body, EndpointCall
 from loom_proxy.display import progress
 from loom_proxy.display.notebook import future_html
 from loom_proxy.futures.timing import Timing, check_timeout
@@ -73,6 +74,15 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
             self._connection.read_loop.remove_waiter(self)
         for callback in callbacks:
             callback()
+        if recorder.sinks:
+            self._record()
+
+    def _record(self) -> None:
+        """Record a call of an endpoint for `loom.timing`."""
+        called = self.operation
+        if isinstance(called, EndpointCall):
+            fields = {"endpoint": called.endpoint, "rpc_ms": round(self._rpc_ms, 4)}
+            record_call("call", self._finished - self._started, called.trace, **fields)
 
     def done(self) -> bool:
         """Return whether the answer has come."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from loom.cluster import Counterpart
 from loom.errors import Invalid, NotAnEndpoint, NotSupported, WrongArguments
 from loom.signatures import CallSignature
+from loom.timing.trace_ids import trace_here
 from loom.wire.bodies import Broadcast, Call, CallOne, Choose, EndpointCall, SendToActors, StreamCall
 from loom.wire.messages import Buffer
 from loom_proxy.display.notebook import endpoint_html
@@ -64,11 +65,16 @@ class EndpointProxy(metaclass=Counterpart):
         self._operations: dict[type[EndpointCall], EndpointCall] = {}
 
     def _operation(self, kind: type[C]) -> C:
-        """Return the operation of an adverb, which all calls with that adverb share."""
+        """Return the operation of an adverb, which all calls with that adverb share, except those in a trace."""
+        if trace_here() is not None and (trace := self._trace()) is not None:
+            return kind(self._mesh._ident, self._name, trace)
         operation = self._operations.get(kind)
         if operation is None:
             operation = self._operations[kind] = kind(self._mesh._ident, self._name)
         return operation  # type: ignore[return-value]
+
+    def _trace(self) -> str | None:
+        return trace_here() if self._caller.knows_traces else None
 
     def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Buffer]:
         caller = self._caller
@@ -125,7 +131,7 @@ class EndpointProxy(metaclass=Counterpart):
         """
         reference = None if port is None else port(self._caller)
         parts = self._payload(args, kwargs)
-        operation = SendToActors(self._mesh._ident, self._name, selection, reference)
+        operation = SendToActors(self._mesh._ident, self._name, selection, reference, self._trace())
         self._caller.send(operation, parts, self._key)
 
     def rref(self, *args: Any, **kwargs: Any) -> Any:

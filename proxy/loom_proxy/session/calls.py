@@ -45,6 +45,8 @@ class Calls(Waits):
         super().__init__(stream, sender)
         self.welcome = welcome
         self.watching = welcome.mode != "drive"
+        self.knows_traces = "traces" in welcome.capabilities
+        """Whether the driver takes the trace ids of calls."""
         self._allowed = DEBUGGING if welcome.mode == "debug" else READING  # to a client that does not drive
         self.encoder = Encoder(
             ship_project=True,

@@ -28,6 +28,7 @@ from loom_proxy.session.calls import Calls
 from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.handshake import CLIENT, RECONNECT, TRANSIENT, Address, Handshake, connect
 from loom_proxy.session.read_loop import ReadLoop
+from loom_proxy.session.spans import send_spans
 from loom_proxy.transport.base import Transport
 from loom_proxy.transport.websocket import WebSocketTransport
 
@@ -260,6 +261,9 @@ class Connection:
 
     def _take_notice(self, message: Message) -> None:
         name, details = Notice.from_body(message.body).name, unpack_texts(message.parts[0])
+        if name == "collect_spans":
+            send_spans(self.calls, details)
+            return
         self.calls.states.event(name, details)
         if name not in UNLOGGED:
             self.events.add(Event(name, details))

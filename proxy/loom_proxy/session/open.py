@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
 from dataclasses import replace
 from typing import Any
 
-from loom.errors import ConnectionLost, InvalidAddress, SessionInUse, WorkersSilent, WrongArguments
+from loom.errors import ConnectionLost, InvalidAddress, LoomError, SessionInUse, WorkersSilent, WrongArguments
 from loom.rest import TokenSource, safe_url
+from loom.timing.spans import recorder
 from loom.wire.handshake import MODES, Hello
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.handshake import CLIENT, RECONNECT, Address
+from loom_proxy.session.spans import correct_clock
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3  # sessions that `connect` tries to open if the workers accept connections but do not answer
 
@@ -95,10 +100,20 @@ def connect(
     hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
     for _ in range(ATTEMPTS - 1):
         try:
-            return Job(_open(address, hello, timeout), attached=session is not None)
+            return _job(_open(address, hello, timeout), attached=session is not None)
         except WorkersSilent:
             continue  # the next session's driver has another port
-    return Job(_open(address, hello, timeout), attached=session is not None)
+    return _job(_open(address, hello, timeout), attached=session is not None)
+
+
+def _job(connection: Connection, attached: bool) -> Job:
+    job = Job(connection, attached)
+    if recorder.sinks and job._calls.knows_traces:  # what this program records is put on the session's time line
+        try:
+            correct_clock(job._calls)
+        except (LoomError, TimeoutError) as error:
+            logger.warning("this program's clock was not compared with the session's: %s", error)
+    return job
 
 
 def _open(address: Address, hello: Hello, timeout: float) -> Connection:

@@ -66,6 +66,7 @@ class Client:
         self.stream = Stream(max_message, _PASSED_ON, lanes, keeps_whole=True)
         self.sender = FrameSender(self.stream, "client-writer")
         self.guest = guest
+        self.knows_traces = False
         if number:
             start = operations.debug if mode == "debug" else operations.read
         else:

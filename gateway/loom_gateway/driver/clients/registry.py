@@ -88,6 +88,7 @@ class Clients:
                 if self._driving is not None:
                     self._disconnect(self._driving, hello)
                 client = self._driving = Client(0, operations.next_id, operations, self._max_message, lanes, guest)
+            client.knows_traces = "traces" in hello.capabilities
             client.carry_by(connection)
             self._results.begin_anew()  # what waits is taken now
             return client, not hello.stream
@@ -140,6 +141,17 @@ class Clients:
         """Return every client, the driving one first."""
         watching = list(self._watching.copy().values())
         return watching if self._driving is None else [self._driving, *watching]
+
+    def drives_for(self, operation: int) -> bool:
+        """Return whether the driving client is there, knows spans, and is of the user who asks an operation.
+
+        What a program records is its user's: no guest of the session gets it, and no guest's program is asked.
+        """
+        driving = self._driving
+        asks = self._watching.get(operation // WATCHER_IDS, driving)
+        if driving is None or asks is None:
+            return False
+        return driving.knows_traces and not driving.away and driving.guest == asks.guest
 
     def say_goodbye(self, message: Message) -> None:
         for client in self.all():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from loom.timing.trace_ids import checked_trace, trace
 from loom.wire.bodies import EndpointCall
 from loom.wire.codec import plain_payload
 from loom.wire.messages import ADVERBS, Kind, Message
@@ -23,11 +24,11 @@ class Calls:
         self._replies = context.replies
         self._channels = context.channels
         self.handlers: dict[int, Handler] = {
-            Kind.CALL: self._call,
-            Kind.CALL_ONE: self._call_one,
-            Kind.CHOOSE: self._call,
-            Kind.STREAM: self._stream,
-            Kind.BROADCAST: self._broadcast,
+            Kind.CALL: in_its_trace(self._call),
+            Kind.CALL_ONE: in_its_trace(self._call_one),
+            Kind.CHOOSE: in_its_trace(self._call),
+            Kind.STREAM: in_its_trace(self._stream),
+            Kind.BROADCAST: in_its_trace(self._broadcast),
         }
 
     def _call(self, message: Message, started: float) -> None:
@@ -86,6 +87,21 @@ class Calls:
     def _arguments(self, endpoint: str, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
         return args, kwargs
+
+
+def in_its_trace(handler: Handler, place: int = 2) -> Handler:
+    """Return a handler that starts an operation in its trace, whose id has this place in the message's body."""
+
+    def start(message: Message, started: float) -> None:
+        body = message.body
+        id = checked_trace(body[place]) if len(body) > place else None
+        if id is None:
+            handler(message, started)
+        else:
+            with trace(id):
+                handler(message, started)
+
+    return start
 
 
 def _values(value_mesh: Any) -> Sequence[Any]:

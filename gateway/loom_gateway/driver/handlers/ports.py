@@ -18,6 +18,7 @@ from loom.errors import LoomError, OperationFailed, ProtocolMismatch
 from loom.process import tasks
 from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, SendToActors, SendToPort
 from loom.wire.messages import Kind, Message
+from loom_gateway.driver.handlers.calls import in_its_trace
 from loom_gateway.driver.monarch.errors import error_message
 from loom_gateway.driver.monarch.port_batching import Batch, LaptopPort
 from loom_gateway.driver.monarch.receiver import Receiver, open_for_messages
@@ -46,7 +47,7 @@ class Ports:
             Kind.PORT_SEND: self._send,
             Kind.PORT_CREDIT: self._credit,
             Kind.PORT_CLOSE: self._close,
-            Kind.SEND: self._send_to_actors,
+            Kind.SEND: in_its_trace(self._send_to_actors, place=4),
         }
 
     def port(self, ident: int) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.errors import LoomError, NameTaken, NoSuchRun, OperationCancelled, OperationFailed, TooManyRuns
+from loom.timing.trace_ids import begin_trace, checked_trace
 from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, RunChanged, StartRun
 from loom.wire.codec import Encoder
 from loom.wire.messages import Buffer, Kind, Message
@@ -117,7 +118,10 @@ class Runs:
         except Exception as error:  # noqa: BLE001 - a user's __setstate__ may raise anything
             self._soon(self._refuse, run, error)
         else:
-            self._soon(self._begin, run, functools.partial(fn, *args, **kwargs))
+            function = functools.partial(fn, *args, **kwargs)
+            if (trace := checked_trace(request.trace)) is not None:
+                function = functools.partial(_in_trace, trace, function)
+            self._soon(self._begin, run, function)
 
     def _begin(self, run: Run, function: Callable[[], Any]) -> None:
         going = [other for other in self._runs.values() if other.status is RunState.RUNNING]
@@ -244,6 +248,11 @@ class Runs:
             run.thread.cancel()
             run.output.processes.end_soon()
         self._context.replies.succeed(message.id, started, going)
+
+
+def _in_trace(trace: str, function: Callable[[], Any]) -> Any:
+    begin_trace(trace)  # for good: the thread is the run's own
+    return function()
 
 
 def _failure(run: Run, error: BaseException, encoder: Encoder) -> Message:

@@ -36,6 +36,8 @@ class Introduction(Generic[A]):
         self._asks = asks
         self._splitter = FrameSplitter(MAX_GREETING)
         self._exchange: Exchange | None = None
+        self.clock: float | None = None
+        """The driver's, when it sent its challenge."""
         self.answer: A | None = None
         """The driver's; None until it has come."""
 
@@ -57,7 +59,9 @@ class Introduction(Generic[A]):
                 break
             if message.kind != Kind.CHALLENGE:
                 raise ProtocolMismatch(f"a driver begins with CHALLENGE, not with message {message.kind}")
-            challenge = checked_nonce(Challenge.from_body(message.body).nonce)
+            challenged = Challenge.from_body(message.body)
+            self.clock = challenged.clock
+            challenge = checked_nonce(challenged.nonce)
             self._exchange = exchange = Exchange(Purpose.LIFELINE, self._key, new_nonce(), challenge)
             proof = exchange.proof(Side.ASKS, *self._asks.said)
             return greeting(replace(self._asks, nonce=exchange.asking, proof=proof).message())

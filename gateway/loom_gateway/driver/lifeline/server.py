@@ -17,6 +17,7 @@ from typing import Protocol
 
 from loom.errors import ProtocolMismatch
 from loom.proof.exchange import Exchange, new_nonce
+from loom.timing import clock
 from loom.wire.bodies import Challenge, Tie, Tied, Untied, Watch
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
@@ -133,7 +134,7 @@ class LifelineServer:
         try:
             with self._as_stranger(writer):
                 challenge = new_nonce()
-                writer.write(greeting(Challenge(challenge).message()))
+                writer.write(greeting(Challenge(challenge, clock.now()).message()))
                 frame = await asyncio.wait_for(_read_greeting(reader), STRANGER_TIMEOUT)
                 asked, exchange = asked_of(frame, self.address.key, challenge)
             if isinstance(asked, Watch):

@@ -21,6 +21,7 @@ import msgpack
 import loom
 import loom_gateway
 from loom.errors import ProtocolMismatch
+from loom.timing import clock
 from loom.wire.bodies import Untied
 from loom_gateway.driver.lifeline.agent import Setup, introduction
 from loom_gateway.driver.lifeline.line import LifelineAddress
@@ -124,12 +125,17 @@ class Lifeline:
             time.sleep(RETRY)
 
     def _greet(self, setup: Setup, again: bool) -> socket.socket:
+        before = clock.monotonic()
         driver = socket.create_connection((setup.host, setup.port), CONNECT_TIMEOUT)
         try:
             introduced = introduction(setup, again, master=self._meeting(driver))
             # One byte at a time: what follows the answer is the agent's.
             while introduced.answer is None:
-                driver.sendall(introduced.feed(driver.recv(1) or _closed()))
+                proof = introduced.feed(driver.recv(1) or _closed())
+                if proof and introduced.clock is not None and not again:
+                    exchange = clock.Exchange(before, introduced.clock, clock.monotonic())
+                    clock.adopt(clock.measured([exchange]))
+                driver.sendall(proof)
             if isinstance(introduced.answer, Untied):
                 raise DriverGone
             self.weaver = introduced.answer.weaver

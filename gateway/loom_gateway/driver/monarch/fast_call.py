@@ -24,10 +24,12 @@ from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._rust_bindings.monarch_hyperactor.pickle import PendingMessage, PicklingState
 from monarch.actor import ActorError, context
 
+from loom.timing.trace_ids import trace_here
 from loom.wire.arrays import passing_on
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
 from loom_gateway.driver.monarch.receiver import open_for_replies
 from loom_gateway.driver.monarch.reports import about_endpoint
+from loom_gateway.driver.monarch.traced_calls import pickled_in
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
 MOST_CHANNELS = 1024  # reply channels of a session; each has a thread and takes about 60 KiB
@@ -150,6 +152,8 @@ class ReplyChannel:
     def pass_on(self, reply: ReplyId, name: str, pickled: bytes) -> None:
         """Call an endpoint with ``(args, kwargs)`` as the client pickled them, without unpickling."""
         buffer = Buffer()
+        if (trace := trace_here()) is not None:
+            pickled = pickled_in(trace, pickled)
         buffer.write(pickled)
         message = PendingMessage(self._kinds[name], PicklingState(buffer.freeze()))
         # The call that `_send` makes with its message.

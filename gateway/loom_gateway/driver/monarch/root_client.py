@@ -127,12 +127,14 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
 
     from loom_gateway.driver.monarch import debugger
     from loom_gateway.driver.monarch.native_calls import track_calls
+    from loom_gateway.driver.monarch.traced_calls import trace_calls
 
     debugger.take_the_place_of_monarchs()
     _use_transport(address_towards(workers), port, patience)
     monarch.actor.context()
     catch_monarchs()
     track_calls()
+    trace_calls()
     _keep_source_loaders_out()
     _keep_names_of_files()
 

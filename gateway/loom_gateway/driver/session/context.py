@@ -60,6 +60,8 @@ class Context:
         self.futures = Futures(loop, self.replies)  # answers operations with the results of Monarch's futures
         self.channels = ReplyChannels(loop, self.replies, self.meshes)  # faster way to call single actors
         self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send, self.hosts)
+        self.drives_for: Callable[[int], bool] = lambda operation: False
+        """Whether the driving client takes the notice ``collect_spans`` for the client that asks an operation."""
         self.on_retired: list[Callable[[int], object]] = []  # with the id of a whole mesh that was stopped
 
     async def retire(self, ident: int, stopped: Awaitable[Any]) -> None:

@@ -32,6 +32,7 @@ from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.mesh_view import MeshView
 from loom_gateway.driver.session.replies import LIMITED, Handler, Request
 from loom_gateway.driver.session.user_limits import UserLimits
+from loom_gateway.driver.timing.collector import SpanCollector
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns
 
 WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when the session ends
@@ -77,6 +78,7 @@ class Dispatcher:
             **self.logs.handlers,
             **WeaverOperations(context).handlers,
             **Debugging(context).handlers,
+            **SpanCollector(context).handlers,
         }
 
     def describe(self, subject: str) -> bytes:

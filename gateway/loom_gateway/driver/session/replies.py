@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from loom.control.latencies import Latencies
 from loom.errors import LoomError, SupervisionError
+from loom.timing.spans import record_call, recorder
+from loom.timing.trace_ids import checked_trace
 from loom.wire.bodies import Notice, OperationResult
 from loom.wire.codec import Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
@@ -144,6 +146,9 @@ class Replies:
             now = time.perf_counter()
             seconds = now - pending.started
             self.latencies.add(seconds)
+            if recorder.sinks:
+                _, endpoint, *trace = pending.request[1]
+                record_call("driver", seconds, checked_trace(trace[0]) if trace else None, endpoint=endpoint)
             if pending.entry is not None:
                 name = pending.request[1][1]
                 calls = pending.entry.calls.get(name) or pending.entry.calls_of(name, now)

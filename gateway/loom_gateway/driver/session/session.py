@@ -75,6 +75,7 @@ class Session:
             self._clients.has_room,
             results,
         )
+        self._context.drives_for = self._clients.drives_for
         self._dispatcher = Dispatcher(self._context, lifetime.end, log_spool, max_in_flight)
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)

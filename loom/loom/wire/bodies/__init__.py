@@ -19,3 +19,4 @@ from loom.wire.bodies.meshes import *
 from loom.wire.bodies.ports import *
 from loom.wire.bodies.runs import *
 from loom.wire.bodies.sync import *
+from loom.wire.bodies.timing import *

@@ -37,10 +37,13 @@ class EndpointCall(Body):
     mesh: Id
     """The actor mesh, or a part of one."""
     endpoint: str
+    trace: str | None = None
+    """The trace id of the call, for a driver with the capability ``traces``."""
 
     def message(self, ident: int = 0, parts: Sequence[Buffer] = ()) -> Message:
         # Written out for the hot path: every call is made here.
-        return new_message(Message, (self.KIND, ident, [self.mesh, self.endpoint], parts))
+        body = [self.mesh, self.endpoint] if self.trace is None else [self.mesh, self.endpoint, self.trace]
+        return new_message(Message, (self.KIND, ident, body, parts))
 
     @staticmethod
     def fields(body: Sequence[Any]) -> tuple[int, str]:
@@ -91,6 +94,8 @@ class SendToActors(Body, kind=Kind.SEND):
     """``all`` or ``choose``."""
     port: Any
     """A reference to the port for replies; None for none."""
+    trace: str | None = None
+    """As in `EndpointCall`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class StartRun(Body, kind=Kind.RUN):
     """Name of the run, for lists and for lines of its output."""
     detached: bool
     """Whether the run is detached: it is not answered, and only `RunChanged` reports its end."""
+    trace: str | None = None
+    """The trace id that the function begins with, for a driver with the capability ``traces``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,9 @@ def test_what_has_a_default_does_not_travel() -> None:
 @pytest.mark.parametrize(
     ("cls", "body", "wrong"),
     [
-        (CallOne, [7], "not a message CALL_ONE of Loom's protocol, which has mesh, endpoint"),
-        (CallOne, [7, "add", 1], "which has mesh, endpoint"),
+        (CallOne, [7], "not a message CALL_ONE of Loom's protocol, which has mesh, endpoint, trace"),
+        (CallOne, [7, "add", "abc", 1], "which has mesh, endpoint, trace"),
+        (CallOne, [7, "add", 1], "its trace is 1"),
         (CallOne, ["7", "add"], "its mesh is '7'"),
         (CallOne, [7, None], "its endpoint is None"),
         (CallOne, [True, "add"], "its mesh is True"),

@@ -1,0 +1,1 @@
+"""The spans of a session's processes, gathered for `loom trace`."""

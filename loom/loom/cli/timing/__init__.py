@@ -1,0 +1,1 @@
+"""Commands about the time that calls and runs take."""

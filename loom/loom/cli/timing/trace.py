@@ -1,0 +1,65 @@
+"""``loom trace``: what a session's processes do for some seconds, in one file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loom.chaos.durations import parse_time
+from loom.cli.options import Access, Json, asking, only_session
+from loom.cli.output import show
+from loom.errors import WrongArguments
+from loom.process.state_file import replace_file
+from loom.timing.collecting import LONGEST, ProcessSpans
+
+
+@asking
+def trace(
+    access: Access,
+    seconds: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, such as 10s or 500ms.")] = "10s",
+    session: Annotated[str | None, typer.Option(help="Name of a session; not needed if only one lives.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; default loom-trace-SESSION-TIME.json here.")] = None,
+    kernels: Annotated[bool, typer.Option(help="Also profile torch, in processes that have loaded it.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Record the spans of a session's processes for a while, as one file for Perfetto (ui.perfetto.dev).
+
+    It has the calls of the program that drives the session, what the driver and the actors made of them, the spans
+    of the user's own code, and what torch's profiler sees, on one time line.
+    """
+    from loom.timing.perfetto import to_perfetto
+    from loom_proxy.session.open import connect
+    from loom_proxy.session.spans import collect_spans
+
+    wanted = parse_time(seconds)
+    if not 0 < wanted <= LONGEST:
+        raise WrongArguments(f"--for takes more than 0 and at most {LONGEST:g} seconds, not {seconds}")
+    name = session or only_session(access.gateway())
+    path = out or Path(f"loom-trace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    job = connect(access.url, access.token, name, mode="watch", ca=access.ca, insecure=access.insecure)
+    with job:
+        job.print_logs = False
+        processes = collect_spans(job._calls, wanted, kernels)
+    replace_file(path, to_perfetto(processes))
+    rows = [_row(each) for each in processes]
+    columns = ["process", "host", "pid", "clock", "spans", "operators", "left out", "problem"]
+    told = [{key: value for key, value in each.items() if key != "records"} for each in processes]
+    show(as_json, {"file": str(path), "processes": told}, f"spans in {path}", columns, rows)
+
+
+def _row(process: ProcessSpans) -> list[str]:
+    operators = sum("kernel" in record for record in process["records"])
+    error = process["error"]
+    return [
+        process["name"],
+        process["host"],
+        str(process["pid"] or ""),
+        "" if error is None else f"±{error * 1000:.2f} ms",
+        str(len(process["records"]) - operators),
+        str(operators),
+        str(process["left_out"]),
+        process["problem"] or "",
+    ]

@@ -1,0 +1,18 @@
+"""Events and spans of a program, with the trace id of the call they belong to.
+
+They are written as JSON lines (``$LOOM_TIMING_DIR``) and as log lines (``$LOOM_TIMING_LINES=1``), and `loom trace`
+collects them from every process of a session. When nobody asked for them, they cost less than a microsecond.
+
+- `loom.timing.spans` records; `loom.timing.files` writes the file of a process.
+- `loom.timing.lines` has the log lines, for writing and reading.
+- `loom.timing.clock` puts the clocks of several hosts on one line.
+"""
+
+from __future__ import annotations
+
+from loom.timing.clock import now
+from loom.timing.first_byte import FirstByte
+from loom.timing.spans import Span, configure, event, span
+from loom.timing.trace_ids import current_trace, trace
+
+__all__ = ["FirstByte", "Span", "configure", "current_trace", "event", "now", "span", "trace"]

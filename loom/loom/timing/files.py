@@ -1,0 +1,112 @@
+"""The file of one process's events: JSON lines, bounded, readable only by its user."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+MAX_BYTES = 64 << 20
+"""Bytes of a file; at them it becomes ``HOST-PID.1.jsonl``, and the one before that is deleted."""
+RETRY_S = 5.0
+"""Seconds until a file that could not be opened is tried again."""
+
+_log = logging.getLogger("loom.timing")
+HOST = socket.gethostname()
+
+
+class EventFile:
+    """Appends to ``HOST-PID.jsonl`` in a folder. It never raises: what cannot be written is counted, and said once.
+
+    Args:
+        folder: made if it does not exist, for this user only.
+        max_bytes: the size at which the file is rotated.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> None:
+        self.folder = Path(folder)
+        self.max_bytes = max_bytes
+        self.lost = 0
+        """Events that were not written."""
+        # Reentrant: a signal handler or a finalizer may record an event while this thread is writing one.
+        self._lock = threading.RLock()
+        self._descriptor = -1
+        self._pid = 0
+        self._size = 0
+        self._torn = False
+        self._retry_at = 0.0
+        self._said = False
+
+    @property
+    def path(self) -> Path:
+        """The file of this process."""
+        return self.folder / f"{HOST}-{os.getpid()}.jsonl"
+
+    def write(self, record: dict[str, object]) -> None:
+        """Append a record as a line."""
+        try:
+            text = json.dumps(record, default=plain)
+        except (TypeError, ValueError) as error:  # a field that contains itself, or keys that are no strings
+            return self._count(error)
+        line = text.encode() + b"\n"
+        with self._lock:
+            try:
+                self._append(line)
+            except OSError as error:
+                self._count(error)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, line: bytes) -> None:
+        if self._descriptor < 0 or self._pid != os.getpid() or self._size + len(line) > self.max_bytes:
+            self._open(len(line))
+        if self._torn:
+            line = b"\n" + line
+        written = os.write(self._descriptor, line)
+        self._size += written
+        self._torn = written < len(line)
+        if self._torn:
+            raise OSError(28, f"{written} of {len(line)} bytes were written")
+
+    def _open(self, more: int) -> None:
+        """Open the file of this process, which a fork changes, and rotate a full one."""
+        if time.monotonic() < self._retry_at:
+            raise OSError("the file could not be opened a moment ago")
+        self.close()
+        path = self.path
+        self._retry_at = time.monotonic() + RETRY_S
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        size = os.fstat(descriptor).st_size
+        if size and size + more > self.max_bytes:
+            os.close(descriptor)
+            os.replace(path, path.with_suffix(".1.jsonl"))
+            descriptor, size = os.open(path, flags, 0o600), 0
+        self._descriptor, self._pid, self._size, self._retry_at = descriptor, os.getpid(), size, 0.0
+
+    def _count(self, error: Exception) -> None:
+        self.lost += 1
+        if not self._said:
+            self._said = True
+            _log.warning("cannot write timing events to %s, and leaves them out: %s", self.folder, error)
+
+
+def plain(value: object) -> object:
+    """Return a value that JSON has: the number of a numpy or torch scalar, or else its text."""
+    item = getattr(value, "item", None)
+    if callable(item):
+        try:
+            return item()
+        except Exception:  # noqa: BLE001 - any class may have an `item`
+            return str(value)
+    return str(value)

@@ -1,0 +1,126 @@
+"""What `loom.timing` costs: one event and one span, and all those of a step of reinforcement learning.
+
+The step is the shortest that makes sense: it computes for `STEP` seconds, and in it is every event that the
+pipeline of `loom.rl` has in a step with four generators, written to a file and as lines. Its share is the time
+within the calls over the whole of the step.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loom.timing import configure, event, span, trace
+from loom.timing.spans import recorder
+from tests.benchmarks.budgets import BudgetReport, Figure
+from tests.benchmarks.machine import describe_machine
+from tests.benchmarks.report import Ratio
+
+__all__ = ["SpansPlan", "measure"]
+
+STEP = 0.1
+"""Seconds that a step computes: shorter than any with a model of use."""
+
+GENERATORS = 4
+
+
+@dataclass(frozen=True)
+class SpansPlan:
+    """How much is measured."""
+
+    rounds: int = 5
+    calls: int = 20_000
+    """Events, and spans, in each round."""
+    steps: int = 20
+
+
+def measure(plan: SpansPlan, command: str, say: Callable[[str], object] = lambda text: None) -> BudgetReport:
+    """Measure events and spans with and without a file, and a step."""
+    found: dict[str, list[float]] = {}
+    shares = []
+    for number in range(plan.rounds):
+        say(f"round {number + 1} of {plan.rounds}")
+        for where in ("nothing listens", "with a file"):
+            with _recording(where == "with a file"):
+                found.setdefault(f"event, {where}", []).append(_per_call(_event, plan.calls))
+                found.setdefault(f"span, {where}", []).append(_per_call(_span, plan.calls))
+        with _recording(file=True, lines=True):
+            shares.append(_share(plan.steps))
+    micro = {name: tuple(1e6 * one for one in each) for name, each in found.items()}
+    here = "µs"
+    budgets = (
+        Ratio("event, with a file", here, "at most", 20.0, micro.pop("event, with a file")),
+        Ratio("event, nothing listens", here, "at most", 1.0, micro.pop("event, nothing listens")),
+        Ratio("instrumentation of a step", "time in events / step", "at most", 0.005, tuple(shares)),
+    )
+    figures = tuple(Figure(name, here, each) for name, each in micro.items())
+    notes = (f"a step computes for {STEP * 1000:g} ms and has {6 + 6 * GENERATORS} events, to a file and as lines",)
+    return BudgetReport("spans", command, describe_machine(), asdict(plan), budgets, figures, notes)
+
+
+@contextmanager
+def _recording(file: bool, lines: bool = False) -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="loom-benchmark-") as folder, open(os.devnull, "w") as nothing:
+        with redirect_stdout(nothing):
+            recorder.set_folder(Path(folder, "timing") if file else None)
+            configure(lines=lines)
+            try:
+                yield
+            finally:
+                recorder.set_folder(None)
+                configure(lines=False)
+
+
+def _event() -> None:
+    event("weights.client.done", wall_ms=1222.0, rpc_ms=1219.0, queue_ms=3.0)
+
+
+def _span() -> None:
+    with span("load", path="/weights/step_3"):
+        pass
+
+
+def _per_call(call: Callable[[], None], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def _share(steps: int) -> float:
+    spent = 0.0
+    began = time.perf_counter()
+    for step in range(steps):
+        start = time.perf_counter()
+        _events_of(step)
+        spent += time.perf_counter() - start
+        _compute()
+    return spent / (time.perf_counter() - began)
+
+
+def _events_of(step: int) -> None:
+    event("step.begin", step=step)
+    event("ckpt.wait.start", target_step=step)
+    event("ckpt.write.done", step=step, write_ms=234.5)
+    event("ckpt.wait.done", target_step=step, wait_ms=232.1)
+    for _ in range(GENERATORS):
+        with trace():
+            event("weights.client.send", url="http://10.0.0.1:8000", path="/update_weights")
+            with span("weights.load", path=f"/weights/step_{step}"):
+                event("weights.rpc.start", op="update_weights")
+            event("weights.rpc.done", op="update_weights", rpc_ms=1219.0)
+            event("weights.client.done", wall_ms=1222.0, rpc_ms=1219.0, queue_ms=3.0)
+        event("gen.batch.done", completions=64, dur_ms=2109.0, inflight=96)
+    event("rollout", trunc_pct=5.2, current_step=step, ckpt_step=step, staleness=0)
+    event("step.complete", step=step, wall=3.57)
+
+
+def _compute() -> None:
+    until = time.perf_counter() + STEP
+    while time.perf_counter() < until:
+        pass

@@ -1,0 +1,206 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from loom.timing import clock, configure, current_trace, event, span, trace
+from loom.timing.files import EventFile
+from loom.timing.lines import parse_line
+from loom.timing.spans import listen, recorder
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    yield
+    recorder.set_folder(None)
+    recorder.lines = False
+    recorder.role = None
+    recorder.refresh()
+
+
+@pytest.fixture
+def seen():
+    records = []
+    end = listen(records.append)
+    yield records
+    end()
+
+
+def test_an_event_has_the_names_of_the_contract(tmp_path):
+    configure(folder=tmp_path / "timing", role="trainer")
+
+    with trace("abc") as id:
+        event("load", rows=3)
+
+    (line,) = recorder.file.path.read_text().splitlines()
+    record = json.loads(line)
+    assert id == "abc"
+    assert list(record) == ["name", "t", "time", "host", "pid", "role", "trace", "rows"]
+    assert (record["name"], record["pid"], record["role"], record["trace"]) == (
+        "load",
+        os.getpid(),
+        "trainer",
+        "abc",
+    )
+    assert abs(record["t"] - clock.now()) < 60
+
+
+def test_files_are_their_users_alone(tmp_path):
+    configure(folder=tmp_path / "timing")
+    event("load")
+    assert stat.S_IMODE((tmp_path / "timing").stat().st_mode) == 0o700
+    assert stat.S_IMODE(recorder.file.path.stat().st_mode) == 0o600
+
+
+def test_a_span_says_how_long_and_in_what(seen):
+    with trace("abc"), span("outer", a=1) as outer:
+        with span("inner") as inner:
+            inner.set(b=2)
+
+    assert [record["name"] for record in seen] == ["inner", "outer"]
+    assert seen[0]["parent"] == seen[1]["span"]
+    assert seen[1]["parent"] is None
+    assert seen[0]["b"] == 2
+    assert seen[1]["dur_ms"] == round(outer.dur_ms, 4) >= seen[0]["dur_ms"] >= 0
+    assert outer.trace == "abc"
+
+
+def test_an_exception_is_recorded_and_raised(seen):
+    with pytest.raises(KeyError), span("load"):
+        raise KeyError("x")
+    assert seen[0]["error"] == "KeyError"
+
+
+def test_a_span_knows_its_time_when_nothing_listens():
+    with span("load") as load:
+        pass
+    assert load.dur_ms >= 0
+
+
+def test_a_new_trace_is_six_hexadecimal_digits_and_ends_with_its_block():
+    assert current_trace() is None
+    with trace() as id:
+        assert current_trace() == id
+        assert len(id) == 6
+        assert int(id, 16) >= 0
+    assert current_trace() is None
+
+
+@pytest.mark.parametrize("id", ["", "x" * 65, "a b", "a\nb", "]x", "é", "-a"])
+def test_what_is_no_trace_id_is_refused(id, seen):
+    with pytest.raises(ValueError, match="trace id"), trace(id):
+        pass
+    event("load", trace=id)
+    assert seen[0]["trace"] is None
+
+
+def test_lines_go_to_stdout(capfd):
+    configure(lines=True)
+    event("ckpt.write.done", step=3, write_ms=234.5)
+    event("load", rows=3)
+    event("weights.rpc.start", trace="abc", op="update_weights")
+    first, second = capfd.readouterr().out.splitlines()
+    assert first == "[ckpt] write.done step=3 write_ms=234.5"
+    assert abs(parse_line(second).fields["t"] - clock.now()) < 60
+
+
+def test_a_closed_stdout_ends_the_lines_only(monkeypatch, seen):
+    with open(os.devnull, "w") as closed:
+        pass
+    monkeypatch.setattr(sys, "stdout", closed)
+    configure(lines=True)
+    event("ckpt.wait.start", target_step=1)
+    event("ckpt.wait.start", target_step=2)
+    assert len(seen) == 2
+    assert not recorder.lines
+
+
+def test_the_environment_says_where(tmp_path):
+    code = "import loom.timing as t; t.event('ckpt.wait.start', target_step=1)"
+    environment = {
+        **os.environ,
+        "LOOM_TIMING_DIR": str(tmp_path),
+        "LOOM_TIMING_LINES": "1",
+        "LOOM_TIMING_ROLE": "x",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[ckpt] wait.start target_step=1\n"
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text())["role"] == "x"
+
+
+def test_a_file_is_rotated_and_bounded(tmp_path):
+    file = EventFile(tmp_path, max_bytes=1000)
+    for i in range(200):
+        file.write({"name": "load", "i": i})
+    file.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    lines = (file.path.with_suffix(".1.jsonl").read_text() + file.path.read_text()).splitlines()
+    assert [json.loads(line)["i"] for line in lines] == list(range(200 - len(lines), 200))
+
+
+def test_a_full_disk_is_counted_and_said_once(caplog):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    file = EventFile("/dev")
+    file._descriptor, file._pid = os.open("/dev/full", os.O_WRONLY), os.getpid()
+    for _ in range(3):
+        file.write({"name": "load"})
+    file.close()
+    assert file.lost == 3
+    assert len(caplog.records) == 1
+
+
+def test_a_folder_that_cannot_be_made_loses_events_and_nothing_else(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    configure(folder=tmp_path / "file" / "folder")
+    event("load")
+    event("load")
+    assert recorder.file.lost == 2
+    assert len(caplog.records) == 1
+
+
+def test_a_file_that_is_a_link_is_not_followed(tmp_path):
+    file = EventFile(tmp_path)
+    file.path.symlink_to(tmp_path / "other")
+    file.write({"name": "load"})
+    assert file.lost == 1
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_json_does_not_have_is_text(tmp_path):
+    configure(folder=tmp_path)
+    circle = []
+    circle.append(circle)
+    event("load", path=tmp_path, circle=None)
+    event("load", circle=circle)
+    assert json.loads(recorder.file.path.read_text())["path"] == str(tmp_path)
+    assert recorder.file.lost == 1
+
+
+def test_a_forked_process_has_a_file_and_span_ids_of_its_own(tmp_path):
+    code = f"""
+import os
+from loom.timing import configure, span
+configure(folder={str(tmp_path)!r})
+with span("parent"): pass
+child = os.fork()
+with span("after"): pass
+if child: os.waitpid(child, 0)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    records = [[json.loads(line) for line in path.read_text().splitlines()] for path in tmp_path.iterdir()]
+    assert sorted(len(lines) for lines in records) == [1, 2]
+    ids = [record["span"] for lines in records for record in lines]
+    assert len(set(ids)) == 3
+
+
+def test_a_field_replaces_nothing_that_says_what_and_where(seen):
+    event("load", name="x", host="y", rows=3)
+    assert (seen[0]["name"], seen[0]["name_"], seen[0]["host_"], seen[0]["rows"]) == ("load", "x", "y", 3)
