@@ -494,6 +494,10 @@ class BadPlan(Invalid, code="bad_plan", http_status=422, exit_status=2):
     """A plan of faults makes no sense; the text says where, by line and column, and how to correct it."""
 
 
+class EmptyLog(LoomError, ValueError, code="empty_log"):
+    """Logs have no event that an analysis could be about; the text says what was looked for."""
+
+
 class PlanGoesOn(Conflict, code="plan_goes_on", http_status=409):
     """The gateway carries out another plan of faults for the user already."""
 

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from tests.benchmarks import (
+    analyze,
     calls,
     doors,
     lanes,
@@ -313,6 +314,21 @@ def measure_weaver(
     """Reports and replicas that the weaver can take, and how soon a command is applied and a death noticed."""
     plan = weaver.WeaverPlan(rounds, seconds, replicas=tuple(replicas or weaver.WeaverPlan.replicas))
     _report(lambda say: weaver.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("analyze")
+def measure_analyze(
+    rounds: Rounds = analyze.AnalyzePlan.rounds,
+    megabytes: Annotated[
+        int, typer.Option("--size", min=1, max=10_000, help="MB of the log.")
+    ] = analyze.AnalyzePlan.megabytes,
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """An analysis of a large log of an RL run: its CPU time and its memory."""
+    plan = analyze.AnalyzePlan(rounds, megabytes)
+    _report(lambda say: analyze.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("page")

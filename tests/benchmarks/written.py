@@ -43,5 +43,7 @@ BUDGETS = {
     "two groups killed, one spare": Budget("at most", 4.0),
     "all groups killed, a checkpoint": Budget("at most", 6.0),
     "successor of a group that was cut off": Budget("at most", 3.0),
+    "analysis of 1 GB of log": Budget("at most", 60.0),
+    "memory of an analysis": Budget("at most", 256.0),
 }
 """By the name in the page's first column."""

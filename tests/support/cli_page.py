@@ -27,13 +27,16 @@ OF_DEVICES = frozenset(
 )
 """First words of the commands that have the page about devices, meshes and processes."""
 
+OF_TIMING = frozenset(("analyze", "trace", "tune"))
+"""First words of the commands that have the page about where time goes."""
+
 CLUSTER = """\
 # The command line
 
-This page has the commands for clusters, sessions and tokens; there are others about [training](cli-training.md)
-and [devices, meshes and processes](cli-devices.md). `loom --help` and `loom COMMAND --help` print the same,
-`loom --version` the version. Every command has the same [exit codes](exit-codes.md). `tests/support/cli_page.py`
-writes these pages.
+This page has the commands for clusters, sessions and tokens; there are others about [training](cli-training.md),
+[devices, meshes and processes](cli-devices.md) and [where time goes](cli-timing.md). `loom --help` and
+`loom COMMAND --help` print the same, `loom --version` the version. Every command has the same
+[exit codes](exit-codes.md). `tests/support/cli_page.py` writes these pages.
 """
 
 TRAINING = """\
@@ -49,6 +52,13 @@ DEVICES = """\
 These commands show the GPUs and CPUs that a training runs on, take them out of use, show meshes, and look into
 processes. [The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`,
 `--token` and `--ca`. See also [when a device fails](../guide/weaver.md#when-a-device-fails).
+"""
+
+TIMING = """\
+# The command line for timing
+
+These commands say where the time of calls and runs goes. [The page about clusters](cli.md) has the options of every
+command that asks a gateway: `--url`, `--token` and `--ca`. See also [what the analysis says](../guide/analyze.md).
 """
 
 SHARED = ("url", "token", "ca")
@@ -80,7 +90,7 @@ def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def page(begins: str) -> str:
-    """The page that begins with a text: `CLUSTER`, `TRAINING` or `DEVICES`."""
+    """The page that begins with a text: `CLUSTER`, `TRAINING`, `DEVICES` or `TIMING`."""
     sections = [_section(name, command) for name, command in commands().items() if _begins(name) == begins]
     return "\n".join([begins, *([SHARED_HELP] if begins == CLUSTER else []), *sections])
 
@@ -88,13 +98,15 @@ def page(begins: str) -> str:
 def _begins(name: str) -> str:
     """The beginning of the page that has a command."""
     word = name.split()[1]
-    return TRAINING if word in OF_TRAINING else DEVICES if word in OF_DEVICES else CLUSTER
+    pages = {TRAINING: OF_TRAINING, DEVICES: OF_DEVICES, TIMING: OF_TIMING}
+    return next((begins for begins, words in pages.items() if word in words), CLUSTER)
 
 
 PAGES = {
     ROOT / "docs" / "reference" / "cli.md": CLUSTER,
     ROOT / "docs" / "reference" / "cli-training.md": TRAINING,
     ROOT / "docs" / "reference" / "cli-devices.md": DEVICES,
+    ROOT / "docs" / "reference" / "cli-timing.md": TIMING,
 }
 """Each page, and how it begins."""
 

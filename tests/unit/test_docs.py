@@ -23,6 +23,8 @@ from tests.support.paths import ROOT
 
 SOURCES = ("loom/loom", "gateway/loom_gateway", "proxy/loom_proxy")
 
+CLI_PAGES = ("cli", "cli-training", "cli-devices", "cli-timing")
+
 README_LINES, PAGE_LINES = 150, 260
 
 OF_A_JOB = {"hosts", "session", "token", "versions", "service_url", "apply", "kill"}
@@ -109,7 +111,7 @@ def test_every_command_that_a_page_shows_exists(page: Page) -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_every_command_and_option_is_in_the_reference(name: str) -> None:
-    pages = [Page.of(f"docs/reference/{name}.md").text for name in ("cli", "cli-training", "cli-devices")]
+    pages = [Page.of(f"docs/reference/{name}.md").text for name in CLI_PAGES]
     (found,) = (page.partition(f"\n## {name}\n")[2] for page in pages if f"\n## {name}\n" in page)
     section = found.partition("\n## ")[0]
     shared = {"--url", "--token", "--ca"}

@@ -8,7 +8,7 @@ import typer
 
 from loom._version import __version__
 from loom.cli import bridge, dashboard, debug, demo, inject, logs, meshes, serve, status, token, weaver
-from loom.cli.timing import trace
+from loom.cli.timing import analyze, trace
 
 app = typer.Typer(
     name="loom",
@@ -62,3 +62,4 @@ app.command()(weaver.reactivate)
 app.command()(weaver.policy)
 app.add_typer(inject.app, name="inject")
 app.command()(bridge.bridge)
+app.command()(analyze.analyze)

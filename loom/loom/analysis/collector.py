@@ -1,0 +1,268 @@
+"""Collects the events of log lines or of JSON lines: values of every metric, and the lines of the largest ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
+
+from loom.analysis.evidence import Evidence, Largest, Problems
+from loom.analysis.scanner import Batch, Row, Scanner, as_text, problem
+from loom.analysis.statistics import Series
+from loom.analysis.trackers import Pairs, Steps, Together, Ways
+from loom.timing.lines import FORMS
+
+SLOWEST = 10
+"""Updates of ``slowest_updates.txt``, and lines under a finding at most."""
+OF_A_RANK = 3
+"""Lines of each rank that are kept."""
+RANKS = 1024
+"""Ranks that are told apart."""
+LAST = 50
+"""Events of ``timeline.txt``."""
+ROUNDING_MS = 1.0
+"""Milliseconds by which the fields of a line may disagree, because each is rounded."""
+
+TIMELINE = ("gen.batch.start", "gen.batch.done", "weights.client.send", "weights.client.done")
+
+
+@dataclass
+class Metric:
+    """The values of a metric, and the lines with the largest."""
+
+    series: Series = field(default_factory=Series)
+    largest: Largest = field(default_factory=lambda: Largest(SLOWEST))
+
+
+@dataclass
+class Rank:
+    """What one rank of the trainers did."""
+
+    steps: Metric = field(default_factory=lambda: Metric(Series(2000), Largest(OF_A_RANK)))
+    """Milliseconds of each step."""
+    waits: Series = field(default_factory=lambda: Series(2000))
+    """Milliseconds that it waited for each batch."""
+
+
+METRICS = {
+    "wall_ms": ("weights.client.done", "wall_ms"),
+    "rpc_ms": ("weights.client.done", "rpc_ms"),
+    "queue_ms": ("weights.client.done", "queue_ms"),
+    "server_rpc_ms": ("weights.rpc.done", "rpc_ms"),
+    "write_ms": ("ckpt.write.done", "write_ms"),
+    "wait_ms": ("ckpt.wait.done", "wait_ms"),
+    "inflight": ("gen.batch.start", "inflight"),
+    "dur_ms": ("gen.batch.done", "dur_ms"),
+    "completions": ("gen.batch.done", "completions"),
+    "idle_ms": ("gen.idle", "wait_ms"),
+    "trunc_pct": ("rollout", "trunc_pct"),
+    "staleness": ("rollout", "staleness"),
+    "step_s": ("step.complete", "wall"),
+    "train_ms": ("train.step.done", "dur_ms"),
+    "batch_wait_ms": ("train.batch.wait", "wait_ms"),
+}
+"""The event and the field of each metric."""
+
+_PLACES = {name: {each.name: place for place, each in enumerate(form.fields, 2)} for name, form in FORMS.items()}
+"""The place of each field of an event in a row."""
+
+_BY_EVENT = {
+    name: [(metric, _PLACES[name][of]) for metric, (event, of) in METRICS.items() if event == name]
+    for name in FORMS
+}
+_NUMBERS = {
+    name: [place for place, each in enumerate(form.fields, 2) if each.required and each.digits is not None]
+    for name, form in FORMS.items()
+}
+"""The places of the numbers that an event always has."""
+_NO_NEGATIVES = {
+    name: [
+        _PLACES[name][of]
+        for of in ("wall_ms", "rpc_ms", "wait_ms", "write_ms", "dur_ms", "trunc_pct", "wall")
+        if of in _PLACES[name]
+    ]
+    for name in FORMS
+}
+_DUR = _PLACES["gen.batch.done"]["dur_ms"]
+_WAIT, _WALL = _PLACES["ckpt.wait.done"]["wait_ms"], _PLACES["step.complete"]["wall"]
+_OP, _RPC = _PLACES["weights.rpc.done"]["op"], _PLACES["weights.rpc.done"]["rpc_ms"]
+_TIMES = {
+    "weights.client.send": "send",
+    "weights.server.recv": "recv",
+    "weights.rpc.start": "start",
+    "weights.rpc.done": "done",
+}
+"""What an event with a time is of an update."""
+
+
+class Collector:
+    """Everything that the analysis keeps of the events; its size does not grow with the logs.
+
+    Args:
+        scanner: names rows that turn out to be broken.
+        contradictions: where lines go that contradict themselves.
+    """
+
+    def __init__(self, scanner: Scanner, contradictions: Problems) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(FORMS, 0)
+        self.metrics = {name: Metric() for name in METRICS}
+        self.reload_ms = Metric()
+        """Of ``rpc.done`` with ``op=reload_weights``."""
+        self.ranks: dict[int, Rank] = {}
+        self.updates = Together(3)
+        """wall_ms, rpc_ms and queue_ms of updates; those at the same time count once."""
+        self.batches = Together(1)
+        self.steps = Steps()
+        self.ways = Ways()
+        self.pairs = Pairs()
+        self.timeline: deque[tuple[float | None, Evidence]] = deque(maxlen=LAST)
+        self.async_level: int | None = None
+        """The level that the last barrier says."""
+        self._waited = 0.0  # for a checkpoint, in this step
+        self._scanner = scanner
+        self._contradictions = contradictions
+
+    def take(self, batch: Batch) -> None:
+        """Take account of the events of a block."""
+        columns = {}
+        for name in batch.rows:
+            columns[name] = numbers = self._numbers(batch, name)
+            rows = batch.rows[name]  # without broken ones
+            self.counts[name] += len(rows)
+            for metric, place in _BY_EVENT[name]:
+                found = self.metrics[metric]
+                found.series.extend(numbers[place])
+                found.largest.extend(numbers[place], _in(batch, rows))
+        self._check(batch, columns)
+        self._by_rank(batch, columns)
+        self._follow(batch, columns)
+        self._timeline(batch)
+
+    def finish(self) -> None:
+        """Take account of what has not ended. Nothing is taken after that."""
+        self.updates.finish()
+        self.batches.finish()
+
+    def _numbers(self, batch: Batch, name: str) -> dict[int, list[float]]:
+        """Return the columns of numbers of an event. Events with an impossible one are named, and taken out."""
+        rows = batch.rows[name]
+        columns = list(zip(*rows, strict=True))
+        found = {place: list(map(float, columns[place])) for place in _NUMBERS[name]}
+        for place in _NO_NEGATIVES[name]:
+            if min(found[place], default=0.0) < 0:
+                good = [value >= 0 for value in found[place]]
+                for row in compress(rows, map(not_, good)):
+                    self._scanner.broken(batch, row[0], f"{name} with {_name_at(name, place)} below zero")
+                batch.keep(name, good)
+                return self._numbers(batch, name) if any(good) else {at: [] for at in found}
+        return found
+
+    def _check(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
+        """Name lines that contradict themselves. They count all the same."""
+        if numbers := columns.get("weights.client.done"):
+            wall, rpc, queue = numbers.values()
+            off = [abs(w - r - q) > ROUNDING_MS for w, r, q in zip(wall, rpc, queue, strict=True)]
+            self._contradict(batch, "weights.client.done", off, "queue_ms is not wall_ms - rpc_ms")
+        if numbers := columns.get("rollout"):
+            _, step, ckpt, stale = numbers.values()
+            off = [s - c != by for s, c, by in zip(step, ckpt, stale, strict=True)]
+            self._contradict(batch, "rollout", off, "staleness is not current_step - ckpt_step")
+        if numbers := columns.get("barrier"):
+            step, ckpt, level = numbers.values()
+            off = [s - c <= most for s, c, most in zip(step, ckpt, level, strict=True)]
+            self._contradict(
+                batch, "barrier", off, "the barrier is not hit: the difference is not above async_level"
+            )
+            if level:
+                self.async_level = int(level[-1])
+
+    def _contradict(self, batch: Batch, name: str, off: Sequence[bool], why: str) -> None:
+        if any(off):
+            for row in compress(batch.rows[name], off):
+                self._contradictions.add(lambda row=row: problem(batch, row[0], why))  # type: ignore[misc]
+
+    def _by_rank(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
+        for name in ("train.step.done", "train.batch.wait"):
+            if not (numbers := columns.get(name)):
+                continue
+            _, ranks, took = numbers.values()
+            for number in set(ranks):
+                rank = self.ranks.get(int(number))
+                if rank is None:
+                    if len(self.ranks) >= RANKS:
+                        continue
+                    rank = self.ranks[int(number)] = Rank()
+                mine = [value == number for value in ranks]
+                values = list(compress(took, mine))
+                if name == "train.batch.wait":
+                    rank.waits.extend(values)
+                    continue
+                rows = list(compress(batch.rows[name], mine))
+                rank.steps.series.extend(values)
+                rank.steps.largest.extend(values, _in(batch, rows))
+
+    def _follow(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
+        """Take account of what depends on the order of events, or on several of them."""
+        done = iter(zip(*columns.get("weights.client.done", {0: (), 1: (), 2: ()}).values(), strict=True))
+        gen = iter(columns.get("gen.batch.done", {_DUR: ()})[_DUR])
+        waits = iter(columns.get("ckpt.wait.done", {_WAIT: ()})[_WAIT])
+        walls = iter(columns.get("step.complete", {_WALL: ()})[_WALL])
+        for name in batch.order:
+            if name == "weights.client.send":
+                self.updates.begin()
+            elif name == "weights.client.done":
+                numbers = next(done)
+                self.updates.end(numbers)
+                self.pairs.update(numbers[2])
+            elif name == "gen.batch.start":
+                self.batches.begin()
+            elif name == "gen.batch.done":
+                dur = next(gen)
+                self.batches.end((dur,))
+                self.pairs.ended(dur)
+            elif name == "ckpt.wait.done":
+                self._waited += next(waits)
+            elif name == "step.complete":
+                _, rpc, queue = self.updates.end_step()
+                (dur,) = self.batches.end_step()
+                self.steps.add((1000 * next(walls), self._waited, queue, rpc, dur))
+                self._waited = 0.0
+        self.updates.flush()
+        self.batches.flush()
+        self.pairs.flush()
+        self._note_ways(batch, columns)
+        if rows := batch.rows.get("weights.rpc.done"):
+            reloads = [row for row in rows if as_text(row[_OP]) == "reload_weights"]
+            self.reload_ms.series.extend([float(row[_RPC]) for row in reloads])
+            self.reload_ms.largest.extend([float(row[_RPC]) for row in reloads], _in(batch, reloads))
+
+    def _note_ways(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
+        if self.ways.full:
+            return
+        for name, what in _TIMES.items():
+            if rows := batch.rows.get(name):
+                place = _PLACES[name]["t"]
+                times = [None if row[place] is None else float(row[place]) for row in rows]
+                self.ways.note(what, [as_text(row[1]) for row in rows], times)
+        if rows := batch.rows.get("weights.client.done"):
+            wall, *_ = columns["weights.client.done"].values()
+            self.ways.note("wall_ms", [as_text(row[1]) for row in rows], wall)
+        self.ways.flush()
+
+    def _timeline(self, batch: Batch) -> None:
+        rows = [row for name in TIMELINE for row in batch.rows.get(name, ())[-LAST:]]
+        rows.sort(key=lambda row: row[0])
+        for row in rows[-LAST:]:
+            self.timeline.append((batch.times.get(row[0]), batch.evidence(row)))
+
+
+def _name_at(name: str, place: int) -> str:
+    """Return the name of the field at a place in a row."""
+    return FORMS[name].fields[place - 2].name
+
+
+def _in(batch: Batch, rows: Sequence[Row]) -> Callable[[int], Evidence]:
+    """Return what finds the line of a row by its index."""
+    return lambda index: batch.evidence(rows[index])

@@ -1,0 +1,87 @@
+"""`Analysis`: what logs say of a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from loom.analysis.attribution import Attribution
+from loom.analysis.diagnosis import Finding
+from loom.analysis.evidence import Evidence, Problems
+from loom.analysis.measured import Measured
+from loom.analysis.statistics import Stats
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What logs say of a run."""
+
+    made: datetime
+    sources: list[str]
+    lines: int
+    """Lines that were read."""
+    events: int
+    """Events that were found."""
+    primary: str
+    """The rule of the primary finding: ``queue``, ``loading``, …, or ``none``."""
+    findings: list[Finding]
+    """All findings, the most important one first."""
+    metrics: dict[str, Stats]
+    """The statistics of every metric that has values, by name: ``queue_ms``, ``rpc_ms``, …"""
+    attribution: Attribution
+    """Where the time of a step goes."""
+    async_level: int | None
+    broken: Problems
+    """Lines that look like an event's and are none; they are left out."""
+    contradictions: Problems
+    """Lines that contradict themselves, such as a barrier that is not hit."""
+    measured: Measured
+    extracts: dict[str, list[Evidence]]
+    """The first lines of each tag."""
+    folder: Path | None = None
+    """Where the analysis was written."""
+
+    @property
+    def slowest(self) -> list[Evidence]:
+        """The slowest updates of weights by wall_ms, the slowest first."""
+        return self.measured.metrics["wall_ms"].largest.lines()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the analysis as JSON has it, without the extracts."""
+        return {
+            "made": self.made.isoformat(),
+            "sources": self.sources,
+            "lines": self.lines,
+            "events": self.events,
+            "primary": self.primary,
+            "findings": [_finding(each) for each in self.findings],
+            "metrics": {name: stats.as_dict() for name, stats in self.metrics.items()},
+            "step": asdict(self.attribution),
+            "async_level": self.async_level,
+            "broken": _problems(self.broken),
+            "contradictions": _problems(self.contradictions),
+            "folder": None if self.folder is None else str(self.folder),
+        }
+
+
+def _problems(problems: Problems) -> dict[str, Any]:
+    return {"count": problems.count, "first": [asdict(each) for each in problems.first]}
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    rule = finding.rule
+    return {
+        "rule": rule.name.value,
+        "level": finding.level.value,
+        "primary": finding.over_bound,
+        "value": finding.value,
+        "unit": rule.unit,
+        "share": finding.share,
+        "says": rule.says,
+        "suggests": rule.suggests,
+        "option": rule.option,
+        "details": finding.details,
+        "evidence": [asdict(line) for line in finding.evidence],
+    }
