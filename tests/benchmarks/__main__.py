@@ -36,6 +36,7 @@ from tests.benchmarks import (
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.page.plan import PagePlan
+from tests.benchmarks.queue.plan import QueuePlan
 from tests.benchmarks.results_page import results_page
 
 WIDTH = 110
@@ -114,7 +115,10 @@ class Findings(Protocol):
 def _report(
     measure: Callable[[Callable[[str], object]], Findings], as_json: bool, check: bool, write: Path | None
 ) -> None:
-    """Measure, saying how far it is; print and write what was found; exit with 1 if a budget is missed."""
+    """Measure, saying how far it is; print and write what was found; exit with 1 if a budget is missed.
+
+    Findings that have a method ``plot`` write a picture next to the page.
+    """
     log = Console(stderr=True)
     with log.status("starting") as status:
         try:
@@ -130,7 +134,11 @@ def _report(
             console.width = WIDTH
         console.print(findings.as_table())
     if write is not None:
-        write.write_text(_page(findings))
+        page = _page(findings)
+        if (plot := getattr(findings, "plot", None)) is not None:
+            plot(write.with_suffix(".png"))
+            page += f"\n![The figures of the tables]({write.with_suffix('.png').name})\n"
+        write.write_text(page)
     if check and not findings.within_budgets:
         raise typer.Exit(1)
 
@@ -349,6 +357,29 @@ def measure_page(
     plan = PagePlan(replicas, seconds=seconds, rounds=rounds)
     _report(
         lambda say: page_report(plan, _command(), describe_machine(), measure_page(plan, say)),
+        as_json,
+        check,
+        write,
+    )
+
+
+@app.command("queue")
+def measure_queue(
+    rounds: Rounds = QueuePlan.rounds,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=60, help="How long each way is measured in each round.")
+    ] = QueuePlan.seconds,
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """Orders to load weights while completions stream: three ways, in four set-ups of where they wait."""
+    from tests.benchmarks.queue.measuring import measure_queue  # which needs torch
+    from tests.benchmarks.queue.report import QueueReport
+
+    plan = QueuePlan(rounds, seconds)
+    _report(
+        lambda say: QueueReport(plan, _command(), describe_machine(), measure_queue(plan, say)),
         as_json,
         check,
         write,

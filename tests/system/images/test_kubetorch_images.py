@@ -78,7 +78,13 @@ def test_every_package_is_pinned_and_fits_what_loom_asks_for() -> None:
             pins[canonicalize_name(name)] = version
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for text in project["dependencies"] + extras["gateway"] + extras["train"] + extras["gpu"]:
+    wanted = [
+        *project["dependencies"],
+        *(text for name in ("gateway", "train", "rl", "gpu") for text in extras[name]),
+    ]
+    for text in wanted:
+        if text.startswith("monarch-loom["):
+            continue  # another extra, which is in the list
         asked = Requirement(text)
         assert asked.specifier.contains(pins[canonicalize_name(asked.name)], prereleases=True), text
 

@@ -1,0 +1,1 @@
+"""Generation of completions: an engine, an actor around it, an HTTP server, and ways to order new weights."""

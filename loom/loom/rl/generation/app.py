@@ -1,0 +1,198 @@
+"""The HTTP application of a generator: completions in OpenAI's form, and new weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from loom.errors import LoomError
+from loom.rl.generation import weights
+from loom.rl.generation.access import FirstByte, TokenFirst
+from loom.rl.generation.limits import Sampling
+from loom.rl.generation.openai import MODEL, Answers, ApiError, CompletionRequest, UpdateRequest, parse
+from loom.rl.generation.texts import TextPieces
+from loom.rl.generation.urls import RELOAD, UPDATE
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from loom.rl.generation.engine import Engine, Stream
+    from loom.rl.generation.updates import WeightUpdates
+
+MAX_BODY = 4 << 20
+"""Bytes of a request's body."""
+MAX_UPDATE = 64 << 10
+"""The same for orders to load weights."""
+CLIENT_LEFT = 499
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Service:
+    """What an application serves."""
+
+    engine: Engine
+    updates: WeightUpdates
+    default: Sampling
+    """How tokens are drawn if a request does not say."""
+    token: str
+
+
+def create_app(service: Service, *, only_admin: bool = False) -> ASGIApp:
+    """Return the application; if ``only_admin``, without completions."""
+    app = FastAPI(openapi_url=None)
+    app.add_exception_handler(ApiError, _as_answer)
+    app.add_exception_handler(LoomError, _as_answer)
+    app.add_exception_handler(HTTPException, _as_answer)
+    app.add_exception_handler(Exception, _as_answer)
+    _add_weights(app, service)
+    if not only_admin:
+        _add_completions(app, service)
+    return FirstByte(TokenFirst(app, service.token))
+
+
+def _add_weights(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        if not service.engine.alive:
+            raise ApiError(503, "the engine has ended")
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        one = {"id": MODEL, "object": "model", "owned_by": "loom", "weights_step": service.engine.step}
+        return JSONResponse({"object": "list", "data": [one]})
+
+    @app.post(UPDATE)
+    async def update_weights(request: Request) -> Response:
+        asked = parse(await _body(request, MAX_UPDATE), UpdateRequest)
+        step = asked.step
+        if asked.path is None and step is None:
+            raise ApiError(400, "say the path of the weights, or their step", param="path")
+        path = None if asked.path is None else service.updates.inside(asked.path)
+        if step is None:
+            assert path is not None
+            step = weights.step_of(path)
+            if step is None:
+                raise ApiError(400, f"say the step of the weights, which {path.name!r} does not", param="step")
+        return JSONResponse(await asyncio.to_thread(service.updates.update, step, path))
+
+    @app.post(RELOAD)
+    async def reload_weights(request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(service.updates.reload))
+
+
+def _add_completions(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        asked = parse(await _body(request, MAX_BODY), CompletionRequest)
+        if asked.logprobs not in (None, 0, 1):
+            raise ApiError(400, "logprobs is 0 or 1: those of the tokens that were drawn", param="logprobs")
+        sampling = replace(service.default, seed=asked.seed)
+        if asked.max_tokens is not None:
+            sampling = replace(sampling, max_tokens=asked.max_tokens)
+        if asked.temperature is not None:
+            sampling = replace(sampling, temperature=asked.temperature)
+        stream = service.engine.open(asked.prompts, asked.n, sampling, whole=not asked.stream)
+        answers = Answers.to(asked)
+        if asked.stream:
+            return _Pieces(stream, _events(stream, answers, service.engine.tokenizer))
+        async with stream:
+            if not await _unless_left(request, _ended(stream)):
+                return Response(status_code=CLIENT_LEFT)
+            return JSONResponse(answers.whole(stream.completions()))
+
+
+class _Pieces(StreamingResponse):
+    """Server-sent events. The completions are cancelled when the client leaves, also before the first piece."""
+
+    def __init__(self, stream: Stream, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stream:
+            await super().__call__(scope, receive, send)
+
+
+async def _events(stream: Stream, answers: Answers, tokenizer: Any) -> AsyncIterator[bytes]:
+    texts = [TextPieces(tokenizer) for _ in stream.rows]
+    try:
+        async for pieces in stream:
+            chunks = []
+            for piece in pieces:
+                done = stream.completion(piece.index) if piece.done else None
+                tokens = piece.tokens
+                visible = tokens[:-1] if done is not None and not done.truncated else tokens
+                text = texts[piece.index].add(visible, last=piece.done)
+                if tokens or done is not None:
+                    chunks.append(_event(answers.piece(piece.index, text, tokens, piece.logprobs, done)))
+            yield b"".join(chunks)
+        options = answers.request.stream_options
+        if options is not None and options.include_usage:
+            yield _event(answers.end(stream.completions()))
+        yield b"data: [DONE]\n\n"
+    except LoomError as error:
+        yield _event(ApiError.of(error).body)
+
+
+def _event(value: object) -> bytes:
+    return b"data: %s\n\n" % json.dumps(value).encode()
+
+
+async def _ended(stream: Stream) -> bool:
+    async for _ in stream:
+        pass
+    return True
+
+
+async def _unless_left(request: Request, work: Awaitable[T]) -> T | None:
+    """Return what comes of some work, or None if the client leaves before; the work is then cancelled."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, most: int) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise ApiError(413, f"a body has at most {most} bytes here", code="body_too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _as_answer(request: Request, error: Exception) -> Response:
+    match error:
+        case ApiError():
+            answer = error
+        case LoomError():
+            answer = ApiError.of(error)
+        case HTTPException(status_code=status, detail=detail):
+            answer = ApiError(status, f"{detail}: {request.method} {request.url.path:.200}")
+        case _:
+            answer = ApiError(500, "the server failed; its log says why")
+    headers = {"retry-after": "1"} if answer.status == 429 else None
+    return JSONResponse(answer.body, answer.status, headers)

@@ -1,0 +1,182 @@
+"""OpenAI's form of requests, answers and errors for completions."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from loom.errors import CheckpointBroken, Denied, LimitReached, LoomError, WrongArguments, WrongState
+
+if TYPE_CHECKING:
+    from loom.rl.generation.completions import Completion
+
+MODEL = "policy"
+"""The name of a generator's only model. A request may name another one, and gets this."""
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+_IGNORED_AT: dict[str, tuple[object, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "presence_penalty": (None, 0),
+    "stop": (None, "", []),
+    "suffix": (None, ""),
+    "top_p": (None, 1),
+}
+"""Fields of OpenAI's that a generator does not have, and the values at which that makes no difference."""
+
+
+class ApiError(Exception):
+    """What is wrong with a request, as an HTTP answer."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(
+            status, "invalid_request_error" if status < 500 else "server_error"
+        )
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    @classmethod
+    def of(cls, error: LoomError) -> ApiError:
+        """Return the answer for one of Loom's errors."""
+        statuses = {WrongArguments: 400, Denied: 403, CheckpointBroken: 409, LimitReached: 429, WrongState: 503}
+        status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 500)
+        return cls(status, str(error), code=error.code)
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside the pieces."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+
+
+class CompletionRequest(BaseModel):
+    """The body of ``POST /v1/completions``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: str | list[str]
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    n: int = 1
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: int | None = None
+    """0 or 1: the log probability of each token that was drawn is in the answer."""
+    return_token_ids: bool = False
+    """Whether the answer has the tokens of prompts and completions, too."""
+    user: str | None = None
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+
+class UpdateRequest(BaseModel):
+    """The body of ``POST /update_weights``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    path: str | None = None
+    """The folder of the weights. A relative one is in the folder of all weights."""
+    step: int | None = None
+    """The step of the weights; without it that of the path's name."""
+
+
+def parse(body: bytes, model: type[_Model]) -> _Model:
+    """Return a request; raise `ApiError` with status 400 for a body that is none."""
+    try:
+        found = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body is no JSON object")
+    if model is CompletionRequest:
+        for name, harmless in _IGNORED_AT.items():
+            if name in found and found.pop(name) not in harmless:
+                raise ApiError(400, f"{name} is not supported here", param=name, code="unsupported_parameter")
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        param = str(first["loc"][0]) if first["loc"] else None
+        code = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}.get(first["type"])
+        raise ApiError(400, f"{param}: {first['msg']}", param=param, code=code) from None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Builds the answers to one request."""
+
+    request: CompletionRequest
+    id: str
+    created: int
+
+    @classmethod
+    def to(cls, request: CompletionRequest) -> Answers:
+        return cls(request, f"cmpl-{uuid.uuid4().hex}", int(time.time()))
+
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        """Return the answer that has all completions."""
+        choices = [self._choice(number, completion) for number, completion in enumerate(completions)]
+        return self._object(choices, usage(completions, self.request.n))
+
+    def piece(
+        self, index: int, text: str, tokens: list[int], logprobs: list[float], done: Completion | None
+    ) -> dict[str, Any]:
+        """Return a chunk of a stream; ``done`` is the whole completion, if this is its last piece."""
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        if self.request.logprobs is not None:
+            choice["logprobs"] = {"token_logprobs": logprobs}
+        if self.request.return_token_ids:
+            choice["token_ids"] = tokens
+        if done is not None:
+            choice["finish_reason"] = _reason(done)
+            choice["weights_step"] = done.weights_step
+        return self._object([choice])
+
+    def end(self, completions: list[Completion]) -> dict[str, Any]:
+        """Return the chunk with the usage, which is the last one."""
+        return self._object([], usage(completions, self.request.n))
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": completion.text,
+            "logprobs": None,
+            "finish_reason": _reason(completion),
+            "weights_step": completion.weights_step,
+        }
+        if self.request.logprobs is not None:
+            choice["logprobs"] = {"token_logprobs": completion.logprobs}
+        if self.request.return_token_ids:
+            choice["token_ids"] = completion.tokens
+            choice["prompt_token_ids"] = completion.prompt_tokens
+        return choice
+
+    def _object(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> dict[str, Any]:
+        head = {"id": self.id, "object": "text_completion", "created": self.created, "model": MODEL}
+        return {**head, "choices": choices, **({"usage": used} if used is not None else {})}
+
+
+def usage(completions: list[Completion], n: int) -> dict[str, int]:
+    """Return how many tokens a request took; its prompts count once each."""
+    prompt = sum(len(completion.prompt_tokens) for completion in completions[::n])
+    written = sum(len(completion.tokens) for completion in completions)
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def _reason(completion: Completion) -> str:
+    return "length" if completion.truncated else "stop"

@@ -1,0 +1,205 @@
+"""Three ways to order generators to load weights, and how long each order took.
+
+An order that goes over HTTP may wait where completions wait: in the client's pool of connections, in the server's
+accept queue, in its event loop. ``queue_ms`` says how long, and which way to take instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from loom import timing
+from loom.errors import ActorError, LoomError, Unavailable, WrongArguments
+from loom.rl.generation.urls import TRACE_HEADER, UPDATE, bearer, without_token
+
+if TYPE_CHECKING:
+    import httpx
+
+POOL = 28_000
+"""Connections of the pool that completions and orders share."""
+TIMEOUT = 600.0
+"""Seconds that an order may take."""
+
+
+class WeightsVia(str, Enum):
+    """How generators are told to load weights."""
+
+    SHARED = "shared"
+    """Over the HTTP client of the completions, with one pool of connections."""
+    ADMIN = "admin"
+    """Over a connection of its own, which is closed after it."""
+    LANE = "lane"
+    """By an endpoint call, which HTTP has no part in."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long an order took, in milliseconds."""
+
+    wall_ms: float
+    """From the order to its answer."""
+    rpc_ms: float
+    """Loading, as the generator measured it."""
+    queue_ms: float
+    """On the way and waiting."""
+    trace: str
+    """The trace id of the order."""
+
+
+class WeightsClient(ABC):
+    """Orders generators to load weights."""
+
+    via: WeightsVia
+
+    async def update(self, generators: Sequence[Any], step: int, path: str | None = None) -> list[Timing]:
+        """Order all generators at the same time to load weights; return how long each order took.
+
+        Args:
+            generators: the URLs of their servers; for `LaneWeights` the actors, each an actor mesh of one.
+            step: the step of the weights.
+            path: their folder; None for that of the step in the generator's own folder.
+
+        Raises:
+            LoomError: a generator could not load the weights, or does not answer. All orders have ended.
+        """
+        orders = [self._order(generator, step, path) for generator in generators]
+        found = await asyncio.gather(*orders, return_exceptions=True)
+        timings = []
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+            timings.append(one)
+        return timings
+
+    async def _order(self, generator: Any, step: int, path: str | None) -> Timing:
+        with timing.trace() as trace:
+            sent = timing.now()
+            timing.event("weights.client.send", url=self._shown(generator), path=path or f"step_{step}", t=sent)
+            rpc_ms = float((await self._send(generator, step, path, trace))["rpc_ms"])
+            wall_ms = (timing.now() - sent) * 1000
+            took = Timing(round(wall_ms, 3), rpc_ms, round(max(0.0, wall_ms - rpc_ms), 3), trace)
+            timing.event("weights.client.done", wall_ms=took.wall_ms, rpc_ms=took.rpc_ms, queue_ms=took.queue_ms)
+            return took
+
+    @abstractmethod
+    async def _send(self, generator: Any, step: int, path: str | None, trace: str) -> dict[str, Any]:
+        """Order one generator; return its answer."""
+
+    @abstractmethod
+    def _shown(self, generator: Any) -> str:
+        """Return a generator's name for logs, without secrets."""
+
+
+class _HttpWeights(WeightsClient):
+    def _shown(self, generator: str) -> str:
+        return without_token(generator) + UPDATE
+
+    async def _post(
+        self, client: httpx.AsyncClient, url: str, step: int, path: str | None, trace: str
+    ) -> dict[str, Any]:
+        import httpx
+
+        body = {"step": step, **({} if path is None else {"path": path})}
+        bare, headers = bearer(url)
+        try:
+            answer = await client.post(
+                bare + UPDATE, json=body, headers={**headers, TRACE_HEADER: trace}, timeout=TIMEOUT
+            )
+        except httpx.HTTPError as error:
+            raise Unavailable(f"{self._shown(url)} does not answer: {error!r}") from error
+        if answer.status_code != 200:
+            raise LoomError(f"{self._shown(url)} answers {answer.status_code}: {answer.text:.500}")
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+class SharedWeights(_HttpWeights):
+    """Orders over the HTTP client of the completions.
+
+    Args:
+        client: see `shared_client`.
+    """
+
+    via = WeightsVia.SHARED
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def _send(self, generator: str, step: int, path: str | None, trace: str) -> dict[str, Any]:
+        return await self._post(self._client, generator, step, path, trace)
+
+
+class AdminWeights(_HttpWeights):
+    """Orders over a fresh connection each, which is closed after it."""
+
+    via = WeightsVia.ADMIN
+
+    async def _send(self, generator: str, step: int, path: str | None, trace: str) -> dict[str, Any]:
+        async with _http_client(1, 0) as client:
+            return await self._post(client, generator, step, path, trace)
+
+
+class LaneWeights(WeightsClient):
+    """Orders by endpoint calls, on the session's control lane from a laptop, and by Monarch from `job.run`."""
+
+    via = WeightsVia.LANE
+
+    def _shown(self, generator: Any) -> str:
+        return "endpoint"
+
+    async def _send(self, generator: Any, step: int, path: str | None, trace: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = await generator.update_weights.call_one(step, path, trace=trace)
+        except ActorError as error:
+            raise LoomError(f"a generator cannot load the weights of step {step}: {error.exception}") from error
+        return found
+
+
+def shared_client(connections: int = POOL) -> httpx.AsyncClient:
+    """Return an HTTP client for completions and orders, with one pool of so many connections."""
+    return _http_client(connections, connections)
+
+
+def _http_client(connections: int, keep_alive: int) -> httpx.AsyncClient:
+    """Return a client that uses no proxy, as generators are near."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=keep_alive)
+    return httpx.AsyncClient(limits=limits, timeout=TIMEOUT, trust_env=False, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Return what clients check certificates with; reading it for each client would take longer than an order."""
+    return ssl.create_default_context()
+
+
+def weights_client(via: WeightsVia | str, client: httpx.AsyncClient | None = None) -> WeightsClient:
+    """Return what orders generators in one of the three ways.
+
+    Args:
+        via: the way.
+        client: the HTTP client of the completions, for ``shared``.
+
+    Raises:
+        WrongArguments: there is no such way, or ``shared`` has no client.
+    """
+    try:
+        way = WeightsVia(via)
+    except ValueError:
+        ways = ", ".join(each.value for each in WeightsVia)
+        raise WrongArguments(f"weights_via is one of {ways}, not {via!r:.40}") from None
+    if way is WeightsVia.LANE:
+        return LaneWeights()
+    if way is WeightsVia.ADMIN:
+        return AdminWeights()
+    if client is None:
+        raise WrongArguments("weights_via='shared' needs the HTTP client of the completions")
+    return SharedWeights(client)

@@ -1,0 +1,54 @@
+"""The set-ups, the ways, and how much is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loom.rl.generation.places import Place
+from loom.rl.generation.ways import POOL
+
+WAYS = ("shared", "admin", "listener", "lane")
+"""The three ways, and the admin client at a listener of its own."""
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A load of streams, and what makes orders wait. All slowness is waiting, and no work for the processor."""
+
+    name: str
+    place: Place
+    """Where orders over the shared pool wait."""
+    streams: int
+    tokens: int
+    """Of a stream."""
+    step_s: float
+    """Seconds that the model waits in each step."""
+    pool: int = POOL
+    """Connections of the shared client."""
+    accepted: int = 4096
+    """Connections that the server accepts at a time."""
+    decode_s: float = 0.0
+    """Seconds that decoding a piece of text keeps the server's event loop."""
+    budget: str = ""
+    """The name of the budget for the best way."""
+
+
+SET_UPS = (
+    SetUp("client's pool", Place.POOL, 36, 40, 0.025, pool=12, budget="order beside a full pool"),
+    SetUp("accept queue", Place.ACCEPT, 36, 40, 0.025, accepted=12, budget="order beside a full accept queue"),
+    SetUp("event loop", Place.LOOP, 24, 40, 0.025, decode_s=0.004, budget="order beside a busy event loop"),
+    SetUp("engine's lock", Place.ENGINE, 12, 4, 0.4),
+)
+
+
+@dataclass(frozen=True)
+class QueuePlan:
+    """How much is measured."""
+
+    rounds: int = 3
+    seconds: float = 6.0
+    """For each way in each set-up and round."""
+    period: float = 2.0
+    """Seconds from an order to the next one: long, so that each way makes about as many."""
+    settle: float = 2.0
+    """Seconds of load before the first order."""
