@@ -17,13 +17,13 @@ __all__ = ["PAGES", "commands", "page"]
 OF_TRAINING = frozenset(
     (
         *("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics"),
-        *("debug", "inject", "bridge"),
+        *("inject", "bridge", "demo"),
     )
 )
 """First words of the commands that have the page about training."""
 
 OF_DEVICES = frozenset(
-    ("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes", "stacks", "profile", "trace")
+    ("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes", "stacks", "profile", "debug")
 )
 """First words of the commands that have the page about devices, meshes and processes."""
 
@@ -42,8 +42,8 @@ This page has the commands for clusters, sessions and tokens; there are others a
 TRAINING = """\
 # The command line for training
 
-These commands watch, steer, debug and break a training; [the other page](cli.md) has those for clusters, sessions
-and tokens, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
+These commands watch, steer and break a training, and show one; [the other page](cli.md) has those for clusters,
+sessions and tokens, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
 """
 
 DEVICES = """\
@@ -82,6 +82,8 @@ def commands() -> dict[str, Any]:
 
 
 def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if getattr(command, "invoke_without_command", False):
+        yield " ".join(words), command
     if hasattr(command, "commands"):
         for name, sub in command.commands.items():
             yield from _leaves(sub, (*words, name))

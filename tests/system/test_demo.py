@@ -15,8 +15,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from loom.cli.demo import LiveDisplay, sentence
-from loom.cli.demo_training import (
+from loom.cli.demos.demo import LiveDisplay, sentence
+from loom.cli.demos.training import (
     Event,
     LearningRateChanged,
     ProcessKilled,
@@ -247,3 +247,13 @@ def test_a_terminal_shows_the_table_the_failure_and_the_recovery() -> None:
     assert "What the job sees" in shown
     assert "process 12 is gone" in shown
     assert "with the state of peers, at step 11" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(FINISHED_IN_TIME + 60)
+def test_the_rl_demo_learns_by_reward(marked_environment: dict[str, str]) -> None:
+    ran = run_to_the_end("-c", LOOM, "demo", "rl", "--json", env=marked_environment)
+
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["reward"] >= 0.9 > 0.3 > found["steps"][0]["reward"]

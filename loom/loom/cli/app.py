@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import bridge, dashboard, debug, demo, inject, logs, meshes, serve, status, token, weaver
+from loom.cli import bridge, dashboard, debug, inject, logs, meshes, serve, status, token, weaver
+from loom.cli.demos import demo
 from loom.cli.timing import analyze, trace
 
 app = typer.Typer(
@@ -36,7 +37,7 @@ def _options(
 
 
 app.command()(serve.up)
-app.command()(demo.demo)
+app.add_typer(demo.app, name="demo")
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)

@@ -55,6 +55,13 @@ class TrainerModel:
         """Return metrics of a model, such as ``{"accuracy": 0.97}``. All processes call this, without gradients."""
         return {}
 
+    def stepped(self, model: Any, step: int) -> dict[str, float]:
+        """Return metrics of a step that was just applied; ``step`` counts these. All processes call this."""
+        return {}
+
+    def attend(self) -> None:
+        """Apply commands, and end the training if it has to end; for a `loss` that waits for something."""
+
     def save(self) -> dict[str, Any]:
         """Return the state that is neither model nor optimizer, for `load`.
 

@@ -114,6 +114,11 @@ class TrainerActor(TrainerModel, Actor):
         )
         self._joined = True
 
+    def attend(self) -> None:
+        """Apply commands, and end the training if it has to end; for a `loss` that waits for something."""
+        if self._loop is not None:
+            self._loop.attend()
+
     @endpoint
     async def report(self) -> TrainerReport:
         """Return the progress of the training."""

@@ -1,4 +1,4 @@
-"""The benchmark of orders beside streams runs, names each place, and adds up; how fast anything is, no test says."""
+"""The benchmark of orders beside streams runs, names each place, and adds up; no test says how fast anything is."""
 
 from __future__ import annotations
 

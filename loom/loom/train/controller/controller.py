@@ -7,9 +7,10 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from typing import Any
 
 from loom.beside import Session
-from loom.errors import TrainingFailed, WrongArguments
+from loom.errors import OperationCancelled, TrainingFailed, WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.host_agents import HostAgents
@@ -95,6 +96,21 @@ class Controller:
             hosts=tuple(self._pool.hosts()),
             events=tuple(self._events.recorded),
         )
+
+    def trainers(self) -> list[Any]:
+        """Return the actor meshes of the groups that train, by their replicas. Any thread may call."""
+        return [slot.group.trainers for slot in self._slots.training() if slot.group is not None]
+
+    def stop(self) -> None:
+        """Let all groups leave at their next step boundary, which ends the job. Any thread may call."""
+        self._messages.put(self._slots.stop_all)
+
+    def abort(self) -> None:
+        """Stop all processes at once; `run` then raises `OperationCancelled`. Any thread may call."""
+        self._messages.put(self._raise_cancelled)
+
+    def _raise_cancelled(self) -> None:
+        raise OperationCancelled(f"job {self._job.name!r} was cancelled")
 
     def _handle_messages(self, threadlet: Threadlet) -> None:
         """Handle the messages of other threads and the periodic work, until the job is over."""

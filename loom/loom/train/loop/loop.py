@@ -72,6 +72,19 @@ class TrainingLoop:
 
     # The following methods run in the training thread.
 
+    def attend(self) -> None:
+        """Apply commands in the middle of a step, while its loss waits, and end the training if it has to end."""
+        threadlet, checkpoints, membership = self._threadlet, self._checkpoints, self._membership
+        if threadlet is None or checkpoints is None or membership is None:
+            return
+        threadlet.check_and_apply_updates()
+        # Only the first member of a group is told to stop: the others would go on to wait for it.
+        if self._wanted_end() is Ending.STOPPED and self._assignment.job.members == 1:
+            if membership.place[0] == 0:
+                checkpoints.save_and_wait()
+            raise _Leave(Ending.STOPPED)
+        self._check_leave()
+
     def run(self) -> TrainerReport:
         """Train until the last step, or until told to end. The report has any exception that was raised."""
         report = self._report
@@ -134,6 +147,7 @@ class TrainingLoop:
         if report.first_step_at is None:
             report.first_step_at = time.time()
         report.metrics.pop("params_hash", None)
+        report.metrics.update(self._trainer.stepped(state.model, report.step))
         if _is_due(report.step, job.hash_every) and strategy.groups_agree:
             self._note_hash(state)
         if _is_due(report.step, job.evaluate_every):

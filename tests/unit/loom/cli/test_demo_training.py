@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loom.cli.demo_training import DemoTraining, Progress
+from loom.cli.demos.training import DemoTraining, Progress
 from loom.train import FaultTolerantJob
 
 

@@ -24,7 +24,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 import loom
-from loom.cli.demo_training import (
+from loom.cli.demos.rl import rl
+from loom.cli.demos.training import (
     DemoTraining,
     Event,
     LearningRateChanged,
@@ -51,7 +52,12 @@ MODULES = {
 """Modules that the demo needs on this machine, and the distributions that bring them."""
 
 
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
 def demo(
+    context: typer.Context,
     hosts: Annotated[int, typer.Option(min=1, help="Worker hosts to start on this machine.")] = 2,
     procs: Annotated[int, typer.Option(min=1, help="Training processes on each host.")] = 2,
     steps: Annotated[int, typer.Option(min=5, help="Optimizer steps to take.")] = 300,
@@ -64,6 +70,8 @@ def demo(
 
     Exits with 0 if the network then reads at least 95 % of the test digits correctly.
     """
+    if context.invoked_subcommand is not None:
+        return
     require(MODULES, "loom demo", extra="all")
     try:
         with _display(as_json) as display:
@@ -73,6 +81,9 @@ def demo(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     typer.echo(json.dumps(asdict(summary)) if as_json else f"\n{describe(summary)}")
     raise typer.Exit(exit_code(summary))
+
+
+app.command()(rl)
 
 
 def _display(as_json: bool) -> Display:

@@ -1,0 +1,1 @@
+"""``loom demo`` and its kinds: what Loom does, on one machine."""

@@ -1,0 +1,90 @@
+"""`WeightOrders`: gives generators the weights of the trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loom.errors import LoomError
+from loom.rl.generation import weights as files
+from loom.rl.generation.ways import WeightsVia
+from loom.rl.generators.calls import ProcessGone, result_of
+from loom.rl.generators.pool import PooledGenerator
+from loom.rl.generators.requests import Requests
+from loom.rl.settings import Weights
+from loom.rl.training import Training
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The result of an order for all generators."""
+
+    step: int
+    """The step of the weights that they have now."""
+    lost: list[tuple[PooledGenerator, str]]
+    """The generators that have not loaded them, and why."""
+
+
+class WeightOrders:
+    """Orders to load weights, for one thread.
+
+    Args:
+        requests: by which generators are ordered to read files.
+        via: returns the way of such an order.
+        folder: of the run.
+        weights: how weights travel.
+    """
+
+    def __init__(
+        self, training: Training, requests: Requests, via: Callable[[], WeightsVia], folder: Path, weights: Weights
+    ) -> None:
+        self._training = training
+        self._requests = requests
+        self._via = via
+        self._folder = folder / "weights"
+        self._weights = weights
+
+    def load(self, generators: Sequence[PooledGenerator], step: int) -> Loaded:
+        """Let generators load the weights of a step, or the newest if those are gone; return when all have."""
+        if self._weights is Weights.MESSAGES:
+            return self._send(generators, step)
+        return self._load_files(generators, step)
+
+    def _load_files(self, generators: Sequence[PooledGenerator], step: int) -> Loaded:
+        path = files.path_of(self._folder, step)
+        if not path.is_dir():
+            newest = files.latest(self._folder)
+            if newest is None:
+                raise LoomError(f"there are no weights in {self._folder}")
+            step, path = newest, files.path_of(self._folder, newest)
+        via, orders, lost = self._via(), [], []
+        for one in generators:
+            try:
+                target = one.actor if via is WeightsVia.LANE else one.url()
+            except ProcessGone as error:
+                lost.append((one, str(error)))
+            else:
+                orders.append((one, self._requests.order(via, target, step, str(path.resolve()))))
+        for one, order in orders:
+            try:
+                result_of(order, one.gone)
+            except ProcessGone as error:
+                lost.append((one, str(error)))
+            else:
+                one.weights_step = step
+        return Loaded(step, lost)
+
+    def _send(self, generators: Sequence[PooledGenerator], step: int) -> Loaded:
+        actors = [one.actor for one in generators]
+        while (answer := self._training.ask(lambda trainer: trainer.send_weights, step, actors)) is None:
+            # The trainer was lost meanwhile; the next one has these weights, or will have newer ones.
+            self._training.await_weights(step)
+        sent, results = answer
+        lost = []
+        for one, result in zip(generators, results, strict=True):
+            if result is not None:
+                lost.append((one, result))
+            else:
+                one.weights_step = sent
+        return Loaded(sent, lost)

@@ -1,0 +1,245 @@
+"""`GeneratorPool`: the generators of a run, each in a process of its own, and others in the place of lost ones."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loom.beside import Session, SpawnedProcs
+from loom.errors import LoomError
+from loom.rl.generation.ways import WeightsVia
+from loom.rl.generators.calls import LOOK_EVERY, ProcessGone, call_one, result_of
+from loom.rl.generators.requests import Requests
+from loom.rl.settings import Generators
+from loom.train.settings import RetryBudget
+
+_log = logging.getLogger("loom")
+
+OPEN_TIMEOUT = 120.0
+"""Seconds that a generator has to start and to import everything."""
+
+
+@dataclass
+class PooledGenerator:
+    """A generator that has answered."""
+
+    number: int
+    procs: SpawnedProcs
+    actor: Any
+    """The Monarch mesh, of one actor."""
+    gone: threading.Event
+    weights_step: int | None = None
+    """The step of the weights; None before the first."""
+    _url: str = ""
+
+    def url(self) -> str:
+        """Return the URL of its HTTP server, which is started for that.
+
+        Raises:
+            ProcessGone: the generator is lost.
+        """
+        if not self._url:
+            self._url = result_of(call_one(self.actor.serve), self.gone, OPEN_TIMEOUT)
+        return self._url
+
+
+class GeneratorPool:
+    """The generators, for one thread. Others start generators meanwhile.
+
+    Args:
+        requests: by which completions are requested over HTTP.
+        via: returns the way of orders; with `WeightsVia.LANE` completions are endpoint calls, too.
+        load: gives a generator that has just started the current weights, or raises `ProcessGone`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        spec: Generators,
+        folder: Path,
+        requests: Requests,
+        via: Callable[[], WeightsVia],
+        load: Callable[[PooledGenerator], None],
+    ) -> None:
+        self._requests = requests
+        self._via = via
+        self._session = session
+        self._spec = spec
+        self._folder = folder
+        self._load = load
+        self._arrived: queue.SimpleQueue[PooledGenerator | _Failed] = queue.SimpleQueue()
+        self._starting: set[int] = set()
+        self._numbers = itertools.count()
+        self._failures: dict[int, int] = {}
+        self._retries = RetryBudget()
+        self._closed = threading.Event()
+        self.living: list[PooledGenerator] = []
+        self.lost = 0
+        """Generators that were lost."""
+
+    def resize(self, count: int) -> None:
+        """Start generators, or stop those with the highest numbers, until so many are there or on their way."""
+        for number in range(count):
+            if number not in self._starting and all(one.number != number for one in self.living):
+                self._start(number, 0.0)
+        for one in [one for one in self.living if one.number >= count]:
+            self.living.remove(one)
+            one.procs.stop("fewer generators are wanted")
+
+    def admit(self, block: bool = False) -> None:
+        """Let generators that have started take part, with the current weights.
+
+        Args:
+            block: whether to wait until there is one at least.
+
+        Raises:
+            LoomError: there is no generator, and none may be started any more.
+        """
+        while True:
+            while not self._arrived.empty():
+                self._admit(self._arrived.get())
+            if not block or self.living:
+                return
+            if not self._starting:
+                raise LoomError("no generator is left, and each was started as often as it may be")
+            time.sleep(LOOK_EVERY)
+
+    def await_all(self) -> None:
+        """Wait until all generators take part; if one fails, until there is one at least."""
+        while self._starting and not self._failures:
+            self.admit()
+            time.sleep(LOOK_EVERY)
+        self.admit(block=True)
+
+    def _admit(self, one: PooledGenerator | _Failed) -> None:
+        self._starting.discard(one.number)
+        if isinstance(one, _Failed):
+            self._retry(one.number, one.reason)
+            return
+        try:
+            self._load(one)
+        except ProcessGone as error:
+            self.lose(one, str(error))
+        else:
+            self.living.append(one)
+            self.living.sort(key=lambda each: each.number)
+
+    def generate(self, prompts: Sequence[str], n: int, max_tokens: int, seed: int) -> list[list[Any]]:
+        """Return ``n`` completions of each prompt; others generate again what a lost generator was to."""
+        found: dict[int, list[Any]] = {}
+        for attempt in itertools.count():
+            left = [place for place in range(len(prompts)) if place not in found]
+            if not left:
+                return [found[place] for place in range(len(prompts))]
+            self.admit(block=True)
+            calls = []
+            for share, one in enumerate(list(self.living)):
+                if places := left[share :: len(self.living)]:
+                    own_seed = seed + 1_009 * one.number + 10_007 * attempt
+                    texts = [prompts[place] for place in places]
+                    calls.append((one, places, self.begin(one, texts, n, max_tokens, own_seed)))
+            for one, places, call in calls:
+                try:
+                    completions = result_of(call, one.gone)
+                except ProcessGone as error:
+                    self.lose(one, str(error))
+                    continue
+                self._failures[one.number] = 0
+                found.update((place, completions[n * at : n * (at + 1)]) for at, place in enumerate(places))
+        raise AssertionError
+
+    def begin(
+        self, one: PooledGenerator, prompts: list[str], n: int, max_tokens: int, seed: int
+    ) -> Future[list[Any]]:
+        """Request ``n`` completions of each prompt from a generator."""
+        if self._via() is WeightsVia.LANE:
+            return call_one(one.actor.generate, prompts, n=n, max_tokens=max_tokens, seed=seed)
+        try:
+            return self._requests.complete(one.url(), prompts, n, max_tokens, seed)
+        except ProcessGone as error:
+            failed: Future[list[Any]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def lose(self, one: PooledGenerator, reason: str) -> None:
+        """Start another generator in the place of one that is lost."""
+        self.lost += 1
+        one.procs.stop(reason)
+        if one in self.living:
+            self.living.remove(one)
+        self._retry(one.number, reason)
+
+    def _retry(self, number: int, reason: str) -> None:
+        failures = self._failures[number] = self._failures.get(number, 0) + 1
+        wait = self._retries.wait(failures)
+        _log.warning("generator %d is lost: %s; %s", number, reason, "given up" if wait is None else "starts again")
+        if wait is not None:
+            self._start(number, wait)
+
+    def _start(self, number: int, wait: float) -> None:
+        self._starting.add(number)
+        threading.Thread(target=self._open, args=(number, wait), name=f"generator {number}", daemon=True).start()
+
+    def _open(self, number: int, wait: float) -> None:
+        if self._closed.wait(wait):
+            return
+        procs: SpawnedProcs | None = None
+        try:
+            hosts = self._session.hosts()
+            gone = threading.Event()
+            name = f"generator_{number}-{next(self._numbers)}"
+            environment = {"LOOM_TIMING_ROLE": "generator", "LOOM_TIMING_DIR": self._timing_folder()}
+            procs = self._session.spawn_procs(
+                name, hosts[number % len(hosts)], {"gpus": 1}, lambda rank: gone.set(), environment
+            )
+            actor = procs.mesh.spawn("generator", self._class(), *self._args(), **self._kwargs(number))
+            result_of(call_one(actor.step), gone, OPEN_TIMEOUT)
+        except Exception as error:  # noqa: BLE001 - the host may be lost meanwhile; another attempt follows
+            if procs is not None:
+                procs.stop("the generator could not be started")
+            self._arrived.put(_Failed(number, f"it could not be started: {error}"))
+            return
+        if self._closed.is_set():
+            procs.stop("the run is over")
+        self._arrived.put(PooledGenerator(number, procs, actor, gone))
+
+    def _timing_folder(self) -> str:
+        return os.environ.get("LOOM_TIMING_DIR") or str(self._folder / "timing")
+
+    def _class(self) -> type:
+        from loom.rl.generation.generator import Generator
+
+        return self._spec.actor or Generator
+
+    def _args(self) -> tuple[Any, ...]:
+        return self._spec.make_model, self._spec.tokenizer
+
+    def _kwargs(self, number: int) -> dict[str, Any]:
+        spec = self._spec
+        own = {"max_tokens": spec.max_tokens, "temperature": spec.temperature, "concurrency": spec.concurrency}
+        return {**own, "seed": spec.seed + number, "folder": str(self._folder), **spec.options}
+
+    def close(self) -> None:
+        """Stop all generators, also those that are about to start."""
+        self._closed.set()
+        for one in self.living:
+            one.procs.stop("the run is over")
+        self.living = []
+        while not self._arrived.empty():
+            if isinstance(arrived := self._arrived.get(), PooledGenerator):
+                arrived.procs.stop("the run is over")
+
+
+@dataclass(frozen=True)
+class _Failed:
+    number: int
+    reason: str

@@ -1,0 +1,133 @@
+"""`Requests`: HTTP requests to generators, and orders in all ways, on an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from loom.errors import LoomError, Unavailable
+from loom.rl.generation.completions import Completion
+from loom.rl.generation.urls import without_token
+from loom.rl.generation.ways import POOL, Timing, WeightsClient, WeightsVia, shared_client, weights_client
+from loom.rl.task import Tokenizer
+
+if TYPE_CHECKING:
+    import httpx
+
+_DATA = "data: "
+
+
+class Requests:
+    """Requests to generators. Completions by HTTP are streams, one for each prompt, of one pool of connections.
+
+    Args:
+        tokenizer: of the prompts.
+        connections: of that pool; orders by `WeightsVia.SHARED` use it, too.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, connections: int = POOL) -> None:
+        self._tokenizer = tokenizer
+        self._connections = connections
+        self._loop = asyncio.new_event_loop()
+        self._client: httpx.AsyncClient | None = None
+        self._ways: dict[WeightsVia, WeightsClient] = {}
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rl requests", daemon=True)
+        self._thread.start()
+
+    def order(self, via: WeightsVia, generator: Any, step: int, path: str) -> Future[Timing]:
+        """Order a generator, by its URL or, with `WeightsVia.LANE`, its actor, to load weights."""
+        return asyncio.run_coroutine_threadsafe(self._order(via, generator, step, path), self._loop)
+
+    def complete(
+        self, url: str, prompts: Sequence[str], n: int, max_tokens: int, seed: int
+    ) -> Future[list[Completion]]:
+        """Request ``n`` completions of each prompt."""
+        requests = self._complete_all(url, prompts, n, max_tokens, seed)
+        return asyncio.run_coroutine_threadsafe(requests, self._loop)
+
+    async def _order(self, via: WeightsVia, generator: Any, step: int, path: str) -> Timing:
+        if via not in self._ways:
+            self._ways[via] = weights_client(via, self._shared() if via is WeightsVia.SHARED else None)
+        (timing,) = await self._ways[via].update([generator], step, path)
+        return timing
+
+    async def _complete_all(
+        self, url: str, prompts: Sequence[str], n: int, max_tokens: int, seed: int
+    ) -> list[Completion]:
+        streams = [
+            self._complete(url, prompt, n, max_tokens, seed + 31 * number) for number, prompt in enumerate(prompts)
+        ]
+        return [one for found in await asyncio.gather(*streams) for one in found]
+
+    async def _complete(self, url: str, prompt: str, n: int, max_tokens: int, seed: int) -> list[Completion]:
+        body = {
+            "prompt": prompt,
+            "n": n,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "stream": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
+        texts, tokens, logprobs = [""] * n, [list[int]() for _ in range(n)], [list[float]() for _ in range(n)]
+        ends: dict[int, dict[str, Any]] = {}
+        async for choice in self._choices(url, body):
+            place = choice["index"]
+            texts[place] += choice["text"]
+            tokens[place] += choice["token_ids"]
+            logprobs[place] += choice["logprobs"]["token_logprobs"]
+            if choice["finish_reason"] is not None:
+                ends[place] = choice
+        if len(ends) < n:
+            raise Unavailable(f"{without_token(url)} ended its answer in the middle")
+        return [
+            Completion(
+                prompt=prompt,
+                text=texts[place],
+                tokens=tokens[place],
+                prompt_tokens=self._tokenizer.encode(prompt),
+                logprobs=logprobs[place],
+                truncated=ends[place]["finish_reason"] == "length",
+                weights_step=ends[place]["weights_step"],
+            )
+            for place in range(n)
+        ]
+
+    async def _choices(self, url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Request completions, and yield the pieces of the answer's stream."""
+        import httpx
+
+        try:
+            async with self._shared().stream("POST", f"{url}/v1/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    text = (await answer.aread()).decode(errors="replace")
+                    raise LoomError(f"{without_token(url)} answers {answer.status_code}: {text:.500}")
+                async for line in answer.aiter_lines():
+                    if line.startswith(_DATA) and (data := line.removeprefix(_DATA)) != "[DONE]":
+                        event = json.loads(data)
+                        if "error" in event:
+                            raise LoomError(f"{without_token(url)} says: {event['error']['message']:.500}")
+                        for choice in event["choices"]:
+                            yield choice
+        except httpx.HTTPError as error:
+            raise Unavailable(f"{without_token(url)} does not answer: {error!r}") from error
+
+    def _shared(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = shared_client(self._connections)
+        return self._client
+
+    def close(self) -> None:
+        """Close all connections."""
+
+        async def close() -> None:
+            if self._client is not None:
+                await self._client.aclose()
+            self._loop.stop()
+
+        asyncio.run_coroutine_threadsafe(close(), self._loop)
+        self._thread.join(5.0)

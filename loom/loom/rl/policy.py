@@ -1,0 +1,73 @@
+"""The policy gradient of GRPO, on completions that a somewhat older policy has sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loom.rl.rollouts import Rollout
+
+CLIP = 0.2
+"""How far the probability of a token may move from the sampler's before its gradient ends, as a share (PPO's)."""
+
+
+@dataclass(frozen=True)
+class PolicyBatch:
+    """Rollouts as tensors; prompts are padded on the left, completions on the right."""
+
+    tokens: Tensor
+    """[rollouts, prompt and completion positions]."""
+    completion: int
+    """The first position of the completions."""
+    mask: Tensor
+    """Which positions of the completions have a token, [rollouts, completion positions]."""
+    logprobs: Tensor
+    """Of the sampler for each token, as `mask`."""
+    advantages: Tensor
+    """[rollouts]."""
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout], pad: int) -> PolicyBatch:
+        """Return some rollouts as tensors."""
+        before = max(len(one.prompt_tokens) for one in rollouts)
+        after = max(len(one.tokens) for one in rollouts)
+        rows, logprobs = [], []
+        for one in rollouts:
+            left, right = before - len(one.prompt_tokens), after - len(one.tokens)
+            rows.append([pad] * left + one.prompt_tokens + one.tokens + [pad] * right)
+            logprobs.append(one.logprobs + [0.0] * right)
+        tokens = torch.tensor(rows)
+        lengths = torch.tensor([len(one.tokens) for one in rollouts])
+        return cls(
+            tokens=tokens,
+            completion=before,
+            mask=torch.arange(after)[None, :] < lengths[:, None],
+            logprobs=torch.tensor(logprobs),
+            advantages=torch.tensor([one.advantage for one in rollouts]),
+        )
+
+    def to(self, device: str) -> PolicyBatch:
+        """Return the batch on a device."""
+        moved = {name: one.to(device) for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return PolicyBatch(completion=self.completion, **moved)
+
+
+def token_logprobs(model: Any, batch: PolicyBatch, temperature: float = 1.0) -> Tensor:
+    """Return a model's log-probability of each token of the completions, as `PolicyBatch.mask`."""
+    logits, _ = model(batch.tokens[:, :-1])
+    logits = logits[:, batch.completion - 1 :] / temperature
+    chosen = batch.tokens[:, batch.completion :, None]
+    taken: Tensor = logits.log_softmax(dim=-1).gather(2, chosen)[:, :, 0]
+    return taken
+
+
+def policy_loss(logprobs: Tensor, batch: PolicyBatch, clip: float = CLIP) -> Tensor:
+    """Return the sum over all tokens of the clipped policy loss (https://arxiv.org/abs/1707.06347, equation 7)."""
+    ratio = torch.exp(logprobs - batch.logprobs)
+    advantages = batch.advantages[:, None]
+    gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    return -(gain * batch.mask).sum()

@@ -1,0 +1,312 @@
+"""`Run`: the loop of an orchestrator, step by step."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from loom import timing
+from loom.rl.barrier import AsyncBarrier
+from loom.rl.generation.ways import WeightsVia
+from loom.rl.generators.calls import ProcessGone
+from loom.rl.generators.inflight import Inflight, PromptRequest
+from loom.rl.generators.orders import WeightOrders
+from loom.rl.generators.pool import GeneratorPool, PooledGenerator
+from loom.rl.generators.requests import Requests
+from loom.rl.places import place
+from loom.rl.records import Records
+from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
+from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun
+from loom.rl.training import Training, restored_step
+from loom.threadlet import Deferred, Threadlet
+
+_log = logging.getLogger("loom")
+
+NAME = "orchestrator"
+"""The replica of the orchestrator in the weaver, and the group of it."""
+Answer = tuple[str, str, list[Any]]
+"""Id, prompt and completions."""
+SEEDS = 1_000_003
+"""The distance of two steps' seeds."""
+
+
+class Run:
+    """A run that goes on, for the thread that called `Orchestrator.run`."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._options = self._wanted = spec.options
+        self._changes: list[Deferred] = []  # those that the next step adopts
+        self._folder = folder = spec.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._store = RolloutStore(folder)
+        self._records = Records(folder / "steps.jsonl")
+        self._barrier = AsyncBarrier(self._options.async_level)
+        self._dropped = 0
+        self._asked = 0  # prompts of requests that go on from step to step
+        self._seconds: dict[str, float] = {}
+
+    def run(self) -> RunSummary:
+        spec, options, began = self._spec.generators, self._options, time.monotonic()
+        ranks = self._spec.trainers.groups * self._spec.trainers.members
+        clip, keep = self._spec.trainers.clip, options.async_level + 3
+        settings = TrainerRun(
+            str(self._folder), ranks, self._spec.steps, self._spec.weights, clip, spec.temperature, keep
+        )
+        self._ranks = ranks
+        session = place()
+        first = self._first_step()
+        timing.configure(role=NAME, folder=_timing_folder(self._folder))
+        self._training = training = Training(session, self._spec.trainers, settings)
+        requests = Requests(spec.tokenizer, self._spec.connections)
+        self._orders = WeightOrders(training, requests, self._via, self._folder, self._spec.weights)
+        self._pool = pool = GeneratorPool(session, spec, self._folder, requests, self._via, self._load)
+        self._inflight = Inflight(pool)
+        try:
+            with Threadlet(
+                NAME, group=NAME, weaver=session.weaver_address(), devices=(), config=_plain(options)
+            ) as threadlet:
+                self._register(threadlet)
+                if first < self._spec.steps:
+                    pool.resize(options.generators)
+                    self._barrier.ckpt_step = training.await_weights(self._barrier.target(first))
+                    pool.await_all()
+                for step in range(first, self._spec.steps):
+                    with threadlet.step(step, max_step=self._spec.steps) as block:
+                        block.metrics.update(self._step(step))
+                    if threadlet.should_stop:
+                        training.stop()
+                        break
+                pool.close()
+                result = training.result()
+                self._tidy()
+        finally:
+            pool.close()
+            training.close()
+            requests.close()
+        return RunSummary(
+            steps=tuple(self._records.all),
+            trained=int(result.metrics.get("rollouts/trained", 0)),
+            dropped=self._dropped,
+            lost_generators=pool.lost,
+            training=result,
+            seconds=time.monotonic() - began,
+        )
+
+    def _first_step(self) -> int:
+        """Return the first step that has no rollouts yet; those of a run before are trained on."""
+        step = restored_step(self._folder)
+        while self._store.has(step) and step < self._spec.steps:
+            if len(fresh(self._store.read_all(step), step, self._bound)) < self._store.read(step, 0).count:
+                break
+            step += 1
+        for later in self._store.steps():
+            if later >= step:
+                self._store.remove(later)
+        self._records.keep_before(step)
+        return step
+
+    @property
+    def _bound(self) -> int:
+        """The largest staleness of rollouts to train on."""
+        bound = self._spec.max_staleness
+        return self._options.async_level if bound is None else bound
+
+    def _via(self) -> WeightsVia:
+        return self._options.weights_via
+
+    def _register(self, threadlet: Threadlet) -> None:
+        for name in ("batch", "generators", "max_tokens", "async_level", "inflight"):
+            threadlet.handler(name)(_handler(functools.partial(self._change, name), int))
+        threadlet.handler("weights_via")(_handler(functools.partial(self._change, "weights_via"), WeightsVia))
+
+    def _change(self, name: str, value: Any) -> Deferred:
+        """Change an option from the next step on; an exception refuses the change."""
+        wanted = replace(self._wanted, **{name: value})
+        wanted.check()
+        self._wanted = wanted
+        self._changes.append(change := Deferred())
+        return change
+
+    def _adopt_changes(self, step: int) -> None:
+        if self._wanted.generators != self._options.generators:
+            self._pool.resize(self._wanted.generators)
+        self._options = self._wanted
+        for change in self._changes:
+            change.applied(step)
+        self._changes.clear()
+
+    def _step(self, step: int) -> dict[str, Any]:
+        """Make a step; return its metrics."""
+        began, self._seconds = time.monotonic(), {}
+        timing.event("step.begin", step=step)
+        self._adopt_changes(step)
+        self._pool.admit()
+        self._barrier.async_level = min(self._options.async_level, self._bound)
+        if self._barrier.hit(step):
+            self._update_weights(step)
+        answers, rollouts, dropped = self._generate(step)
+        with _timed(self._seconds, "write_batch"):
+            self._store.write(split(rollouts, step, self._ranks))
+        self._tidy()
+        cut = [one.truncated for _, _, group in answers for one in group]
+        seconds = time.monotonic() - began
+        record = StepRecord(
+            step=step,
+            reward=sum(one.reward for one in rollouts) / len(rollouts),
+            staleness=self._barrier.staleness(step),
+            trunc_pct=100 * sum(cut) / max(1, len(cut)),
+            dropped=dropped,
+            rollouts=len(rollouts),
+            seconds=seconds,
+        )
+        timing.event(
+            "rollout",
+            trunc_pct=record.trunc_pct,
+            current_step=step,
+            ckpt_step=self._barrier.ckpt_step,
+            staleness=record.staleness,
+        )
+        timing.event("step.complete", step=step, wall=seconds)
+        self._records.add(record)
+        if self._spec.on_step is not None:
+            self._spec.on_step(record)
+        return self._metrics(record)
+
+    def _metrics(self, record: StepRecord) -> dict[str, Any]:
+        own = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+        return {
+            **self._training.metrics(),
+            **own,
+            "time/step": record.seconds,
+            "reward": record.reward,
+            "staleness": record.staleness,
+            "trunc_pct": record.trunc_pct,
+            "rollouts/dropped": self._dropped,
+        }
+
+    def _update_weights(self, step: int) -> None:
+        target = self._barrier.target(step)
+        timing.event("barrier", step=step, ckpt_step=self._barrier.ckpt_step, async_level=self._barrier.async_level)
+        timing.event("ckpt.wait.start", target_step=target)
+        with _timed(self._seconds, "wait_for_policy"):
+            found = self._training.await_weights(target)
+        wait_ms = 1000 * self._seconds["wait_for_policy"]
+        timing.event("ckpt.wait.done", target_step=target, wait_ms=wait_ms)
+        with _timed(self._seconds, "broadcast_weights"):
+            loaded = self._orders.load(self._pool.living, found)
+        self._barrier.ckpt_step = loaded.step
+        for one, reason in loaded.lost:
+            self._pool.lose(one, reason)
+
+    def _load(self, one: PooledGenerator) -> None:
+        """Give a generator that has just started the current weights."""
+        assert self._barrier.ckpt_step is not None
+        loaded = self._orders.load([one], self._barrier.ckpt_step)
+        if loaded.lost:
+            raise ProcessGone(loaded.lost[0][1])
+
+    def _generate(self, step: int) -> tuple[list[Answer], list[Rollout], int]:
+        """Return the completions of a step, the rollouts to train on, and the number of those that are too old."""
+        options, dropped = self._options, 0
+        while True:
+            inflight = max(options.batch, options.inflight, self._inflight.count * options.group)
+            timing.event("gen.batch.start", inflight=inflight, target_batch=options.batch)
+            before = self._seconds.get("generate", 0.0)
+            with _timed(self._seconds, "generate"):
+                answers = self._answers(step)
+            dur_ms = 1000 * (self._seconds["generate"] - before)
+            timing.event("gen.batch.done", completions=options.batch, dur_ms=dur_ms, inflight=inflight)
+            with _timed(self._seconds, "rewards"):
+                rollouts = self._judge(answers)
+            kept = fresh(rollouts, step, self._bound)
+            dropped += len(rollouts) - len(kept)
+            self._dropped += len(rollouts) - len(kept)
+            if kept:
+                return answers, kept, dropped
+            _log.warning("all rollouts of step %d are too old: it is generated again", step)
+
+    def _answers(self, step: int) -> list[Answer]:
+        options = self._options
+        wanted, seed = options.batch // options.group, SEEDS * step
+        if options.inflight <= options.batch and not self._inflight.count:
+            prompts = self._spec.task.prompts(step, wanted)
+            completions = self._pool.generate(prompts, options.group, options.max_tokens, seed)
+            return [(f"{step}.{n}", *one) for n, one in enumerate(zip(prompts, completions, strict=True))]
+        missing = max(wanted, options.inflight // options.group) - self._inflight.count
+        prompts = self._spec.task.prompts(step, missing) if missing > 0 else []
+        self._asked += len(prompts)
+        first = self._asked - len(prompts)
+        new = [
+            PromptRequest(f"{step}.{first + n}", prompt, options.group, options.max_tokens, seed + 31 * n)
+            for n, prompt in enumerate(prompts)
+        ]
+        return [(one.id, one.prompt, found) for one, found in self._inflight.take(wanted, new)]
+
+    def _judge(self, answers: list[Answer]) -> list[Rollout]:
+        rewards = [
+            [float(self._spec.task.reward(prompt, one.text)) for one in group] for _, prompt, group in answers
+        ]
+        advantages = self._spec.task.advantages(rewards)
+        return [
+            Rollout(
+                id=f"{id}.{sample}",
+                prompt_tokens=list(one.prompt_tokens),
+                tokens=list(one.tokens),
+                logprobs=list(one.logprobs),
+                reward=rewards[place][sample],
+                advantage=float(advantages[place][sample]),
+                weights_step=one.weights_step,
+            )
+            for place, (id, _, group) in enumerate(answers)
+            for sample, one in enumerate(group)
+        ]
+
+    def _tidy(self) -> None:
+        """Remove rollouts and weights that nobody needs any more."""
+        from loom.rl.generation import weights
+
+        self._store.remove_before(self._training.oldest_step())
+        weights.prune(self._folder / "weights", self._options.async_level + 3)
+
+
+class _timed:  # noqa: N801 - it reads as a function
+    """A block whose seconds are added to a part of the step."""
+
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds = seconds
+        self._name = name
+        self._span = timing.span(f"rl.{name}")
+
+    def __enter__(self) -> None:
+        self._at = time.monotonic()
+        self._span.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._span.__exit__(*exc_info)
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.monotonic() - self._at
+
+
+def _timing_folder(folder: Path) -> Path | None:
+    """Return where the events of a run go; None if the environment says where."""
+    return None if os.environ.get("LOOM_TIMING_DIR") else folder / "timing"
+
+
+def _handler(change: Callable[[Any], Deferred], kind: type) -> Callable[[Any], Deferred]:
+    """Return a handler for values of a type, to which the threadlet converts them."""
+
+    def apply(value: Any) -> Deferred:
+        return change(value)
+
+    apply.__annotations__["value"] = kind
+    return apply
+
+
+def _plain(options: Options) -> dict[str, Any]:
+    return {**asdict(options), "weights_via": options.weights_via.value}

@@ -1,0 +1,158 @@
+"""`Generators` and `Trainers`, which an orchestrator gets besides the task, and `RunSummary`, its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loom.errors import WrongArguments
+from loom.rl.generation.ways import WeightsVia
+from loom.rl.task import Task, Tokenizer
+from loom.train.settings import LiveConfig
+
+if TYPE_CHECKING:
+    from loom.train.controller.summaries import JobSummary
+
+
+class Weights(str, Enum):
+    """The way of the weights from the trainers to the generators."""
+
+    FILES = "files"
+    """A trainer writes ``weights/step_N/``, the generators read it."""
+    MESSAGES = "messages"
+    """A trainer sends the tensors to the generators, over Monarch."""
+
+
+@dataclass(frozen=True)
+class Generators:
+    """The generators of a run: processes that sample completions."""
+
+    make_model: Callable[[], Any]
+    """Returns the model, a ``torch.nn.Module``; see `docs/guide/rl.md` for its ``forward``."""
+    tokenizer: Tokenizer
+    count: int = 1
+    max_tokens: int = 64
+    """Tokens after which a completion ends at the latest."""
+    temperature: float = 1.0
+    concurrency: int = 256
+    """Completions that a generator works on at a time."""
+    seed: int = 0
+    actor: type | None = None
+    """Class of the actors; None for `loom.rl.Generator`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments for the actors."""
+
+
+@dataclass(frozen=True)
+class Trainers:
+    """The trainers of a run: a job of `loom.train`, whose groups share the rollouts of each step."""
+
+    make_model: Callable[[], Any]
+    tokenizer: Tokenizer
+    groups: int = 1
+    members: int = 1
+    """Processes of a group."""
+    config: LiveConfig = field(
+        default_factory=lambda: LiveConfig(learning_rate=3e-3, optimizer="adam", gradient_clipping=1.0)
+    )
+    """The first values of the configuration that can change while the run goes on."""
+    actor: type | None = None
+    """Class of the actors; None for `loom.rl.Trainer`."""
+    clip: float = 0.2
+    """How far the probability of a token may move from the sampler's, as a share, before its gradient ends."""
+    checkpoint_every: int = 10
+    """Steps between two checkpoints, from which a run goes on if all trainers are lost."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `loom.train.FaultTolerantJob`, such as ``spares``."""
+
+
+@dataclass(frozen=True)
+class TrainerRun:
+    """What the trainers have to know of the run."""
+
+    folder: str
+    ranks: int
+    steps: int
+    weights: Weights
+    clip: float
+    temperature: float
+    keep: int
+    """Weights that are kept at a time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a running orchestrator changes at a step boundary, such as by ``loom config set async_level=2``."""
+
+    batch: int
+    """Completions of a step."""
+    group: int
+    """Completions of a prompt."""
+    generators: int
+    max_tokens: int
+    async_level: int
+    weights_via: WeightsVia
+    inflight: int = 0
+    """Completions that are generated at the same time, at least; those beyond ``batch`` go into later steps."""
+
+    def check(self) -> None:
+        """Raise `WrongArguments` if a value makes no sense."""
+        least = {"batch": 1, "group": 1, "generators": 1, "max_tokens": 1, "async_level": 0, "inflight": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {bound} at least")
+        if self.batch % self.group:
+            raise WrongArguments(f"batch is {self.batch}: it has to be a multiple of group, which is {self.group}")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A step of the orchestrator."""
+
+    step: int
+    reward: float
+    """The mean reward of its completions."""
+    staleness: int
+    trunc_pct: float
+    dropped: int
+    """Completions of the step that were too old to train on."""
+    rollouts: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The result of a run."""
+
+    steps: tuple[StepRecord, ...]
+    trained: int
+    """Rollouts that the trainers have trained on, each once."""
+    dropped: int
+    lost_generators: int
+    training: JobSummary
+    """The result of the trainers' job."""
+    seconds: float
+
+    def reward(self, newest: int = 20) -> float:
+        """Return the mean reward of the newest steps."""
+        rewards = [one.reward for one in self.steps[-newest:]]
+        return sum(rewards) / len(rewards) if rewards else 0.0
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """All that an orchestrator was given."""
+
+    task: Task
+    generators: Generators
+    trainers: Trainers
+    folder: Path
+    steps: int
+    options: Options
+    weights: Weights
+    max_staleness: int | None
+    connections: int
+    on_step: Callable[[StepRecord], object] | None
