@@ -120,10 +120,11 @@ describe('a delta', () => {
         type: 'delta',
         replicas: { a: { reported: time, step: time, metrics: { loss: time } }, b: { reported: time, metrics: { loss: 1 } } },
       });
-    expect(store.livePoints('a').map((one) => one.metrics['loss'])).toEqual([1, 2, 3]);
-    expect(store.livePoints('b')).toEqual([]);
+    expect([...store.livePoints('a', 'loss').values]).toEqual([1, 2, 3]);
+    expect(store.livePoints('a', 'accuracy').times).toHaveLength(0);
+    expect(store.livePoints('b', 'loss').times).toHaveLength(0);
     leave();
-    expect(store.livePoints('a')).toEqual([]);
+    expect(store.livePoints('a', 'loss').times).toHaveLength(0);
   });
 });
 
@@ -286,8 +287,9 @@ describe('jobs', () => {
       vi.advanceTimersByTime(1000);
       take({ type: 'delta', aggregates: second % 2 ? {} : { 'train@s1': { ...train, loss: second } } });
     }
-    expect(store.jobs[0]!.points).toHaveLength(900);
-    expect(store.jobs[0]!.points.at(-1)!.loss).toBe(998);
+    expect(store.jobs[0]!.losses).toHaveLength(900);
+    expect(store.jobs[0]!.losses.values.at(-1)).toBe(998);
+    expect(store.jobs[0]!.rates).toHaveLength(900);
   });
 });
 

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import type { Scope } from '../src/lib/types';
 import { closePage, find, openPage, stubBrowser } from './app';
-import { device, event, replica, snapshot } from './objects';
+import { aggregate, device, event, replica, snapshot } from './objects';
 
 class NoObserver {
   observe(): void {}
@@ -100,6 +100,41 @@ describe('each view', () => {
     const page = await open('#/nowhere');
     expect(page.querySelector('h1')!.textContent).toBe('Overview');
     expect(find('connection')!.dataset['state']).toBe('open');
+  });
+});
+
+describe('a job on the overview', () => {
+  it('is seldom updated while its card is out of sight, and at once when it comes in sight', async () => {
+    const observers: ((isIntersecting: boolean) => void)[] = [];
+    vi.stubGlobal(
+      'IntersectionObserver',
+      class extends NoObserver {
+        constructor(tell: (entries: { isIntersecting: boolean }[]) => void) {
+          super();
+          observers.push((isIntersecting) => tell([{ isIntersecting }]));
+        }
+      },
+    );
+    await open('#/overview');
+    const { store } = await import('../src/lib/page');
+    const stepOf = (step: number): string => {
+      store.handleWebSocketMessage({ type: 'delta', aggregates: { 'train@s1': aggregate({ step }) } });
+      store.flush();
+      flushSync();
+      return /step (\d+)/.exec(find('job')!.textContent.replaceAll(/\s+/g, ' '))![1]!;
+    };
+    const sight = (seen: boolean): void => {
+      for (const tell of observers) tell(seen);
+      flushSync();
+    };
+    expect(stepOf(101)).toBe('101');
+    sight(false);
+    expect(stepOf(102)).toBe('101');
+    store.now += 10;
+    flushSync();
+    expect(stepOf(103)).toBe('102');
+    sight(true);
+    expect(stepOf(103)).toBe('103');
   });
 });
 

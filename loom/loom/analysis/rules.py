@@ -167,7 +167,7 @@ RULES = (
     ),
     Rule(
         RuleName.TRUNCATION,
-        "mean trunc_pct",
+        "mean trunc_pct (of the later half, if that is lower)",
         "%",
         (Bound(30), Bound(20)),
         "Many completions are cut off before their end, so that their rewards say little.",

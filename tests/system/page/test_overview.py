@@ -47,11 +47,11 @@ def card(page: Page, trained: Fitting) -> Locator:
 
 
 def test_a_job_is_shown_as_rest_has_it(seen: Tab, trained: Fitting) -> None:
+    before = replicas(trained)  # the page may be a second behind, and the loss falls
     seen.open("overview")
     shown = card(seen.page, trained)
     expect(shown).to_contain_text(f"{RANKS} replicas")
     expect(shown).to_contain_text(f"{RANKS} running")
-    before = replicas(trained)
     expect(shown.locator("dl.figures")).to_contain_text(re.compile(r"steps/s\s*\d"))
     loss, step, rate = (figure(shown, name) for name in ("loss", "step", "steps/s"))
     share = figure(shown, "goodput") / 100

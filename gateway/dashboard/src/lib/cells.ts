@@ -5,6 +5,7 @@ import { placeOf, type Layout } from './layout';
 export class CellPixels {
   readonly width: number;
   readonly height: number;
+  #image: ImageData | null = null;
   /** The pixels as bytes of red, green, blue and alpha. */
   readonly bytes: Uint8ClampedArray<ArrayBuffer>;
   #words: Uint32Array;
@@ -29,6 +30,11 @@ export class CellPixels {
       const { x, y } = placeOf(layout, at);
       this.#offsets[at] = Math.round(y * ratio) * this.width + Math.round(x * ratio);
     }
+  }
+
+  /** The pixels as an image: always the same one, which has them as they are now. */
+  get image(): ImageData {
+    return (this.#image ??= new ImageData(this.bytes, this.width, this.height));
   }
 
   /**

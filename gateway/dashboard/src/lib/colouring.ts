@@ -31,6 +31,14 @@ export interface Colouring {
 }
 
 const SAMPLE = 1024; // values from which the range is read
+let scratch = new Float64Array(0); // for the values of all replicas: fresh memory twice a second wakes the garbage collector
+const sample = new Float64Array(SAMPLE);
+
+function room(size: number): Float64Array {
+  if (scratch.length < size) scratch = new Float64Array(size);
+  return scratch.subarray(0, size);
+}
+
 const TOLERANCE = 0.05; // of the range, by which its ends may be off
 
 /**
@@ -63,7 +71,7 @@ export function colourCells(mode: Mode, numbers: Uint32Array, columns: Columns, 
 
 /** The steps by which living replicas are behind the first of their job; NaN for those without a step. */
 function lags(numbers: Uint32Array, { state, step, job, ended, jobs }: Columns): Float64Array {
-  const values = new Float64Array(numbers.length);
+  const values = room(numbers.length);
   const first = new Float64Array(jobs);
   for (const one of numbers) if (step[one] !== NONE && !ended[state[one]! & 0x7f]) first[job[one]!] = Math.max(first[job[one]!]!, step[one]!);
   for (let at = 0; at < values.length; at += 1) {
@@ -78,7 +86,7 @@ function measured(mode: 'loss' | 'pace', numbers: Uint32Array, columns: Columns)
   const { state, ended } = columns;
   const from = columns[mode];
   const bits = mode === 'loss' ? columns.lossBits : columns.paceBits;
-  const values = new Float64Array(numbers.length);
+  const values = room(numbers.length);
   for (let at = 0; at < values.length; at += 1) {
     const one = numbers[at]!;
     const value = from[one]!;
@@ -97,7 +105,6 @@ function rangeOfLag(values: Float64Array): [number | null, number | null] {
 /** The range without outliers: from the 2nd to the 98th percentile. */
 function spread(values: Float64Array): [number | null, number | null] {
   const stride = Math.ceil(values.length / SAMPLE);
-  const sample = new Float64Array(SAMPLE);
   let taken = 0;
   for (let at = 0; at < values.length; at += stride) if (Number.isFinite(values[at])) sample[taken++] = values[at]!;
   // In a large grid few have values, and the sample may have missed them.

@@ -101,6 +101,37 @@ def test_a_profile_shows_where_the_time_of_a_process_goes() -> None:
     assert found.samples > 0
 
 
+def test_a_profile_ends_in_time_though_its_looks_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "RATE", 1_000_000)  # more looks a second than any machine can take
+    monkeypatch.setattr(processes, "_PY_SPY_WITHIN", 30.0)
+    child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    try:
+        child.stdout.readline()
+        found = asyncio.run(py_spy_profile(child.pid, 1.0))
+    finally:
+        child.kill()
+        child.communicate()
+
+    if found is None:
+        pytest.skip("py-spy is not installed, or not permitted")
+    assert "work_hard" in found.text.splitlines()[0]
+    assert 0 < found.samples < 1_000_000
+    assert "py-spy" not in found.text
+
+
+async def test_why_py_spy_failed_is_logged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = tmp_path / "py-spy"
+    failing.write_text("#!/bin/sh\necho Permission Denied >&2\nexit 1\n")
+    failing.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    assert await py_spy_profile(os.getpid(), 1.0) is None
+    assert "ended with 1: Permission Denied" in caplog.text
+
+
 async def test_there_is_no_profile_of_a_process_that_is_not_there() -> None:
     assert await py_spy_profile(1 << 22, 1.0) is None
 

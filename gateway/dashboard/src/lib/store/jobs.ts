@@ -1,15 +1,12 @@
 /** The jobs, as the gateway sums them up, and their curves of the last minutes. */
 
+import { Series } from '../series';
 import type { Aggregate, GoodputRecord, ReplicaState } from '../types';
 
 const KEPT_POINTS = 900; // of each job
+const MANY = 100; // jobs; those that come when there are more have shorter curves
+const KEPT_OF_MANY = 120;
 const EVERY = 0.9; // seconds
-
-export interface JobPoint {
-  time: number;
-  loss: number | null;
-  rate: number | null;
-}
 
 export interface Job {
   name: string;
@@ -28,7 +25,10 @@ export interface Job {
   /** Living replicas whose loss is not finite. */
   notFinite: number;
   goodput: GoodputRecord | null;
-  points: JobPoint[];
+  /** The loss of the last minutes. */
+  losses: Series;
+  /** The steps a second of the last minutes. */
+  rates: Series;
 }
 
 export class Jobs {
@@ -43,7 +43,9 @@ export class Jobs {
   take(aggregates: Readonly<Record<string, Aggregate | null>>): void {
     for (const [name, one] of Object.entries(aggregates)) {
       if (one === null) this.#jobs.delete(name);
-      else
+      else {
+        const known = this.#jobs.get(name);
+        const kept = this.#jobs.size < MANY ? KEPT_POINTS : KEPT_OF_MANY;
         this.#jobs.set(name, {
           name,
           group: one.group,
@@ -58,8 +60,10 @@ export class Jobs {
           loss: one.loss,
           notFinite: one.not_finite,
           goodput: null,
-          points: this.#jobs.get(name)?.points ?? [],
+          losses: known?.losses ?? new Series(kept),
+          rates: known?.rates ?? new Series(kept),
         });
+      }
     }
   }
 
@@ -67,10 +71,10 @@ export class Jobs {
   sample(time: number): boolean {
     if (time - this.#sampled < EVERY) return false;
     this.#sampled = time;
-    for (const { living, points, loss, rate } of this.#jobs.values()) {
+    for (const { living, losses, rates, loss, rate } of this.#jobs.values()) {
       if (!living) continue;
-      points.push({ time, loss, rate });
-      if (points.length > KEPT_POINTS) points.shift();
+      losses.push(time, loss);
+      rates.push(time, rate);
     }
     return true;
   }
@@ -78,7 +82,7 @@ export class Jobs {
   /** The jobs with their goodput: living ones first, then by name. */
   list(goodput: readonly GoodputRecord[]): Job[] {
     return [...this.#jobs.values()]
-      .map((one) => ({ ...one, goodput: recordOf(one, goodput), points: one.points.slice() }))
+      .map((one) => ({ ...one, goodput: recordOf(one, goodput) }))
       .sort((one, other) => Number(other.living > 0) - Number(one.living > 0) || (one.name < other.name ? -1 : 1));
   }
 

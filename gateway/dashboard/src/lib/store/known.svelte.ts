@@ -1,6 +1,7 @@
 /** What the page knows: the messages and frames of the socket in, and what components read out. */
 
 import { CommandLog, type CommandRun } from '../commands';
+import type { Points } from '../series';
 import { isShown } from '../shown.svelte';
 import type {
   Delta,
@@ -22,7 +23,7 @@ import { Devices } from './devices';
 import { EventLog } from './eventlog';
 import type { Section } from './frames';
 import { Jobs, mergeGoodput, type Job } from './jobs';
-import { Live, type LivePoint } from './live';
+import { Live } from './live';
 import { Position } from './position';
 import { copyOf, Replicas, type Replica } from './replicas';
 import type { Need, Subscriptions } from './subscriptions';
@@ -126,10 +127,10 @@ export abstract class Known {
     return this.#jobs.states();
   });
 
-  /** The live points of a followed replica, the oldest first. */
-  livePoints(id: string): readonly LivePoint[] {
+  /** The live points of a metric of a followed replica. */
+  livePoints(id: string, metric: string): Points {
     this.changes.read('live');
-    return this.#live.points(id);
+    return this.#live.points(id, metric);
   }
 
   /** Have columns of all replicas, and whole rows of some, sent until the returned function is called. */

@@ -1,22 +1,18 @@
 /** The newest points of the metrics of replicas that somebody looks at. */
 
 import { toNumber } from '../format';
+import { NO_POINTS, Series, type Points } from '../series';
 import type { Replica } from './replicas';
 
-const KEPT = 900; // of each replica
-
-export interface LivePoint {
-  time: number;
-  step: number | null;
-  metrics: Record<string, number>;
-}
+const KEPT = 900; // of each metric
+const ROOM = 120; // of each metric at first: a replica may have hundreds
 
 export class Live {
-  #followed = new Map<string, { readers: number; points: LivePoint[] }>();
+  #followed = new Map<string, { readers: number; metrics: Map<string, Series> }>();
 
   /** Keep the points of a replica until the returned function is called. */
   follow(id: string): () => void {
-    const followed = this.#followed.get(id) ?? { readers: 0, points: [] };
+    const followed = this.#followed.get(id) ?? { readers: 0, metrics: new Map<string, Series>() };
     followed.readers += 1;
     this.#followed.set(id, followed);
     return () => {
@@ -25,22 +21,20 @@ export class Live {
     };
   }
 
-  /** The points, the oldest first. */
-  points(id: string): readonly LivePoint[] {
-    return this.#followed.get(id)?.points ?? [];
+  /** The points of a metric. */
+  points(id: string, metric: string): Points {
+    return this.#followed.get(id)?.metrics.get(metric)?.points ?? NO_POINTS;
   }
 
   /** Take what a replica reports now; return whether it is followed. */
   take(one: Replica): boolean {
     const followed = this.#followed.get(one.id);
     if (!followed || one.reported === null) return false;
-    const metrics: Record<string, number> = {};
-    for (const [name, given] of Object.entries(one.metrics)) {
-      const read = toNumber(given);
-      if (read !== null) metrics[name] = read;
+    for (const name in one.metrics) {
+      let series = followed.metrics.get(name);
+      if (!series) followed.metrics.set(name, (series = new Series(KEPT, ROOM)));
+      series.push(one.reported, toNumber(one.metrics[name]));
     }
-    followed.points.push({ time: one.reported, step: one.step, metrics });
-    if (followed.points.length > KEPT) followed.points.shift();
     return true;
   }
 }

@@ -14,36 +14,42 @@ export interface Replica extends ReplicaInfo {
   loss: number | null;
 }
 
-/** A replica that reads its values from the columns. */
+/**
+ * A replica that reads its values from the columns.
+ *
+ * Each property has a value from the beginning: V8 then keeps them in the object itself, and in a sixth of the memory that
+ * it takes for properties that are added later.
+ */
 class Member implements Replica {
   readonly number: number;
   job = '';
   /** The last report that came whole, from which the next one's pace is computed. */
-  declare measured: { step: number; time: number } | null;
-  declare id: string;
-  declare group: string;
-  declare host: string;
-  declare pid: number;
-  declare session: string | null;
-  declare procs: string | null;
-  declare rank: number | null;
-  declare actors: string | null;
-  declare devices: string[];
-  declare handlers: Record<string, string>;
-  declare config: Record<string, unknown>;
-  declare epoch: number | null;
-  declare max_step: number | null;
-  declare metrics: ReplicaInfo['metrics'];
-  declare reported: number | null;
-  declare phase: string;
-  declare registered: number;
-  declare changed: number;
-  declare died_of: string | null;
-  declare injectable: boolean;
-  declare step_time: number | null;
-  declare instance: string;
-  declare seq: number;
-  declare user: string;
+  measured: { step: number; time: number } | null = null;
+  id = '';
+  group = '';
+  host = '';
+  pid = 0;
+  session: string | null = null;
+  procs: string | null = null;
+  mesh: string | null = null;
+  rank: number | null = null;
+  actors: string | null = null;
+  devices: string[] = [];
+  handlers: Record<string, string> = {};
+  config: Record<string, unknown> = {};
+  epoch: number | null = null;
+  max_step: number | null = null;
+  metrics: ReplicaInfo['metrics'] = {};
+  reported: number | null = null;
+  phase = '';
+  registered = 0;
+  changed = 0;
+  died_of: string | null = null;
+  injectable = false;
+  step_time: number | null = null;
+  instance = '';
+  seq = 0;
+  user = '';
   #columns: Columns;
 
   constructor(number: number, columns: Columns) {

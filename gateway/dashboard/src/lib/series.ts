@@ -1,0 +1,99 @@
+/** The newest points of a curve, in memory that does not grow. */
+
+const LEAST = 64;
+
+/** Times and values, the oldest first. A point without a finite value is left out: a curve goes on over it. */
+export class Series {
+  readonly #most: number;
+  #times: Float64Array;
+  #values: Float64Array;
+  #begin = 0;
+  #end = 0;
+
+  /**
+   * @param kept the points that are kept
+   * @param room the points that there is room for at once; more is taken when they are full
+   */
+  constructor(
+    readonly kept: number,
+    room = Infinity,
+  ) {
+    this.#most = kept + Math.ceil(kept / 4);
+    const size = Math.min(this.#most, Math.max(room, LEAST));
+    this.#times = new Float64Array(size);
+    this.#values = new Float64Array(size);
+  }
+
+  get length(): number {
+    return this.#end - this.#begin;
+  }
+
+  /** The times, as a view that stays as it is: points are never written over. */
+  get times(): Float64Array {
+    return this.#times.subarray(this.#begin, this.#end);
+  }
+
+  /** The values, as `times` are. */
+  get values(): Float64Array {
+    return this.#values.subarray(this.#begin, this.#end);
+  }
+
+  /** The points as they are now: another object each time, so that components see the change. */
+  get points(): Points {
+    const { times, values } = this;
+    return { times, values };
+  }
+
+  /** Add a point, and drop the oldest one if there are too many. */
+  push(time: number, value: number | null): void {
+    if (value === null || !Number.isFinite(value)) return;
+    if (this.#end === this.#times.length) this.#renew();
+    this.#times[this.#end] = time;
+    this.#values[this.#end] = value;
+    this.#end += 1;
+    if (this.length > this.kept) this.#begin += 1;
+  }
+
+  /** Go on in fresh memory, with the points that are kept: older views keep theirs. */
+  #renew(): void {
+    const { times, values } = this;
+    const size = Math.min(this.#most, Math.max(LEAST, 2 * times.length));
+    this.#times = new Float64Array(size);
+    this.#values = new Float64Array(size);
+    this.#times.set(times);
+    this.#values.set(values);
+    this.#begin = 0;
+    this.#end = times.length;
+  }
+}
+
+/** Return the points of a curve from two sources: those of the second that are later than the first's last one. */
+export function joined(first: Points, second: Points): Points {
+  const last = first.times.at(-1) ?? -Infinity;
+  const { length } = second.times;
+  let from = length;
+  while (from > 0 && second.times[from - 1]! > last) from -= 1;
+  if (from === length) return first;
+  if (!first.times.length) return second;
+  return { times: concat(first.times, second.times.subarray(from)), values: concat(first.values, second.values.subarray(from)) };
+}
+
+export interface Points {
+  readonly times: Float64Array;
+  readonly values: Float64Array;
+}
+
+export const NO_POINTS: Points = { times: new Float64Array(0), values: new Float64Array(0) };
+
+/** Return the finite ones of some points. */
+export function pointsOf(points: readonly (readonly [time: number, value: number | null])[]): Points {
+  const finite = points.filter(([, value]) => value !== null && Number.isFinite(value));
+  return { times: Float64Array.from(finite, ([time]) => time), values: Float64Array.from(finite, ([, value]) => value!) };
+}
+
+function concat(one: Float64Array, other: Float64Array): Float64Array {
+  const both = new Float64Array(one.length + other.length);
+  both.set(one);
+  both.set(other, one.length);
+  return both;
+}
