@@ -56,7 +56,7 @@ class Trainers:
     members: int = 1
     """Processes of a group."""
     config: LiveConfig = field(
-        default_factory=lambda: LiveConfig(learning_rate=3e-3, optimizer="adam", gradient_clipping=1.0)
+        default_factory=lambda: LiveConfig(learning_rate=2e-3, optimizer="adam", gradient_clipping=1.0)
     )
     """The first values of the configuration that can change while the run goes on."""
     actor: type | None = None
