@@ -95,7 +95,7 @@ def arithmetic_model() -> Any:
 def arithmetic_run(
     folder: str | os.PathLike[str],
     *,
-    steps: int = 200,
+    steps: int = 150,
     batch: int = 512,
     group: int = 16,
     generators: int = 1,

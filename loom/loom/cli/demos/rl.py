@@ -24,7 +24,7 @@ BAR = 40  # characters of a reward of 1
 
 
 def rl(
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to take.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to take.")] = 150,
     async_level: Annotated[
         int, typer.Option(min=0, help="Steps that the generators' policy may be behind; 0 takes turns.")
     ] = 1,
