@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -23,10 +24,10 @@ def texts(lines: list[bytes]) -> list[str]:
 
 def test_the_spool_is_bounded_and_knows_its_meshes_after_a_turn(tmp_path: Any) -> None:
     path = str(tmp_path / "s.log")
-    spool = LogSpool(path, limit=4096)
-    spool.add_processes("trainers", 2)
-    for number in range(200):
-        spool.append([entry(f"line {number}")])
+    with closing(LogSpool(path, limit=4096)) as spool:
+        spool.add_processes("trainers", 2)
+        for number in range(200):
+            spool.append([entry(f"line {number}")])
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2 * 4096
     logs = SessionLogs()
     logs.add("s", path)
@@ -41,14 +42,14 @@ def test_the_spool_is_bounded_and_knows_its_meshes_after_a_turn(tmp_path: Any) -
 
 async def test_following_misses_nothing_when_the_file_turns(tmp_path: Any) -> None:
     path = str(tmp_path / "s.log")
-    spool = LogSpool(path, limit=2000)
     logs = SessionLogs()
-    logs.add("s", path)
-    following = await logs.follow("s", LogQuery())
     seen: list[str] = []
-    for number in range(0, 60, 10):  # each ten are less than a file
-        spool.append(entry(f"line {n}") for n in range(number, number + 10))
-        seen += texts((await anext(following)).splitlines())
+    with closing(LogSpool(path, limit=2000)) as spool:
+        logs.add("s", path)
+        following = await logs.follow("s", LogQuery())
+        for number in range(0, 60, 10):  # each ten are less than a file
+            spool.append(entry(f"line {n}") for n in range(number, number + 10))
+            seen += texts((await anext(following)).splitlines())
     logs.ended("s", path)
     async for piece in following:
         seen += texts(piece.splitlines())
@@ -66,7 +67,8 @@ def test_logs_of_ended_sessions_are_kept_for_a_while(tmp_path: Any) -> None:
     logs = SessionLogs()
     for number in range(KEEP_ENDED + 1):
         path = tmp_path / f"{number}.log"
-        LogSpool(str(path)).append([entry("kept")])
+        with closing(LogSpool(str(path))) as spool:
+            spool.append([entry("kept")])
         logs.add(str(number), str(path))
         logs.ended(str(number), str(path))
     assert not (tmp_path / "0.log").exists()
@@ -79,7 +81,8 @@ def test_a_user_who_ends_many_sessions_pushes_out_no_other_users_logs(tmp_path: 
     logs = SessionLogs()
     for number in range(KEEP_ENDED + 2):
         path = tmp_path / f"{number}.log"
-        LogSpool(str(path)).append([entry("kept")])
+        with closing(LogSpool(str(path))) as spool:
+            spool.append([entry("kept")])
         logs.ended(str(number), str(path), "ann" if number == 0 else "bob")
     assert texts(logs.read("0", LogQuery())) == ["kept"]
     assert not (tmp_path / "1.log").exists()
