@@ -47,7 +47,7 @@ class Arithmetic(Task):
         seed: of the prompts.
     """
 
-    threshold = 0.85
+    threshold = 0.9
     """The mean reward from which on the task counts as learned."""
 
     def __init__(self, digits: int = 2, largest: int = 4, seed: int = 0) -> None:

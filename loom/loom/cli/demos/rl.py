@@ -39,7 +39,7 @@ def rl(
 ) -> None:
     """Teach a small transformer to reverse and to add digits by reward alone.
 
-    Exits with 0 if the mean reward of the last 20 steps is at least 0.85.
+    Exits with 0 if the mean reward of the last 20 steps is at least 0.9.
     """
     require(MODULES, "loom demo rl", extra="all")
     if weights not in ("files", "messages"):
