@@ -81,7 +81,7 @@ def test_a_revoked_token_ends_the_page(browser: Browser, house: House) -> None:
 
 @slow
 def test_an_expired_token_ends_the_page(browser: Browser, house: House) -> None:
-    _, token = house.file.create("short", "view", expires_in=4.0)
+    _, token = house.file.create("short", "view", expires_in=12.0)
     with signed_in(browser, house.url, token) as opened:
         expect(opened.page.get_by_test_id("sign-in-error")).to_contain_text("expired")
 
