@@ -340,6 +340,6 @@ def test_a_program_in_the_cluster_may_be_a_client_too(tidied: loom.Job, run: Run
         [[1, 1], [2, 2]],
         1,
         2,
-        "through the tidied",
+        "through the job",
         True,
     ]

@@ -30,7 +30,7 @@ APPLIED = Acknowledgement(True, 7, {"lr": Change(0.1, 0.2)})
 FAULT = FaultRecord("train_0", "killed", 1.0, 2.0)
 VIEWS = [
     WeaverStatus("w", 1.0, 2.0, {"running": 1}, 1, 0, 5, 9),
-    Replica("train_0").info("anna", ["GPU-0"]),
+    ReplicaInfo.from_body(Replica("train_0").info("anna", ["GPU-0"])),
     ReplicaInfo("train_0", ReplicaState.RUNNING, metrics={"loss": 0.5}, devices=("GPU-0",)),
     DeviceInfo("GPU-0", DeviceState.FAILED, "gpu", "node", "H200", 1 << 30, "broken", ("train_0",), {"power": 1.0}),
     ProfileInfo("train_0", 10.0, 3, 1, "py-spy", "main;train 3\n"),

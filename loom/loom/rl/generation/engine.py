@@ -13,7 +13,7 @@ from types import TracebackType
 
 import torch
 
-from loom.errors import LimitReached, LoomError, WrongArguments, WrongState
+from loom.errors import LimitReached, OperationFailed, WrongArguments, WrongState
 from loom.rl.generation.batch import Batch, Row, Tokenizer
 from loom.rl.generation.completions import Completion
 from loom.rl.generation.limits import Limits, Sampling
@@ -124,7 +124,6 @@ class Engine:
                 raise LimitReached(
                     f"{len(self._queue)} completions wait already, and at most {self.limits.queue} may, so "
                     f"{len(encoded)} more cannot; ask again later",
-                    code="generator_busy",
                 )
             for index, tokens in enumerate(encoded):
                 seed = f"{self._seed}+{self._count}" if sampling.seed is None else f"{sampling.seed}/{index}"
@@ -305,7 +304,7 @@ class Stream:
             pieces = []
             for row, done in pending.items():
                 if row.error:
-                    raise LoomError(row.error, code="model_failed")
+                    raise OperationFailed(row.error)
                 self._open -= done
                 start = self._told.get(row, 0)
                 end = self._told[row] = len(row.tokens)

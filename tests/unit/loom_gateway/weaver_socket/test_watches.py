@@ -12,7 +12,7 @@ import pytest
 
 import loom
 from loom.token_file import ADMIN
-from loom.weaver.serving import user_weaver
+from loom.weaver.serving import pushes
 from loom_gateway.weaver_socket import resuming
 from loom_gateway.weaver_socket import watches as weaver_watches
 from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
@@ -371,7 +371,7 @@ async def test_a_watch_that_is_refused_ends_its_readers(watched: Watched) -> Non
 async def test_a_real_weaver_tells_of_a_forgotten_replica_and_its_number_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(user_weaver, "CHANGES_EVERY", 0.0)
+    monkeypatch.setattr(pushes, "CHANGES_EVERY", 0.0)
     async with running() as weaver:
         weaver.admin.weaver.known._keep_ended = 0
         watches, page = WeaverWatches(weaver.client), Reader(Page())

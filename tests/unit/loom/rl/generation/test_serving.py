@@ -199,7 +199,7 @@ def test_too_many_waiting_completions_are_refused_for_now(server: Server) -> Non
         with server.client.stream("POST", "/v1/completions", json={"prompt": "a", "n": 6, "stream": True}):
             answer = server.post("/v1/completions", prompt="a", n=3)
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-            assert answer.json()["error"]["code"] == "generator_busy"
+            assert answer.json()["error"]["code"] == "limit_reached"
             server.model.open.set()
 
 

@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 async def test_an_order_over_http_is_timed(
     via: str, server: Server, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="httpx")
     loom.timing.configure(lines=True)
     async with shared_client() as client:
         (timing,) = await weights_client(via, client).update([server.url], 3)
