@@ -197,8 +197,12 @@ class span:  # noqa: N801 - it reads as a function, like Monarch's
 Span = span
 
 
-def record_call(name: str, seconds: float, trace: str | None, **fields: object) -> None:
-    """Record a call that ends now, if it has a trace id, or if `loom trace` wants all calls."""
+def record_call(name: str, started: float, ended: float, trace: str | None, **fields: object) -> None:
+    """Record a call between two times of `time.perf_counter`, if it has a trace id or `loom trace` wants all calls."""
     if trace is not None or recorder.listeners:
-        fields = {"dur_ms": round(seconds * 1000, 4), "span": recorder.span_id(), "parent": None, **fields}
-        recorder.record(name, clock.now() - seconds, time.time() - seconds, trace, fields)
+        fields = {
+            "dur_ms": round((ended - started) * 1000, 4), "span": recorder.span_id(), "parent": None, **fields
+        }  # fmt: skip
+        # It ended a while ago, if this thread had to wait since.
+        age, now, wall = time.perf_counter() - started, clock.now(), time.time()
+        recorder.record(name, now - age, wall - age, trace, fields)

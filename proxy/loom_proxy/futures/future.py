@@ -82,7 +82,7 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
         called = self.operation
         if isinstance(called, EndpointCall):
             fields = {"endpoint": called.endpoint, "rpc_ms": round(self._rpc_ms, 4)}
-            record_call("call", self._finished - self._started, called.trace, **fields)
+            record_call("call", self._started, self._finished, called.trace, **fields)
 
     def done(self) -> bool:
         """Return whether the answer has come."""

@@ -148,7 +148,9 @@ class Replies:
             self.latencies.add(seconds)
             if recorder.sinks:
                 _, endpoint, *trace = pending.request[1]
-                record_call("driver", seconds, checked_trace(trace[0]) if trace else None, endpoint=endpoint)
+                record_call(
+                    "driver", pending.started, now, checked_trace(trace[0]) if trace else None, endpoint=endpoint
+                )
             if pending.entry is not None:
                 name = pending.request[1][1]
                 calls = pending.entry.calls.get(name) or pending.entry.calls_of(name, now)
