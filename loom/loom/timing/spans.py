@@ -198,7 +198,7 @@ Span = span
 
 
 def record_call(name: str, started: float, ended: float, trace: str | None, **fields: object) -> None:
-    """Record a call between two times of `time.perf_counter`, if it has a trace id or `loom trace` wants all calls."""
+    """Record a call between two times of `time.perf_counter`, if it has a trace id or `loom trace` wants all."""
     if trace is not None or recorder.listeners:
         fields = {
             "dur_ms": round((ended - started) * 1000, 4), "span": recorder.span_id(), "parent": None, **fields
