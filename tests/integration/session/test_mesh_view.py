@@ -195,7 +195,7 @@ def test_the_runs_of_a_session_have_states_and_output_of_their_own(
     rest: Rest, job: loom.Job, tmp_path: Path
 ) -> None:
     assert job.run(len, "forgotten when it is answered") > 0
-    assert rest.runs(job.session) == []
+    await_true(lambda: rest.runs(job.session) == [])
     ends = [str(tmp_path / name) for name in ("first", "second")]
     first, second = (
         job.run(wait_for, end, name, name=name, detach=True)
