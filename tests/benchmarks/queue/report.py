@@ -30,10 +30,6 @@ HELPS = 0.25
 """A way helps if its queue_ms is at most this part of the shared pool's."""
 
 
-SAME = 0.1
-"""Medians that differ by less than this part are the same: few rounds' spreads may miss each other by chance."""
-
-
 @dataclass(frozen=True)
 class QueueReport:
     """What one run found out."""
@@ -64,18 +60,13 @@ class QueueReport:
         return found
 
     def unchanged(self, set_up: SetUp, of: Callable[[Window], list[float]]) -> bool:
-        """Return whether a figure is the same for the shared pool and each other way.
-
-        It is if the spreads overlap, or the medians differ by less than `SAME`.
-        """
+        """Return whether the spreads of a figure overlap, for the shared pool and each other way."""
 
         def figures(way: str) -> list[float]:
             return [figure for window in self.windows[set_up.name][way] for figure in of(window)]
 
         def same(one: list[float], other: list[float]) -> bool:
-            if min(one) <= max(other) and min(other) <= max(one):
-                return True
-            return abs(statistics.median(one) / statistics.median(other) - 1) < SAME
+            return min(one) <= max(other) and min(other) <= max(one)
 
         return all(same(figures("shared"), figures(way)) for way in WAYS[1:])
 
