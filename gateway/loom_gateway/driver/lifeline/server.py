@@ -131,6 +131,9 @@ class LifelineServer:
         self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=_READ // 2)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._server.is_serving():  # it came just before the end
+            writer.transport.abort()
+            return
         try:
             with self._as_stranger(writer):
                 challenge = new_nonce()

@@ -98,6 +98,16 @@ async def test_a_target_that_does_not_accept_closes_the_connection(echo: int) ->
         await asked(echo, b"loom")
 
 
+async def test_a_connection_that_comes_just_before_the_end_is_closed(echo: int, come: Come) -> None:
+    forwarder = Local(echo)
+    forwarder.target = THERE
+    await forwarder.listen()
+    client = await come(forwarder)
+    await forwarder.close()
+
+    await is_closed(client)
+
+
 class Gateway:
     """In the gateway's place: it answers the first byte, and holds connections until it is told to close them."""
 

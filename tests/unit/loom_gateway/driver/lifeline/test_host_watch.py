@@ -28,8 +28,11 @@ class Worker:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections.append(writer)
         self._connected.set()
-        with contextlib.suppress(OSError):
-            await reader.read()
+        try:
+            with contextlib.suppress(OSError):
+                await reader.read()
+        finally:
+            writer.transport.abort()
 
     async def connected(self, times: int) -> None:
         while len(self.connections) < times:
@@ -46,7 +49,7 @@ async def worker() -> AsyncIterator[tuple[Worker, asyncio.Server, int]]:
         yield made, server, server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for _ in range(3):  # one that has just come is served a round of the loop later, and closed another later
+        for _ in range(10):  # one that has just come is served a few rounds of the loop later
             await asyncio.sleep(0)
             for writer in made.connections:
                 writer.transport.abort()

@@ -200,3 +200,11 @@ async def test_garbage_after_the_key_breaks_the_connection_and_nothing_else() ->
             process.tell("print after")
             await driver.until(lambda: driver.printed[7, 0] == b"before\nafter\n")
             assert driver.gone == []
+
+
+async def test_a_connection_that_comes_just_before_the_end_is_closed() -> None:
+    async with Driver() as driver:
+        reader, writer = await connect(driver)
+        driver.server.close()
+        await is_cut_off(reader)  # it may have been challenged
+        writer.close()
