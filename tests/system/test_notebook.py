@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import time
@@ -25,6 +26,8 @@ EXAMPLE = EXAMPLES / "notebook.ipynb"
 
 BOUND = 60.0
 """Seconds that no cell may take."""
+PATIENCE = 10.0
+"""Seconds after which a user interrupts again."""
 
 SETUP = """
 import asyncio, os, signal
@@ -92,11 +95,21 @@ class Kernel:
         self.check("%xmode Plain")
 
     def run(self, code: str, until: Callable[[Output], bool] | None = None) -> Output:
-        """Run a cell; with ``until``, interrupt it once that is true of what it has put out."""
+        """Run a cell; with ``until``, interrupt it once that is true of what it has put out.
+
+        Like a user it interrupts again if that shows no effect: Python loses an interrupt in a destructor.
+        """
         cell = self.client.execute(code)
         output = Output()
+        pressed = 0
         while True:
-            message = self.client.get_iopub_msg(timeout=BOUND)
+            try:
+                message = self.client.get_iopub_msg(timeout=PATIENCE if pressed else BOUND)
+            except queue.Empty:
+                assert 0 < pressed < BOUND / PATIENCE, output
+                pressed += 1
+                self.manager.interrupt_kernel()
+                continue
             if message["parent_header"].get("msg_id") != cell:
                 continue
             kind, content = message["msg_type"], message["content"]
@@ -112,6 +125,7 @@ class Kernel:
                 return output
             if until is not None and until(output):
                 until = None
+                pressed = 1
                 self.manager.interrupt_kernel()
 
     def check(self, code: str) -> Output:
