@@ -27,7 +27,7 @@ OF_DEVICES = frozenset(
 )
 """First words of the commands that have the page about devices, meshes and processes."""
 
-OF_TIMING = frozenset(("analyze", "trace"))
+OF_TIMING = frozenset(("analyze", "trace", "tune"))
 """First words of the commands that have the page about where time goes."""
 
 CLUSTER = """\

@@ -9,7 +9,7 @@ import typer
 from loom._version import __version__
 from loom.cli import bridge, dashboard, debug, inject, logs, meshes, serve, status, token, weaver
 from loom.cli.demos import demo
-from loom.cli.timing import analyze, trace
+from loom.cli.timing import analyze, trace, tune
 
 app = typer.Typer(
     name="loom",
@@ -64,3 +64,4 @@ app.command()(weaver.policy)
 app.add_typer(inject.app, name="inject")
 app.command()(bridge.bridge)
 app.command()(analyze.analyze)
+app.command()(tune.tune)

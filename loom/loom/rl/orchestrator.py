@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +25,6 @@ from loom.errors import WrongArguments
 from loom.rl.generation.ways import POOL, WeightsVia
 from loom.rl.settings import Generators, Options, RunSpec, RunSummary, StepRecord, Trainers, Weights
 from loom.rl.task import Task
-
-_log = logging.getLogger("loom")
-
-NAME = "orchestrator"
-"""The replica of the orchestrator in the weaver, and the group of it."""
-SEEDS = 1_000_003
 
 
 class Orchestrator:
@@ -54,6 +47,8 @@ class Orchestrator:
         inflight: completions that are generated at the same time, if more than ``batch``. A step takes the first
             ``batch`` that are done, and the others go into later steps, unless they are too old by then.
         connections: of the pool for HTTP requests.
+        lines: whether the processes also print their events, as the log lines of `loom.timing`, which
+            ``loom analyze --session`` and ``loom tune`` read.
         on_step: called with each step's `StepRecord`.
 
     Raises:
@@ -76,6 +71,7 @@ class Orchestrator:
         max_staleness: int | None = None,
         inflight: int = 0,
         connections: int = POOL,
+        lines: bool = True,
         on_step: Callable[[StepRecord], object] | None = None,
     ) -> None:
         options = Options(
@@ -100,6 +96,7 @@ class Orchestrator:
             weights=Weights(weights),
             max_staleness=max_staleness,
             connections=connections,
+            lines=lines,
             on_step=on_step,
         )
 

@@ -55,12 +55,20 @@ def fresh(rollouts: Iterable[Rollout], step: int, bound: int) -> list[Rollout]:
     return [one for one in rollouts if step - one.weights_step <= bound]
 
 
-def split(rollouts: Sequence[Rollout], step: int, ranks: int) -> list[RolloutPart]:
-    """Return the rollouts of a step in as many parts as there are trainer processes, of about equal size."""
+def split(rollouts: Sequence[Rollout], step: int, ranks: int, shares: Sequence[float] = ()) -> list[RolloutPart]:
+    """Return the rollouts of a step in as many parts as there are trainer processes.
+
+    Args:
+        shares: how much of the step each process gets, in any unit; alike if their number is another one.
+    """
+    shares = shares if len(shares) == ranks else [1.0] * ranks
+    whole = sum(shares)
+    parts: list[list[Rollout]] = [[] for _ in range(ranks)]
+    for count, one in enumerate(rollouts, 1):  # to the process that is owed most
+        owed = [share / whole * count - len(part) for share, part in zip(shares, parts, strict=True)]
+        parts[owed.index(max(owed))].append(one)
     tokens = sum(len(one.tokens) for one in rollouts)
-    return [
-        RolloutPart(step, rank, ranks, len(rollouts), tokens, list(rollouts[rank::ranks])) for rank in range(ranks)
-    ]
+    return [RolloutPart(step, rank, ranks, len(rollouts), tokens, part) for rank, part in enumerate(parts)]
 
 
 def parts_of(shard: int, shards: int, ranks: int) -> range:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loom import timing
+from loom.errors import WrongArguments
 from loom.rl.barrier import AsyncBarrier
 from loom.rl.generation.ways import WeightsVia
 from loom.rl.generators.calls import ProcessGone
@@ -54,19 +55,24 @@ class Run:
 
     def run(self) -> RunSummary:
         spec, options, began = self._spec.generators, self._options, time.monotonic()
-        ranks = self._spec.trainers.groups * self._spec.trainers.members
-        clip, keep = self._spec.trainers.clip, options.async_level + 3
         settings = TrainerRun(
-            str(self._folder), ranks, self._spec.steps, self._spec.weights, clip, spec.temperature, keep
+            folder=str(self._folder),
+            steps=self._spec.steps,
+            weights=self._spec.weights,
+            clip=self._spec.trainers.clip,
+            temperature=spec.temperature,
+            keep=options.async_level + 3,
+            lines=self._spec.lines,
         )
-        self._ranks = ranks
         session = place()
         first = self._first_step()
-        timing.configure(role=NAME, folder=_timing_folder(self._folder))
+        timing.configure(role=NAME, folder=_timing_folder(self._folder), lines=self._spec.lines or None)
         self._training = training = Training(session, self._spec.trainers, settings)
         requests = Requests(spec.tokenizer, self._spec.connections)
         self._orders = WeightOrders(training, requests, self._via, self._folder, self._spec.weights)
-        self._pool = pool = GeneratorPool(session, spec, self._folder, requests, self._via, self._load)
+        self._pool = pool = GeneratorPool(
+            session, spec, self._folder, requests, self._via, self._load, self._spec.lines
+        )
         self._inflight = Inflight(pool)
         try:
             with Threadlet(
@@ -124,6 +130,7 @@ class Run:
     def _register(self, threadlet: Threadlet) -> None:
         for name in ("batch", "generators", "max_tokens", "async_level", "inflight"):
             threadlet.handler(name)(_handler(functools.partial(self._change, name), int))
+        threadlet.handler("split")(_handler(self._change_split, list[float]))
         threadlet.handler("weights_via")(_handler(functools.partial(self._change, "weights_via"), WeightsVia))
 
     def _change(self, name: str, value: Any) -> Deferred:
@@ -133,6 +140,11 @@ class Run:
         self._wanted = wanted
         self._changes.append(change := Deferred())
         return change
+
+    def _change_split(self, shares: list[float]) -> Deferred:
+        if len(shares) not in (0, self._training.ranks()):
+            raise WrongArguments(f"split has {len(shares)} shares, for {self._training.ranks()} trainer processes")
+        return self._change("split", tuple(shares))
 
     def _adopt_changes(self, step: int) -> None:
         if self._wanted.generators != self._options.generators:
@@ -153,7 +165,7 @@ class Run:
             self._update_weights(step)
         answers, rollouts, dropped = self._generate(step)
         with _timed(self._seconds, "write_batch"):
-            self._store.write(split(rollouts, step, self._ranks))
+            self._store.write(split(rollouts, step, self._training.ranks(), self._options.split))
         self._tidy()
         cut = [one.truncated for _, _, group in answers for one in group]
         seconds = time.monotonic() - began
@@ -189,6 +201,8 @@ class Run:
             "staleness": record.staleness,
             "trunc_pct": record.trunc_pct,
             "rollouts/dropped": self._dropped,
+            "generators": len(self._pool.living),
+            "trainers": self._training.running(),
         }
 
     def _update_weights(self, step: int) -> None:
@@ -309,4 +323,4 @@ def _handler(change: Callable[[Any], Deferred], kind: type) -> Callable[[Any], D
 
 
 def _plain(options: Options) -> dict[str, Any]:
-    return {**asdict(options), "weights_via": options.weights_via.value}
+    return {**asdict(options), "weights_via": options.weights_via.value, "split": list(options.split)}

@@ -74,13 +74,14 @@ class TrainerRun:
     """What the trainers have to know of the run."""
 
     folder: str
-    ranks: int
     steps: int
     weights: Weights
     clip: float
     temperature: float
     keep: int
     """Weights that are kept at a time."""
+    lines: bool
+    """Whether events are also printed, as log lines."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class Options:
     weights_via: WeightsVia
     inflight: int = 0
     """Completions that are generated at the same time, at least; those beyond ``batch`` go into later steps."""
+    split: tuple[float, ...] = ()
+    """How much of a step each trainer process gets, in any unit; empty for alike."""
 
     def check(self) -> None:
         """Raise `WrongArguments` if a value makes no sense."""
@@ -106,6 +109,10 @@ class Options:
                 raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {bound} at least")
         if self.batch % self.group:
             raise WrongArguments(f"batch is {self.batch}: it has to be a multiple of group, which is {self.group}")
+        if any(share < 0 for share in self.split) or (self.split and not sum(self.split)):
+            raise WrongArguments(
+                f"split is {list(self.split)}: no share may be below 0, and one has to be above it"
+            )
 
 
 @dataclass(frozen=True)
@@ -155,4 +162,5 @@ class RunSpec:
     weights: Weights
     max_staleness: int | None
     connections: int
+    lines: bool
     on_step: Callable[[StepRecord], object] | None

@@ -59,7 +59,7 @@ class Trainer(TrainerActor):
     def build(self) -> Any:
         """Return the model."""
         own = None if os.environ.get("LOOM_TIMING_DIR") else Path(self._run.folder) / "timing"
-        timing.configure(role="trainer", folder=own)
+        timing.configure(role="trainer", folder=own, lines=self._run.lines or None)
         model = self._make_model()
         for parameter in (one for one in model.parameters() if one.requires_grad):
             parameter.register_post_accumulate_grad_hook(self._clock.saw_gradient)

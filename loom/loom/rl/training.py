@@ -76,6 +76,14 @@ class Training:
         newest = max(reports, key=lambda report: report.step, default=None)
         return {} if newest is None else dict(newest.metrics)
 
+    def ranks(self) -> int:
+        """Return the number of processes that are to train."""
+        return self._controller.wanted * self._job.members
+
+    def running(self) -> int:
+        """Return the number of processes that train."""
+        return len(self._controller.trainers()) * self._job.members
+
     def await_weights(self, step: int) -> int:
         """Wait until there are weights of a step at least; return their step.
 

@@ -76,6 +76,7 @@ def _run(steps: int, settings: dict[str, Any], quiet: bool) -> RunSummary:
 
     say("Starting a worker host and a gateway …")
     with tempfile.TemporaryDirectory(prefix="loom-rl-") as folder, loom.local(hosts=1) as job:
+        job.print_logs = False  # the lines of events
         say(f"Watch it in a browser, within a minute: {job.dashboard(view=False).url}")
         say("Starting the generators and the trainers …")
         orchestrator = arithmetic_run(folder, steps=steps, on_step=_print, **settings)

@@ -59,6 +59,7 @@ class GeneratorPool:
         requests: by which completions are requested over HTTP.
         via: returns the way of orders; with `WeightsVia.LANE` completions are endpoint calls, too.
         load: gives a generator that has just started the current weights, or raises `ProcessGone`.
+        lines: whether generators print their events.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class GeneratorPool:
         requests: Requests,
         via: Callable[[], WeightsVia],
         load: Callable[[PooledGenerator], None],
+        lines: bool,
     ) -> None:
+        self._lines = lines
         self._requests = requests
         self._via = via
         self._session = session
@@ -198,6 +201,8 @@ class GeneratorPool:
             gone = threading.Event()
             name = f"generator_{number}-{next(self._numbers)}"
             environment = {"LOOM_TIMING_ROLE": "generator", "LOOM_TIMING_DIR": self._timing_folder()}
+            if self._lines:
+                environment["LOOM_TIMING_LINES"] = "1"
             procs = self._session.spawn_procs(
                 name, hosts[number % len(hosts)], {"gpus": 1}, lambda rank: gone.set(), environment
             )

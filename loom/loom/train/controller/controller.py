@@ -97,6 +97,11 @@ class Controller:
             events=tuple(self._events.recorded),
         )
 
+    @property
+    def wanted(self) -> int:
+        """The number of groups that are to train. Any thread may ask."""
+        return max(1, len(self._slots.staying()))
+
     def trainers(self) -> list[Any]:
         """Return the actor meshes of the groups that train, by their replicas. Any thread may call."""
         return [slot.group.trainers for slot in self._slots.training() if slot.group is not None]

@@ -44,7 +44,7 @@ class ReplicaSlots:
     def training(self) -> list[ReplicaSlot]:
         return [slot for slot in self.all() if slot.trains]
 
-    def _staying(self) -> list[ReplicaSlot]:
+    def staying(self) -> list[ReplicaSlot]:
         """Return the slots that are not being removed; a group that moves to another host stays in the job."""
         return [slot for slot in self.open() if slot.state is not SlotState.REMOVING]
 
@@ -68,7 +68,7 @@ class ReplicaSlots:
         """Add slots, or remove those with the highest numbers."""
         if groups < 1:
             raise WrongArguments(f"a job has 1 group at least, not {groups}; `loom stop` ends it")
-        staying = self._staying()
+        staying = self.staying()
         for slot in reversed(staying[groups:]):
             self.remove(slot, "the job is to be smaller")
         for _ in range(groups - len(staying)):
@@ -99,7 +99,7 @@ class ReplicaSlots:
                 self._move(slot, why or f"its device has failed: {reason}")
 
     def stop_all(self) -> None:
-        for slot in self._staying():
+        for slot in self.staying():
             if not slot.leaving:
                 self.remove(slot, "the job was told to stop")
 

@@ -30,6 +30,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert store.read(4, 0).tokens == sum(len(one.tokens) for one in wrote)
 
 
+def test_parts_are_as_large_as_their_shares() -> None:
+    wrote = rollouts(0, 40)
+
+    parts = split(wrote, 0, 3, [1.0, 0.25, 0.75])
+
+    assert [len(part.rollouts) for part in parts] == [20, 5, 15]
+    assert {one.id for part in parts for one in part.rollouts} == {one.id for one in wrote}
+    assert len({part.tokens for part in parts}) == 1
+    assert [len(part.rollouts) for part in split(wrote, 0, 2, [1.0, 0.0])] == [40, 0]
+    assert [len(part.rollouts) for part in split(wrote, 0, 4, [1.0, 0.5])] == [10, 10, 10, 10]
+
+
 def test_a_step_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = RolloutStore(tmp_path)
     parts = split(rollouts(0, 4), 0, ranks=2)

@@ -1,0 +1,170 @@
+"""The ledger of a run: every change of it, with steps an hour, loss and reward before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from loom.errors import WrongArguments
+from loom.process.state_file import replace_file
+from loom.tuning.changes import ORCHESTRATOR
+from loom.tuning.measurement import Measurement
+
+JSON, MARKDOWN = "ledger.json", "ledger.md"
+VERSION = 1
+
+
+class Decision(str, Enum):
+    """What became of a change."""
+
+    PROPOSED = "proposed"
+    """It was not applied."""
+    KEPT = "kept"
+    TAKEN_BACK = "taken back"
+    REFUSED = "refused"
+    """The run did not take it."""
+    GIVEN = "given"
+    """Somebody else gave it, or it was replayed; it was not judged."""
+    NONE = "none"
+    """Nothing that can be changed in a running run answers the finding."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the ledger."""
+
+    time: float
+    """Seconds since the epoch."""
+    rule: str
+    decision: Decision
+    why: str
+    option: str | None = None
+    old: Any = None
+    new: Any = None
+    replica: str = ORCHESTRATOR
+    expected: float | None = None
+    """The gain that was expected, as a share of steps an hour."""
+    step: int | None = None
+    """The step with which the change was applied."""
+    before: Measurement | None = None
+    after: Measurement | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """The measured gain, as a share of steps an hour."""
+        return None if self.before is None or self.after is None else self.after.faster_than(self.before)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object for JSON."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        told["decision"] = self.decision.value
+        for name in ("before", "after"):
+            told[name] = told[name] and told[name].as_dict()
+        return {**told, "gain": self.gain}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Entry:
+        """Return what `as_dict` gave."""
+        read = {field.name: told[field.name] for field in fields(cls) if field.name in told}
+        read["decision"] = Decision(read["decision"])
+        for name in ("before", "after"):
+            read[name] = read.get(name) and Measurement.from_dict(read[name])
+        return cls(**read)
+
+
+class Ledger:
+    """The ledger of a session's run, as a file of JSON and as a table in Markdown, written anew with each line.
+
+    Args:
+        folder: where the files are; lines that are there already are kept.
+        session: the name of the session.
+
+    Raises:
+        WrongArguments: there is a file that is no ledger, or that of another session.
+    """
+
+    def __init__(self, folder: Path, session: str) -> None:
+        self.folder = folder
+        self.session = session
+        path = folder / JSON
+        self.entries: list[Entry] = []
+        if path.exists():
+            told, self.entries = read(path)
+            if told != session:
+                raise WrongArguments(f"{path} is the ledger of session {told!r}, not of {session!r}: use --out")
+
+    def add(self, entry: Entry) -> Entry:
+        """Add a line, and write the files."""
+        self.entries.append(entry)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        told = {"version": VERSION, "session": self.session, "entries": [one.as_dict() for one in self.entries]}
+        replace_file(self.folder / JSON, json.dumps(told, indent=1) + "\n")
+        replace_file(self.folder / MARKDOWN, self.markdown())
+        return entry
+
+    def markdown(self) -> str:
+        """Return the table."""
+        head = [
+            "time",
+            "step",
+            "rule",
+            "change",
+            "decision",
+            "expected",
+            "gain",
+            "steps/h",
+            "reward",
+            "loss",
+            "why",
+        ]
+        rows = [head, ["---"] * len(head), *map(_row, self.entries)]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        return f"# Changes of the run in session {self.session}\n\n{table}\n"
+
+
+def read(path: Path) -> tuple[str, list[Entry]]:
+    """Read a ledger; return the session's name and the lines.
+
+    Raises:
+        WrongArguments: there is no such file, or it is no ledger.
+    """
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return str(told["session"]), [Entry.from_dict(one) for one in told["entries"]]
+    except OSError as error:
+        raise WrongArguments(f"cannot read the ledger {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise WrongArguments(f"{path} is no ledger of loom tune: {error!r:.200}") from None
+
+
+def _row(entry: Entry) -> list[str]:
+    where = "" if entry.replica == ORCHESTRATOR else f"{entry.replica} "
+    row = [
+        datetime.fromtimestamp(entry.time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
+        "" if entry.step is None else str(entry.step),
+        entry.rule,
+        "" if entry.option is None else f"{where}{entry.option}: {entry.old} → {entry.new}",
+        entry.decision.value,
+        _share(entry.expected),
+        _share(entry.gain),
+        _both(entry, "steps_per_hour", ",.0f"),
+        _both(entry, "reward", ".3f"),
+        _both(entry, "loss", ".4f"),
+        entry.why,
+    ]
+    return [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:+.0%}"
+
+
+def _both(entry: Entry, name: str, form: str) -> str:
+    """Return a value before and after, as far as it was measured."""
+    values = [getattr(one, name) for one in (entry.before, entry.after) if one is not None]
+    return " → ".join(format(value, form) for value in values if value is not None)
