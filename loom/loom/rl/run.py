@@ -76,7 +76,7 @@ class Run:
         self._inflight = Inflight(pool)
         try:
             with Threadlet(
-                NAME, group=NAME, weaver=session.weaver_address(), devices=(), config=_plain(options)
+                NAME, group=NAME, weaver=session.weaver_address(), devices=(), config=self._config(options)
             ) as threadlet:
                 self._register(threadlet)
                 if first < self._spec.steps:
@@ -126,6 +126,11 @@ class Run:
 
     def _via(self) -> WeightsVia:
         return self._options.weights_via
+
+    def _config(self, options: Options) -> dict[str, Any]:
+        """Return what the weaver shows as the configuration: the options, and what does not change."""
+        plain = {"weights_via": options.weights_via.value, "split": list(options.split)}
+        return {**asdict(options), **plain, "weights": self._spec.weights.value}
 
     def _register(self, threadlet: Threadlet) -> None:
         for name in ("batch", "generators", "max_tokens", "async_level", "inflight"):
@@ -320,7 +325,3 @@ def _handler(change: Callable[[Any], Deferred], kind: type) -> Callable[[Any], D
 
     apply.__annotations__["value"] = kind
     return apply
-
-
-def _plain(options: Options) -> dict[str, Any]:
-    return {**asdict(options), "weights_via": options.weights_via.value, "split": list(options.split)}

@@ -18,6 +18,7 @@ LEAST = 0.05
 HIGHEST_LEVEL = 4
 MOST_GENERATORS = 64
 MOST_TOKENS = 65_536
+_STORAGE = "weights='messages', or with faster storage for its folder"
 
 
 class Goal(str, Enum):
@@ -98,6 +99,8 @@ _Proposed = tuple[str, Any, float | None, str]
 
 
 def _another_way(finding: Finding, found: Analysis, config: Config) -> _Proposed:
+    if config.get("weights") == "messages":
+        raise _NoneError("The trainers send the weights themselves, as messages: there is no other way to choose.")
     now = config["weights_via"]
     if now == "lane":
         raise _NoneError("Orders go by the control lane already, which waits behind no request.")
@@ -111,10 +114,8 @@ def _another_way(finding: Finding, found: Analysis, config: Config) -> _Proposed
 
 
 def _loading(finding: Finding, found: Analysis, config: Config) -> _Proposed:
-    raise _NoneError(
-        "No option of a running run makes loading faster. Start the run with weights='messages', or with faster "
-        "storage for its folder."
-    )
+    instead = "a smaller model, or faster links" if config.get("weights") == "messages" else _STORAGE
+    raise _NoneError(f"No option of a running run makes loading faster. Start the run with {instead}.")
 
 
 def _overlap(found: Analysis, config: Config, instead: str) -> _Proposed:
@@ -134,7 +135,7 @@ def _overlap(found: Analysis, config: Config, instead: str) -> _Proposed:
 
 
 def _checkpoint(finding: Finding, found: Analysis, config: Config) -> _Proposed:
-    return _overlap(found, config, "Start the run with weights='messages', or with faster storage for its folder.")
+    return _overlap(found, config, f"Start the run with {_STORAGE}.")
 
 
 def _trainer(finding: Finding, found: Analysis, config: Config) -> _Proposed:

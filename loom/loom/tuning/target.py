@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,9 @@ STEP_TIMEOUT = 3600.0
 """Seconds that one step may take."""
 POINTS = 5_000
 """Values of a metric that are read at a time."""
+
+TAIL = 20_000
+"""Lines at the end of a log that are read first."""
 
 _BEGINS = re.compile(r"\bStep (\d+) begins\b")
 _COMPLETE = re.compile(r"\bStep (\d+) complete\b")
@@ -64,14 +68,15 @@ class TunedRun:
 
     Args:
         weaver: the weaver.
-        logs: returns the lines of the session's log, as `loom.rest.Gateway.logs` yields them.
+        logs: returns the last ``tail`` lines of the session's log, or all if that is None, as
+            `loom.rest.Gateway.logs` yields them.
         session: the name of the session.
 
     Raises:
         WrongState: no run goes on in the session.
     """
 
-    def __init__(self, weaver: Weaver, logs: Callable[[], Iterable[dict[str, Any]]], session: str) -> None:
+    def __init__(self, weaver: Weaver, logs: Callable[..., Iterable[dict[str, Any]]], session: str) -> None:
         self._weaver = weaver
         self._logs = logs
         self.session = session
@@ -157,20 +162,15 @@ class TunedRun:
         Raises:
             WrongState: the log does not have them.
         """
-        lines = list(self._patiently(lambda: list(self._logs())))
-        begin = end = None
-        for number, entry in enumerate(lines):
-            text = str(entry["text"])
-            if (found := _BEGINS.search(text)) and int(found[1]) == first:
-                begin, end = number, None
-            elif (found := _COMPLETE.search(text)) and int(found[1]) == last:
-                end = number
-        if begin is None or end is None:
-            raise WrongState(
-                f"the log of session {self.session!r} does not have the steps {first} to {last} of the run: start "
-                "its Orchestrator with lines=True, which is the default"
-            )
-        return analyze(sources=[sources.session(self.session, lines[begin : end + 1])])
+        for tail in (TAIL, None):
+            read = functools.partial(self._logs, tail=tail)
+            lines = self._patiently(lambda read=read: list(read()))  # type: ignore[misc]
+            if part := _between(lines, first, last):
+                return analyze(sources=[sources.session(self.session, part)])
+        raise WrongState(
+            f"the log of session {self.session!r} does not have the steps {first} to {last} of the run: start its "
+            "Orchestrator with lines=True, which is the default"
+        )
 
     def measure(self, first: int, last: int) -> tuple[Measurement, Analysis]:
         """Return what some steps, which are complete, came to."""
@@ -200,3 +200,15 @@ class TunedRun:
     def undo(self, change: Change) -> Acknowledgement:
         """Give an option its old value again."""
         return self.apply(change.option, change.old, change.replica)
+
+
+def _between(lines: list[dict[str, Any]], first: int, last: int) -> list[dict[str, Any]]:
+    """Return the lines from the beginning of a step to the end of another; none if they are not all there."""
+    begin = end = None
+    for number, entry in enumerate(lines):
+        text = str(entry["text"])
+        if (found := _BEGINS.search(text)) and int(found[1]) == first:
+            begin, end = number, None
+        elif (found := _COMPLETE.search(text)) and int(found[1]) == last:
+            end = number
+    return [] if begin is None or end is None else lines[begin : end + 1]

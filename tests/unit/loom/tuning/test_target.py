@@ -86,7 +86,7 @@ def weaver() -> StandIn:
 @pytest.fixture
 def run(weaver: StandIn, tmp_path: Path) -> TunedRun:
     lines = log(tmp_path)
-    return TunedRun(weaver, lambda: lines, "rl")
+    return TunedRun(weaver, lambda tail: lines[-tail:] if tail else lines, "rl")
 
 
 def test_a_session_without_a_run_is_named(weaver: StandIn) -> None:
