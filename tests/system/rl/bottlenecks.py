@@ -13,11 +13,25 @@ from loom.rl import Arithmetic, Characters, Generators, Orchestrator, SmallTrans
 
 PROMPTS, GROUP = 8, 8
 BATCH = PROMPTS * GROUP
+ENDS = 3.0
+"""What the logit of a completion's end is higher by: most completions have one or two tokens."""
 STEPS = 100_000
 """More than any test waits for."""
 
 
-class Waits(SmallTransformer):
+class Brief(SmallTransformer):
+    """The shipped model, which ends most of its completions early before it has learned anything."""
+
+    def __init__(self) -> None:
+        super().__init__(Characters.size, Characters.pad, longest=16)
+
+    def forward(self, tokens: Any, cache: Any = None) -> Any:
+        logits, after = super().forward(tokens, cache)
+        logits[..., Characters.eos] += ENDS
+        return logits, after
+
+
+class Waits(Brief):
     """The shipped model, which waits while it generates or loads, as a slower machine would.
 
     Args:
@@ -27,7 +41,7 @@ class Waits(SmallTransformer):
     """
 
     def __init__(self, seed: int, row_s: float = 0.0, token_s: float = 0.0, load_s: float = 0.0) -> None:
-        super().__init__(Characters.size, Characters.pad, longest=16)
+        super().__init__()
         self._chance = random.Random(seed)
         self._row_s, self._token_s, self._load_s = row_s, token_s, load_s
 
@@ -66,9 +80,9 @@ class WaitingTrainer(Trainer):
 
 def plain_model(
     seed: int, rollout_s: float = 0.0, lead_s: float = 0.0, slow_rank: int = -1, write_s: float = 0.0
-) -> SmallTransformer:
+) -> Brief:
     """Return the trainers' model; the rest is for `WaitingTrainer`."""
-    return SmallTransformer(Characters.size, Characters.pad, longest=16)
+    return Brief()
 
 
 def run_of(
@@ -78,20 +92,19 @@ def run_of(
     generation: dict[str, float] | None = None,
     training: dict[str, float] | None = None,
     groups: int = 1,
-    max_tokens: int | None = None,
+    max_tokens: int = 8,
     **settings: Any,
 ) -> Orchestrator:
     """Return a run of the shipped task."""
     task = Arithmetic(seed=seed)
     waits = {"rollout_s": 0.0, "lead_s": 0.0, "slow_rank": -1, "write_s": 0.0, **(training or {})}
     learner: Callable[[], Any] = functools.partial(plain_model, seed=seed, **waits)
-    tokens = max_tokens or task.max_tokens
     return Orchestrator(
         task,
         Generators(
             functools.partial(Waits, seed, **(generation or {})),
             Characters(),
-            max_tokens=tokens,
+            max_tokens=max_tokens,
             concurrency=4 * BATCH,
             seed=seed,
         ),
@@ -106,9 +119,9 @@ def run_of(
 
 BOTTLENECKS: dict[str, dict[str, Any]] = {
     "none": {},
-    "checkpoint": {"training": {"write_s": 1.5}, "async_level": 0},
+    "checkpoint": {"training": {"write_s": 1.5}, "generation": {"token_s": 0.1}, "async_level": 0},
     "generator": {"generation": {"row_s": 0.008}},
-    "truncation": {"max_tokens": 2},
+    "truncation": {"max_tokens": 1},
     "trainer": {"training": {"rollout_s": 0.03}},
     "queue": {
         "generation": {"token_s": 0.06},
