@@ -82,10 +82,13 @@ class TunedRun:
         self.session = session
         self.command_ids: set[str] = set()
         """The commands that were given through this object."""
-        self._find()
+        self._run_among(weaver.replicas())  # whoever is not there at first is not waited for
 
     def _find(self) -> ReplicaInfo:
-        found = self._patiently(self._weaver.replicas).get(ORCHESTRATOR)
+        return self._run_among(self._patiently(self._weaver.replicas))
+
+    def _run_among(self, replicas: dict[str, ReplicaInfo]) -> ReplicaInfo:
+        found = replicas.get(ORCHESTRATOR)
         if found is None or found.session != self.session:
             raise WrongState(
                 f"session {self.session!r} has no replica {ORCHESTRATOR!r}: no Orchestrator of loom.rl runs in it"
