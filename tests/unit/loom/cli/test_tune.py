@@ -1,4 +1,4 @@
-"""``loom tune`` on the command line: usage that makes no sense. What it does is in `tests/system/rl/test_tune.py`."""
+"""``loom tune`` on the command line, where its usage makes no sense; see also `tests/system/rl/test_tune.py`."""
 
 from __future__ import annotations
 
