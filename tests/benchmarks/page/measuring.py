@@ -1,8 +1,8 @@
 """Measures the page beside simulated threadlets: each of its views in turn, in rounds.
 
-Gateway, weaver, workers and threadlets share one core; Chromium has the others. In each round a view is traced for
-a while with one watcher, and left alone for as long with a second one. How much CPU time gateway and weaver use is
-measured in both. Afterwards garbage is collected and the heap is measured.
+The threadlets share one core, Chromium has the others, and gateway, weaver and workers run on all. In each round a
+view is traced for a while with one watcher, and left alone for as long with a second one. How much CPU time gateway
+and weaver use is measured in both. Afterwards garbage is collected and the heap is measured.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -86,8 +86,7 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
     figures = PageFigures({name: ViewFigures() for name in VIEWS}, size=_size())
     with ExitStack() as stack:
         say(f"{plan.replicas:,} threadlets register")
-        with _held_to(cores[:1]):
-            cluster = stack.enter_context(LocalCluster(1))
+        cluster = stack.enter_context(LocalCluster(1))
         stack.enter_context(_held_to(cores[1:] or cores))
         job = stack.enter_context(loom.connect(cluster.url, cluster.token))
         with _held_to(cores[:1]):
@@ -112,7 +111,7 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
 
 
 class _Servers:
-    """The processes on the one core."""
+    """The processes that serve the page."""
 
     def __init__(self, gateway: int, crowd: CallerProcess) -> None:
         children = psutil.Process(gateway).children()

@@ -49,7 +49,7 @@ class PagePlan:
 
 @dataclass(frozen=True)
 class Load:
-    """CPU seconds that the processes on the one core used in some time."""
+    """CPU seconds that the processes used in some time."""
 
     seconds: float
     gateway: float

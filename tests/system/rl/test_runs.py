@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import loom
-from loom.rl import RolloutStore
+from loom.rl import RolloutStore, arithmetic_run
 from loom.rl.generation import weights
 from tests.support.processes import still_there
 from tests.system.rl.runs import BOUND, WatchedRun, assert_exact
@@ -165,3 +165,19 @@ def test_a_program_in_the_cluster_runs_it_on_its_own_host(tmp_path: Path) -> Non
     )
 
     assert "trained 384 finished" in ran.stdout, ran.stderr[-2000:]
+
+
+class Runner(loom.Actor):
+    """An actor in the cluster that makes a run."""
+
+    @loom.endpoint
+    def run(self, folder: str) -> tuple[list[int], int]:
+        summary = arithmetic_run(folder, steps=3, generators=2, groups=2, **SMALL).run()
+        return [one.step for one in summary.steps], summary.trained
+
+
+def test_an_orchestrator_runs_in_an_actor(job: loom.Job, tmp_path: Path) -> None:
+    procs = job.hosts.slice(hosts=0).spawn_procs()
+    runner = procs.spawn("runner", Runner)
+
+    assert runner.run.call_one(str(tmp_path)).get(timeout=BOUND) == ([0, 1, 2], 3 * 64)
