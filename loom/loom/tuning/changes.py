@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -67,14 +67,28 @@ Config = Mapping[str, Any]
 """The configuration of the orchestrator, with ``groups``, the number of trainer groups."""
 
 
-def change_for(finding: Finding, found: Analysis, config: Config) -> Change | NoChange:
+def change_for(
+    finding: Finding, found: Analysis, config: Config, tried: Container[tuple[str, str]] = ()
+) -> Change | NoChange:
     """Return the change that answers a finding, or why there is none.
 
     Args:
         finding: of the analysis.
         found: the analysis.
         config: what the run has now.
+        tried: the keys of changes that were taken back.
     """
+    first = _change_for(finding, found, config)
+    if isinstance(first, NoChange) or first.key not in tried:
+        return first
+    if first.option == "weights_via" and first.new == "admin":  # the lane is further away from the completions
+        second = _change_for(finding, found, {**config, "weights_via": "admin"})
+        if isinstance(second, Change) and second.key not in tried:
+            return replace(second, old=first.old)
+    return NoChange(first.rule, f"{first} was tried and taken back.")
+
+
+def _change_for(finding: Finding, found: Analysis, config: Config) -> Change | NoChange:
     propose = _PROPOSALS[finding.name]
     try:
         option, new, expected, why = propose(finding, found, config)
@@ -175,10 +189,11 @@ def _straggler(finding: Finding, found: Analysis, config: Config) -> _Proposed:
     now = now if len(now) == len(means) else [1.0] * len(means)
     speeds = [share / means[rank] for rank, share in enumerate(now)]
     new = [round(speed / max(speeds), 2) for speed in speeds]
-    wall = found.attribution.loop.wall_ms or found.attribution.training.wall_ms
+    loop, training = found.attribution.loop, found.attribution.training
+    wall = loop.wall_ms or training.wall_ms
     even = sum(now) / sum(speeds)  # milliseconds of a step, if all processes take equally long
     saved = max(means.values()) - even
-    expected = wall / (wall - saved) - 1 if 0 < saved < wall else 0.0
+    expected = wall / max(wall - saved, even + training.write_ms, loop.busy_ms) - 1
     if new == now:
         raise _NoneError("The batch is split by the speed of the processes already.")
     why = "The slow process gets a smaller part of the batch. Spares (spares=) replace a host that stays slow."

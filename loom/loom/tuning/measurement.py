@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 from loom.analysis.result import Analysis
 
 HOUR = 3600.0
+PIECES = 4
+"""Pieces into which steps are divided to see how much their length varies."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Measurement:
     def of(cls, first: int, last: int, found: Analysis, rewards: list[float], losses: list[float]) -> Measurement:
         """Return the measurement of steps, from the analysis of their log and what the weaver has of them."""
         walls = found.metrics["step_s"]
+        durations = found.measured.series["step_s"].points.values
         reward, reward_error = _mean(rewards)
         means = {name: found.metrics[name].mean for name in ("trunc_pct", "staleness") if name in found.metrics}
         return cls(
@@ -43,7 +47,7 @@ class Measurement:
             last=last,
             steps_per_hour=HOUR / walls.mean,
             step_seconds=walls.mean,
-            error=walls.stddev / sqrt(walls.count),
+            error=_error(durations),
             reward=reward,
             reward_error=reward_error,
             loss=_mean(losses)[0],
@@ -71,3 +75,10 @@ def _mean(values: list[float]) -> tuple[float | None, float]:
     mean = sum(values) / len(values)
     spread = sum((value - mean) ** 2 for value in values) / len(values)
     return mean, sqrt(spread / len(values))
+
+
+def _error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean of values in their order; neighbours may depend on each other."""
+    size = max(1, len(values) // PIECES)
+    means = [fmean(values[at : at + size]) for at in range(0, len(values) - size + 1, size)]
+    return stdev(means) / sqrt(len(means)) if len(means) > 1 else 0.0

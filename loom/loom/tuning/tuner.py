@@ -113,12 +113,9 @@ class Tuner:
         for finding in found.findings:
             if not finding.over_bound:
                 continue
-            proposed = change_for(finding, found, config)
-            if isinstance(proposed, Change) and proposed.key not in self._tried:
-                return proposed
+            proposed = change_for(finding, found, config, self._tried)
             if isinstance(proposed, Change):
-                told = f"{proposed} was tried and taken back."
-                proposed = NoChange(finding.name.value, told)
+                return proposed
             first = first or proposed
         return first
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.rl import Arithmetic, Characters, Generators, Orchestrator, SmallTransformer, Trainer, Trainers
+from loom.train import LiveConfig
 
 PROMPTS, GROUP = 8, 8
 BATCH = PROMPTS * GROUP
@@ -108,7 +109,7 @@ def run_of(
             concurrency=4 * BATCH,
             seed=seed,
         ),
-        Trainers(learner, Characters(), groups=groups, actor=WaitingTrainer),
+        Trainers(learner, Characters(), groups=groups, actor=WaitingTrainer, config=LiveConfig(learning_rate=1e-9)),
         folder=folder,
         steps=STEPS,
         batch=BATCH,
@@ -131,6 +132,6 @@ BOTTLENECKS: dict[str, dict[str, Any]] = {
         "max_staleness": 8,
     },
     "loading": {"generation": {"load_s": 1.5}},
-    "straggler": {"training": {"rollout_s": 0.002, "lead_s": 0.04, "slow_rank": 1}, "groups": 2},
+    "straggler": {"training": {"rollout_s": 0.015, "lead_s": 0.03, "slow_rank": 1}, "groups": 2},
 }
 """The settings of each bottleneck, by the rule that has to find it."""
