@@ -1,6 +1,7 @@
 /** What the page knows: the messages and frames of the socket in, and what components read out. */
 
 import { CommandLog, type CommandRun } from '../commands';
+import type { StepTimes } from '../lanes';
 import type { Points } from '../series';
 import { isShown } from '../shown.svelte';
 import type {
@@ -26,6 +27,7 @@ import { Jobs, mergeGoodput, type Job } from './jobs';
 import { Live } from './live';
 import { Position } from './position';
 import { copyOf, Replicas, type Replica } from './replicas';
+import { Steps } from './steps';
 import type { Need, Subscriptions } from './subscriptions';
 
 const SETTLED: ReadonlySet<string> = new Set(['running', 'paused', 'draining', 'stalled', 'recovering', 'failed', 'finished', 'registering']);
@@ -52,6 +54,7 @@ export abstract class Known {
   protected readonly held = new Replicas();
   protected abstract readonly subscriptions: Subscriptions;
   #live = new Live();
+  #steps = new Steps();
   #jobs = new Jobs();
   #devices = new Devices();
   #events = new EventLog();
@@ -133,6 +136,12 @@ export abstract class Known {
     return this.#live.points(id, metric);
   }
 
+  /** The times of the newest steps of a replica that has a lane, the oldest first. */
+  newestSteps(id: string): readonly StepTimes[] {
+    this.changes.read('live');
+    return this.#steps.of(id);
+  }
+
   /** Have columns of all replicas, and whole rows of some, sent until the returned function is called. */
   need(need: Need): () => void {
     return this.subscriptions.need(need);
@@ -142,6 +151,18 @@ export abstract class Known {
   follow(id: string): () => void {
     const leave = this.#live.follow(id);
     const withdraw = this.need({ rows: [id] });
+    return () => {
+      withdraw();
+      leave();
+    };
+  }
+
+  /** Keep the times of the newest steps of a replica, from its last one on, until the returned function is called. */
+  followSteps(id: string): () => void {
+    const leave = this.#steps.follow(id);
+    const withdraw = this.need({ rows: [id] });
+    const known = this.held.get(id);
+    if (known && this.#steps.take(known)) this.changes.note('live');
     return () => {
       withdraw();
       leave();
@@ -309,8 +330,13 @@ export abstract class Known {
     this.held.change(known, change, !this.subscriptions.has('pace'));
     if (change.handlers) this.changes.note('configs');
     if (known.state !== state) this.changes.note('states');
-    if (change.metrics && known.reported !== reported && this.#live.take(known)) this.changes.note('live');
+    if (change.metrics && known.reported !== reported) this.#takeReport(known);
     this.changes.note('reports');
+  }
+
+  #takeReport(known: Replica): void {
+    const followed = this.#live.take(known);
+    if (this.#steps.take(known) || followed) this.changes.note('live');
   }
 
   /** Forget everything: nobody is signed in any more. */
