@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from loom.rest import Gateway
 from tests.support.needs import skip_because
+from tests.support.paths import ROOT
 
 BOUND = 30.0
 """Seconds within which what is waited for has come."""
@@ -24,6 +26,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+_AXE = ROOT / "gateway/dashboard/node_modules/axe-core/axe.min.js"
 
 _EXPECTED = ("WebSocket connection to", "Failed to load resource")
 """Parts of what Chromium itself says of a gateway that is away or refuses: tests break connections."""
@@ -70,6 +74,14 @@ class Tab:
     def open(self, view: str) -> None:
         """Open a view by its address, without loading the page again."""
         self.page.evaluate("view => { location.hash = view }", f"#/{view}")
+
+    def violations(self) -> list[str]:
+        """What axe-core finds."""
+        if not _AXE.is_file():
+            skip_because("axe-core is not installed: npm ci in gateway/dashboard")
+        self.page.evaluate(_AXE.read_text() + ";null")
+        found: list[dict[str, Any]] = self.page.evaluate("async () => (await axe.run(document)).violations")
+        return [f"{one['id']}: {[node['target'] for node in one['nodes']]}" for one in found]
 
     def live(self) -> None:
         """Wait until the page is signed in and connected."""

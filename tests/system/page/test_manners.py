@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from loom_proxy.local import LocalCluster
-from tests.support.browser import Tab, signed_in
+from tests.support.browser import signed_in
 from tests.support.gateways import TOKEN, Gateway, gateway_of
-from tests.support.needs import skip_because
-from tests.support.paths import ROOT
 from tests.support.weaver_training import training
-
-AXE = ROOT / "gateway/dashboard/node_modules/axe-core/axe.min.js"
 
 VIEWS = (
     "overview",
@@ -42,22 +37,13 @@ def gateway(cluster: LocalCluster) -> Iterator[Gateway]:
             yield running
 
 
-def violations(opened: Tab) -> list[str]:
-    """What axe-core finds."""
-    if not AXE.is_file():
-        skip_because("axe-core is not installed: npm ci in gateway/dashboard")
-    opened.page.evaluate(AXE.read_text() + ";null")
-    found: list[dict[str, Any]] = opened.page.evaluate("async () => (await axe.run(document)).violations")
-    return [f"{one['id']}: {[node['target'] for node in one['nodes']]}" for one in found]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_core_finds_nothing(browser: Browser, gateway: Gateway, scheme: str) -> None:
     with signed_in(browser, gateway.url, TOKEN, color_scheme=scheme) as opened:
         for view in VIEWS:
             opened.open(view)
             expect(opened.page.locator("h1")).to_be_visible()
-            assert not violations(opened), view
+            assert not opened.violations(), view
 
 
 def test_no_view_is_wider_than_a_narrow_screen(browser: Browser, gateway: Gateway) -> None:

@@ -250,5 +250,5 @@ export function scaleOf(lanes: readonly (readonly StepTimes[])[]): number {
   const longest = Math.max(0, ...lanes.map((steps) => steps.reduce((sum, one) => sum + one.whole, 0)));
   if (longest === 0) return 1;
   const unit = 10 ** Math.floor(Math.log10(longest));
-  return unit * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((one) => one * unit >= longest * 0.999)!;
+  return unit * [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((one) => one * unit >= longest * 0.999)!;
 }
