@@ -114,8 +114,8 @@ function lastReporter(replica: Replica): Reporter | null {
 export interface Survey {
   /** The replicas that report times. */
   reporters: Reporter[];
-  /** The replicas that have lanes: those that wait longest, in the order of all replicas. */
-  lanes: string[];
+  /** Those that have lanes, because they wait longest, in the order of all replicas. */
+  lanes: Reporter[];
   /** Further replicas whose newest metrics are needed now. */
   asked: string[];
 }
@@ -132,35 +132,36 @@ export function survey(
   before: Survey | null,
   turn: number,
 ): Survey {
-  const had = new Set(before?.lanes);
+  const had = new Set(before?.lanes.map((one) => one.replica.id));
   const living = replicas.filter((one) => !ENDED.has(one.state));
   const reporters: Reporter[] = [];
+  const keys = new Float64Array(living.length);
   for (const replica of living) {
-    const steps = had.has(replica.id) ? stepsOf(replica.id) : [];
+    const stays = had.has(replica.id);
+    const steps = stays ? stepsOf(replica.id) : [];
     const reporter = steps.length ? reporterOf(replica, meanTimes(steps)) : lastReporter(replica);
-    if (reporter) reporters.push(reporter);
+    if (reporter) keys[reporters.push(reporter) - 1] = reporter.share + (stays ? STAYS : 0);
   }
-  const lanes = longest(reporters, (one) => one.share + (had.has(one.replica.id) ? STAYS : 0));
-  const drawn = new Set(lanes);
+  const lanes = longest(reporters, keys.subarray(0, reporters.length));
+  const drawn = new Set(lanes.map((one) => one.replica.id));
   const others = living.filter((one) => !drawn.has(one.id));
   const first = others.length > MOST_ASKED ? (turn * MOST_ASKED) % others.length : 0;
   return { reporters, lanes, asked: others.slice(first, first + MOST_ASKED).map((one) => one.id) };
 }
 
-/** Return the ids of the reporters with the largest keys, in their order. */
-function longest(reporters: readonly Reporter[], keyOf: (one: Reporter) => number): string[] {
-  const keys = new Float64Array(reporters.length);
-  reporters.forEach((one, at) => (keys[at] = keyOf(one)));
+/** Return the reporters with the largest keys, in their order. */
+function longest(reporters: readonly Reporter[], keys: Float64Array): Reporter[] {
   const sorted = keys.slice().sort();
   const least = sorted.at(-MOST_LANES) ?? -1;
   let ties = MOST_LANES - sorted.slice(-MOST_LANES).filter((one) => one > least).length;
-  return reporters.filter((_, at) => keys[at]! > least || (keys[at] === least && ties-- > 0)).map((one) => one.replica.id);
+  return reporters.filter((_, at) => keys[at]! > least || (keys[at] === least && ties-- > 0));
 }
 
 const NOTABLE = 0.1; // of a step
 const MOST_CLAUSES = 2;
+const SAMPLE = 100; // replicas of a job by which it is told for what they wait
 const LONGEST_NAME = 60; // characters
-const OBJECTS: Record<string, string> = { batch: 'batches', policy: 'weights' };
+const OBJECTS = new Map([['batch', 'batches'], ['policy', 'weights']]);
 
 /** Return the sentence that says which jobs' replicas wait, and for what. */
 export function sentenceOf(reporters: readonly Reporter[]): string {
@@ -188,14 +189,13 @@ function subjectOf(members: readonly Reporter[]): string {
   return /[eo]rs?$/.test(name) ? `the ${name.replace(/s?$/, 's')} wait` : `the replicas of ${name || 'no group'} wait`;
 }
 
-/** Return what is waited for longest. */
+/** Return what is waited for longest, by some of those that wait. */
 function objectOf(members: readonly Reporter[]): string {
-  const waited = new Map<string, number>();
-  for (const { mean } of members)
-    for (const [name, seconds] of mean.parts) if (isWait(name)) waited.set(name, (waited.get(name) ?? 0) + seconds);
-  const [name] = [...waited].reduce((one, other) => (other[1] > one[1] ? other : one));
+  const some = members.filter((one) => one.share > NOTABLE).slice(0, SAMPLE);
+  const waits = [...meanTimes(some.map((one) => one.mean)).parts].filter(([name]) => isWait(name));
+  const [name] = waits.reduce((one, other) => (other[1] > one[1] ? other : one));
   const what = name.replace(/^wait_(for_)?/, '').replaceAll('_', ' ').slice(0, LONGEST_NAME);
-  return OBJECTS[what] ?? (isolate(what) || 'something');
+  return OBJECTS.get(what) ?? (isolate(what) || 'something');
 }
 
 const MOST_KINDS = 7; // that have colours of their own
