@@ -14,7 +14,7 @@ import pytest
 import loom
 from loom.rest import Gateway
 from loom.tuning.ledger import Decision, Ledger, read
-from loom.tuning.target import TunedRun
+from loom.tuning.target import RunEnded, TunedRun
 from loom.tuning.tuner import Tuner
 from loom_proxy.local import LocalCluster
 from tests.system.rl.bottlenecks import BOTTLENECKS, run_of
@@ -42,6 +42,8 @@ def tuned(cluster: LocalCluster, folder: Path, bottleneck: str, seed: int) -> It
             gateway = Gateway(cluster.url, cluster.token)
             target = TunedRun(job.weaver, partial(gateway.logs, job.session, follow=False), job.session)
             yield Tuner(target, Ledger(folder / "tuning", job.session), steps=STEPS, say=print), job
+        except RunEnded:
+            pytest.fail(f"the run ended: {run.exception(BOUND)}")
         finally:
             run.cancel()
 
