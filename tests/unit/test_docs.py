@@ -248,7 +248,9 @@ def test_every_route_is_explained() -> None:
     assert not [route for route in routes if f"{route.replace(':path', '')}`" not in text]
 
 
-GUARANTEES = "".join(Page.of(f"docs/design/{name}.md").text for name in ("guarantees", "guarantees-page", "guarantees-rl"))
+GUARANTEES = "".join(
+    Page.of(f"docs/design/{name}.md").text for name in ("guarantees", "guarantees-page", "guarantees-rl")
+)
 
 
 def test_every_test_that_the_guarantees_name_exists() -> None:

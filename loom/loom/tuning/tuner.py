@@ -17,10 +17,12 @@ from loom.tuning.target import RunEnded, TunedRun
 
 SETTLES = 2
 """Steps after a change that are not measured, besides those that are under way."""
+STARTS = 5
+"""Steps at the beginning of a run that are not measured."""
 COMES_WITHIN = 180.0
 """Seconds in which a new generator or group takes part."""
 LOOK_EVERY = 0.5
-SLOWER = 0.25
+SLOWER = 0.5
 """The share of steps an hour that a better quality may cost."""
 BETTER = 0.9
 """The share of a value up to which it may fall to count as better."""
@@ -56,9 +58,7 @@ def judge(change: Change, before: Measurement, after: Measurement) -> Judgement:
     if gain < LEAST:
         return Judgement(False, f"{gain:+.0%} steps an hour: at least {LEAST:+.0%} is wanted.")
     if gain < noise:
-        return Judgement(
-            False, f"{gain:+.0%} steps an hour, which steps of such different lengths may show by chance."
-        )
+        return Judgement(False, f"{gain:+.0%} steps an hour, which may be chance: the steps differ much.")
     return Judgement(True, f"{gain:+.0%} steps an hour.")
 
 
@@ -98,7 +98,7 @@ class Tuner:
         Raises:
             RunEnded: the run ends before.
         """
-        first = max(0, self._run.step() - self._steps + 1)
+        first = max(STARTS, self._run.step() - self._steps + 1)
         self._run.await_step(first + self._steps - 1)
         last = self._run.step()
         return self._run.measure(last - self._steps + 1, last)
