@@ -17,6 +17,7 @@ from loom.tuning.ledger import Decision, Ledger, read
 from loom.tuning.target import RunEnded, TunedRun
 from loom.tuning.tuner import Tuner
 from loom_proxy.local import LocalCluster
+from loom_proxy.weaver.client import WeaverProxy
 from tests.system.rl.bottlenecks import BOTTLENECKS, run_of
 
 BOUND = 120.0
@@ -34,13 +35,14 @@ def tuned(cluster: LocalCluster, folder: Path, bottleneck: str, seed: int) -> It
         job.print_logs = False
         run = job.run(run_of(folder, seed, **BOTTLENECKS[bottleneck]).run, detach=True, name="rl")
         try:
+            weaver = WeaverProxy(cluster.url, cluster.token)  # not by the driver, which is busy with imports
             until = time.monotonic() + BOUND
-            while (found := job.weaver.replicas().get("orchestrator")) is None or found.session != job.session:
+            while (found := weaver.replicas().get("orchestrator")) is None or found.session != job.session:
                 assert not run.done(), run.exception()
                 assert time.monotonic() < until
                 time.sleep(0.1)
             gateway = Gateway(cluster.url, cluster.token)
-            target = TunedRun(job.weaver, partial(gateway.logs, job.session, follow=False), job.session)
+            target = TunedRun(weaver, partial(gateway.logs, job.session, follow=False), job.session)
             yield Tuner(target, Ledger(folder / "tuning", job.session), steps=STEPS, say=print), job
         except RunEnded:
             pytest.fail(f"the run ended: {run.exception(BOUND)}")
