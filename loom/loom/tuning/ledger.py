@@ -98,13 +98,24 @@ class Ledger:
             if told != session:
                 raise WrongArguments(f"{path} is the ledger of session {told!r}, not of {session!r}: use --out")
 
+    def write(self) -> None:
+        """Write the files.
+
+        Raises:
+            WrongArguments: the folder cannot be written.
+        """
+        told = {"version": VERSION, "session": self.session, "entries": [one.as_dict() for one in self.entries]}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(self.folder / JSON, json.dumps(told, indent=1) + "\n")
+            replace_file(self.folder / MARKDOWN, self.markdown())
+        except OSError as error:
+            raise WrongArguments(f"cannot write the ledger to {self.folder}: {error.strerror}; use --out") from None
+
     def add(self, entry: Entry) -> Entry:
         """Add a line, and write the files."""
         self.entries.append(entry)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        told = {"version": VERSION, "session": self.session, "entries": [one.as_dict() for one in self.entries]}
-        replace_file(self.folder / JSON, json.dumps(told, indent=1) + "\n")
-        replace_file(self.folder / MARKDOWN, self.markdown())
+        self.write()
         return entry
 
     def markdown(self) -> str:

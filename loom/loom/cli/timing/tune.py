@@ -51,6 +51,7 @@ def tune(
     replayed = read(replay)[1] if replay else []
     run = TunedRun(access.weaver(), partial(gateway.logs, name, follow=False), name)
     ledger = Ledger(out or Path(f"tuning_{name}"), name)
+    ledger.write()  # before anything is changed
     known = len(ledger.entries)
     tuner = Tuner(run, ledger, steps=steps, say=lambda line: None if as_json else typer.echo(line))
     if replay:

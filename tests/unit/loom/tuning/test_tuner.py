@@ -220,6 +220,12 @@ def test_a_file_that_is_no_ledger_or_anothers_is_refused(tmp_path: Path) -> None
         Ledger(tmp_path, "simulated")
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(WrongArguments, match="cannot write the ledger to .*taken.*: .*use --out"):
+        Ledger(tmp_path / "taken", "simulated").write()
+
+
 def test_the_table_has_a_line_for_each_change(tmp_path: Path) -> None:
     run = SimulatedRun(tmp_path, Times(batch=4000))
     tuner_of(run, tmp_path).tune(rounds=1)
