@@ -222,7 +222,7 @@ def test_a_file_that_is_no_ledger_or_anothers_is_refused(tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(WrongArguments, match="cannot write the ledger to .*taken.*: .*use --out"):
+    with pytest.raises(WrongArguments, match=r"cannot write the ledger to .*taken.*: .*use --out"):
         Ledger(tmp_path / "taken", "simulated").write()
 
 
