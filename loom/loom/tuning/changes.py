@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from loom.analysis.attribution import HALF
 from loom.analysis.diagnosis import Finding
 from loom.analysis.result import Analysis
 from loom.analysis.rules import RuleName
@@ -78,14 +79,10 @@ def change_for(
         config: what the run has now.
         tried: the keys of changes that were taken back.
     """
-    first = _change_for(finding, found, config)
-    if isinstance(first, NoChange) or first.key not in tried:
-        return first
-    if first.option == "weights_via" and first.new == "admin":  # the lane is further away from the completions
-        second = _change_for(finding, found, {**config, "weights_via": "admin"})
-        if isinstance(second, Change) and second.key not in tried:
-            return replace(second, old=first.old)
-    return NoChange(first.rule, f"{first} was tried and taken back.")
+    change = _change_for(finding, found, config)
+    if isinstance(change, Change) and change.key in tried:
+        return NoChange(change.rule, f"{change} was tried and taken back.")
+    return change
 
 
 def _change_for(finding: Finding, found: Analysis, config: Config) -> Change | NoChange:
@@ -118,13 +115,9 @@ def _another_way(finding: Finding, found: Analysis, config: Config) -> _Proposed
     now = config["weights_via"]
     if now == "lane":
         raise _NoneError("Orders go by the control lane already, which waits behind no request.")
-    new = "admin" if now == "shared" else "lane"
-    why = (
-        "A client of its own does not wait in the pool of the completions."
-        if new == "admin"
-        else "The control lane has no accept queue and no event loop in common with the completions."
-    )
-    return "weights_via", new, _gain(finding.share), why
+    # Completions go on while an order waits, so that not all of its wait is lost.
+    why = "The control lane has no pool, accept queue or event loop in common with HTTP, for completions either."
+    return "weights_via", "lane", _gain(HALF * finding.share), why
 
 
 def _loading(finding: Finding, found: Analysis, config: Config) -> _Proposed:

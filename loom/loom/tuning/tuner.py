@@ -10,7 +10,7 @@ from typing import Any
 
 from loom.analysis.result import Analysis
 from loom.errors import LoomError, WaitTimeout, WrongArguments
-from loom.tuning.changes import LEAST, ORCHESTRATOR, TRAINER_JOB, Change, Goal, NoChange, change_for
+from loom.tuning.changes import HIGHEST_LEVEL, LEAST, ORCHESTRATOR, TRAINER_JOB, Change, Goal, NoChange, change_for
 from loom.tuning.ledger import Decision, Entry, Ledger
 from loom.tuning.measurement import Measurement
 from loom.tuning.target import RunEnded, TunedRun
@@ -89,6 +89,7 @@ class Tuner:
         self._ledger = ledger
         self._steps = steps
         self._say = say
+        self._since = STARTS  # the first step that is as the run is now
         self._tried: set[tuple[str, str]] = set()
         self._event = run.newest_event()
 
@@ -98,7 +99,7 @@ class Tuner:
         Raises:
             RunEnded: the run ends before.
         """
-        first = max(STARTS, self._run.step() - self._steps + 1)
+        first = max(self._since, self._run.step() - self._steps + 1)
         self._run.await_step(first + self._steps - 1)
         last = self._run.step()
         return self._run.measure(last - self._steps + 1, last)
@@ -214,7 +215,7 @@ class Tuner:
 
     def _measure_after(self, change: Change, applied: int | None) -> Measurement:
         level = self._run.config().get("async_level", 0)
-        begin = max(self._run.step() + 1, (applied or 0) + 1) + SETTLES + int(level)
+        begin = self._since = max(self._run.step() + 1, (applied or 0) + 1) + SETTLES + int(level)
         self._run.await_step(begin + self._steps - 1)
         return self._run.measure(begin, begin + self._steps - 1)[0]
 
@@ -222,6 +223,7 @@ class Tuner:
         try:
             answer = self._run.undo(change)
             said = f"taken back with step {answer.step}" if answer.ok else f"not taken back: {answer.reason}"
+            self._since = (answer.step or 0) + 1 + SETTLES + HIGHEST_LEVEL
         except LoomError as error:
             said = f"not taken back: {error}"
         self._say(said)

@@ -18,7 +18,7 @@ from tests.unit.loom.analysis.pipeline import Times
 from tests.unit.loom.tuning.simulated import SimulatedRun
 
 SLOW = {
-    "queue": (Times(queue=3000), {"weights_via": "shared"}, "weights_via", "admin"),
+    "queue": (Times(queue=3000), {"weights_via": "shared"}, "weights_via", "lane"),
     "generator": (Times(batch=4000), {}, "generators", 2),
     "trainer": (Times(train=4000), {}, "groups", 3),
     "checkpoint": (Times(batch=2000, train=1500, write=3000), {"async_level": 0}, "async_level", 1),
@@ -47,7 +47,7 @@ def test_a_finding_is_answered_by_a_change_that_is_kept(slow: str, tmp_path: Pat
         assert first.gain is not None
         assert first.expected is not None
         assert first.gain >= 0.1
-        assert first.gain == pytest.approx(first.expected, rel=0.6)
+        assert first.gain >= 0.5 * first.expected
 
 
 def test_changes_follow_one_another_until_nothing_is_found(tmp_path: Path) -> None:
