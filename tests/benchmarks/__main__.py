@@ -82,7 +82,8 @@ def measure_calls(
     ] = None,
 ) -> None:
     """One call, pipelined calls and a 64 MiB echo: raw WebSocket, native Monarch and through Loom."""
-    subjects = [calls.SUBJECTS[name] for name in only or calls.DEFAULT_SUBJECTS]
+    # Those that need an interpreter are added below.
+    subjects = [calls.SUBJECTS[name] for name in only or calls.DEFAULT_SUBJECTS if name in calls.SUBJECTS]
     notes = []
     if ray:
         try:
