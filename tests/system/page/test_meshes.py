@@ -15,7 +15,6 @@ from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.browser import Tab, signed_in
 from tests.support.users import House
-from tests.system.page.test_manners import violations
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +62,7 @@ def test_the_meshes_of_a_session_are_seen_with_states_and_calls(
         )
         expect(page.get_by_test_id("mesh-failures").locator('tr[data-rank="2"]')).to_contain_text("failed")
 
-        assert not violations(opened)
+        assert not opened.violations()
 
         procs.stop().get(BOUND)
         expect(item(page, "workers")).to_contain_text("4 stopped")
