@@ -100,6 +100,7 @@ class MeshOperations:
         actors = on.mesh.spawn(name, cls, *args, **kwargs)
         entry = Entry("actors", name, actors, message.id, procs=on.procs, ranks=on.ranks, cls=cls)
         self._context.meshes.add(message.id, entry)
+        self._context.loop.call_soon_threadsafe(self._context.failures.unreported.watch_spawn, message.id, entry)
 
     def _view(self, message: Message, started: float) -> None:
         try:

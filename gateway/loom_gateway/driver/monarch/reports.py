@@ -22,6 +22,8 @@ _CONTROLLER = re.compile(r"The actor actor_mesh_controller_(?P<mesh>[\w-]+)<")
 
 _SPAWN_TIMEOUT = re.compile(r"error spawning \w+ mesh: statuses: .*\bTimeout\(")
 
+_SPAWN_FAILED = re.compile(r"error spawning actor mesh: statuses: .*?\bFailed\((?P<why>.*?)\n?\)=\d", re.DOTALL)
+
 _COORDINATE = re.compile(r"'([^']*)': (\d+)/(\d+)")
 
 
@@ -86,6 +88,15 @@ def unanswered_spawn(text: str) -> str | None:
         f"a host has not answered in time: it has died, or the network to it was away when this was asked for; "
         f"if the host is there, ask again ({first})"
     )
+
+
+def failed_spawn(text: str) -> str | None:
+    """Return why an actor of a mesh that Monarch has not made failed; None if the text is of another error.
+
+    Monarch makes no mesh if an actor fails while it waits for all, and then reports no fault (torchmonarch 0.7).
+    """
+    found = _SPAWN_FAILED.search(text)
+    return None if found is None else found["why"]
 
 
 def about_endpoint(text: str, asked: str, meant: str) -> str:

@@ -1,7 +1,8 @@
-"""Failures of processes that Monarch leaves out.
+"""Failures that Monarch leaves out (torchmonarch 0.7).
 
-Monarch's controller of a mesh reports the first of its elements that fails, and none after it (torchmonarch 0.7).
-So of two processes that die at once, or one after the other, Monarch tells of one.
+Monarch's controller of a mesh reports the first of its elements that fails, and none after it. So of two processes
+that die at once, or one after the other, Monarch tells of one. A mesh of actors has no controller
+before it is made. If an actor fails meanwhile, the mesh is not made, and Monarch tells of none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from loom.shape import Extent, Point
 from loom_gateway.driver.monarch.host_table import HostTable
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, monarchs_name
-from loom_gateway.driver.monarch.reports import Place, died_with_its_process
+from loom_gateway.driver.monarch.reports import Place, died_with_its_process, failed_spawn
 
 MONARCHS_TURN = 1.0  # seconds for which Monarch may report a dead process first; it takes half of one
 KEPT = 4096  # reports of Monarch's that are remembered
@@ -51,6 +52,17 @@ class UnreportedFailures:
     def lost(self, procs: int, rank: int) -> None:
         """Note that a process was lost, and publish its failures unless Monarch reports them."""
         self._loop.call_later(MONARCHS_TURN, self._check, procs, rank)
+
+    def watch_spawn(self, ident: int, entry: Entry) -> None:
+        """Publish the failure of an actor mesh whose spawn fails. None of its actors can be called then."""
+
+        def done(made: asyncio.Future[Any]) -> None:
+            error = made.exception()
+            why = None if error is None or entry.stopped else failed_spawn(str(error))
+            if why is not None:
+                self._publish({"mesh": entry.name, "report": why, "id": ident, "ranks": list(entry.ranks)})
+
+        entry.mesh.initialized.as_asyncio().add_done_callback(done)
 
     def retire(self, ident: int) -> None:
         """Forget what was published of a mesh that was stopped."""

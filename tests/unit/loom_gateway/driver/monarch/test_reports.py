@@ -9,6 +9,7 @@ from loom_gateway.driver.monarch.reports import (
     Place,
     about_endpoint,
     failed_element,
+    failed_spawn,
     read_fault,
     unanswered_spawn,
 )
@@ -80,3 +81,12 @@ def test_a_spawn_that_a_host_has_not_answered(kind: str) -> None:
     assert text in explained
     assert "backtrace" not in explained
     assert unanswered_spawn("error spawning proc mesh: statuses: Failed(no such file)=0..1") is None
+
+
+def test_a_mesh_that_was_not_made_because_an_actor_failed() -> None:
+    event = "Supervision event: actor <root>.<Broken broken{'hosts': 1/2}> failed:\n  ValueError: cannot be made"
+    text = f"RuntimeError: error spawning actor mesh: statuses: Failed({event}\n)=1..2;Running=0..1\n\nStack"
+
+    assert failed_spawn(text) == event
+    assert failed_spawn("error spawning proc mesh: statuses: Failed(no such file)=0..1") is None
+    assert failed_spawn("error spawning actor mesh: statuses: Timeout(60.001704494s)=0..1") is None

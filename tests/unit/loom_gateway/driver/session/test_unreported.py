@@ -1,4 +1,4 @@
-"""Which failures of processes are published besides Monarch's reports."""
+"""Which failures are published besides Monarch's reports."""
 
 from __future__ import annotations
 
@@ -121,3 +121,24 @@ def test_processes_that_were_lost_with_their_host_are_no_failures_of_their_own()
         assert session.published.empty()
 
     asyncio.run(lose_all())
+
+
+@pytest.mark.parametrize(("stopped", "published"), [(False, [0, 1, 2, 3]), (True, [])])
+def test_a_mesh_that_is_not_made_has_failed_on_every_rank(stopped: bool, published: list[int]) -> None:
+    text = "error spawning actor mesh: statuses: Failed(ValueError: cannot be made\n)=1..2;Running=0..1"
+
+    async def fail_to_spawn(error: Exception) -> list[int]:
+        session = Session(asyncio.get_running_loop())
+        entry = session.meshes.entry(2)
+        made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry.mesh.initialized = SimpleNamespace(as_asyncio=lambda: made)
+        session.failures.watch_spawn(2, entry)
+        entry.stopped = stopped
+
+        made.set_exception(error)
+        await asyncio.sleep(0)
+
+        return session.published.get_nowait()["ranks"] if session.published.qsize() else []
+
+    assert asyncio.run(fail_to_spawn(RuntimeError(text))) == published
+    assert asyncio.run(fail_to_spawn(RuntimeError("on mesh with supervision events"))) == []
