@@ -68,15 +68,21 @@ METRICS = {
 _PLACES = {name: {each.name: place for place, each in enumerate(form.fields, 2)} for name, form in FORMS.items()}
 """The place of each field of an event in a row."""
 
+_COUNTERS = ("step", "target_step", "target_batch")
+"""Numbers that tell events apart: nothing is made of them."""
 _BY_EVENT = {
     name: [(metric, _PLACES[name][of]) for metric, (event, of) in METRICS.items() if event == name]
     for name in FORMS
 }
 _NUMBERS = {
-    name: [place for place, each in enumerate(form.fields, 2) if each.required and each.digits is not None]
+    name: [
+        place
+        for place, each in enumerate(form.fields, 2)
+        if each.required and each.digits is not None and (name == "barrier" or each.name not in _COUNTERS)
+    ]
     for name, form in FORMS.items()
 }
-"""The places of the numbers that an event always has."""
+"""The places of the numbers that an event always has, and of which something is made."""
 _NO_NEGATIVES = {
     name: [
         _PLACES[name][of]
@@ -88,6 +94,15 @@ _NO_NEGATIVES = {
 _DUR = _PLACES["gen.batch.done"]["dur_ms"]
 _WAIT, _WALL = _PLACES["ckpt.wait.done"]["wait_ms"], _PLACES["step.complete"]["wall"]
 _OP, _RPC = _PLACES["weights.rpc.done"]["op"], _PLACES["weights.rpc.done"]["rpc_ms"]
+_FOLLOWED = {
+    "weights.client.send",
+    "weights.client.done",
+    "gen.batch.start",
+    "gen.batch.done",
+    "ckpt.wait.done",
+    "step.complete",
+}
+"""Events whose order matters."""
 _TIMES = {
     "weights.client.send": "send",
     "weights.server.recv": "recv",
@@ -187,7 +202,7 @@ class Collector:
         for name in ("train.step.done", "train.batch.wait"):
             if not (numbers := columns.get(name)):
                 continue
-            _, ranks, took = numbers.values()
+            ranks, took = numbers.values()
             for number in set(ranks):
                 rank = self.ranks.get(int(number))
                 if rank is None:
@@ -209,7 +224,7 @@ class Collector:
         gen = iter(columns.get("gen.batch.done", {_DUR: ()})[_DUR])
         waits = iter(columns.get("ckpt.wait.done", {_WAIT: ()})[_WAIT])
         walls = iter(columns.get("step.complete", {_WALL: ()})[_WALL])
-        for name in batch.order:
+        for name in filter(_FOLLOWED.__contains__, batch.order):
             if name == "weights.client.send":
                 self.updates.begin()
             elif name == "weights.client.done":
