@@ -91,7 +91,8 @@ class TunedRun:
         found = replicas.get(ORCHESTRATOR)
         if found is None or found.session != self.session:
             raise WrongState(
-                f"session {self.session!r} has no replica {ORCHESTRATOR!r}: no Orchestrator of loom.rl runs in it"
+                f"session {self.session!r} has no replica {ORCHESTRATOR!r} of yours: no Orchestrator of loom.rl "
+                f"runs in it, or another user's does"
             )
         return found
 

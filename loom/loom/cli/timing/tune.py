@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from loom.cli.options import Access, asking, only_session, read_assignments
+from loom.cli.options import UserAccess, asking, only_session, read_assignments
 from loom.cli.output import print_json
 from loom.errors import WrongArguments
 
 
 @asking
 def tune(
-    access: Access,
+    access: UserAccess,
     session: Annotated[str | None, typer.Option(help="Name of a session; not needed if only one lives.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Apply what is proposed; keep what helps.")] = False,
     steps: Annotated[int, typer.Option(min=2, help="Steps that are measured before and after a change.")] = 20,
