@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from loom.errors import SupervisionError, Unavailable
+from loom.process.threads import start_thread
 
 LOOK_EVERY = 0.1
 """Seconds between two looks at whether a wait has a point; a cancelled `job.run` is interrupted between two."""
@@ -28,7 +29,7 @@ def begin(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any
         except BaseException as error:  # noqa: BLE001 - raised by the future
             result.set_exception(error)
 
-    threading.Thread(target=work, name=f"rl {getattr(function, '__name__', 'call')}", daemon=True).start()
+    start_thread(f"rl {getattr(function, '__name__', 'call')}", work)
     return result
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from loom.beside import Session, SpawnedProcs
 from loom.errors import LoomError
+from loom.process.threads import start_thread
 from loom.rl.generation.ways import WeightsVia
 from loom.rl.generators.calls import LOOK_EVERY, ProcessGone, call_one, result_of
 from loom.rl.generators.requests import Requests
@@ -190,7 +191,7 @@ class GeneratorPool:
 
     def _start(self, number: int, wait: float) -> None:
         self._starting.add(number)
-        threading.Thread(target=self._open, args=(number, wait), name=f"generator {number}", daemon=True).start()
+        start_thread(f"generator {number}", self._open, number, wait)
 
     def _open(self, number: int, wait: float) -> None:
         if self._closed.wait(wait):

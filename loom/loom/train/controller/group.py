@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from loom.beside import Session
+from loom.process.threads import start_thread
 from loom.train.settings import Ending, Member, TrainerReport
 from loom.train.spec import Assignment, JobSpec
 
@@ -126,7 +127,7 @@ class ReplicaGroup:
 
     def _in_background(self, work: Callable[..., None], *args: Any) -> None:
         # Each call has a thread of its own, because a call to processes that hang returns late or never.
-        threading.Thread(target=work, args=args, name=f"group {self.number} {work.__name__}", daemon=True).start()
+        start_thread(f"group {self.number} {work.__name__}", work, *args)
 
     def _fail(self, reason: str) -> None:
         self.failure = self.failure or reason  # the first failure is the cause

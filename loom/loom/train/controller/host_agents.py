@@ -16,6 +16,7 @@ from loom.actor import Actor, endpoint
 from loom.beside import Session, SpawnedProcs
 from loom.devices.local import cpu_slots, local_devices
 from loom.errors import LoomError
+from loom.process.threads import start_thread
 from loom.train.controller.group import ReplicaGroup
 from loom.train.spec import JobSpec
 
@@ -63,7 +64,7 @@ class _Agent:
         self._job = job
         self._pause = pause
         self._asked: float | None = None  # when the question was asked that has no answer yet
-        threading.Thread(target=self._ask, name=procs.name, daemon=True).start()
+        start_thread(procs.name, self._ask)
 
     @property
     def silent(self) -> float:
@@ -155,7 +156,7 @@ class HostAgents:
         """Kill the processes of a group: stopped or hanging processes end in no other way."""
         agent = self._agents.get(group.host)
         if agent is not None and group.pids:
-            threading.Thread(target=_kill, args=(agent.actor, group.pids), daemon=True).start()
+            start_thread(f"kill {group.number}", _kill, agent.actor, group.pids)
 
     def close(self) -> None:
         for agent in self._agents.values():
