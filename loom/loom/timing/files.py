@@ -49,7 +49,7 @@ class EventFile:
     def write(self, record: dict[str, object]) -> None:
         """Append a record as a line."""
         try:
-            text = json.dumps(record, default=plain)
+            text = _encode(record)
         except (TypeError, ValueError) as error:  # a field that contains itself, or keys that are no strings
             return self._count(error)
         line = text.encode() + b"\n"
@@ -110,3 +110,6 @@ def plain(value: object) -> object:
         except Exception:  # noqa: BLE001 - any class may have an `item`
             return str(value)
     return str(value)
+
+
+_encode = json.JSONEncoder(default=plain).encode  # made once: `json.dumps` makes one for each record

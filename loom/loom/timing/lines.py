@@ -94,10 +94,12 @@ def format_line(name: str, trace: object, fields: Mapping[str, object]) -> str |
     if form.sentence:
         values = {field.name: _text(fields.get(field.name, "?"), field) for field in form.fields}
         return form.sentence.format_map(values)
-    parts = [form.head.replace("[ID]", f"[{trace or '-'}]")]
-    given = ((field, fields.get(field.name)) for field in form.fields)
-    parts += [f"{field.name}={_text(value, field)}" for field, value in given if value is not None]
-    return " ".join(parts)
+    text = form.head.replace("[ID]", f"[{trace or '-'}]") if "[ID]" in form.head else form.head
+    for field in form.fields:
+        value = fields.get(field.name)
+        if value is not None:
+            text += f" {field.name}={_text(value, field)}"
+    return text
 
 
 def parse_line(text: str) -> Line | None:
@@ -138,7 +140,7 @@ def _text(value: object, field: Field) -> str:
         # Quoted if what is in it would end the field or the line, or is taken for what stands behind the field.
         return text if _PLAIN.fullmatch(text) else json.dumps(text)
     try:
-        return f"{float(value):.{field.digits}f}"  # type: ignore[arg-type]
+        return _NUMBER[field.digits](float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return "?"
 
@@ -172,6 +174,7 @@ def _parse_sentence(text: str) -> Line:
     raise ValueError(f"other words than expected in {text[:40]!r}")
 
 
+_NUMBER = tuple(f"{{:.{digits}f}}".format for digits in range(4))
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _PLAIN = re.compile(r'[^\s"\x00-\x1f\x7f]*[^\s"\x00-\x1f\x7f,;)]')
 _FIELD = re.compile(r'\(?\b([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"]+)')

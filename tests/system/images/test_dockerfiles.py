@@ -76,12 +76,12 @@ cd /
 as_user {entrypoint} {cmd} | grep -q serve
 as_user python -c 'import loom_gateway, monarch, torch; print("imported", loom_gateway.__file__)'
 if as_user {health}; then echo healthy too early; exit 1; fi
-as_user {entrypoint} loom serve worker --address tcp://127.0.0.1:26600 > /tmp/worker &
-until grep -q listening /tmp/worker; do sleep 0.1; done
+as_user {entrypoint} loom serve worker --address tcp://127.0.0.1:26600 > /tmp/worker & started=$!
+until grep -q listening /tmp/worker; do kill -0 $started; sleep 0.1; done
 as_user {health}
 echo the worker is healthy
-LOOM_TOKEN=secret as_user {entrypoint} keep-gateway --worker tcp://127.0.0.1:26600 > /tmp/gateway &
-until grep -q listening /tmp/gateway; do sleep 0.1; done
+LOOM_TOKEN=secret as_user {entrypoint} keep-gateway --worker tcp://127.0.0.1:26600 > /tmp/gateway & started=$!
+until grep -q listening /tmp/gateway; do kill -0 $started; sleep 0.1; done
 as_user env LOOM_WORKER_PORT=1 {health}
 echo the gateway is healthy
 """
