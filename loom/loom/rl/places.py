@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from loom import beside
 from loom.actor import monarch_actor, this_host
 from loom.control.address import weaver_address
 from loom.errors import WeaverUnavailable
+from loom.process.environment import add_to_environment
 
 _log = logging.getLogger("loom")
 
@@ -58,7 +58,7 @@ class OwnHost:
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> _OwnProcs:
         """Start processes; ``gone`` is never called."""
-        bootstrap = functools.partial(_set, dict(environment))
+        bootstrap = functools.partial(add_to_environment, dict(environment))
         return _OwnProcs(name, this_host().spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name))
 
     def weaver_address(self) -> str:
@@ -74,7 +74,3 @@ class OwnHost:
         answer: Future[Any] = Future()
         answer.set_exception(WeaverUnavailable("this process is no session's driver, and asks no weaver"))
         return answer
-
-
-def _set(environment: dict[str, str]) -> None:
-    os.environ.update(environment)

@@ -33,14 +33,17 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.sinks: tuple[Sink, ...] = ()
-        self.role: str | None = os.environ.get("LOOM_TIMING_ROLE") or None
         self.file: EventFile | None = None
-        self.lines = os.environ.get("LOOM_TIMING_LINES", "") not in ("", "0")
         self.listeners: list[Sink] = []
         url = otlp.endpoint(os.environ)
         self.exporter = otlp.Exporter(url, os.environ) if url else None
-        self.set_folder(os.environ.get("LOOM_TIMING_DIR") or None)
+        self.read_environment()
         self.after_fork()
+
+    def read_environment(self) -> None:
+        self.role: str | None = os.environ.get("LOOM_TIMING_ROLE") or None
+        self.lines = os.environ.get("LOOM_TIMING_LINES", "") not in ("", "0")
+        self.set_folder(os.environ.get("LOOM_TIMING_DIR") or None)
 
     def after_fork(self) -> None:
         """Take what belongs to one process."""

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loom.control.address import ADDRESS_VARIABLE, hold_address
+from loom.process.environment import add_to_environment
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.results import send_large_results_apart
@@ -206,7 +207,7 @@ def _hold_on(
     rank, line = _tie(address, procs, output=True, meets=True)
     for name, value in torchrun.environment(rank, line.master).items():
         os.environ.setdefault(name, value)  # one that is set is the user's own
-    os.environ.update(replica.marks)
+    add_to_environment(replica.marks)
     if line.weaver:
         os.environ.pop(ADDRESS_VARIABLE, None)  # a worker's own would be of another weaver
         os.environ.update(replica.environment(procs, rank))

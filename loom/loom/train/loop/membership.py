@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import functools
 import logging
 import threading
@@ -28,7 +29,8 @@ RETRY_EVERY = 0.2  # seconds between two attempts to join a quorum
 
 def process_ends() -> bool:
     """Return whether this process ends in order, so that no thread can begin anything any more."""
-    return not threading.main_thread().is_alive()
+    # Executors end first, and then the main thread counts as dead.
+    return concurrent.futures.thread._shutdown or not threading.main_thread().is_alive()
 
 
 class Membership:

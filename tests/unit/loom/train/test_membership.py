@@ -169,3 +169,34 @@ def test_a_process_that_ends_while_it_waits_for_others_says_nothing() -> None:
     assert ended.stdout == "ends\n"
     assert "logged: loom" not in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+ENDING = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from loom.train.loop.membership import process_ends
+
+assert not process_ends()
+pool, began = ThreadPoolExecutor(1), threading.Event()
+
+def work():
+    began.set()
+    while True:
+        try:
+            pool.submit(int)
+        except RuntimeError as error:
+            print(process_ends(), error)
+            return
+        time.sleep(0.001)
+
+pool.submit(int).result()
+threading.Thread(target=work).start()
+began.wait()
+ThreadPoolExecutor(1).submit(time.sleep, 1)  # the main thread waits for it, and lives that long
+"""
+
+
+def test_a_process_whose_executors_have_ended_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=BOUND, cwd=ROOT)
+
+    assert done.stdout.startswith("True cannot schedule new futures after"), done.stderr

@@ -1,0 +1,15 @@
+"""Variables that a process gets after it has started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+
+def add_to_environment(variables: Mapping[str, str]) -> None:
+    """Add variables to the environment of this process, for what it has imported already, too."""
+    os.environ.update(variables)
+    spans = sys.modules.get("loom.timing.spans")
+    if spans is not None and any(name.startswith("LOOM_TIMING_") for name in variables):
+        spans.recorder.read_environment()
