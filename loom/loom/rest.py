@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import select
+import selectors
 import socket
 import ssl
 import time
@@ -275,12 +275,18 @@ def quoted(part: str) -> str:
     return quote(part, safe="")
 
 
+# `select.select` takes no descriptor above 1023.
+_Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
 def _readable(sock: socket.socket) -> bool:
     """Return whether data has come: on an idle connection, this means its end."""
-    try:
-        return bool(select.select([sock], [], [], 0)[0])
-    except (OSError, ValueError):  # select does not take descriptors above 1023
-        return True
+    with _Selector() as selector:
+        try:
+            selector.register(sock, selectors.EVENT_READ)
+            return bool(selector.select(0))
+        except (OSError, ValueError):  # it is closed
+            return True
 
 
 def _body(body: Mapping[str, Any]) -> bytes:

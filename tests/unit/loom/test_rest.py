@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import resource
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +109,22 @@ def test_threads_do_not_share_a_connection_at_the_same_time(monkeypatch: pytest.
 
         assert found == [{"workers": []}] * 40
         assert server.connections <= 4
+
+
+def test_a_connection_with_a_high_descriptor_is_kept() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.dup(0) for _ in range(1100)]
+    try:
+        with serving() as (server, gateway):
+            gateway.status()
+            gateway.status()
+
+            assert server.connections == 1
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_gateway_that_is_gone_is_unreachable() -> None:
