@@ -17,7 +17,7 @@ from tests.benchmarks.queue.report import QueueReport, queue_ms
 def test_it_measures_every_way_in_every_set_up(tmp_path: Path) -> None:
     said: list[str] = []
 
-    windows = measure_queue(QueuePlan(rounds=1, seconds=1.5), said.append)
+    windows = measure_queue(QueuePlan(rounds=1, seconds=3.0, period=0.5, settle=1.0), said.append)
 
     report = QueueReport(QueuePlan(rounds=1), "command", describe_machine(), windows)
     assert len(said) == len(SET_UPS) * len(WAYS)
