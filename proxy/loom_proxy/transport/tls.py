@@ -40,6 +40,7 @@ class TlsSocket:
         """Held from encrypting a record until it has been sent, so that records leave in order."""
         self._unsent: Buffer = b""
         """Encrypted bytes that the socket did not take. Only the holder of `_sending` may use them."""
+        self._over = False  # whether the other side has said that no more comes; only the reading thread uses it
         self._finishing: threading.Thread | None = None  # the thread that sends `_unsent` after a `try_send`
         self._handshake()
 
@@ -71,13 +72,14 @@ class TlsSocket:
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Receive all data that has come, since `select` would not show what stayed here; b"" at the end."""
-        while True:
+        while not self._over:
             received = self._socket.recv(size, flags)
             with self._lock:
                 self._feed(received)
-                data, over = self._decrypt()
-            if data or over:
+                data = self._decrypt()
+            if data:
                 return data
+        return b""
 
     def _feed(self, data: bytes) -> None:
         if data:
@@ -85,18 +87,18 @@ class TlsSocket:
         else:
             self._incoming.write_eof()
 
-    def _decrypt(self) -> tuple[bytes, bool]:
-        """Return the data that has come, and whether it was the last."""
+    def _decrypt(self) -> bytes:
+        """Return the data that has come; notice whether it was the last."""
         pieces = []
-        over = True
         try:
             while piece := self._tls.read(_RECORD):
                 pieces.append(piece)
+            self._over = True
         except ssl.SSLWantReadError:
-            over = False
+            pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            pass  # closed or cut off: the WebSocket above tells these apart
-        return b"".join(pieces), over
+            self._over = True  # closed or cut off: the WebSocket above tells these apart
+        return b"".join(pieces)
 
     def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes were taken.

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from loom.rest import TokenSource, safe_url, token_now
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update
 from loom_proxy.session.handshake import RECONNECT
+from loom_proxy.transport.tls import TlsSocket
 from loom_proxy.transport.websocket import NoUpgrade, refused
 
 V = TypeVar("V")
@@ -86,6 +88,20 @@ class _Connect(connect_async):
         return exc
 
 
+class _Tls:
+    """What `websockets` takes for an `ssl.SSLContext`, for connections that one thread reads while another writes.
+
+    With `ssl.SSLSocket`, one connection in some hundreds never opened: its reading thread took the session tickets
+    that a server of TLS 1.3 sends first, while the other thread sent the request.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def wrap_socket(self, sock: socket.socket, server_hostname: str) -> TlsSocket:
+        return TlsSocket(sock, self._context, server_hostname)
+
+
 class WeaverWatch:
     """A watch of the weaver of one gateway."""
 
@@ -101,7 +117,6 @@ class WeaverWatch:
         self._context = client_context(ca) if self.url.startswith("wss:") else None
         self._token = token
         self._options: dict[str, Any] = {
-            "ssl": self._context,
             "open_timeout": OPEN_TIMEOUT,
             "max_size": None,  # a snapshot of many replicas is large
             "compression": None,
@@ -181,8 +196,9 @@ class WeaverWatch:
         return sock
 
     def _open(self) -> Any:
+        tls: Any = None if self._context is None else _Tls(self._context)
         try:
-            return connect(self.url, **self._connection())
+            return connect(self.url, ssl=tls, **self._connection())
         except LoomError:
             raise
         except (OSError, InvalidHandshake, EOFError) as error:
@@ -190,7 +206,7 @@ class WeaverWatch:
 
     async def _open_async(self) -> Any:
         try:
-            return await _Connect(self.url, **await asyncio.to_thread(self._connection))
+            return await _Connect(self.url, ssl=self._context, **await asyncio.to_thread(self._connection))
         except LoomError:
             raise
         except (OSError, InvalidHandshake, EOFError) as error:

@@ -315,6 +315,17 @@ def test_the_end_of_a_connection_is_seen(pair: Pair) -> None:
     assert pair.ours.recv(1000) == b""
 
 
+def test_an_end_that_comes_with_the_last_data_is_seen(pair: Pair) -> None:
+    pair.theirs.setblocking(False)
+    pair.theirs.sendall(b"last")
+    with pytest.raises(ssl.SSLWantReadError):  # TLS's own end is sent; the connection below stays open
+        pair.theirs.unwrap()
+
+    assert pair.ours.recv(1000) == b"last"
+    pair.ours.settimeout(BOUND)
+    assert pair.ours.recv(1000) == b""
+
+
 def test_bytes_that_are_no_tls_are_an_error(pair: Pair) -> None:
     plain = socket.socket(fileno=os.dup(pair.theirs.fileno()))
     with plain:

@@ -34,23 +34,25 @@ def test_a_look_needs_the_scope_view_and_a_change_more(house: House, tmp_path: P
     with house.connect("ann") as job:
         going_on = job.run(run_of(tmp_path / "run", 0, **BOTTLENECKS["generator"]).run, detach=True, name="rl")
         weaver = house.weaver("ann")
-        until = time.monotonic() + BOUND
-        while "orchestrator" not in weaver.replicas():
-            assert not going_on.done(), going_on.exception()
-            assert time.monotonic() < until
-            time.sleep(0.1)
 
         def tune(token: str, *options: str) -> tuple[int, str]:
             place = ["--url", house.url, "--session", job.session, "--steps", "4", "--out", str(tmp_path / "out")]
             done = run("-c", LOOM, "tune", *place, *options, env={**os.environ, "LOOM_TOKEN": token})
             return done.returncode, done.stdout + done.stderr
 
-        looked, proposed = tune(viewer)
-        refused, why = tune(viewer, "--apply", "--change", "generators=2")
-        config = weaver.replicas()["orchestrator"].config
-        strange, nothing = tune(house.tokens["bob"])
-        admins, also = tune(house.tokens["root"], "--user", "ann")
-        going_on.cancel()
+        try:
+            until = time.monotonic() + BOUND
+            while "orchestrator" not in weaver.replicas():
+                assert not going_on.done(), going_on.exception()
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            looked, proposed = tune(viewer)
+            refused, why = tune(viewer, "--apply", "--change", "generators=2")
+            config = weaver.replicas()["orchestrator"].config
+            strange, nothing = tune(house.tokens["bob"])
+            admins, also = tune(house.tokens["root"], "--user", "ann")
+        finally:
+            going_on.cancel()
 
     assert (looked, "generators" in proposed) == (0, True), proposed
     assert (refused, "scope" in why) == (ScopeError.exit_status, True), why

@@ -57,8 +57,11 @@ class UnreportedFailures:
         """Publish the failure of an actor mesh whose spawn fails. None of its actors can be called then."""
 
         def done(made: asyncio.Future[Any]) -> None:
-            error = made.exception()
-            why = None if error is None or entry.stopped else failed_spawn(str(error))
+            error = None if made.cancelled() else made.exception()
+            if error is None:
+                return
+            error.__traceback__ = None  # its frames hold the future, which in 0.8 holds the error for ever
+            why = None if entry.stopped else failed_spawn(str(error))
             if why is not None:
                 self._publish({"mesh": entry.name, "report": why, "id": ident, "ranks": list(entry.ranks)})
 
