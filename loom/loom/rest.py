@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 from loom.errors import (
@@ -27,6 +27,9 @@ from loom.proof.forwarded import check_proof, error_in, json_object
 from loom.timing.trace_ids import TRACE_HEADER, current_trace
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
+
+if TYPE_CHECKING:
+    from loom.timing.collecting import ProcessSpans
 
 WEBSOCKET_PATH = "/ws/v1"  # path of the gateway's WebSocket
 
@@ -138,6 +141,11 @@ class Gateway:
         """Return an entry for each run of a living session, the oldest first."""
         runs: list[dict[str, Any]] = self._call("GET", f"/sessions/{quoted(session)}/runs", expect="runs")["runs"]
         return runs
+
+    def spans(self, session: str, seconds: float) -> ProcessSpans:
+        """Return the spans of the calls that the gateway passes on for a living session, for seconds from now."""
+        path = f"/sessions/{quoted(session)}/spans?seconds={seconds:g}"
+        return cast("ProcessSpans", self._call("GET", path, expect="records", patience=seconds))
 
     def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:
         """Yield each line that a session's processes printed; with ``follow`` also new lines, until it ends.

@@ -51,6 +51,7 @@ class DriverLink(asyncio.Protocol):
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()  # frames from before `relay_to`
         self._socket: ClientSocket | None = None
         self._traffic = traffic
+        self.stream = ""  # the name of the client's stream, when it is known
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the driver has closed the connection."""
 
@@ -98,6 +99,8 @@ class DriverLink(asyncio.Protocol):
     def _frame(self, pieces: Sequence[Buffer]) -> None:
         self._last = pieces if sum(map(len, pieces)) <= _FAREWELL else ()
         if self._socket is not None:
+            if self._traffic.observer is not None:
+                self._traffic.observer(self.stream, False, pieces)
             self._socket.send_frame(*pieces)
         else:
             self._frames.put_nowait(joined(pieces))
@@ -111,6 +114,8 @@ class DriverLink(asyncio.Protocol):
         """Send a frame to the driver. Drop it if the driver is gone: the client is about to learn of that."""
         if self._transport.is_closing():
             return  # uvloop's transport would raise, and the client's connection would end without an explanation
+        if self._traffic.observer is not None:
+            self._traffic.observer(self.stream, True, pieces)
         size = sum(map(len, pieces))
         self._traffic.frames += 1
         self._traffic.bytes_in += LENGTH.size + size

@@ -141,7 +141,9 @@ class Relay:
             await send({"type": "websocket.send", "bytes": first})
             answer = decode_frame(first).messages[0]
             if answer.kind == Kind.WELCOME:
-                if not Welcome.from_body(answer.body).linger:
+                welcome = Welcome.from_body(answer.body)
+                link.stream = welcome.stream
+                if not welcome.linger:
                     self._manager.persist(session)
                 return True
             await send({"type": "websocket.close", "code": CLOSE_REFUSED})

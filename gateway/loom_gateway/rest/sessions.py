@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
 from loom.errors import LoomError, UnknownSession
+from loom.timing.collecting import LONGEST
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal
+from loom_gateway.relay.spans import RelayedCalls
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns
 from loom_gateway.sessions.history import EndedSession, EndedSessionInfo
 from loom_gateway.sessions.log_feed import LogQuery
@@ -122,6 +125,26 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         """The functions that `Job.run` runs or has run in a living session. `/logs?run=ID` has what one prints."""
         session = access.find_session(principal, name, "view", "to see a session's runs")
         return Response(await session.questions.runs(), media_type="application/json")
+
+    @router.get(
+        "/{name}/spans",
+        responses={
+            404: {"description": "No living session of the caller's, or shared with the caller, has this name."},
+            429: {"description": "The calls of the session are being observed already."},
+        },
+    )
+    async def spans(name: str, seconds: Annotated[float, Query(gt=0, le=LONGEST)], principal: Sender) -> Response:
+        """The calls that the gateway passes on for a session while the request waits, for `loom trace`."""
+        session = access.find_session(principal, name, "view", "to see a session's spans")
+        relayed = RelayedCalls(session.traffic)
+        try:
+            await asyncio.wait_for(session.over.wait(), seconds)
+        except asyncio.TimeoutError:
+            access.confirm_right(principal, session, "view")
+        finally:
+            relayed.stop()
+        found = await asyncio.to_thread(lambda: json.dumps(relayed.spans()))
+        return Response(found, media_type="application/json")
 
     @router.put("/{name}/shares/{user:path}", responses=_SHARE_REFUSALS)
     async def share(name: str, user: str, share: Share, request: Request, principal: Sender) -> SessionInfo:

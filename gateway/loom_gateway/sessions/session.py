@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from loom.wire.messages import Buffer
 from loom_gateway.sessions.driver_files import LastWords
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.driver_questions import DriverQuestions
@@ -37,6 +38,8 @@ class Traffic:
     frames: int = 0  # towards the driver
     bytes_in: int = 0  # towards the driver, including the frames' lengths
     bytes_out: int = 0  # towards the clients
+    observer: Callable[[str, bool, Sequence[Buffer]], None] | None = None
+    """Is given each frame, if there is one: the client's stream, whether it goes to the driver, and its pieces."""
 
 
 @dataclass

@@ -37,17 +37,16 @@ class ProcessSpans(TypedDict):
     """Why records are missing, if they are."""
 
 
-class Collection:
-    """The records of this process from now until `end`, at most so many."""
+class Records:
+    """Records in bounded memory."""
 
     def __init__(self, most: int = MAX_RECORDS) -> None:
         self._most = most
         self._lines: list[str] = []
         self._size = 0
         self._left_out = 0
-        self._end = listen(self._take)
 
-    def _take(self, record: Record) -> None:
+    def take(self, record: Record) -> None:
         try:
             line = json.dumps(record, default=plain)
         except (TypeError, ValueError):
@@ -59,18 +58,36 @@ class Collection:
         self._lines.append(line)
         self._size += len(line)
 
-    def end(self, name: str, problem: str | None = None) -> ProcessSpans:
-        """Stop, and return what was recorded."""
-        self._end()
-        offset, error = clock.offset()
+    def of(self, name: str, offset: clock.Offset, problem: str | None) -> ProcessSpans:
+        """Return the records, as those of this process."""
         return ProcessSpans(
             name=name,
             host=HOST,
             pid=os.getpid(),
             role=recorder.role,
-            offset=offset,
-            error=error,
+            offset=offset.seconds,
+            error=offset.error,
             records=[json.loads(line) for line in self._lines],
             left_out=self._left_out,
             problem=problem,
         )
+
+
+class Collection(Records):
+    """What this process records from now until `end`."""
+
+    def __init__(self, most: int = MAX_RECORDS) -> None:
+        super().__init__(most)
+        self._end = listen(self.take)
+
+    def end(self, name: str, problem: str | None = None) -> ProcessSpans:
+        """Stop, and return what was recorded."""
+        self._end()
+        return self.of(name, clock.offset(), problem)
+
+
+def no_spans(name: str, problem: str | None) -> ProcessSpans:
+    """Return what is known of a process that did not answer."""
+    return ProcessSpans(
+        name=name, host=HOST, pid=0, role=None, offset=0.0, error=None, records=[], left_out=0, problem=problem
+    )

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import loom
 from loom import timing
 from loom.cli.app import app
-from loom.errors import LimitReached, NotSupported
+from loom.errors import LimitReached, NotAGateway, NotSupported
 from loom.rest import Gateway
 from loom.timing.collecting import ProcessSpans
 from loom_proxy.local import LocalCluster
@@ -159,6 +159,50 @@ def test_a_second_collection_is_refused_while_one_runs(job: loom.Job) -> None:
         first.join()
 
 
+def test_the_gateway_says_when_calls_and_answers_passed(job: loom.Job, cluster: LocalCluster) -> None:
+    worker = job.hosts.slice(hosts=0).spawn_procs(name="passed").spawn("worker", Worker)
+    worker.work.call_one(0.0).get()
+    relayed: list[ProcessSpans] = []
+    gateway = Gateway(cluster.url, cluster.token)
+    asking = threading.Thread(target=lambda: relayed.append(gateway.spans(job.session, 2.0)))
+    asking.start()
+
+    def work() -> None:
+        with timing.trace():
+            worker.work.call_one(0.01).get()
+
+    found = collect(job, 1.5, work)
+    asking.join()
+
+    calls = {span["trace"]: span for span in by_name(found, "laptop")["records"] if span["name"] == "call"}
+    drivers = {span["trace"]: span for span in by_name(found, "driver")["records"] if span["name"] == "driver"}
+    passed = {span["trace"]: span for span in relayed[0]["records"]}
+    both = calls.keys() & drivers.keys() & passed.keys()
+    assert both
+    assert relayed[0]["problem"] is None
+    for trace in both:
+        outer, span, inner = calls[trace], passed[trace], drivers[trace]
+        assert span["endpoint"] == "work"
+        assert span["bytes_in"] > 0
+        assert outer["t"] - 1e-5 <= span["t"] <= inner["t"] + 1e-5
+        assert inner["t"] + inner["dur_ms"] / 1000 <= span["t"] + span["dur_ms"] / 1000 + 1e-5
+
+
+def test_an_older_gateway_is_named(
+    cluster: LocalCluster, job: loom.Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> ProcessSpans:
+        raise NotAGateway("no such path")
+
+    monkeypatch.setattr(Gateway, "spans", refuse)
+    asked = ["--url", cluster.url, "--token", str(cluster.token), "--session", job.session, "--for", "100ms"]
+    asked += ["--out", str(tmp_path / "trace.json"), "--json"]
+    told = CliRunner().invoke(app, ["trace", *asked], catch_exceptions=False)
+    processes = {each["name"]: each["problem"] for each in json.loads(told.output)["processes"]}
+    assert processes["gateway"] == "no such path"
+    assert processes["driver"] is None
+
+
 def test_an_older_driver_is_named(job: loom.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job._calls, "knows_traces", False)
     with pytest.raises(NotSupported):
@@ -216,6 +260,7 @@ def test_the_command_writes_a_file_that_only_its_user_reads(
     events = json.loads(out.read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "X"} >= {
         "call work",
+        "gateway work",
         "driver work",
         "actor work",
         "load",

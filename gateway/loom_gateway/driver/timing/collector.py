@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from loom.errors import LimitReached, ProtocolMismatch
 from loom.timing import clock
-from loom.timing.collecting import LONGEST, MAX_BYTES, MAX_RECORDS, Collection, ProcessSpans
-from loom.timing.files import HOST
+from loom.timing.collecting import LONGEST, MAX_BYTES, MAX_RECORDS, Collection, ProcessSpans, no_spans
 from loom.wire.bodies import CollectSpans, SendSpans
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import Entry, shape_of
@@ -104,7 +103,7 @@ class SpanCollector:
         try:
             return await asyncio.wait_for(waiting, within)
         except asyncio.TimeoutError:
-            return _nothing("laptop", f"the program that drives the session did not answer in {within:g} s")
+            return no_spans("laptop", f"the program that drives the session did not answer in {within:g} s")
         finally:
             del self._laptops[number]
 
@@ -117,9 +116,9 @@ class SpanCollector:
             end = actor.end.call_one(name).as_asyncio()
             return _checked(await asyncio.wait_for(end, ANSWERS_WITHIN))
         except asyncio.TimeoutError:
-            return _nothing(name, f"no answer in {ANSWERS_WITHIN:g} s: the process is gone or its interpreter busy")
+            return no_spans(name, f"no answer in {ANSWERS_WITHIN:g} s: the process is gone or its interpreter busy")
         except Exception as error:  # noqa: BLE001 - Monarch's errors about a dead process, which are of many kinds
-            return _nothing(name, f"{type(error).__name__}: {error!s:.300}")
+            return no_spans(name, f"{type(error).__name__}: {error!s:.300}")
 
     def _actor(self, entry: Entry, rank: int) -> Any:
         actors = self._actors.setdefault(entry.root, {})
@@ -155,10 +154,4 @@ def _checked(spans: object) -> ProcessSpans:
     if not isinstance(spans, dict) or not isinstance(spans.get("records"), list):
         raise ProtocolMismatch("these are no spans of a process")
     spans["records"] = [record for record in spans["records"] if isinstance(record, dict)][: 2 * MAX_RECORDS]
-    return cast(ProcessSpans, {**_nothing("", None), **spans})
-
-
-def _nothing(name: str, problem: str | None) -> ProcessSpans:
-    return ProcessSpans(
-        name=name, host=HOST, pid=0, role=None, offset=0.0, error=None, records=[], left_out=0, problem=problem
-    )
+    return cast(ProcessSpans, {**no_spans("", None), **spans})

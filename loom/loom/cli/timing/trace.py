@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,9 @@ import typer
 from loom.chaos.durations import parse_time
 from loom.cli.options import Access, Json, asking, only_session
 from loom.cli.output import show
-from loom.errors import WrongArguments
+from loom.errors import LoomError, WrongArguments
 from loom.process.state_file import replace_file
-from loom.timing.collecting import LONGEST, ProcessSpans
+from loom.timing.collecting import LONGEST, ProcessSpans, no_spans
 
 
 @asking
@@ -27,7 +28,7 @@ def trace(
 ) -> None:
     """Record the spans of a session's processes for a while, as one file for Perfetto (ui.perfetto.dev).
 
-    It has the calls of the program that drives the session, what the driver and the actors made of them, the spans
+    It has the calls of the program that drives the session, what gateway, driver and actors made of them, the spans
     of the user's own code, and what torch's profiler sees, on one time line.
     """
     from loom.timing.perfetto import to_perfetto
@@ -40,14 +41,23 @@ def trace(
     name = session or only_session(access.gateway())
     path = out or Path(f"loom-trace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.json")
     job = connect(access.url, access.token, name, mode="watch", ca=access.ca, insecure=access.insecure)
-    with job:
+    with job, ThreadPoolExecutor(1) as threads:
         job.print_logs = False
-        processes = collect_spans(job._calls, wanted, kernels)
+        relayed = threads.submit(_relayed, access, name, wanted)
+        processes = [*collect_spans(job._calls, wanted, kernels), relayed.result()]
     replace_file(path, to_perfetto(processes))
     rows = [_row(each) for each in processes]
     columns = ["process", "host", "pid", "clock", "spans", "operators", "left out", "problem"]
     told = [{key: value for key, value in each.items() if key != "records"} for each in processes]
     show(as_json, {"file": str(path), "processes": told}, f"spans in {path}", columns, rows)
+
+
+def _relayed(access: Access, session: str, seconds: float) -> ProcessSpans:
+    """Return the spans of the gateway; none, with the reason, if it has no answer: the others are worth showing."""
+    try:
+        return access.gateway().spans(session, seconds)
+    except LoomError as error:
+        return no_spans("gateway", str(error)[:300])
 
 
 def _row(process: ProcessSpans) -> list[str]:
