@@ -7,11 +7,13 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
 
 import loom
+from loom.errors import LimitReached
 from loom.rest import Gateway as Rest
 from loom.wire.bodies import AskWeaver, EndSession, ListMeshes
 from loom.wire.handshake import Welcome
@@ -67,6 +69,9 @@ REQUESTS: list[tuple[str, str, object]] = [
     ("DELETE", "", None),
     ("GET", "/logs", None),
     ("GET", "/logs?follow=1", None),
+    ("GET", "/meshes", None),
+    ("GET", "/runs", None),
+    ("GET", "/spans?seconds=0.1", None),
     ("PUT", "/shares/bob", {"scope": "drive"}),
     ("DELETE", "/shares/bob", None),
 ]
@@ -244,6 +249,39 @@ def test_who_may_operate_commands_the_replicas_of_the_session_and_no_other(house
         assert house.answer("bob", "POST", f"{path}/commands", command)[0] == 404  # it has no replicas
 
 
+def test_calls_are_observed_for_one_at_a_time_and_no_longer_than_the_share(house: House, job: loom.Job) -> None:
+    trainers = job.hosts.spawn_procs().slice(hosts=0).spawn("trainer", Trainer)
+    trainers.rate.call_one().get(BOUND)
+    job.share("bob", "view")
+    with ThreadPoolExecutor(1) as threads:
+        seen = threads.submit(house.rest("bob").spans, job.session, 1.0)
+        while not seen.done():
+            trainers.rate.call_one().get(BOUND)
+        assert {record["endpoint"] for record in seen.result()["records"]} == {"rate"}
+
+        refused = threads.submit(observe, house.rest("bob"), job.session)
+        await_true(lambda: is_observed(house, job))
+        job.unshare("bob")
+        with pytest.raises(loom.ScopeError):
+            refused.result(BOUND)
+    assert not is_observed(house, job)
+
+
+def observe(gateway: Rest, session: str) -> Any:
+    """Observe the calls of a session, after all who do so already."""
+    while True:
+        with contextlib.suppress(LimitReached):
+            return gateway.spans(session, 3.0)
+
+
+def is_observed(house: House, job: loom.Job) -> bool:
+    try:
+        house.rest("ann").spans(job.session, 0.001)
+    except LimitReached:
+        return True
+    return False
+
+
 def test_a_token_of_a_smaller_scope_than_the_share_is_still_of_that_scope(house: House, job: loom.Job) -> None:
     job.share("bob", "drive")
     _, text = house.file.create("bob's phone", "view", user="bob")
@@ -378,6 +416,7 @@ def training(house: House, job: loom.Job) -> Iterator[tuple[loom.Job, Any, Any]]
             trainer = one.hosts.spawn_procs().slice(hosts=0).spawn("trainer", Trainer, name)
             assert trainer.rate.call_one().get(BOUND) == 0.0
             actors.append(trainer)
+        await_true(lambda: set(job.weaver.replicas()) >= {"seen", "hidden"})
         yield (job, *actors)
 
 
@@ -393,7 +432,6 @@ def test_a_guests_weaver_is_the_owners_limited_to_the_session(
     house: House, training: tuple[loom.Job, Any, Any], scope: str
 ) -> None:
     job, _, beyond = training
-    assert set(job.weaver.replicas()) >= {"seen", "hidden"}
     weaver = joined(house, job, scope).weaver
 
     (seen,) = weaver.replicas().values()
