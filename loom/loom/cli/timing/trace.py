@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,11 @@ from loom.cli.options import Access, Json, asking, only_session
 from loom.cli.output import show
 from loom.errors import LoomError, WrongArguments
 from loom.process.state_file import replace_file
+from loom.process.threads import start_thread
 from loom.timing.collecting import LONGEST, ProcessSpans, no_spans
+
+GATEWAY_WITHIN = 30.0
+"""Seconds that the gateway has for its answer when the session's processes have given theirs."""
 
 
 @asking
@@ -41,10 +45,12 @@ def trace(
     name = session or only_session(access.gateway())
     path = out or Path(f"loom-trace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.json")
     job = connect(access.url, access.token, name, mode="watch", ca=access.ca, insecure=access.insecure)
-    with job, ThreadPoolExecutor(1) as threads:
+    with job:
         job.print_logs = False
-        relayed = threads.submit(_relayed, access, name, wanted)
-        processes = [*collect_spans(job._calls, wanted, kernels), relayed.result()]
+        relayed: Future[ProcessSpans] = Future()
+        start_thread("loom-relayed", _observe, access, name, wanted, relayed)
+        found = collect_spans(job._calls, wanted, kernels)
+        processes = [relayed.result(GATEWAY_WITHIN), *found]
     replace_file(path, to_perfetto(processes))
     rows = [_row(each) for each in processes]
     columns = ["process", "host", "pid", "clock", "spans", "operators", "left out", "problem"]
@@ -52,12 +58,15 @@ def trace(
     show(as_json, {"file": str(path), "processes": told}, f"spans in {path}", columns, rows)
 
 
-def _relayed(access: Access, session: str, seconds: float) -> ProcessSpans:
-    """Return the spans of the gateway; none, with the reason, if it has no answer: the others are worth showing."""
+def _observe(access: Access, session: str, seconds: float, found: Future[ProcessSpans]) -> None:
+    """Find the spans of the gateway; none, with the reason, if it has no answer: the others are worth showing."""
     try:
-        return access.gateway().spans(session, seconds)
+        found.set_result(access.gateway().spans(session, seconds))
     except LoomError as error:
-        return no_spans("gateway", str(error)[:300])
+        found.set_result(no_spans("gateway", str(error)[:300]))
+    except BaseException as error:
+        found.set_exception(error)
+        raise
 
 
 def _row(process: ProcessSpans) -> list[str]:
