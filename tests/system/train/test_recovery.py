@@ -168,7 +168,7 @@ def test_a_step_whose_gradient_is_not_finite_is_left_out_by_all(job: loom.Job) -
 @pytest.mark.slow
 def test_the_job_goes_on_without_the_program_that_began_it(cluster: LocalCluster) -> None:
     job = loom.connect(cluster.url, cluster.token)
-    watched = Watched(job, a_job(steps=250))
+    watched = Watched(job, a_job(steps=1000))
     watched.await_steps()
     pids = watched.pids()
     job.detach()
@@ -177,7 +177,7 @@ def test_the_job_goes_on_without_the_program_that_began_it(cluster: LocalCluster
     with loom.connect(cluster.url, cluster.token, session=job.session) as later:
         summary = later.runs()["train"].result(BOUND)
 
-    assert_finished(summary, 250, groups=2)
+    assert_finished(summary, 1000, groups=2)
     assert summary.failures == 1
 
 
