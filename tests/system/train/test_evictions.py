@@ -54,7 +54,8 @@ def test_when_all_workers_are_evicted_training_goes_on_with_the_last_step(
         last = max(event.data["step"] for event in watched.events("group_evicted"))
         for host in range(2):
             workers.start(host)
-        job.refresh_hosts()
+        # A worker of a loaded machine may not answer at the first time.
+        watched.await_true(lambda: job.refresh_hosts() is not None and bool(watched.events("group_restored")))
         restored = watched.await_event("group_restored")
         watched.await_steps(10)
         summary = watched.stop()
