@@ -133,7 +133,9 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
             429: {"description": "The calls of the session are being observed already."},
         },
     )
-    async def spans(name: str, seconds: Annotated[float, Query(gt=0, le=LONGEST)], principal: Sender) -> Response:
+    async def spans(
+        name: str, principal: Sender, seconds: Annotated[float, Query(gt=0, le=LONGEST)] = 10.0
+    ) -> Response:
         """The calls that the gateway passes on for a session while the request waits, for `loom trace`."""
         session = access.find_session(principal, name, "view", "to see a session's spans")
         relayed = RelayedCalls(session.traffic)

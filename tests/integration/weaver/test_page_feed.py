@@ -30,7 +30,7 @@ def house(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     made = House(list(cluster.workers), tmp_path_factory.mktemp("feed"))
     await_weaver(made.weaver("ann"))
     with training(made.weaver("ann").address(), "train_0", "train_1", group="train"):
-        await_true(lambda: sum(one.step is not None for one in made.weaver("ann").replicas().values()) == 2)
+        await_true(lambda: sum("loss" in one.metrics for one in made.weaver("ann").replicas().values()) == 2)
         yield made
     made.gateway.close()
 
