@@ -28,7 +28,7 @@ MOST_OPEN = 10_000
 LONGEST_NAME = 200
 """Characters of an endpoint's name."""
 
-_CALLS = frozenset(ADVERBS.values())
+_CALLS = frozenset(ADVERBS.values()) - {Kind.BROADCAST}  # which has no answer
 _ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
 

@@ -9,7 +9,7 @@ import pytest
 from loom.errors import LimitReached
 from loom.timing import clock
 from loom.timing.collecting import ProcessSpans
-from loom.wire.bodies import CallOne, OperationError, OperationResult, StreamCall
+from loom.wire.bodies import Broadcast, CallOne, OperationError, OperationResult, StreamCall
 from loom.wire.frames import encode_frame
 from loom.wire.messages import Buffer, Kind, Message
 from loom_gateway.relay import spans
@@ -138,6 +138,15 @@ def test_it_remembers_little(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> N
     relay.passes(False, *map(answer, range(9)))
     records = spans_of(calls)["records"]
     assert [len(str(record["endpoint"])) for record in records] == [200, 200]
+
+
+def test_broadcasts_take_no_room_from_calls(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "MOST_OPEN", 2)
+    calls = RelayedCalls(relay.traffic)
+    relay.passes(True, *(Broadcast(1, "work").message(ident, [b""]) for ident in range(9)))
+    relay.passes(True, call(9))
+    relay.passes(False, answer(9))
+    assert [record["dur_ms"] for record in spans_of(calls)["records"]] == [1000.0]
 
 
 def test_a_second_observer_is_refused(relay: Relay) -> None:
