@@ -65,9 +65,8 @@ class RelayedCalls:
         try:
             frame = decode_frame(pieces[0] if len(pieces) == 1 else joined(pieces))
             for head in self._whole(stream, to_driver, frame.messages):
-                if to_driver and head.kind in _CALLS and len(self._calls) < MOST_OPEN:
-                    # If a frame is sent again after a cut, the first time counts.
-                    self._calls.setdefault((stream, head.id), (clock.monotonic(), head))
+                if to_driver and head.kind in _CALLS:
+                    self._called(stream, head)
                 elif not to_driver and head.kind in _ANSWERS:
                     self._answered(stream, head)
         except (ProtocolMismatch, ValueError, TypeError):
@@ -81,10 +80,22 @@ class RelayedCalls:
                 continue
             offset, total, head = message.body
             place = (stream, to_driver, message.id)
-            if head is not None and len(self._moving) < MOST_OPEN:
-                self._moving[place] = _Head.of(total, *head[:3])
+            if head is not None:
+                first = _Head.of(total, *head[:3])
+                if place in self._moving or len(self._moving) < MOST_OPEN:
+                    self._moving[place] = first
+                elif to_driver and first.kind in _CALLS:
+                    self._records.leave_out()
             if offset + message.size >= total and (whole := self._moving.pop(place, None)) is not None:
                 yield whole
+
+    def _called(self, stream: str, call: _Head) -> None:
+        if (stream, call.id) in self._calls:
+            return  # its frame is sent again after a cut: the first time counts
+        if len(self._calls) < MOST_OPEN:
+            self._calls[stream, call.id] = clock.monotonic(), call
+        else:
+            self._records.leave_out()
 
     def _answered(self, stream: str, answer: _Head) -> None:
         began, call = self._calls.get((stream, answer.id), (0.0, None))

@@ -134,17 +134,20 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         },
     )
     async def spans(
-        name: str, principal: Sender, seconds: Annotated[float, Query(gt=0, le=LONGEST)] = 10.0
+        name: str, request: Request, principal: Sender, seconds: Annotated[float, Query(gt=0, le=LONGEST)] = 10.0
     ) -> Response:
         """The calls that the gateway passes on for a session while the request waits, for `loom trace`."""
         session = access.find_session(principal, name, "view", "to see a session's spans")
         relayed = RelayedCalls(session.traffic)
+        ends = [asyncio.ensure_future(session.over.wait()), asyncio.ensure_future(_client_gone(request))]
         try:
-            await asyncio.wait_for(session.over.wait(), seconds)
-        except asyncio.TimeoutError:
-            access.confirm_right(principal, session, "view")
+            done, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             relayed.stop()
+            for end in ends:
+                end.cancel()
+        if not done:
+            access.confirm_right(principal, session, "view")
         found = await asyncio.to_thread(lambda: json.dumps(relayed.spans()))
         return Response(found, media_type="application/json")
 
@@ -224,3 +227,8 @@ async def _while_allowed(
 async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
     for start in range(0, len(lines), 1000):
         yield b"".join(lines[start : start + 1000])
+
+
+async def _client_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

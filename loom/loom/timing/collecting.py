@@ -50,13 +50,17 @@ class Records:
         try:
             line = json.dumps(record, default=plain)
         except (TypeError, ValueError):
-            self._left_out += 1
+            self.leave_out()
             return
         if len(self._lines) >= self._most or self._size + len(line) > MAX_BYTES:
-            self._left_out += 1
+            self.leave_out()
             return
         self._lines.append(line)
         self._size += len(line)
+
+    def leave_out(self) -> None:
+        """Count a record for which there is no room."""
+        self._left_out += 1
 
     def of(self, name: str, offset: clock.Offset, problem: str | None) -> ProcessSpans:
         """Return the records, as those of this process."""

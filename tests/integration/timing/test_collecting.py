@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -186,6 +188,49 @@ def test_the_gateway_says_when_calls_and_answers_passed(job: loom.Job, cluster: 
         assert span["bytes_in"] > 0
         assert outer["t"] - 1e-5 <= span["t"] <= inner["t"] + 1e-5
         assert inner["t"] + inner["dur_ms"] / 1000 <= span["t"] + span["dur_ms"] / 1000 + 1e-5
+
+
+def test_a_gateway_that_gives_no_answer_is_named(
+    cluster: LocalCluster, job: loom.Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(Gateway, "spans", lambda *_: over.wait(60))
+    monkeypatch.setattr("loom.cli.timing.trace.GATEWAY_WITHIN", 0.05)
+    asked = ["--url", cluster.url, "--token", str(cluster.token), "--session", job.session, "--for", "100ms"]
+    asked += ["--out", str(tmp_path / "trace.json"), "--json"]
+    try:
+        told = CliRunner().invoke(app, ["trace", *asked], catch_exceptions=False)
+    finally:
+        over.set()
+    processes = {each["name"]: each["problem"] for each in json.loads(told.output)["processes"]}
+    assert "no answer 0.05 s after" in processes["gateway"]
+    assert processes["driver"] is None
+
+
+def test_whoever_stops_asking_is_in_nobodys_way(job: loom.Job, cluster: LocalCluster) -> None:
+    gateway = Gateway(cluster.url, cluster.token)
+    address = urlsplit(cluster.url)
+    request = f"GET /api/v1/sessions/{job.session}/spans?seconds=60 HTTP/1.1\r\nHost: {address.netloc}\r\n"
+    request += f"Authorization: Bearer {cluster.token}\r\n\r\n"
+    for _ in range(100):
+        with socket.create_connection((address.hostname, address.port), 10) as asking:
+            asking.sendall(request.encode())
+            if refused := is_observed(gateway, job.session):
+                break  # else this test was faster
+    assert refused
+    for _ in range(100):
+        if not is_observed(gateway, job.session):
+            return
+        time.sleep(0.05)
+    pytest.fail("the gateway observes for 5 s after its client has gone")
+
+
+def is_observed(gateway: Gateway, session: str) -> bool:
+    try:
+        gateway.spans(session, 0.01)
+    except LimitReached:
+        return True
+    return False
 
 
 def test_an_older_gateway_is_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,7 @@ def trace(
         relayed: Future[ProcessSpans] = Future()
         start_thread("loom-relayed", _observe, access, name, wanted, relayed)
         found = collect_spans(job._calls, wanted, kernels)
-        processes = [relayed.result(GATEWAY_WITHIN), *found]
+        processes = [_of_gateway(relayed), *found]
     replace_file(path, to_perfetto(processes))
     rows = [_row(each) for each in processes]
     columns = ["process", "host", "pid", "clock", "spans", "operators", "left out", "problem"]
@@ -67,6 +68,13 @@ def _observe(access: Access, session: str, seconds: float, found: Future[Process
     except BaseException as error:
         found.set_exception(error)
         raise
+
+
+def _of_gateway(found: Future[ProcessSpans]) -> ProcessSpans:
+    try:
+        return found.result(GATEWAY_WITHIN)
+    except FutureTimeout:
+        return no_spans("gateway", f"it had given no answer {GATEWAY_WITHIN:g} s after the session's processes had")
 
 
 def _row(process: ProcessSpans) -> list[str]:

@@ -136,8 +136,9 @@ def test_it_remembers_little(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> N
         )
     assert len(calls._calls) == len(calls._moving) == 2
     relay.passes(False, *map(answer, range(9)))
-    records = spans_of(calls)["records"]
-    assert [len(str(record["endpoint"])) for record in records] == [200, 200]
+    found = spans_of(calls)
+    assert [len(str(record["endpoint"])) for record in found["records"]] == [200, 200]
+    assert found["left_out"] == 14
 
 
 def test_broadcasts_take_no_room_from_calls(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
