@@ -96,9 +96,9 @@ def format_line(name: str, trace: object, fields: Mapping[str, object]) -> str |
         return form.sentence.format_map(values)
     text = form.head.replace("[ID]", f"[{trace or '-'}]") if "[ID]" in form.head else form.head
     for field in form.fields:
-        value = fields.get(field.name)
-        if value is not None:
-            text += f" {field.name}={_text(value, field)}"
+        key = field.name
+        if key in fields and (value := fields[key]) is not None:
+            text += f" {key}={_text(value, field)}"
     return text
 
 

@@ -134,7 +134,7 @@ def event(name: str, /, *, trace: str | None = None, **fields: object) -> None:
         fields: what JSON can hold. ``t`` replaces the time of the event, in seconds of `loom.timing.now`.
     """
     if recorder.sinks:
-        recorder.record(name, clock.now(), time.time(), checked_trace(trace) or current_trace(), fields)
+        recorder.record(name, clock.now(), time.time(), (trace and checked_trace(trace)) or current_trace(), fields)
 
 
 class span:  # noqa: N801 - it reads as a function, like Monarch's

@@ -3,10 +3,11 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from loom.timing import clock, configure, current_trace, event, span, trace
+from loom.timing import clock, configure, current_trace, event, files, span, trace
 from loom.timing.files import EventFile
 from loom.timing.lines import parse_line
 from loom.timing.spans import listen, recorder
@@ -182,6 +183,12 @@ def test_what_json_does_not_have_is_text(tmp_path):
     event("load", circle=circle)
     assert json.loads(recorder.file.path.read_text())["path"] == str(tmp_path)
     assert recorder.file.lost == 1
+
+
+def test_a_python_without_jsons_c_encoder_writes_the_same(monkeypatch):
+    record = {"name": "load", "t": 0.25, "role": None, "path": Path("/é"), "rows": [1, True, float("nan")]}
+    monkeypatch.setattr("json.encoder.c_make_encoder", None)
+    assert files._encoder()(record) == files._encode(record)
 
 
 def test_a_forked_process_has_a_file_and_span_ids_of_its_own(tmp_path):
