@@ -25,6 +25,8 @@ _log = logging.getLogger("loom")
 KILL_TIMEOUT = 60.0
 DEVICES_TIMEOUT = 60.0  # seconds within which a host's agent tells its devices: NVML may take long to start
 
+FIRST_ANSWER = 30.0  # seconds for the start of an agent: on a worker that ends meanwhile it may never be over
+
 RETRY = 1.0  # seconds between two attempts to start the agent of a host on which one was lost
 
 
@@ -60,6 +62,7 @@ class _Agent:
         self.actor = procs.mesh.spawn("agent", HostAgent)
         self.gone = threading.Event()
         self.answered = False  # whether it has ever answered
+        self.began = time.monotonic()
         self.devices: list[str] = []  # uuids that `HostAgents.devices` returns; none before it has told them
         self._job = job
         self._pause = pause
@@ -105,8 +108,12 @@ class HostAgents:
         self._lost: dict[int, float] = {}  # when the next agent is started on a host that has lost one
 
     def tick(self, hosts: Sequence[int]) -> None:
-        """Start an agent on each host that has none."""
+        """Start an agent on each host that has none, or one whose start does not come to an end."""
         now, there = time.monotonic(), self._session.hosts()
+        for host, agent in [*self._agents.items()]:
+            if not agent.answered and now - agent.began > FIRST_ANSWER:
+                self._lose(host, agent)
+                agent.procs.stop("it did not start in time")
         for host in {*hosts, *self._lost}.intersection(there):
             if host not in self._agents and now >= self._lost.get(host, now):
                 self._start(host)

@@ -146,3 +146,21 @@ def test_a_host_whose_agent_has_ended_is_not_used_until_the_next_one_answers(
     while agents.ending():
         assert not threading.Event().wait(0.01)
     agents.close()
+
+
+def test_an_agent_whose_start_never_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_agents, "RETRY", 0.0)
+    monkeypatch.setattr(host_agents, "FIRST_ANSWER", 0.0)
+    host = Host()
+    agents = agents_of(host)
+    host.next()  # the worker has ended meanwhile, and nobody says so
+
+    agents.tick([3])
+
+    assert host.stopped == ["it did not start in time"]
+    monkeypatch.setattr(host_agents, "FIRST_ANSWER", 60.0)
+    agents.tick([3])
+    host.next().give()
+    while agents.ending():
+        assert not threading.Event().wait(0.01)
+    agents.close()
