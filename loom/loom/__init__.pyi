@@ -1,5 +1,6 @@
 """Every public name of Loom and its module, for type checkers, and for `loom` when it looks names up."""
 
+from loom import tensors as tensors
 from loom import timing as timing
 from loom._version import __version__ as __version__
 from loom.actor import Actor as Actor

@@ -122,29 +122,29 @@ class Gateway:
 
     def end_session(self, name: str) -> None:
         """End a session: its driver, its meshes and their processes."""
-        self._call("DELETE", f"/sessions/{quoted(name)}", expect="name")
+        self._call("DELETE", _session(name), expect="name")
 
     def share_session(self, name: str, user: str, scope: str) -> None:
         """Share a session with a user, who may ``view``, ``operate`` or ``drive`` it from now on."""
-        self._call("PUT", f"/sessions/{quoted(name)}/shares/{quoted(user)}", "name", {"scope": scope})
+        self._call("PUT", f"{_session(name)}/shares/{quoted(user, 'user')}", "name", {"scope": scope})
 
     def unshare_session(self, name: str, user: str) -> None:
         """Take a share of a session back. The user's connections to it are closed."""
-        self._call("DELETE", f"/sessions/{quoted(name)}/shares/{quoted(user)}", expect="name")
+        self._call("DELETE", f"{_session(name)}/shares/{quoted(user, 'user')}", expect="name")
 
     def meshes(self, session: str) -> dict[str, Any]:
         """Return a living session's hosts, with its proc and actor meshes as a tree; see docs/reference/rest.md."""
-        hosts: dict[str, Any] = self._call("GET", f"/sessions/{quoted(session)}/meshes", expect="hosts")
+        hosts: dict[str, Any] = self._call("GET", f"{_session(session)}/meshes", expect="hosts")
         return hosts
 
     def runs(self, session: str) -> list[dict[str, Any]]:
         """Return an entry for each run of a living session, the oldest first."""
-        runs: list[dict[str, Any]] = self._call("GET", f"/sessions/{quoted(session)}/runs", expect="runs")["runs"]
+        runs: list[dict[str, Any]] = self._call("GET", f"{_session(session)}/runs", expect="runs")["runs"]
         return runs
 
     def spans(self, session: str, seconds: float) -> ProcessSpans:
         """Return the spans of the calls that the gateway passes on for a living session, for seconds from now."""
-        path = f"/sessions/{quoted(session)}/spans?seconds={seconds:g}"
+        path = f"{_session(session)}/spans?seconds={seconds:g}"
         return cast("ProcessSpans", self._call("GET", path, expect="records", patience=seconds))
 
     def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:
@@ -159,7 +159,7 @@ class Gateway:
             UnknownSession, NoSuchMesh, NoSuchRank: there is no such session, mesh or rank.
         """
         given = {name: value for name, value in wanted.items() if value is not None}
-        path = f"/sessions/{quoted(session)}/logs?" + urlencode({**given, "follow": int(follow)})
+        path = f"{_session(session)}/logs?" + urlencode({**given, "follow": int(follow)})
         with self._open("GET", path) as response:
             for line in response:
                 # The gateway sends empty lines to a follower, as a keep-alive.
@@ -182,7 +182,7 @@ class Gateway:
         given = {name: value for name, value in arguments.items() if value is not None}
         patience = takes(operation, given)
         named = [name for _, name, _, _ in Formatter().parse(path) if name]
-        path = "/weaver/" + path.format_map({name: quoted(given.pop(name)) for name in named})
+        path = "/weaver/" + path.format_map({name: quoted(given.pop(name), name) for name in named})
         about = {"user": as_user, "session": in_session}
         about = {name: value for name, value in about.items() if value is not None}
         if operation == "stacks":  # the response is plain text
@@ -270,16 +270,30 @@ class Gateway:
         return self._not_a_gateway()
 
     def _unreachable(self, reason: object) -> GatewayUnreachable:
+        # A listener that speaks TLS closes a connection on which something else arrives.
+        closed = isinstance(reason, ConnectionResetError) and self._context is None
+        hint = "; if it speaks TLS, use wss:// or https://" if closed else ""
         return GatewayUnreachable(
-            f"no answer from {self.url} ({reason}): check the address and that the gateway runs"
+            f"no answer from {self.url} ({reason}): check the address and that the gateway runs{hint}"
         )
 
     def _not_a_gateway(self) -> NotAGateway:
         return NotAGateway(f"what answers at {self.url} is no Loom gateway: check the host and the port")
 
 
-def quoted(part: str) -> str:
-    """Return a part of a path, quoted for a URL."""
+def _session(name: str) -> str:
+    """Return the path of a session."""
+    return f"/sessions/{quoted(name, 'session')}"
+
+
+def quoted(part: str, what: str) -> str:
+    """Return a part of a path, quoted for a URL.
+
+    Raises:
+        WrongArguments: the part is empty, so that the path would be another one. ``what`` is the part's name.
+    """
+    if not part:
+        raise WrongArguments(f"no {what} is given, only an empty text")
     return quote(part, safe="")
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loom.errors import WaitTimeout
 from loom.rest import Gateway, token_now
@@ -35,6 +35,9 @@ from loom_proxy.session.fault_hook import FaultHook
 from loom_proxy.session.unclaimed import UndeliveredCall, unclaimed_calls
 from loom_proxy.weaver.client import WeaverProxy
 
+if TYPE_CHECKING:
+    from loom.tensors.tensors import Tensors
+
 CLOSE_TIMEOUT = 15.0  # seconds that `Job.close` waits for the meshes to stop
 LAST_LINES = 5.0  # seconds to print the received log lines when the program leaves
 
@@ -58,8 +61,8 @@ class Job:
         self._reached_by = ""
         self._synced = SyncedFolders(calls)
         calls.encoder.by_name = self._synced.by_name
-        self._logs = LogReceiver()
-        self._runs = KnownRuns(calls)
+        logs = self._logs = LogReceiver()
+        self._runs = KnownRuns(calls, lambda: logs.printing)
         self._ports = Ports(calls)
         open_jobs.add(self)
         connection.on(Kind.LOG, self._logs.take)
@@ -169,7 +172,7 @@ class Job:
 
     @property
     def print_logs(self) -> bool:
-        """Whether log lines from the cluster are printed here; True unless set otherwise.
+        """Whether log lines from the cluster, and the output of `run`, are printed here; True unless set otherwise.
 
         The lines go to ``sys.stdout`` and ``sys.stderr`` as ``[trainers/hosts=0,gpus=1] line``.
         """
@@ -209,9 +212,9 @@ class Job:
 
         Proxies among the arguments arrive as the real Monarch meshes, so that a loop of many calls makes no
         round trip to the laptop. The function's output (of Python's ``print``, `sys.stdout`, `sys.stderr` and
-        `logging`, also in its threads and tasks) is printed here as it comes. The function runs in a thread of its
-        own, a coroutine on an event loop of its own. It goes on if this connection is lost; Ctrl-C ends the wait,
-        not the run.
+        `logging`, also in its threads and tasks) is printed here as it comes, unless `print_logs` is off. The
+        function runs in a thread of its own, a coroutine on an event loop of its own. It goes on if this connection
+        is lost; Ctrl-C ends the wait, not the run.
 
         Args:
             detach: return a `RunHandle` at once instead of waiting and printing.
@@ -243,6 +246,24 @@ class Job:
         had just arrived when its program ended may be among them.
         """
         return unclaimed_calls(self._calls)
+
+    def tensors(self, name: str = "tensors", hosts: int = 1, gpus: int = 1) -> Tensors:
+        """Return lazy tensors: torch in processes of their own, without torch here. See `loom.tensors`.
+
+        If the session has processes of this name, from an earlier program, those are taken over; their tensors with
+        a name are in ``named``.
+
+        Args:
+            hosts: on how many hosts, the first ones.
+            gpus: how many processes on each.
+        """
+        from loom.tensors.place import again, on
+
+        found = self.meshes.get(name)
+        if found is not None:
+            return again(found)
+        procs = self.hosts.slice(hosts=slice(hosts)).spawn_procs(per_host={"gpus": gpus}, name=f"{name}-processes")
+        return on(procs, name)
 
     def refresh_hosts(self) -> list[int]:
         """Use lost worker hosts again that have come back on the same address.

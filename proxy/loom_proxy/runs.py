@@ -161,10 +161,15 @@ class RunOutput:
 
 
 class KnownRuns:
-    """The runs of a session that have a handle in this program."""
+    """The runs of a session that have a handle in this program.
 
-    def __init__(self, caller: Calls) -> None:
+    Args:
+        printing: returns whether `call` prints what arrives now.
+    """
+
+    def __init__(self, caller: Calls, printing: Callable[[], bool] = lambda: True) -> None:
         self._caller = caller
+        self._printing = printing
         self._handles: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
 
     def take(self, message: Message) -> None:
@@ -196,13 +201,15 @@ class KnownRuns:
         return handle
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Any:
-        """Start a function, print its output, and return its result."""
+        """Start a function, print its output if printing is on, and return its result."""
         handle, parts = self._prepare(fn, args, kwargs, name)
         caller = self._caller
         handle._answer = caller.ask(self._operation(handle, False), parts, ident=handle.id)
         try:
             with contextlib.suppress(NoSuchRun):  # it ended, and so many others after it that it was forgotten
                 for stream, text in RunOutput(handle).pieces():
+                    if not self._printing():
+                        continue
                     file = sys.stdout if stream == 1 else sys.stderr
                     file.write(text)
                     file.flush()

@@ -29,6 +29,7 @@ from tests.benchmarks import (
     report,
     siege,
     spans,
+    tensors,
     threadlet,
     two_looms,
     weaver,
@@ -295,6 +296,18 @@ def measure_spans(
     """What events and spans of `loom.timing` cost: one of each, and all of a step."""
     plan = spans.SpansPlan(rounds)
     _report(lambda say: spans.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("tensors")
+def measure_tensors(
+    rounds: Rounds = tensors.TensorsPlan.rounds,
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """Lazy tensors: an operation on the laptop, the way through the gateway, a read, and a training step."""
+    plan = tensors.TensorsPlan(rounds)
+    _report(lambda say: tensors.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("recovery")

@@ -36,7 +36,8 @@ CLUSTER = """\
 This page has the commands for clusters, sessions and tokens; there are others about [training](cli-training.md),
 [devices, meshes and processes](cli-devices.md) and [where time goes](cli-timing.md). `loom --help` and
 `loom COMMAND --help` print the same, `loom --version` the version. Every command has the same
-[exit codes](exit-codes.md). `tests/support/cli_page.py` writes these pages.
+[exit codes](exit-codes.md). A table folds what is too wide for the terminal; in a file or a pipe, each row is one
+line. `tests/support/cli_page.py` writes these pages.
 """
 
 TRAINING = """\

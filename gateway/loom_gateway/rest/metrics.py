@@ -107,7 +107,7 @@ def _page(
         numbers = {user: one for user, one in every.items() if only in (None, user)}
     about = "What the gateway refused since it started: codes of errors, and connections without a good token."
     by_reason = _labelled(CounterMetricFamily, "loom_refused", about, ["reason"], refused)
-    return generate_latest(_Page([by_reason, *_families(sessions, ended, numbers)]))
+    return generate_latest(_Page([by_reason, *_families(sessions, ended, numbers, only or ADMIN)]))
 
 
 class _Page(Collector):
@@ -120,9 +120,11 @@ class _Page(Collector):
         return self._families
 
 
-def _families(sessions: Sequence[_SessionNumbers], ended: int, numbers: Numbers | None) -> Iterator[Metric]:
+def _families(
+    sessions: Sequence[_SessionNumbers], ended: int, numbers: Numbers | None, reader: str
+) -> Iterator[Metric]:
     yield _labelled(GaugeMetricFamily, "loom_gateway_info", "The gateway; 1.", ["version"], [(__version__, 1)])
-    yield from _sessions(sessions, ended)
+    yield from _sessions(sessions, ended, reader)
     yield _tasks_died(sessions, numbers or {})
     yield GaugeMetricFamily("loom_weaver_up", "Whether the weaver answers.", numbers is not None)
     if numbers:  # a user of whom the weaver knows nothing has none
@@ -133,11 +135,11 @@ def _families(sessions: Sequence[_SessionNumbers], ended: int, numbers: Numbers 
         yield from _devices(numbers)
 
 
-def _sessions(sessions: Sequence[_SessionNumbers], ended: int) -> Iterator[Metric]:
+def _sessions(sessions: Sequence[_SessionNumbers], ended: int, reader: str) -> Iterator[Metric]:
     states = Counter((session.user, session.state) for session in sessions)
-    users = sorted({session.user for session in sessions})
+    users = sorted({session.user for session in sessions}) or [reader]  # without a sample, a graph has a gap
     shown = [state for state in SessionState if state is not SessionState.ENDED]
-    by_state = [(state.value, user, states[user, state]) for user in users or [ADMIN] for state in shown]
+    by_state = [(state.value, user, states[user, state]) for user in users for state in shown]
     yield _labelled(GaugeMetricFamily, "loom_sessions", "Sessions, by state.", ["state", "user"], by_state)
     about = "Sessions that ended lately, as far as remembered."
     yield GaugeMetricFamily("loom_sessions_ended_remembered", about, ended)

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from loom.cli.options import Access, asking, only_session
-from loom.errors import WrongArguments
+from loom.errors import NoSuchRun, UnknownSession, WrongArguments
+from loom.rest import Gateway
 
 
 @asking
@@ -33,9 +34,28 @@ def logs(
     gateway = access.gateway()
     session = session or only_session(gateway)
     wanted = {"mesh": mesh, "rank": rank, "stream": stream, "run": run, "tail": tail}
+    shown = 0
     with suppress(KeyboardInterrupt):
         for line in gateway.logs(session, follow, **wanted):
             typer.echo(json.dumps(line) if as_json else _shown(line))
+            shown += 1
+        if run is not None and not (shown or follow):
+            _check_run(gateway, session, run)
+
+
+def _check_run(gateway: Gateway, session: str, run: int) -> None:
+    """Raise `NoSuchRun` unless a run has a line in a session's log, or is known to its driver."""
+    if any(gateway.logs(session, False, run=run, tail=1)):
+        return
+    try:
+        known = {int(each["id"]): str(each["name"]) for each in gateway.runs(session)}
+    except UnknownSession:  # it has ended: the log is what is left
+        raise NoSuchRun(f"the log of session {session!r} has no line of a run {run}") from None
+    if run not in known:
+        runs = ", ".join(f"{id} ({name})" for id, name in known.items()) or "none"
+        raise NoSuchRun(
+            f"session {session!r} knows no run {run}, and its log has no line of it; the driver's runs: {runs}"
+        )
 
 
 def _shown(line: dict[str, Any]) -> str:

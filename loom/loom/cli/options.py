@@ -94,6 +94,14 @@ def only_session(gateway: Gateway) -> str:
     raise UnknownSession(f"{len(names)} sessions live here; choose with --session: {', '.join(names)}")
 
 
+def check_lives(gateway: Gateway, session: str) -> None:
+    """Raise `UnknownSession` unless a session lives that the token may see."""
+    names = [str(each["name"]) for each in gateway.sessions()]
+    if session not in names:
+        living = ", ".join(map(repr, names)) or "none"
+        raise UnknownSession(f"no session named {session!r}; living sessions: {living}. It may have ended.")
+
+
 def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:
     """Return the acknowledgements of a command, also for replicas that have not answered in time."""
     try:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNLIMITED = 1_000_000
+"""Columns of the output when it is no terminal: no table is as wide."""
 
 
 def show(
@@ -26,15 +33,22 @@ def print_json(answer: dict[str, Any]) -> None:
 
 
 def print_table(title: str, columns: list[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a table; None makes an empty cell."""
-    from rich.console import Console
-    from rich.table import Table
+    """Print a table; None makes an empty cell. What is too wide for the terminal goes on in the next line."""
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*columns, title=Text(title), title_justify="left")
+    folding = (Column(name, overflow="fold") for name in columns)
+    table = Table(*folding, title=Text(title), title_justify="left")
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    Console().print(table)
+    console().print(table)
+
+
+def console() -> Console:
+    """Return a console for the standard output, which is as wide as the terminal, or `UNLIMITED` without one."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=UNLIMITED)
 
 
 def when(seconds: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from loom.cli.output import counted
+from loom.cli.output import console, counted
 from loom.weaver.states import ReplicaState
 
 if TYPE_CHECKING:
@@ -208,16 +208,15 @@ Seen = tuple[dict[str, "ReplicaInfo"], dict[str, "DeviceInfo"]]
 
 def live(updates: Iterator[WeaverUpdate], look: Callable[[], Seen], url: str) -> None:
     """Draw the current state again and again until there are no more updates; ``look`` once a second at most."""
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console()
+    output = console()
     screen = _Screen(Picture(url), look)
     with Live(
-        console=console,
-        screen=console.is_terminal,
+        console=output,
+        screen=output.is_terminal,
         refresh_per_second=DRAWN_A_SECOND,
-        get_renderable=lambda: screen.draw(console.height),
+        get_renderable=lambda: screen.draw(output.height),
     ):
         for update in updates:
             screen.take(update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -10,6 +11,8 @@ from tests.support.cluster import OneMachineCluster, missing
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.cluster", description=__doc__)
+    parser.parse_args()
     if reason := missing():
         sys.exit(f"error: {reason}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)

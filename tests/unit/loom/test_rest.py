@@ -6,8 +6,9 @@ import http.server
 import json
 import os
 import resource
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -133,6 +134,39 @@ def test_a_gateway_that_is_gone_is_unreachable() -> None:
 
     with pytest.raises(loom.GatewayUnreachable):
         Gateway(gateway.url, None, timeout=1.0).status()
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda gateway: gateway.end_session(""), "session"),
+        (lambda gateway: gateway.share_session("s", "", "view"), "user"),
+        (lambda gateway: gateway.unshare_session("", "ann"), "session"),
+        (lambda gateway: gateway.meshes(""), "session"),
+        (lambda gateway: gateway.runs(""), "session"),
+        (lambda gateway: gateway.spans("", 1.0), "session"),
+        (lambda gateway: next(gateway.logs("", False)), "session"),
+        (lambda gateway: gateway.ask("stacks", replica=""), "replica"),
+        (lambda gateway: gateway.ask("fail_device", device="", reason=""), "device"),
+    ],
+)
+def test_an_empty_name_is_refused_before_anything_is_sent(ask: Callable[[Gateway], object], what: str) -> None:
+    with pytest.raises(loom.WrongArguments, match=f"no {what} is given, only an empty text"):
+        ask(Gateway("ws://127.0.0.1:1", None))
+
+
+def test_a_listener_that_closes_the_connection_may_speak_tls() -> None:
+    def close_one() -> None:
+        connection, _ = listener.accept()
+        connection.recv(1)
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        pool.submit(close_one)
+        gateway = Gateway(f"ws://127.0.0.1:{listener.getsockname()[1]}", None)
+
+        with pytest.raises(loom.GatewayUnreachable, match="if it speaks TLS, use wss:// or https://"):
+            gateway.status()
 
 
 @pytest.mark.parametrize(

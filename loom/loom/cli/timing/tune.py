@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from loom.cli.options import UserAccess, asking, only_session, read_assignments
+from loom.cli.options import UserAccess, asking, check_lives, only_session, read_assignments
 from loom.cli.output import print_json
 from loom.errors import WrongArguments
 
@@ -49,6 +49,8 @@ def tune(
     name = session or only_session(gateway)
     given = read_assignments(change or (), "KEY=VALUE, such as async_level=2")
     replayed = read(replay)[1] if replay else []
+    if session:
+        check_lives(gateway, session)
     run = TunedRun(access.weaver(), partial(gateway.logs, name, follow=False), name)
     ledger = Ledger(out or Path(f"tuning_{name}"), name)
     ledger.write()  # before anything is changed

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from loom.cli.app import app
+from loom.errors import UnknownSession
+from loom.rest import Gateway
 
 GATEWAY = ["--url", "ws://127.0.0.1:1", "--token", "t", "--session", "rl"]
 
@@ -37,6 +39,15 @@ def test_a_ledger_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "cannot read the ledger" in outcome("--apply", "--replay", str(tmp_path / "ledger.json"))[1]
     (tmp_path / "ledger.json").write_text(json.dumps({"entries": 3}))
     assert "is no ledger" in outcome("--apply", "--replay", str(tmp_path / "ledger.json"))[1]
+
+
+def test_a_session_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gateway, "sessions", lambda _: [{"name": "other"}])
+
+    ended = CliRunner().invoke(app, ["tune", *GATEWAY])
+
+    assert isinstance(ended.exception, UnknownSession)
+    assert "no session named 'rl'; living sessions: 'other'" in str(ended.exception)
 
 
 def test_a_gateway_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -207,6 +207,18 @@ def test_a_user_of_whom_the_weaver_knows_nothing_has_a_page() -> None:
     assert samples(text, "loom_weaver_up") == {(): 1}
 
 
+@pytest.mark.parametrize(("only", "label"), [("bert", "bert"), (None, "admin")])
+def test_without_sessions_the_states_have_the_label_of_who_reads(only: str | None, label: str) -> None:
+    gateway: Any = StandIn({})
+    gateway.sessions = list
+
+    text = asyncio.run(metrics_text(gateway, gateway, only)).decode()
+
+    shown = samples(text, "loom_sessions")
+    assert {user for _, user in shown} == {label}
+    assert set(shown.values()) == {0}
+
+
 def test_who_sees_all_users_sees_what_was_refused() -> None:
     gateway: Any = StandIn({})
     refusals = {"authentication": 3, "no_http": 1}

@@ -1,0 +1,1 @@
+"""The cluster's side of lazy tensors: what runs torch."""

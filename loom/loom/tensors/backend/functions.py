@@ -1,0 +1,127 @@
+"""The backend's own functions, whose names begin with a point: what torch has no one function for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def own(values: Any, name: str) -> Callable[..., Any]:
+    """Return a function by its name. Those that need the worker get it first."""
+    if name in _OF_WORKER:
+        return lambda *args, **kwargs: _OF_WORKER[name](values, *args, **kwargs)
+    return _OWN[name]
+
+
+def data(values: Any, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    """Make a tensor of the next piece of data of the batch."""
+    piece = bytearray(next(values.data))
+    if not piece:
+        return torch.empty(shape, dtype=kind, device=values.device)
+    return torch.frombuffer(piece, dtype=kind).reshape(shape).to(values.device)
+
+
+def made(values: Any, function: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Call a function of torch that makes a tensor, on the worker's device."""
+    found: torch.Tensor = getattr(torch, function)(*args, device=values.device, **kwargs)
+    return found
+
+
+def seed(values: Any, number: int) -> None:
+    """Seed torch's generators."""
+    torch.manual_seed(number)
+
+
+def getitem(tensor: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
+    """Return a part of a tensor."""
+    return tensor[_index(index)]
+
+
+def setitem(tensor: torch.Tensor, index: Sequence[Any], value: Any) -> None:
+    """Give a part of a tensor other values, in place."""
+    tensor[_index(index)] = value
+
+
+def with_item(tensor: torch.Tensor, index: Sequence[Any], value: Any) -> torch.Tensor:
+    """Return a copy in which a part has other values."""
+    copy = tensor.clone()
+    copy[_index(index)] = value
+    return copy
+
+
+def getitem_backward(grad: torch.Tensor, index: Sequence[Any], shape: Sequence[int]) -> torch.Tensor:
+    """Return zeros of a shape to which a gradient is added at an index."""
+    zeros = grad.new_zeros(shape)
+    basic, chosen = [], []
+    for each in _index(index):
+        several = isinstance(each, torch.Tensor) and each.dim() > 0
+        basic.append(slice(None) if several else each)
+        if not isinstance(each, (int, torch.Tensor)) or several:
+            chosen.append(each if several else None)
+    part = zeros[tuple(basic)]
+    if any(each is not None for each in chosen):
+        torch.ops.aten.index_put_(part, chosen, grad, True)
+    else:
+        part.copy_(grad)
+    return zeros
+
+
+def _index(index: Sequence[Any]) -> tuple[Any, ...]:
+    """Return an index of torch: a slice travels as its start, length and step."""
+    return tuple(
+        slice(each[0], each[0] + each[1] * each[2], each[2]) if isinstance(each, tuple) else each for each in index
+    )
+
+
+def matmul_backward(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of both factors of a product of matrices."""
+    return grad.mm(right.t()), left.t().mm(grad)
+
+
+def linear_backward(
+    grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, wanted: Sequence[bool]
+) -> list[torch.Tensor]:
+    """Return those gradients of input, weight and bias of `torch.nn.functional.linear` that are wanted."""
+    found = [grad.matmul(weight)] if wanted[0] else []
+    rows = grad.flatten(0, -2)
+    if wanted[1]:
+        found.append(rows.t().mm(inputs.flatten(0, -2)))
+    if wanted[2]:
+        found.append(rows.sum(0))
+    return found
+
+
+def method(name: str) -> Callable[..., Any]:
+    """Return a method of tensors as a function."""
+    return getattr(torch.Tensor, name)  # type: ignore[no-any-return]
+
+
+def keep(values: Any, tensor: torch.Tensor, name: str, needs: bool) -> None:
+    """Give a tensor a name, by which another program finds it."""
+    values.kept[name] = tensor, needs
+
+
+def kept(values: Any, name: str) -> torch.Tensor:
+    """Return the tensor of a name."""
+    found: torch.Tensor = values.kept[name][0]
+    return found
+
+
+def forget(values: Any, name: str) -> None:
+    """Take a name back."""
+    values.kept.pop(name, None)
+
+
+_OF_WORKER: dict[str, Callable[..., Any]] = {
+    ".data": data, ".forget": forget, ".keep": keep, ".kept": kept, ".made": made, ".seed": seed
+}  # fmt: skip
+_OWN: dict[str, Callable[..., Any]] = {
+    ".getitem": getitem,
+    ".getitem_backward": getitem_backward,
+    ".linear_backward": linear_backward,
+    ".matmul_backward": matmul_backward,
+    ".setitem": setitem,
+    ".with_item": with_item,
+}

@@ -1,0 +1,32 @@
+"""Tensors as they travel to the laptop: elements, or layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loom.tensors.dispatch import Failure
+
+Elements = tuple[str, tuple[int, ...], bytes]
+Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+
+def elements(value: Any) -> Elements | Failure:
+    """Return a tensor's dtype, shape and bytes in row-major order; a failure as it is."""
+    if isinstance(value, Failure):
+        return value
+    plain = value.detach().resolve_conj().resolve_neg().cpu()
+    kind = _name(plain)
+    if plain.dtype is torch.bfloat16:
+        plain = plain.view(torch.int16)  # numpy has no bfloat16
+    return kind, tuple(plain.shape), plain.numpy().tobytes()
+
+
+def layout(value: Any) -> Layout | Failure:
+    """Return a tensor's dtype, shape and strides; a failure as it is."""
+    return value if isinstance(value, Failure) else (_name(value), tuple(value.shape), tuple(value.stride()))
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

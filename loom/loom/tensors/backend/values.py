@@ -1,0 +1,167 @@
+"""The tensors of one worker by id, the running of commands on them, and how values travel."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from loom.tensors.backend import functions, reading
+from loom.tensors.commands import Decoder, Form, S, T
+from loom.tensors.dispatch import Failure
+from loom.tensors.dtypes import DType
+
+Step = tuple[Callable[..., Any], tuple[int, ...], Any, int, int]
+"""What runs, its tensors, its numbers if it has them for good, how many come along, and how many results it has."""
+
+
+class Values:
+    """The tensors of one worker by id."""
+
+    def __init__(self, device: torch.device, kept: dict[str, Any]) -> None:
+        self.device = device
+        self.kept = kept
+        """The tensors with a name, which another program may take over, and whether they require gradients."""
+        self.tensors: dict[int, Any] = {}
+        self.data: Iterator[bytes] = iter(())
+        """The data of the batch that runs, in the order in which its commands take it."""
+        self._decoder = Decoder()
+        self._calls: list[Callable[..., Any]] = []
+        self._steps: list[Step] = []
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def run(self, batch: int, commands: bytes, data: Sequence[bytes]) -> list[Failure]:
+        """Run a batch; return the commands that failed first. What depends on them fails with the same cause."""
+        now, anew, sequence, numbers = self._decoder.take(commands)
+        self._prepare(anew)
+        self.data = iter(data)
+        failures: list[Failure] = []
+        tensors, steps = self.tensors, self._steps
+        for place, number in enumerate(sequence):
+            call, near, fixed, varying, outs = steps[number]
+            idents = [now + ident if ident < 0 else ident for ident in near]
+            values = fixed or [next(numbers) for _ in range(varying)]
+            try:
+                result = call([tensors[ident] for ident in idents], values)
+                if outs == 1:
+                    tensors[now] = result
+                elif outs:
+                    tensors.update(zip(range(now, now + outs), result, strict=True))
+                elif call is _free:
+                    del tensors[idents[0]]
+            except Exception as error:  # noqa: BLE001 - it is told to whoever reads
+                failure = next((each for each in map(tensors.get, idents) if isinstance(each, Failure)), None)
+                if failure is None:
+                    like = next(each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins")
+                    failure = Failure(batch, place, like, self._text(number, error, idents))
+                    failures.append(failure)
+                tensors.update(dict.fromkeys(range(now, now + outs) if outs else idents[:1], failure))
+            now += outs
+        return failures
+
+    def read(
+        self, batch: int, commands: bytes | None, data: Sequence[bytes], idents: Sequence[int], what: str
+    ) -> tuple[list[Failure], list[Any]]:
+        """Run a batch, if there is one; return what failed, and the ``elements`` or the ``layout`` of tensors."""
+        failures = [] if commands is None else self.run(batch, commands, data)
+        give = reading.layout if what == "layout" else reading.elements
+        return failures, [give(self.tensors[ident]) for ident in idents]
+
+    def _prepare(self, anew: bool) -> None:
+        """Make steps of the new commands."""
+        decoder = self._decoder
+        if anew:
+            self._calls.clear()
+            self._steps.clear()
+        self._calls += [self._call(form) for form in decoder.forms[len(self._calls) :]]
+        for form, *rest in decoder.commands[len(self._steps) :]:
+            known = decoder.forms[form]
+            ids = tuple(rest[: known.tensors])
+            fixed = list(rest[known.tensors]) if len(rest) > known.tensors else None
+            self._steps.append((self._calls[form], ids, fixed, known.numbers, known.outs))
+
+    def _call(self, form: Form) -> Callable[..., Any]:
+        """Return a function of the tensors and the numbers of a command."""
+        name = form.function
+        if name == ".free":
+            return _free
+        try:
+            function = functions.own(self, name) if name.startswith(".") else torch_function(name)
+        except Exception as error:  # noqa: BLE001 - each command with this form fails
+            return _raiser(error)
+        kwargs = dict(form.kwargs)
+        if form.args == tuple(map(T, range(form.tensors))) and not form.numbers and not _has_holes(form.kwargs):
+            kwargs = {key: self._made(value) for key, value in kwargs.items()}
+            return lambda tensors, numbers: function(*tensors, **kwargs)
+        return lambda tensors, numbers: function(
+            *[self._filled(each, tensors, numbers) for each in form.args],
+            **{key: self._filled(each, tensors, numbers) for key, each in kwargs.items()},
+        )
+
+    def _filled(self, value: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        kind = type(value)
+        if kind is T:
+            return tensors[value.place]
+        if kind is S:
+            return numbers[value.place]
+        if kind in (tuple, list):
+            return kind(self._filled(each, tensors, numbers) for each in value)
+        return self._made(value)
+
+    def _made(self, value: Any) -> Any:
+        return getattr(torch, value.name) if isinstance(value, DType) else value
+
+    def _text(self, number: int, error: Exception, idents: Sequence[int]) -> str:
+        form = self._decoder.forms[self._decoder.commands[number][0]]
+        shapes = ", ".join(_shape_of(self.tensors.get(ident)) for ident in idents)
+        lines = str(error).strip().splitlines() or [""]
+        return f"{form.function.lstrip('.')}({shapes}): {type(error).__name__}: {lines[0]}"
+
+
+def _free(tensors: Any, numbers: Any) -> None:
+    """Forget a tensor."""
+
+
+def _raiser(error: Exception) -> Callable[..., Any]:
+    def fail(tensors: Any, numbers: Any) -> None:
+        raise error
+
+    return fail
+
+
+def _has_holes(value: Any) -> bool:
+    return isinstance(value, (T, S)) or (isinstance(value, (tuple, list)) and any(map(_has_holes, value)))
+
+
+def _shape_of(value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if hasattr(value, "dtype") else "?"
+
+
+def torch_function(name: str) -> Callable[..., Any]:
+    """Return a function of torch by its dotted name.
+
+    Raises:
+        AttributeError: torch has none of this name.
+    """
+    path = name.removeprefix("torch.").split(".")
+    if any(part.startswith("_") and "_backward" not in part for part in path):
+        raise AttributeError(f"{name} is not public")
+    found: Any = torch
+    for part in path:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            if not hasattr(found, "__path__"):
+                raise
+            try:
+                found = importlib.import_module(f"{found.__name__}.{part}")
+            except ModuleNotFoundError:
+                raise AttributeError(f"torch has no {name}") from None
+        if isinstance(found, ModuleType) and found.__name__.partition(".")[0] != "torch":
+            raise AttributeError(f"{name} is not torch's")
+    if not callable(found):
+        raise AttributeError(f"{name} is no function")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,67 @@
+"""The actor that holds tensors and runs commands on them, one in each process of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from loom.actor import Actor, endpoint
+from loom.errors import SessionTakenOver
+
+
+class TensorWorker(Actor):
+    """Holds the tensors of one program by their ids, and runs its commands on them, in order.
+
+    Args:
+        device: the device of the tensors, as torch calls it; the process's GPU, or else the CPU, if None.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        import torch
+
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._program = ""
+        self._values: Any = None
+        self._kept: dict[str, Any] = {}
+
+    @endpoint
+    def begin(self, program: str) -> str:
+        """Take the commands of a program from now on; return the device. Of an earlier one only names stay."""
+        from loom.tensors.backend.values import Values
+
+        self._program = program
+        self._values = Values(self._device, self._kept)
+        return str(self._device)
+
+    @endpoint
+    def run(self, program: str, batch: int, commands: bytes, data: Sequence[bytes]) -> list[Any]:
+        """Run a batch of commands; return those that failed."""
+        return self._of(program).run(batch, commands, data)  # type: ignore[no-any-return]
+
+    @endpoint
+    def read(
+        self,
+        program: str,
+        batch: int,
+        commands: bytes | None,
+        data: Sequence[bytes],
+        idents: Sequence[int],
+        what: str,
+    ) -> tuple[list[Any], list[Any]]:
+        """Run a batch, if there is one; return what failed, and the elements, or the layouts, of some tensors."""
+        return self._of(program).read(batch, commands, data, idents, what)  # type: ignore[no-any-return]
+
+    @endpoint
+    def kept(self, program: str) -> dict[str, Any]:
+        """Return the layouts of the tensors with a name."""
+        from loom.tensors.backend.reading import layout
+
+        self._of(program)
+        return {name: (layout(tensor), needs) for name, (tensor, needs) in self._kept.items()}
+
+    def _of(self, program: str) -> Any:
+        if program != self._program:
+            raise SessionTakenOver(
+                "another program has taken over these tensors; those with a name are in lt.named"
+            )
+        return self._values

@@ -1,0 +1,372 @@
+"""The commands that the laptop sends to the tensor workers, and their encoding, sans-IO.
+
+A **form** is a call with holes: a function of torch, its arguments, and where tensors and numbers go. A **command**
+is a form with its tensors. Its results take the next ids, so that no command names them; a tensor is named by how
+far back it was made if that is not long ago, else by its id. The commands of a loop are therefore the same in every
+round. Both sides number the different commands as they come, and a sequence of numbers that was there before goes
+as its distance and its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from loom.errors import ProtocolMismatch
+from loom.tensors.dtypes import DType, dtype_named
+
+NEAR = 4096
+"""Ids back to which a tensor is named by its distance."""
+
+STAYS = (8, 512)
+"""A tensor that was used so often is named by its id already from a nearer distance on: it is a weight."""
+
+MOST_COMMANDS = 65_536
+"""Different commands that are numbered; then both sides begin anew."""
+
+MOST_FORMS = 8192
+"""Forms after which they begin anew."""
+
+MOST_VALUES = 4
+"""Different numbers with which a command is numbered; then its numbers go along each time."""
+
+SHORTEST_COPY = 4
+HISTORY = 1 << 15
+"""Commands of the past that a copy may be of, at least."""
+
+
+class T(NamedTuple):
+    """The hole of a tensor in a form."""
+
+    place: int
+
+
+class S(NamedTuple):
+    """The hole of a number in a form."""
+
+    place: int
+
+
+class Form(NamedTuple):
+    """A call with holes."""
+
+    function: str
+    """Its name under ``torch``, or one of the backend's own, such as ``.free``."""
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    tensors: int = 0
+    """How many tensors it takes."""
+    numbers: int = 0
+    """How many numbers, which may differ each time."""
+    outs: int = 1
+    """How many results it has; of an operation in place, none."""
+
+
+class Numbered:
+    """A form in an encoder's hands, for commands with numbers of these types."""
+
+    __slots__ = ("form", "generation", "number")
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.generation = -1
+        """The numbering in which it has its number."""
+        self.number = 0
+
+
+FREE = Form(".free", (), tensors=1, outs=0)
+
+Command = tuple[Any, ...]
+"""The number of a form, its tensors, and its numbers as a tuple if it is numbered with them."""
+
+
+class Batch(NamedTuple):
+    """Commands as they travel."""
+
+    first: int
+    """The id of the first result."""
+    anew: bool
+    """Whether the numbers begin anew."""
+    forms: list[Any]
+    commands: list[Command]
+    sequence: list[int]
+    """Numbers of commands; ``-distance, length`` is a copy."""
+    values: list[Any]
+    """The numbers that go along."""
+
+
+class Decoded(NamedTuple):
+    """What a batch says."""
+
+    first: int
+    """The id of the first result."""
+    anew: bool
+    """Whether forms and commands are numbered anew."""
+    sequence: list[int]
+    """The numbers of the commands."""
+    values: Iterator[Any]
+    """The numbers that go along."""
+
+
+class Encoder:
+    """Numbers commands, and encodes them. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.next_id = 1
+        """The id of the next result."""
+        self._forms: dict[tuple[Form, Any], Numbered] = {}
+        self._generation = 0
+        self._many_forms = 0
+        self._new_forms: list[Any] = []
+        self._numbers: dict[Command, int] = {}
+        self._new_commands: list[Command] = []
+        self._seen: dict[Command, int] = {}
+        """With how many different numbers a command was seen."""
+        self._uses: dict[int, int] = {}
+        """How often each tensor was used that is not free yet."""
+        self._sequence: list[int] = []
+        self._values: list[Any] = []
+        self._first = 1
+        self._anew = False
+        self._past = _Past()
+
+    def __len__(self) -> int:
+        return len(self._sequence)
+
+    def form(self, form: Form, types: tuple[type, ...] = ()) -> Numbered:
+        """Return a form for `put`, with numbers of these types. It is good for as long as this encoder."""
+        key = (_hashable(form), types)
+        numbered = self._forms.get(key)
+        if numbered is None:
+            numbered = self._forms[key] = Numbered(form)
+        return numbered
+
+    def put(self, form: Numbered, tensors: Sequence[int], numbers: tuple[Any, ...] = ()) -> int:
+        """Add a command; return the id of its first result."""
+        if form.generation != self._generation:
+            self._number_form(form)
+        now = self.next_id
+        command: Command = (form.number, *[self._named(ident, now) for ident in tensors])
+        if numbers:
+            command = self._with_numbers(command, numbers)
+        number = self._numbers.get(command)
+        if number is None:
+            number = self._number(command)
+        self._sequence.append(number)
+        self.next_id = now + form.form.outs
+        return now
+
+    def _named(self, ident: int, now: int) -> int:
+        uses = self._uses
+        used = uses[ident] = uses.get(ident, 0) + 1
+        distance = now - ident
+        return ident if distance > NEAR or (used > STAYS[0] and distance > STAYS[1]) else -distance
+
+    def free(self, form: Numbered, ident: int) -> None:
+        """Add the command that frees a tensor."""
+        self.put(form, (ident,))
+        self._uses.pop(ident, None)
+
+    def take(self) -> bytes:
+        """Return what was added since the last call."""
+        sequence = self._past.shorten(self._sequence)
+        batch = Batch(self._first, self._anew, self._new_forms, self._new_commands, sequence, self._values)
+        packed: bytes = msgpack.packb(batch)
+        self._first, self._anew = self.next_id, False
+        self._new_forms, self._new_commands, self._sequence, self._values = [], [], [], []
+        if len(self._numbers) > MOST_COMMANDS or self._many_forms > MOST_FORMS:
+            self._begin_anew()
+        return packed
+
+    def _with_numbers(self, command: Command, numbers: tuple[Any, ...]) -> Command:
+        whole = (*command, numbers)
+        # 0.0 equals -0.0, and is another number.
+        if whole in self._numbers and 0.0 not in numbers:
+            return whole
+        seen = self._seen.get(command, 0)
+        if seen < MOST_VALUES and 0.0 not in numbers:
+            self._seen[command] = seen + 1
+            return whole
+        self._values.extend(numbers)
+        return command
+
+    def _number_form(self, form: Numbered) -> None:
+        form.number, form.generation = self._many_forms, self._generation
+        self._many_forms += 1
+        self._new_forms.append(_packable(form.form))
+
+    def _number(self, command: Command) -> int:
+        number = self._numbers[command] = len(self._numbers)
+        self._new_commands.append(command)
+        return number
+
+    def _begin_anew(self) -> None:
+        self._anew = True
+        self._generation += 1
+        self._forms.clear()
+        self._many_forms = 0
+        self._numbers.clear()
+        self._seen.clear()
+        self._past = _Past()
+
+
+class Decoder:
+    """Decodes what an `Encoder` has encoded."""
+
+    def __init__(self) -> None:
+        self.forms: list[Form] = []
+        self.commands: list[Command] = []
+        self._past: list[int] = []
+        self._next = 1
+
+    def take(self, packed: bytes) -> Decoded:
+        """Return what a batch says.
+
+        Raises:
+            ProtocolMismatch: a batch is missing, or this is none.
+        """
+        try:
+            batch = Batch(*msgpack.unpackb(packed, use_list=False, ext_hook=_unpacked))
+            if batch.first != self._next:
+                raise ValueError(f"it begins with id {batch.first}, not {self._next}")
+            if batch.anew:
+                self.forms.clear()
+                self.commands.clear()
+                self._past.clear()
+            self.forms.extend(Form(*each) for each in batch.forms)
+            self.commands.extend(batch.commands)
+            sequence = self._whole(batch.sequence)
+            self._next += sum(self.forms[self.commands[number][0]].outs for number in sequence)
+        except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+            raise ProtocolMismatch(f"these are no commands for tensors: {error}") from error
+        return Decoded(batch.first, batch.anew, sequence, iter(batch.values))
+
+    def _whole(self, sequence: Iterable[int]) -> list[int]:
+        past = self._past
+        begin = len(past)
+        each = iter(sequence)
+        for number in each:
+            if number >= 0:
+                past.append(number)
+                continue
+            start, length = len(past) + number, next(each, 0)
+            if start < 0 or not 0 < length <= -number:
+                raise ValueError("a copy of what was not there")
+            past.extend(past[start : start + length])
+        found = past[begin:]
+        _shorten(past)
+        return found
+
+
+class _Past:
+    """The sequence of the past, in which a repeated part of the new one is found."""
+
+    def __init__(self) -> None:
+        self._past: list[int] = []
+        self._gone = 0
+        self._places: dict[tuple[int, ...], int] = {}
+
+    def shorten(self, sequence: list[int]) -> list[int]:
+        """Return a sequence with copies for what was there before."""
+        past, places, gone = self._past, self._places, self._gone
+        result: list[int] = []
+        at, end = 0, len(sequence)
+        while at < end:
+            key = tuple(sequence[at : at + SHORTEST_COPY])
+            start = places.get(key, -1) - gone
+            length = 1
+            if start >= 0 and len(key) == SHORTEST_COPY:
+                length = _common(past, start, sequence, at)
+                result += (start - len(past), length)
+            else:
+                result.append(sequence[at])
+            for number in sequence[at : at + length]:
+                past.append(number)
+                place = len(past) - SHORTEST_COPY
+                if place >= 0:
+                    places[tuple(past[place:])] = place + gone
+            at += length
+        self._gone += _shorten(past)
+        if len(places) > 4 * HISTORY:
+            self._places = {key: place for key, place in places.items() if place >= self._gone}
+        return result
+
+
+def _common(past: list[int], start: int, sequence: list[int], at: int) -> int:
+    """Return how far the past from ``start`` and the sequence from ``at`` are the same."""
+    most = min(len(past) - start, len(sequence) - at)
+    if past[start : start + most] == sequence[at : at + most]:
+        return most
+    length = SHORTEST_COPY
+    while past[start + length] == sequence[at + length]:
+        length += 1
+    return length
+
+
+def _shorten(past: list[int]) -> int:
+    """Forget the oldest, when there are many; return how many. Both sides do so after each batch."""
+    gone = len(past) - HISTORY if len(past) > 2 * HISTORY else 0
+    del past[:gone]
+    return gone
+
+
+_TENSOR, _NUMBER, _DTYPE, _SLICE, _ELLIPSIS, _LIST, _COMPLEX = range(1, 8)
+
+
+def _hashable(value: Any) -> Any:
+    """Return a key that tells apart what is equal and not the same: 1, 1.0 and True, a slice."""
+    match value:
+        case T() | S():
+            return (type(value).__name__, value.place)  # as tuples they are equal
+        case tuple() | list():
+            return (type(value).__name__, *map(_hashable, value))
+        case slice():
+            return ("slice", _hashable(value.start), _hashable(value.stop), _hashable(value.step))
+        case float():
+            return (float, value.hex())
+        case complex():
+            return (complex, value.real.hex(), value.imag.hex())
+    return (type(value), value)
+
+
+def _packable(value: Any) -> Any:
+    match value:
+        case T(place):
+            return msgpack.ExtType(_TENSOR, bytes([place]) if place < 256 else place.to_bytes(4, "big"))
+        case S(place):
+            return msgpack.ExtType(_NUMBER, bytes([place]))
+        case DType():
+            return msgpack.ExtType(_DTYPE, value.name.encode())
+        case slice():
+            parts = [_packable(each) for each in (value.start, value.stop, value.step)]
+            return msgpack.ExtType(_SLICE, msgpack.packb(parts))
+        case list():
+            return msgpack.ExtType(_LIST, msgpack.packb([_packable(each) for each in value]))
+        case complex():
+            return msgpack.ExtType(_COMPLEX, msgpack.packb([value.real, value.imag]))
+        case tuple():
+            return [_packable(each) for each in value]
+    if value is ...:
+        return msgpack.ExtType(_ELLIPSIS, b"")
+    return value
+
+
+def _unpacked(code: int, data: bytes) -> Any:
+    match code:
+        case 1:
+            return T(int.from_bytes(data, "big"))
+        case 2:
+            return S(data[0])
+        case 3:
+            return dtype_named(data.decode())
+        case 4:
+            return slice(*msgpack.unpackb(data, ext_hook=_unpacked))
+        case 5:
+            return ...
+        case 6:
+            return list(msgpack.unpackb(data, use_list=False, ext_hook=_unpacked))
+        case 7:
+            return complex(*msgpack.unpackb(data))
+    raise ValueError(f"an unknown kind of value, {code}")

@@ -1,0 +1,310 @@
+"""The way of commands to the workers: in batches, in their order, and never more than the workers keep up with."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from loom.errors import LimitReached, LoomError, operation_failed
+from loom.process.threads import start_thread
+from loom.tensors.commands import FREE, Encoder, Form, Numbered
+
+MOST_COMMANDS = 512
+"""Commands of a batch."""
+MOST_BYTES = 4 << 20
+"""Bytes of data of a batch, from which on it is sent."""
+MOST_FAILURES = 1000
+"""Failures whose lines are remembered."""
+SOON = 0.001
+"""Seconds after which a batch is sent if it does not fill."""
+IDLE = 2.0
+"""Seconds without a command after which the thread that sends ends."""
+MOST_BATCHES = 64
+"""Batches that are not done yet; whoever adds one more waits."""
+MOST_BYTES_WAITING = 64 << 20
+"""Bytes of data in them."""
+
+_FOLDER = __file__.rpartition("/")[0]
+
+Site = tuple[CodeType, int]
+
+
+class Failure(NamedTuple):
+    """What a worker says of a command that failed, or of one that needs its result."""
+
+    batch: int
+    place: int
+    """The command's place in its batch."""
+    like: str
+    """The name of the exception's built-in class."""
+    text: str
+
+
+class Asked(NamedTuple):
+    """A read on its way."""
+
+    batch: int
+    future: Any
+
+
+class _Sent(NamedTuple):
+    number: int
+    answer: Any
+    sites: list[Site | None]
+    size: int
+
+
+class Dispatcher:
+    """Sends commands to all workers of a mesh, and reads from them. Any thread may use it.
+
+    Args:
+        workers: the mesh of `loom.tensors.backend.worker.TensorWorker`.
+    """
+
+    def __init__(self, workers: Any) -> None:
+        self._workers = workers
+        self._program = uuid4().hex
+        self.began = workers.begin.call(self._program)
+        """The future of the workers' devices."""
+        self.size = len(workers)
+        self._first = workers if self.size == 1 else workers.slice(**dict.fromkeys(workers.sizes, 0))
+        self._encoder = Encoder()
+        self._free_form = self._encoder.form(FREE)
+        self.freed: deque[int] = deque()
+        """Ids of tensors whose handles have died. A finalizer may run at any time, and only appends to it."""
+        self._sites: list[Site | None] = []
+        self._data: list[bytes] = []
+        self._data_size = 0
+        self._lock = threading.RLock()
+        self._some = threading.Event()
+        self._sends = False
+        self._sent: deque[_Sent] = deque()
+        self._reading: dict[int, list[Site | None]] = {}
+        """The lines of the commands of batches that go with a read."""
+        self._batch = 0
+        self._failed: dict[tuple[int, int], Site | None] = {}
+        """The lines of the newest commands that failed."""
+        self._unsaid: list[Failure] = []
+        """The first failures that `synchronize` has not raised."""
+        self.limit: int | None = None
+        """Bytes that tensors may have in each worker; any number if None."""
+        self.held: dict[int, tuple[int, Site | None]] = {}
+        """The bytes of each tensor that has memory of its own, and the line that made it.
+
+        As the workers do everything in order, they hold as much when they come to the same command."""
+        self.bytes = 0
+        self.site: Site | None = None
+        """The line for which commands are put in, if it is not the caller's."""
+
+    def form(self, form: Form, types: tuple[type, ...] = ()) -> Numbered:
+        """Return a form for `put`."""
+        with self._lock:
+            return self._encoder.form(form, types)
+
+    def put(
+        self,
+        form: Numbered,
+        tensors: Sequence[int],
+        numbers: tuple[Any, ...] = (),
+        sizes: Sequence[int] = (),
+        data: bytes | None = None,
+    ) -> int:
+        """Add a command; return the id of its first result. It waits if too much is on its way.
+
+        Args:
+            sizes: the bytes of new memory of each result.
+
+        Raises:
+            LimitReached: its results are more than the limit of memory leaves room for.
+        """
+        site = self.site or caller_site()
+        with self._lock:
+            if self.freed:
+                self._free()
+            if self.limit is not None and self.bytes + sum(sizes) > self.limit:
+                raise self._no_room(sum(sizes))
+            ident = self._encoder.put(form, tensors, numbers)
+            self._sites.append(site)
+            for place, size in enumerate(sizes):
+                self.held[ident + place] = size, site
+                self.bytes += size
+            if data is not None:
+                self._data.append(data)
+                self._data_size += len(data)
+            many = len(self._sites)
+            if many >= MOST_COMMANDS or self._data_size >= MOST_BYTES:
+                self.flush()
+                return ident
+        if many == 1:
+            self._send_soon()
+        return ident
+
+    def flush(self) -> None:
+        """Send what was put in."""
+        with self._lock:
+            if not self._sites and not self.freed:
+                return
+            self._free()
+            commands, data, sites, size = self._take()
+            self._sent.append(
+                _Sent(self._batch, self._workers.run.call(self._program, self._batch, commands, data), sites, size)
+            )
+            self._batch += 1
+            waiting = sum(each.size for each in self._sent) if size or data else 0
+            while len(self._sent) > MOST_BATCHES or (waiting > MOST_BYTES_WAITING and len(self._sent) > 1):
+                waiting -= self._sent[0].size
+                self._settle(self._sent.popleft())
+
+    def read(self, idents: Sequence[int], what: str = "elements", everywhere: bool = False) -> list[Any]:
+        """Return what the workers have for some ids, when all that was put in before is done.
+
+        Args:
+            what: the ``elements``, or the ``layout``.
+            everywhere: whether every worker has a part of it.
+
+        Raises:
+            OperationFailed: an operation on which one of them depends has failed.
+        """
+        asked = self.ask(idents, what, everywhere)
+        return self.answer(asked, asked.future.get())
+
+    def ask(self, idents: Sequence[int], what: str = "elements", everywhere: bool = False) -> Asked:
+        """Begin to read. `answer` makes values of what the future gives."""
+        with self._lock:
+            if self.size > 1:
+                self.flush()
+                how = self._workers.read.call if everywhere else self._first.read.call_one
+                return Asked(self._batch, how(self._program, -1, None, [], list(idents), what))
+            self._free()
+            commands, data, sites, _ = self._take()
+            number = self._batch
+            self._reading[number] = sites
+            self._batch += 1
+            read = self._first.read.call_one
+            return Asked(number, read(self._program, number, commands, data, list(idents), what))
+
+    def kept(self) -> dict[str, Any]:
+        """Return the layouts of the tensors with a name."""
+        self.flush()
+        found: dict[str, Any] = self._first.kept.call_one(self._program).get()
+        return found
+
+    def answer(self, asked: Asked, found: Any) -> list[Any]:
+        """Return the values of an answer.
+
+        Raises:
+            OperationFailed: an operation on which one of them depends has failed.
+        """
+        failures, values = found if isinstance(found, tuple) else next(iter(found.values()))
+        with self._lock:
+            self._note(failures, asked.batch, self._reading.pop(asked.batch, []))
+            while self._sent and self._sent[0].number < asked.batch:
+                self._settle(self._sent.popleft())
+        for value in values:
+            if isinstance(value, Failure):
+                raise self._error(value)
+        return list(values)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was put in is done.
+
+        Raises:
+            OperationFailed: an operation has failed since the last time; the first one.
+        """
+        self.read(())
+        with self._lock:
+            failures, self._unsaid = self._unsaid, []
+        if failures:
+            raise self._error(failures[0])
+
+    def _take(self) -> tuple[bytes, list[bytes], list[Site | None], int]:
+        taken = self._encoder.take(), self._data, self._sites, self._data_size
+        self._data, self._sites, self._data_size = [], [], 0
+        return taken
+
+    def _free(self) -> None:
+        freed = self.freed
+        while freed:
+            ident = freed.popleft()
+            self._encoder.free(self._free_form, ident)
+            self._sites.append(None)
+            if (held := self.held.pop(ident, None)) is not None:
+                self.bytes -= held[0]
+
+    def _settle(self, sent: _Sent) -> None:
+        """Take in what became of a batch."""
+        self._note(next(iter(sent.answer.get().values())), sent.number, sent.sites)
+
+    def _note(self, failures: Sequence[Failure], batch: int, sites: list[Site | None]) -> None:
+        for failure in failures:
+            self._failed[batch, failure.place] = sites[failure.place]
+            if len(self._failed) > MOST_FAILURES:
+                del self._failed[next(iter(self._failed))]
+            if len(self._unsaid) < MOST_FAILURES:
+                self._unsaid.append(failure)
+
+    def _error(self, failure: Failure) -> LoomError:
+        site = self._failed.get((failure.batch, failure.place))
+        where = f", queued at {place_of(site)}" if site else ""
+        return operation_failed(f"{failure.text}{where}", failure.like)
+
+    def by_line(self) -> dict[str, int]:
+        """Return the bytes that the workers hold, by the line that made them, the most first."""
+        with self._lock:
+            self._free()
+            held = list(self.held.values())
+        lines: dict[str, int] = {}
+        for size, site in held:
+            where = place_of(site) if site else "?"
+            lines[where] = lines.get(where, 0) + size
+        return dict(sorted(lines.items(), key=lambda each: -each[1]))
+
+    def _no_room(self, size: int) -> LimitReached:
+        most = "; ".join(f"{held} bytes made at {where}" for where, held in list(self.by_line().items())[:3])
+        return LimitReached(
+            f"out of memory: {size} bytes more than the {self.bytes} that are held are over the limit of "
+            f"{self.limit} bytes in each process. The most: {most}"
+        )
+
+    def _send_soon(self) -> None:
+        self._some.set()
+        with self._lock:
+            if not self._sends:
+                self._sends = True
+                start_thread("loom-tensors", self._send)
+
+    def _send(self) -> None:
+        """Send what does not fill a batch, until nothing more comes."""
+        while True:
+            while self._some.wait(IDLE):
+                time.sleep(SOON)
+                self._some.clear()
+                self.flush()
+            with self._lock:
+                if not self._some.is_set():
+                    self._sends = False
+                    return
+
+
+def caller_site() -> Site | None:
+    """Return the line outside this package from which it was called, as a code object and a place in it."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
+        frame = frame.f_back
+    return (frame.f_code, frame.f_lasti) if frame is not None else None
+
+
+def place_of(site: Site) -> str:
+    """Return a line as text."""
+    code, at = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= at < end and number is not None:
+            line = number
+    return f"{code.co_filename}:{line}, in {code.co_name}"

@@ -1,0 +1,1 @@
+"""Networks of lazy tensors, with torch's names: modules, layers and losses."""

@@ -1,0 +1,1 @@
+"""Torch's operations: what each gives, and how its gradients are computed."""

@@ -1,0 +1,1 @@
+"""Shapes, orders of dimensions, parts of tensors, and tensors put together."""

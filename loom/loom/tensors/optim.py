@@ -1,0 +1,191 @@
+"""Optimizers, with torch's names, arguments and arithmetic. A step queues operations and waits for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from loom.tensors.tensor import Tensor, enable_grad, no_grad
+
+
+class Optimizer:
+    """Changes parameters in place by their gradients.
+
+    Args:
+        params: tensors; or groups, each a dictionary with ``params`` and arguments of its own.
+        defaults: the arguments of groups that have none of their own.
+
+    Raises:
+        ValueError: there are no parameters, or one is no leaf.
+    """
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+        given = list(params)
+        if not given:
+            raise ValueError("optimizer got an empty parameter list")
+        groups = given if isinstance(given[0], dict) else [{"params": given}]
+        self.defaults = defaults
+        self.param_groups: list[dict[str, Any]] = []
+        """The parameters, and the arguments with which they are changed, such as ``lr``."""
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        for group in groups:
+            self.add_param_group(group)
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Change more parameters, perhaps with other arguments."""
+        params = group["params"]
+        listed = [params] if isinstance(params, Tensor) else list(params)
+        for each in listed:
+            if not each.is_leaf:
+                raise ValueError("can't optimize a non-leaf Tensor")
+        self.param_groups.append({**self.defaults, **group, "params": listed})
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or set them to zero."""
+        for group in self.param_groups:
+            for each in group["params"]:
+                if set_to_none:
+                    each.grad = None
+                elif each.grad is not None:
+                    each.grad = each.grad.detach().mul(0)
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Change the parameters.
+
+        Args:
+            closure: computes the loss and its gradients; its result is returned.
+        """
+        loss = None
+        if closure is not None:
+            with enable_grad():
+                loss = closure()
+        with no_grad():
+            for group in self.param_groups:
+                for each in group["params"]:
+                    if each.grad is not None:
+                        self._change(each, each.grad, self.state.setdefault(each, {}), group)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later optimizer needs to go on, in torch's form: parameters are numbered."""
+        numbers = {each: number for number, each in enumerate(self._params())}
+        groups = [{**group, "params": [numbers[each] for each in group["params"]]} for group in self.param_groups]
+        return {"state": {numbers[each]: dict(state) for each, state in self.state.items()}, "param_groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            ValueError: it is of other groups.
+        """
+        sizes = [len(group["params"]) for group in self.param_groups]
+        if sizes != [len(group["params"]) for group in state["param_groups"]]:
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
+            )
+        for own, group in zip(self.param_groups, state["param_groups"], strict=True):
+            own.update({key: value for key, value in group.items() if key != "params"})
+        params = self._params()
+        self.state = {params[number]: dict(each) for number, each in state["state"].items()}
+
+    def _params(self) -> list[Tensor]:
+        return [each for group in self.param_groups for each in group["params"]]
+
+    def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, as `torch.optim.SGD`."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        maximize: bool = False,
+    ) -> None:
+        if lr < 0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        if momentum < 0:
+            raise ValueError(f"Invalid momentum value: {momentum}")
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        super().__init__(
+            params,
+            {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+             "nesterov": nesterov, "maximize": maximize},
+        )  # fmt: skip
+
+    def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if group["maximize"]:
+            grad = grad.neg()
+        if group["weight_decay"]:
+            grad = grad.add(param, alpha=group["weight_decay"])
+        momentum = group["momentum"]
+        if momentum:
+            buffer = state.get("momentum_buffer")
+            if buffer is None:
+                buffer = state["momentum_buffer"] = grad.clone()
+            else:
+                buffer.mul_(momentum).add_(grad, alpha=1 - group["dampening"])
+            grad = grad.add(buffer, alpha=momentum) if group["nesterov"] else buffer
+        param.add_(grad, alpha=-group["lr"])
+
+
+class Adam(Optimizer):
+    """Adam, as `torch.optim.Adam`: its weight decay is part of the gradient."""
+
+    decoupled = False
+    """Whether the weights decay beside the gradient."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if lr < 0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        if eps < 0:
+            raise ValueError(f"Invalid epsilon value: {eps}")
+        for place, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"Invalid beta parameter at index {place}: {beta}")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
+        if not state:
+            state.update(step=0, exp_avg=param.detach().mul(0), exp_avg_sq=param.detach().mul(0))
+        state["step"] = step = int(state["step"]) + 1
+        if decay and self.decoupled:
+            param.mul_(1 - lr * decay)
+        elif decay:
+            grad = grad.add(param, alpha=decay)
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        scale = (1 - beta2**step) ** 0.5
+        param.addcdiv_(mean, square.sqrt().div_(scale).add_(group["eps"]), value=-lr / (1 - beta1**step))
+
+
+class AdamW(Adam):
+    """Adam whose weights decay beside the gradient, as `torch.optim.AdamW`."""
+
+    decoupled = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)

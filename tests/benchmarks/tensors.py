@@ -1,0 +1,141 @@
+"""What lazy tensors cost: an operation on the laptop, the way through the gateway, a read, and a training step.
+
+The training is that of a network of two layers of 512 by 512; beside it the same with torch itself, in an actor on
+the same host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import loom
+from tests.benchmarks.budgets import BudgetReport, Figure
+from tests.benchmarks.machine import describe_machine
+from tests.benchmarks.report import Ratio
+
+__all__ = ["TensorsPlan", "measure"]
+
+WIDTH, BATCH = 512, 256
+
+
+@dataclass(frozen=True)
+class TensorsPlan:
+    """How much is measured."""
+
+    rounds: int = 5
+    operations: int = 20_000
+    reads: int = 200
+    steps: int = 30
+
+
+class Eager(loom.Actor):
+    """Trains the network with torch itself, and answers calls."""
+
+    @loom.endpoint
+    def echo(self, number: float) -> float:
+        return number
+
+    @loom.endpoint
+    def train(self, steps: int) -> float:
+        """Return the seconds of a step."""
+        import torch
+
+        torch.manual_seed(0)
+        x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+        w = [torch.randn(WIDTH, WIDTH).mul_(0.04).requires_grad_() for _ in range(2)]
+        for step in range(-3, steps):
+            if step == 0:
+                began = time.perf_counter()
+            loss = (x.matmul(w[0]).relu().matmul(w[1]) - y).pow(2).mean()
+            loss.backward()
+            with torch.no_grad():
+                for each in w:
+                    each.sub_(each.grad, alpha=0.01)
+                    each.grad = None
+        return (time.perf_counter() - began) / steps
+
+
+def measure(plan: TensorsPlan, command: str, say: Callable[[str], object] = lambda text: None) -> BudgetReport:
+    """Measure lazy tensors in a session of a cluster on this machine."""
+    found: dict[str, list[float]] = {}
+    with loom.local(hosts=1) as job:
+        job.print_logs = False
+        lt = job.tensors()
+        eager = job.hosts.spawn_procs(name="eager").spawn("eager", Eager)
+        eager.train.call_one(3).get()
+        for number in range(plan.rounds):
+            say(f"round {number + 1} of {plan.rounds}")
+            for name, value in {
+                **_operations(lt, plan.operations),
+                **_reads(lt, eager, plan.reads),
+                "step of torch": eager.train.call_one(plan.steps).get(),
+                "step": _train(lt, plan.steps),
+            }.items():
+                found.setdefault(name, []).append(value)
+    return _report(plan, command, found)
+
+
+def _operations(lt: Any, many: int) -> dict[str, float]:
+    """Return the seconds of an operation on the laptop, and of one until it is done."""
+    x, w = lt.ones(4), lt.ones(4, requires_grad=True)
+    lt.synchronize()
+    began = time.perf_counter()
+    for _ in range(many // 4):
+        y = x.mul(w).add(x).relu().sum()
+    queued = time.perf_counter() - began
+    del y
+    lt.synchronize()
+    return {"operation": queued / many, "done": (time.perf_counter() - began) / many}
+
+
+def _reads(lt: Any, eager: Any, many: int) -> dict[str, float]:
+    """Return the seconds of a read and of a call, alternating."""
+    one = lt.ones(())
+    spent = {"read": 0.0, "call": 0.0}
+    for _ in range(many):
+        began = time.perf_counter()
+        eager.echo.call_one(1.0).get()
+        between = time.perf_counter()
+        one.item()
+        spent["call"] += between - began
+        spent["read"] += time.perf_counter() - between
+    return {name: each / many for name, each in spent.items()}
+
+
+def _train(lt: Any, steps: int) -> float:
+    """Return the seconds of a step."""
+    lt.seed(0)
+    x, y = lt.randn(BATCH, WIDTH), lt.randn(BATCH, WIDTH)
+    w = [lt.randn(WIDTH, WIDTH).mul_(0.04).requires_grad_() for _ in range(2)]
+    for step in range(-3, steps):
+        if step == 0:
+            lt.synchronize()
+            began = time.perf_counter()
+        loss = (x.matmul(w[0]).relu().matmul(w[1]) - y).pow(2).mean()
+        loss.backward()
+        with lt.no_grad():
+            for each in w:
+                each.sub_(each.grad, alpha=0.01)
+                each.grad = None
+    lt.synchronize()
+    return (time.perf_counter() - began) / steps
+
+
+def _report(plan: TensorsPlan, command: str, found: dict[str, list[float]]) -> BudgetReport:
+    def over(one: str, other: str) -> tuple[float, ...]:
+        return tuple(a / b for a, b in zip(found[one], found[other], strict=True))
+
+    micro = {name: tuple(1e6 * each for each in values) for name, values in found.items()}
+    budgets = (
+        Ratio("an operation on the laptop", "µs", "at most", 25.0, micro["operation"]),
+        Ratio("operations done through the gateway", "a second", "at least", 20_000.0,
+              tuple(1 / each for each in found["done"])),
+        Ratio("item()", "a call of an endpoint", "at most", 1.15, over("read", "call")),
+        Ratio("a training step", "torch's own in the worker", "at most", 1.2, over("step", "step of torch")),
+    )  # fmt: skip
+    figures = tuple(Figure(name, "µs", micro[name]) for name in ("read", "call", "step", "step of torch"))
+    notes = (f"a step trains two layers of {WIDTH} by {WIDTH} with a batch of {BATCH}",)
+    return BudgetReport("tensors", command, describe_machine(), asdict(plan), budgets, figures, notes)

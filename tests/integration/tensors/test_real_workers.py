@@ -1,0 +1,133 @@
+"""Lazy tensors in real actors, through a gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+
+
+def test_what_is_queued_is_computed_in_the_cluster(job: loom.Job) -> None:
+    lt = job.tensors("computed")
+    x = lt.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    y = x.mul(x).add(1.0)
+    assert y.shape == (2, 2)
+    y.sum().backward()
+    assert lt.fetch(y, x.grad) == ([[2.0, 5.0], [10.0, 17.0]], [[2.0, 4.0], [6.0, 8.0]])
+
+
+def test_many_commands_are_done_in_their_order(job: loom.Job) -> None:
+    lt = job.tensors("order")
+    total = lt.zeros(())
+    for i in range(3000):
+        total = total.add(i)
+    assert total.item() == sum(range(3000))
+    lt.synchronize()
+
+
+def test_a_failure_names_the_line_that_queued_it_and_the_rest_lives(job: loom.Job) -> None:
+    lt = job.tensors("failing")
+    good = lt.ones(2)
+    bad = lt.call("linalg.cholesky", lt.zeros(2, 2)); here = sys._getframe().f_lineno  # fmt: skip  # noqa: E702
+    depends = lt.call("add", bad, good)
+    assert good.tolist() == [1.0, 1.0]
+    with pytest.raises(RuntimeError, match=r"linalg\.cholesky") as caught:
+        depends.tolist()
+    assert isinstance(caught.value, loom.LoomError)
+    assert f"{Path(__file__).name}:{here}" in str(caught.value)
+    assert good.add(1.0).tolist() == [2.0, 2.0]
+    with pytest.raises(RuntimeError, match="cholesky"):
+        lt.synchronize()
+    lt.synchronize()
+
+
+def test_several_processes_have_the_same(job: loom.Job) -> None:
+    lt = loom.tensors.on(job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="several"))
+    lt.seed(3)
+    x = lt.randn(3, 3)
+    y = x.add(x)
+    lt.synchronize()
+    dispatcher = lt._dispatcher
+    asked = dispatcher._workers.read.call(dispatcher._program, -1, None, [], [y._value.id], "elements").get()
+    (one, other) = [values for _, values in asked.values()]
+    assert one == other
+
+
+def test_another_program_finds_what_has_a_name(cluster: LocalCluster) -> None:
+    first = loom.connect(cluster.url, cluster.token)
+    lt = first.tensors()
+    lt.named["w"] = lt.tensor([1.0, 2.0], requires_grad=True)
+    lost = lt.ones(1)
+    lt.synchronize()
+    with loom.connect(cluster.url, cluster.token, session=first.session, take_over=True) as second:
+        again = second.tensors()
+        w = again.named["w"]
+        assert (w.tolist(), w.requires_grad, list(again.named)) == ([1.0, 2.0], True, ["w"])
+        with pytest.raises(KeyError):
+            again.named["x"]
+        del lost
+        del again.named["w"]
+        assert not again.named
+
+
+def test_the_laptop_needs_no_torch(cluster: LocalCluster) -> None:
+    code = f"""
+import sys
+for name in ("torch", "numpy", "monarch"):
+    sys.modules[name] = None
+import loom
+with loom.connect({cluster.url!r}, {cluster.token!r}) as job:
+    lt = job.tensors()
+    print(lt.ones(2, 2).add(1.0).sum().item())
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert told.stdout == "8.0\n", told.stderr
+
+
+def in_the_cluster(procs: object) -> tuple[object, int]:
+    lt = loom.tensors.on(procs, "inside")
+    x = lt.tensor([1.0, 2.0], requires_grad=True)
+    for _ in range(600):
+        y = x * x
+    y.sum().backward()
+    lt.synchronize()
+    return x.grad.tolist(), lt._dispatcher.size
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_function_in_the_cluster_has_them_too(job: loom.Job, gpus: int) -> None:
+    procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": gpus}, name="near")
+    assert job.run(in_the_cluster, procs) == ([2.0, 4.0], gpus)
+
+
+async def test_reads_are_awaited(job: loom.Job) -> None:
+    lt = job.tensors("awaited")
+    x = lt.arange(3)
+    assert await x.atolist() == [0, 1, 2]
+    assert await x.sum().aitem() == 3
+    assert await lt.afetch(x + 1, x * 2) == ([1, 2, 3], [0, 2, 4])
+
+
+class Victim(loom.Actor):
+    @loom.endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_dead_process_is_said(job: loom.Job) -> None:
+    procs = job.hosts.slice(hosts=0).spawn_procs(name="dying")
+    lt = loom.tensors.on(procs)
+    x = lt.ones(1)
+    lt.synchronize()
+    os.kill(procs.spawn("victim", Victim).pid.call_one().get(), signal.SIGKILL)
+    with pytest.raises(loom.SupervisionError):
+        x.item()
+    with pytest.raises(loom.SupervisionError):
+        x.add(1).item()

@@ -1,0 +1,213 @@
+"""Losses agree with torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loom.tensors.tensors import Tensors
+from tests.support.torch_agreement import (
+    FLOATS,
+    Operand,
+    agree,
+    agree_with_either_backward,
+    broadcastable,
+    operands,
+    plain,
+    shapes,
+)  # fmt: skip
+
+REDUCTIONS = st.sampled_from(["mean", "sum", "none"])
+
+
+def functional(ns: Any) -> Any:
+    return torch.nn.functional if ns is torch else ns
+
+
+@pytest.fixture(autouse=True)
+def _no_advice() -> Iterator[None]:
+    """Torch warns of shapes that differ, and of the mean of a divergence."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mse_loss", {}),
+        ("l1_loss", {}),
+        ("smooth_l1_loss", {}),
+        ("smooth_l1_loss", {"beta": 0.25}),
+        ("smooth_l1_loss", {"beta": 0.0}),
+        ("huber_loss", {}),
+        ("huber_loss", {"delta": 0.3}),
+    ],
+)
+@given(st.data())
+def test_of_a_difference(lt: Tensors, name: str, options: dict[str, float], data: Any) -> None:
+    shape, reduction = data.draw(shapes(smallest=1)), data.draw(REDUCTIONS)
+    dtype = (data.draw(st.sampled_from(FLOATS)),)
+    given = [
+        data.draw(operands(shape, dtype)),
+        data.draw(operands(data.draw(broadcastable(shape)), dtype, low=-2.9)),
+    ]
+    agree_with_either_backward(
+        lt, lambda ns, x, y: getattr(functional(ns), name)(x, y, reduction=reduction, **options), given
+    )
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "huber_loss"])
+@given(st.data())
+def test_weighted(lt: Tensors, name: str, data: Any) -> None:
+    shape, reduction = data.draw(shapes(smallest=1)), data.draw(REDUCTIONS)
+    dtype = data.draw(st.sampled_from(FLOATS))
+    given = [data.draw(operands(shape, (dtype,), low=low)) for low in (-3, -2.9)]
+    given.append(data.draw(operands(shape, (dtype,), low=0.5)))
+    agree(
+        lt,
+        lambda ns, x, y, weight: getattr(functional(ns), name)(x, y, reduction=reduction, weight=weight),
+        given,
+    )
+
+
+@given(st.data())
+def test_binary_cross_entropy(lt: Tensors, data: Any) -> None:
+    shape, reduction = data.draw(shapes(smallest=1)), data.draw(REDUCTIONS)
+    dtype = data.draw(st.sampled_from(FLOATS))
+    given = [data.draw(operands(shape, (dtype,), low=0.01, high=0.99)) for _ in range(2)]
+    if data.draw(st.booleans()):
+        given.append(data.draw(operands(data.draw(broadcastable(shape)), (dtype,), grad=False)))
+    near = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {}
+    agree_with_either_backward(
+        lt, lambda ns, *each: functional(ns).binary_cross_entropy(*each, reduction=reduction), given, **near
+    )
+
+
+@given(st.data())
+def test_binary_cross_entropy_with_logits(lt: Tensors, data: Any) -> None:
+    shape, reduction = data.draw(shapes(smallest=1)), data.draw(REDUCTIONS)
+    dtype = data.draw(st.sampled_from(FLOATS))
+    given = [data.draw(operands(shape, (dtype,), low=low)) for low in (-3, 0)]
+    has_weight, has_positive = data.draw(st.booleans()), data.draw(st.booleans())
+    given += [
+        data.draw(operands(data.draw(broadcastable(shape)), (dtype,), low=0.5, grad=False))
+        for _ in range(has_weight + has_positive)
+    ]
+
+    def work(ns: Any, x: Any, target: Any, *rest: Any) -> Any:
+        weight = rest[0] if has_weight else None
+        positive = rest[-1] if has_positive else None
+        return functional(ns).binary_cross_entropy_with_logits(
+            x, target, weight, reduction=reduction, pos_weight=positive
+        )
+
+    # Of weighted losses, torch's strides are those of the operations of which this one is made.
+    agree(lt, work, given, strides=len(given) == 2)
+
+
+def _classes(data: Any, shape: tuple[int, ...], classes: int, ignored: int | None = None) -> Operand:
+    target = torch.randint(
+        0, classes, shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    )
+    if ignored is not None and target.dim() and target.numel():
+        target.view(-1)[0] = ignored
+    return plain(target)
+
+
+@st.composite
+def logits(draw: Any, dtype: torch.dtype) -> Operand:
+    """Draw logits: of one row, of rows, or of images."""
+    classes = draw(st.integers(1, 4))
+    lead = draw(st.lists(st.integers(1, 3), max_size=1))
+    shape = (*lead, classes, *(draw(st.lists(st.integers(1, 3), max_size=2)) if lead else ()))
+    made: Operand = draw(operands(shape, (dtype,), views=len(shape) < 3))  # torch refuses transposed images
+    return made
+
+
+@pytest.mark.parametrize("name", ["nll_loss", "cross_entropy"])
+@given(st.data())
+def test_of_classes(lt: Tensors, name: str, data: Any) -> None:
+    dtype = data.draw(st.sampled_from(FLOATS))
+    x, reduction = data.draw(logits(dtype)), data.draw(REDUCTIONS)
+    place = 0 if len(x.size) == 1 else 1
+    classes = x.size[place]
+    ignored = data.draw(st.sampled_from([None, -100, 0]))
+    options: dict[str, Any] = {"reduction": reduction, "ignore_index": -100 if ignored is None else ignored}
+    if name == "cross_entropy":
+        options["label_smoothing"] = data.draw(st.sampled_from([0.0, 0.1]))
+    given = [x, _classes(data, x.size[:place] + x.size[place + 1 :], classes, ignored)]
+    if data.draw(st.booleans()):
+        given.append(data.draw(operands((classes,), (dtype,), low=0.5, high=2, grad=False)))
+    agree_with_either_backward(lt, lambda ns, *each: getattr(functional(ns), name)(*each, **options), given)
+
+
+@given(st.data())
+def test_cross_entropy_of_probabilities(lt: Tensors, data: Any) -> None:
+    dtype = data.draw(st.sampled_from(FLOATS))
+    x = data.draw(logits(dtype))
+    options = {"reduction": data.draw(REDUCTIONS), "label_smoothing": data.draw(st.sampled_from([0.0, 0.2]))}
+    given = [x, data.draw(operands(x.size, (dtype,), low=0, high=1))]
+    if data.draw(st.booleans()):
+        given.append(data.draw(operands((x.size[0 if len(x.size) == 1 else 1],), (dtype,), low=0.5, grad=False)))
+    agree_with_either_backward(lt, lambda ns, *each: functional(ns).cross_entropy(*each, **options), given)
+
+
+@pytest.mark.parametrize("log_target", [False, True])
+@given(st.data())
+def test_kl_div(lt: Tensors, log_target: bool, data: Any) -> None:
+    shape = data.draw(shapes(smallest=1))
+    reduction = data.draw(st.sampled_from(["mean", "sum", "none", "batchmean"]))
+    dtype = data.draw(st.sampled_from(FLOATS))
+    given = [
+        data.draw(operands(shape, (dtype,))),
+        data.draw(operands(shape, (dtype,), low=-1 if log_target else 0.1)),
+    ]
+    work = lambda ns, x, y: functional(ns).kl_div(x, y, reduction=reduction, log_target=log_target)  # noqa: E731
+    agree(lt, work, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("nll_loss", [torch.zeros(4, 5), torch.zeros(3, dtype=torch.int64)]),
+        ("nll_loss", [torch.zeros(4, 5), torch.zeros(4)]),
+        ("nll_loss", [torch.zeros(4, 5), torch.zeros(4, 2, dtype=torch.int64)]),
+        ("nll_loss", [torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), torch.zeros(4)]),
+        ("nll_loss", [torch.zeros(4, 5, 2), torch.zeros(4, 3, dtype=torch.int64)]),
+        ("nll_loss", [torch.zeros(4, 5).double(), torch.zeros(4, dtype=torch.int64), torch.zeros(5)]),
+        ("cross_entropy", [torch.zeros(4, 5), torch.zeros(4, 4)]),
+        ("cross_entropy", [torch.zeros(4, 5), torch.zeros(4)]),
+        ("binary_cross_entropy", [torch.zeros(4, 5), torch.zeros(2, 5)]),
+        ("binary_cross_entropy_with_logits", [torch.zeros(4, 5), torch.zeros(2, 5)]),
+        ("kl_div", [torch.zeros(4, 5), torch.zeros(3)]),
+        ("mse_loss", [torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)]),
+        ("mse_loss", [torch.zeros(4), torch.zeros(3)]),
+    ],
+)
+def test_what_torch_would_raise(lt: Tensors, name: str, given: list[torch.Tensor]) -> None:
+    inputs = [plain(each) for each in given]
+    agree(lt, lambda ns, *each: getattr(functional(ns), name)(*each), inputs)
+    with pytest.raises((RuntimeError, ValueError)):
+        getattr(lt, name)(*[each.of_loom(lt) for each in inputs])
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "cross_entropy", "huber_loss", "kl_div"])
+def test_an_unknown_reduction_is_refused(lt: Tensors, name: str) -> None:
+    with pytest.raises(ValueError, match="no is not a valid value for reduction"):
+        getattr(lt, name)(lt.zeros(2, 2), lt.ones(2, 2), reduction="no")
+
+
+def test_other_bounds(lt: Tensors) -> None:
+    with pytest.raises(RuntimeError, match="non-positive values for delta"):
+        lt.huber_loss(lt.zeros(2), lt.ones(2), delta=0.0)  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="negative values for beta"):
+        lt.smooth_l1_loss(lt.zeros(2), lt.ones(2), beta=-1.0)  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match=r"label_smoothing must be between 0\.0 and 1\.0"):
+        lt.cross_entropy(lt.zeros(2), lt.ones(2), label_smoothing=2)  # type: ignore[attr-defined]

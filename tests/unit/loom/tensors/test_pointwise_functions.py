@@ -1,0 +1,117 @@
+"""Functions of one tensor, and activations, agree with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loom.tensors.tensors import Tensors
+from tests.support.torch_agreement import ALL, agree, operands, plain
+from tests.unit.loom.tensors.test_pointwise import close, several
+
+ANY, ABOVE, WITHIN = (-3.0, 3.0), (0.2, 3.0), (-0.9, 0.9)
+
+FUNCTIONS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("neg", "abs", "sign", "square", "relu", "frac", "floor", "ceil", "trunc", "round"), ANY),
+    **dict.fromkeys(("exp", "exp2", "expm1", "sin", "cos", "atan", "sinh", "cosh", "tanh", "asinh"), ANY),
+    **dict.fromkeys(("sigmoid", "erf", "erfc", "negative", "absolute", "logical_not", "bitwise_not"), ANY),
+    **dict.fromkeys(("reciprocal", "sqrt", "rsqrt", "log", "log2", "log10", "log1p"), ABOVE),
+    **dict.fromkeys(("tan", "asin", "acos", "atanh"), WITHIN),
+    "acosh": (1.2, 4.0),
+}
+"""Functions that exist in place too, with their domains."""
+
+ASKING = ("isnan", "isinf", "isfinite", "signbit", "positive")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(data=st.data())
+def test_functions(lt: Tensors, name: str, data: Any) -> None:
+    (x,) = data.draw(several(1, FUNCTIONS[name]))
+    agree(lt, lambda ns, x: getattr(ns, name)(x), [x], **close(x))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(data=st.data())
+def test_functions_in_place(lt: Tensors, name: str, data: Any) -> None:
+    (x,) = data.draw(several(1, FUNCTIONS[name]))
+    if x.requires_grad and name not in ("asinh", "acosh", "atanh"):  # of which torch has no gradient in place
+        agree(lt, lambda ns, x: getattr(x * 1, f"{name}_")(), [x], **close(x))
+    else:
+        agree(lt, lambda ns, x: getattr(x.detach(), f"{name}_")(), [x])
+
+
+@pytest.mark.parametrize("name", ASKING)
+@given(x=operands(dtypes=ALL, grad=False))
+def test_asking(lt: Tensors, name: str, x: Any) -> None:
+    agree(lt, lambda ns, x: getattr(ns, name)(x), [x])
+
+
+def test_asking_of_extremes(lt: Tensors) -> None:
+    x = plain([float("nan"), float("inf"), -float("inf"), -0.0, 1.0])
+    for name in ASKING[:4]:
+        agree(lt, lambda ns, x, name=name: getattr(x, name)(), [x])
+
+
+ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ("leaky_relu", "elu", "gelu", "silu", "softplus", "hardtanh", "relu6")},
+    "logsigmoid": ("logsigmoid", {}),
+    "leaky_relu steep": ("leaky_relu", {"negative_slope": 0.5}),
+    "elu of 2": ("elu", {"alpha": 2.0}),
+    "gelu by tanh": ("gelu", {"approximate": "tanh"}),
+    "gelu unknown": ("gelu", {"approximate": "erf"}),
+    "softplus bent": ("softplus", {"beta": 2, "threshold": 3}),
+    "hardtanh bounds": ("hardtanh", {"min_val": -0.5, "max_val": 2.5}),
+    "hardtanh reversed": ("hardtanh", {"min_val": 1.0, "max_val": 0.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ACTIVATIONS)
+@given(data=st.data())
+def test_activations(lt: Tensors, what: str, data: Any) -> None:
+    name, options = ACTIVATIONS[what]
+    (x,) = data.draw(several(1, (-8.0, 8.0)))
+
+    def work(ns: Any, x: Any) -> Any:
+        return getattr(torch.nn.functional if ns is torch else ns, name)(x, **options)
+
+    agree(lt, work, [x], **close(x))
+
+
+def test_activations_of_large_elements(lt: Tensors) -> None:
+    x = plain([-500.0, -30.0, 30.0, 500.0], requires_grad=True)
+    for name in ("elu", "silu", "softplus", "logsigmoid", "gelu"):
+
+        def work(ns: Any, x: Any, name: str = name) -> Any:
+            return getattr(torch.nn.functional if ns is torch else ns, name)(x)
+
+        agree(lt, work, [x])
+
+
+@given(x=operands(dtypes=ALL, grad=False))
+def test_round_to_decimals(lt: Tensors, x: Any) -> None:
+    agree(lt, lambda ns, x: x.round(decimals=1), [x])
+
+
+WORDS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+    "float in place": (lambda ns, x: x.exp_(), [1, 2]),
+    "bools": (lambda ns, x: x.relu(), [True]),
+    "kernel": (lambda ns, x: x.frac(), [1]),
+    "positive": (lambda ns, x: +x, [True]),
+    "bits": (lambda ns, x: ~x, [1.0]),
+}
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_errors_have_the_words_of_torch(lt: Tensors, what: str) -> None:
+    work, given = WORDS[what]
+    with pytest.raises((RuntimeError, TypeError)) as theirs:
+        work(torch, torch.tensor(given))
+    with pytest.raises(theirs.type) as ours:
+        work(lt, lt.tensor(given))
+    assert str(ours.value) == str(theirs.value)

@@ -1,0 +1,285 @@
+"""What a program sees beside operations: making tensors, showing them, gradients' rules, memory, networks."""
+
+from __future__ import annotations
+
+import gc
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import loom
+from loom.tensors.tensors import Tensors
+from tests.support.near_tensors import near_tensors
+from tests.support.torch_agreement import to_torch
+
+MADE = [
+    lambda ns: ns.zeros(2, 3),
+    lambda ns: ns.ones((2, 3), dtype=ns.int64),
+    lambda ns: ns.full((2,), 7),
+    lambda ns: ns.full((2,), 7.5),
+    lambda ns: ns.full((), True),
+    lambda ns: ns.eye(3),
+    lambda ns: ns.eye(2, 3, dtype=ns.float64),
+    lambda ns: ns.arange(5),
+    lambda ns: ns.arange(1, 2, 0.25),
+    lambda ns: ns.arange(5, 0, -2),
+    lambda ns: ns.zeros(0, 3),
+    lambda ns: ns.tensor([[1, 2], [3, 4]]),
+    lambda ns: ns.tensor([1.5, float("inf")], dtype=ns.float16),
+    lambda ns: ns.tensor([1.1, 3e38, -0.3], dtype=ns.bfloat16),
+    lambda ns: ns.tensor([True, False]),
+    lambda ns: ns.tensor(3),
+    lambda ns: ns.tensor([]),
+    lambda ns: ns.tensor([1 + 2j]),
+    lambda ns: ns.tensor(np.arange(6, dtype=np.int16).reshape(2, 3)),
+    lambda ns: ns.tensor(np.arange(6.0).reshape(2, 3).T),
+    lambda ns: ns.zeros_like(ns.ones(2, dtype=ns.float64)),
+]
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_tensors_are_made_as_torch_makes_them(lt: Tensors, make: Any) -> None:
+    expected, found = make(torch), make(lt)
+    assert (found.shape, found.dtype.name) == (tuple(expected.shape), str(expected.dtype).removeprefix("torch."))
+    assert torch.equal(to_torch(found), expected.contiguous())
+    if expected.dtype is not torch.bfloat16:
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ns: ns.tensor([[1, 2], [3]]),
+        lambda ns: ns.tensor([[1, 2], 3]),
+        lambda ns: ns.tensor(["a"]),
+        lambda ns: ns.zeros(-1),
+        lambda ns: ns.arange(0, 5, -1),
+        lambda ns: ns.tensor(1).requires_grad_(),
+        lambda ns: ns.ones(2).backward(),
+        lambda ns: ns.ones(2, requires_grad=True).mul(2).backward(),
+        lambda ns: ns.ones(2, requires_grad=True).add_(1),
+        lambda ns: ns.ones(2).item(),
+        lambda ns: bool(ns.ones(2)),
+        lambda ns: ns.ones(2, requires_grad=True).numpy(),
+        lambda ns: len(ns.tensor(1)),
+        lambda ns: ns.ones(2, requires_grad=True).mul(2).requires_grad_(False),
+    ],
+)
+def test_what_torch_refuses_is_refused(lt: Tensors, make: Any) -> None:
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - torch says which
+        make(torch)
+    with pytest.raises(expected.type):
+        make(lt)
+
+
+def test_a_tensor_shows_its_elements_when_they_are_here(lt: Tensors) -> None:
+    x = lt.tensor([1.0, 2.0], requires_grad=True)
+    assert repr(x) == "tensor(shape=[2], dtype=float32, requires_grad=True)"
+    x.tolist()
+    assert repr(x) == "tensor([1.0, 2.0], dtype=float32, requires_grad=True)"
+    with lt.no_grad():
+        x += 1
+    assert "shape" in repr(x)
+    assert "grad_fn=<mul>" in repr(x * x)
+
+
+def test_any_function_of_torch_can_be_called(lt: Tensors) -> None:
+    x = lt.tensor([1.0, 2.0, 3.0, 4.0])
+    found = lt.call("torch.fft.rfft", x)
+    assert "not known" in repr(found)
+    assert (found.shape, found.dtype) == ((3,), lt.complex64)
+    assert found.tolist() == torch.fft.rfft(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist()
+    assert (lt.call("torch.fft.rfft", x).abs() + 1).shape == (3,)
+    with pytest.raises(loom.NotSupported, match="no gradient"):
+        lt.call("torch.erfinv", lt.ones(1, requires_grad=True))
+
+
+@pytest.mark.parametrize("name", ["torch.nope", "torch._C._jit_init", "os.system", "torch.os.system", "float32"])
+def test_what_is_no_function_of_torch_fails_at_the_read(lt: Tensors, name: str) -> None:
+    failed = lt.call(name, lt.ones(1))
+    with pytest.raises(AttributeError, match=r"queued at .*test_tensors\.py"):
+        failed.tolist()
+
+
+def test_a_failure_spreads_and_nothing_else_does() -> None:
+    lt = near_tensors()
+    good, bad = lt.ones(2), lt.call("linalg.cholesky", lt.zeros(2, 2))
+    depends, beside = lt.call("add", bad, good), good + good
+    with pytest.raises(RuntimeError, match=r"linalg\.cholesky"):
+        depends.tolist()
+    assert beside.tolist() == [2.0, 2.0]
+    with pytest.raises(RuntimeError, match=r"linalg\.cholesky"):
+        lt.synchronize()
+    lt.synchronize()
+
+
+def test_memory_is_known_by_line_and_limited() -> None:
+    lt = near_tensors()
+    kept = lt.zeros(1000)
+    for _ in range(10):
+        lt.zeros(500) + 1
+    held = lt.memory()
+    assert list(held.values()) == [4000]
+    assert "test_tensors.py" in next(iter(held))
+    lt.limit_memory(8003)
+    with pytest.raises(loom.LimitReached, match=r"4004 bytes more than the 4000 .*test_tensors.py"):
+        lt.zeros(1001)
+    assert lt.zeros(999).add_(1).sum().item() == 999
+    view = kept[10:]
+    del kept
+    gc.collect()
+    assert view.sum().item() == 0
+
+
+def test_hooks_and_kept_gradients(lt: Tensors) -> None:
+    seen: dict[str, list[Any]] = {"torch": [], "loom": []}
+    for name, ns in (("torch", torch), ("loom", lt)):
+        x = ns.tensor([1.0, 2.0], requires_grad=True)
+        y = x * 3
+        y.retain_grad()
+        y.register_hook(lambda grad: grad * 2)
+        gone = x.register_hook(lambda grad: grad * 100)
+        x.register_hook(lambda grad, name=name: seen[name].append(grad.tolist()))
+        gone.remove()
+        (y * y).sum().backward()
+        seen[name] += [x.grad.tolist(), y.grad.tolist()]
+    assert seen["loom"] == seen["torch"]
+
+
+def test_a_graph_is_used_once_unless_it_is_kept(lt: Tensors) -> None:
+    x = lt.tensor(3.0, requires_grad=True)
+    y = x * x
+    y.backward(retain_graph=True)
+    y.backward()
+    assert x.grad.item() == 12.0
+    with pytest.raises(RuntimeError, match="a second time"):
+        y.backward()
+    (first,) = lt.grad(x * x * x, x, create_graph=True)
+    (second,) = lt.grad(first, x)
+    assert (first.item(), second.item()) == (27.0, 18.0)
+    with pytest.raises(RuntimeError, match="allow_unused"):
+        lt.grad(x * x, lt.ones(1, requires_grad=True))
+
+
+def test_what_was_saved_and_changed_in_place_is_noticed(lt: Tensors) -> None:
+    x = lt.tensor([1.0, 2.0], requires_grad=True)
+    y = x.exp()
+    z = y.sum()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward() if False else (y * 1).sum().backward()
+
+
+def test_gradients_of_two_tensors_are_apart(lt: Tensors) -> None:
+    x, y = lt.ones(2, requires_grad=True), lt.ones(2, requires_grad=True)
+    (x + y).sum().backward()
+    x.grad[0].mul_(5)
+    assert (x.grad.tolist(), y.grad.tolist()) == ([5.0, 1.0], [1.0, 1.0])
+
+
+def test_a_view_from_before_a_change_in_place_is_refused(lt: Tensors) -> None:
+    x = lt.ones(2, 2, requires_grad=True)
+    y = x * 1
+    view, apart = y[0], y.detach()
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="make the view again"):
+        view.sum()
+    assert apart.sum().item() == 8.0
+    y[0].sum().backward()
+    assert x.grad.tolist() == [[2.0, 2.0], [0.0, 0.0]]
+
+
+def test_networks_and_optimizers_agree_with_torch(lt: Tensors) -> None:
+    torch.manual_seed(0)
+    theirs = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)
+    ).double()
+    nn = lt.nn
+    ours = nn.Sequential(
+        nn.Linear(6, 8, dtype=lt.float64),
+        nn.LayerNorm(8, dtype=lt.float64),
+        nn.GELU(),
+        nn.Linear(8, 3, dtype=lt.float64),
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x, y = torch.randn(16, 6, dtype=torch.float64), torch.randint(3, (16,))
+    drawn = random.Random(0)
+    makers = [
+        lambda ns, params: ns.SGD(params, lr=0.1),
+        lambda ns, params: ns.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+        lambda ns, params: ns.Adam(params, lr=0.01, weight_decay=0.1),
+        lambda ns, params: ns.AdamW(params, lr=0.01),
+    ]
+    for make in makers:
+        one, other = make(torch.optim, theirs.parameters()), make(lt.optim, ours.parameters())
+        for _ in range(5):
+            chosen = [drawn.randrange(16) for _ in range(8)]
+            for ns, model, optimizer, a, b in (
+                (torch.nn.functional, theirs, one, x[chosen], y[chosen]),
+                (lt, ours, other, lt.tensor(x[chosen]), lt.tensor(y[chosen])),
+            ):
+                loss = ns.cross_entropy(model(a), b)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    back = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)
+    ).double()
+    back.load_state_dict(ours.state_dict())
+    for name, each in theirs.state_dict().items():
+        torch.testing.assert_close(back.state_dict()[name], each, rtol=1e-9, atol=1e-12)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ours.load_state_dict({})
+
+
+def test_attention_agrees_with_torch(lt: Tensors) -> None:
+    torch.manual_seed(1)
+    for first in (False, True):
+        theirs = torch.nn.MultiheadAttention(8, 2, batch_first=first).double()
+        ours = lt.nn.MultiheadAttention(8, 2, batch_first=first, dtype=lt.float64)
+        ours.load_state_dict(theirs.state_dict())
+        x = torch.randn(3, 5, 8, dtype=torch.float64)
+        size = x.shape[1 if first else 0]
+        mask = torch.ones(size, size).triu(1).bool()
+        for needed in (False, True):
+            expected, weights = theirs(x, x, x, attn_mask=mask, need_weights=needed)
+            found, told = ours(
+                lt.tensor(x), lt.tensor(x), lt.tensor(x), attn_mask=lt.tensor(mask), need_weights=needed
+            )
+            torch.testing.assert_close(to_torch(found), expected.detach())
+            if needed:
+                torch.testing.assert_close(to_torch(told), weights.detach())
+
+
+def test_a_module_of_ones_own(lt: Tensors) -> None:
+    class Twice(lt.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = lt.nn.Linear(2, 2, bias=False)
+            self.scale = lt.nn.Parameter(lt.ones(()))
+            self.plain = lt.ones(1)
+            self.register_buffer("seen", lt.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(self.inner(x)) * self.scale
+
+    model = Twice()
+    assert [name for name, _ in model.named_parameters()] == ["scale", "inner.weight"]
+    assert list(model.state_dict()) == ["scale", "seen", "inner.weight"]
+    model(lt.ones(2)).sum().backward()
+    assert all(each.grad is not None for each in model.parameters())
+    model.zero_grad()
+    assert model.inner.weight.grad is None
+    assert not model.eval().inner.training
+    assert isinstance(model.inner, lt.nn.Linear)
+    assert "(inner): Linear()" in repr(model)
+
+
+def test_a_seed_gives_the_same_numbers(lt: Tensors) -> None:
+    lt.seed(5)
+    first = lt.randn(3).tolist()
+    lt.seed(5)
+    assert lt.randn(3).tolist() == first
