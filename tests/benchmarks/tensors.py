@@ -70,6 +70,7 @@ def measure(plan: TensorsPlan, command: str, say: Callable[[str], object] = lamb
             say(f"round {number + 1} of {plan.rounds}")
             for name, value in {
                 **_operations(lt, plan.operations),
+                "compiled": _compiled(lt),
                 **_reads(lt, eager, plan.reads),
                 "step of torch": eager.train.call_one(plan.steps).get(),
                 "step": _train(lt, plan.steps),
@@ -89,6 +90,28 @@ def _operations(lt: Any, many: int) -> dict[str, float]:
     del y
     lt.synchronize()
     return {"operation": queued / many, "done": (time.perf_counter() - began) / many}
+
+
+def _compiled(lt: Any) -> float:
+    """Return the seconds of an operation of a function of 400, on the laptop."""
+    w = lt.ones(4)
+
+    @lt.compile
+    def work(x: Any) -> Any:
+        for _ in range(200):
+            x = x.mul(w).add(w)
+        return x
+
+    x = lt.ones(4)
+    for _ in range(5):
+        work(x)
+    lt.synchronize()
+    began = time.perf_counter()
+    for _ in range(50):
+        work(x)
+    queued = time.perf_counter() - began
+    lt.synchronize()
+    return queued / 50 / 400
 
 
 def _reads(lt: Any, eager: Any, many: int) -> dict[str, float]:
@@ -131,6 +154,7 @@ def _report(plan: TensorsPlan, command: str, found: dict[str, list[float]]) -> B
     micro = {name: tuple(1e6 * each for each in values) for name, values in found.items()}
     budgets = (
         Ratio("an operation on the laptop", "µs", "at most", 25.0, micro["operation"]),
+        Ratio("an operation of a compiled function", "µs", "at most", 2.0, micro["compiled"]),
         Ratio("operations done through the gateway", "a second", "at least", 20_000.0,
               tuple(1 / each for each in found["done"])),
         Ratio("item()", "a call of an endpoint", "at most", 1.15, over("read", "call")),

@@ -208,7 +208,7 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
 
 
 def _close(found: Tensor, expected: torch.Tensor, rtol: float | None, atol: float | None) -> None:
-    """Compare a gradient: in float32 other formulas, and other orders of sums, are further apart than an operation."""
+    """Compare a gradient: in float32 other formulas and orders of sums are further apart than an operation."""
     if rtol is None and atol is None and expected.dtype is torch.float32:
         rtol = atol = 1e-4
     torch.testing.assert_close(to_torch(found), expected.detach(), rtol=rtol, atol=atol)

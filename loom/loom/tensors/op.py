@@ -89,6 +89,8 @@ class Op:
             found = self._learn(home, inputs, numbers, static)
         form, out, sizes = found
         ident = home.put(form, [each._value.id for each in inputs], numbers, sizes)
+        if home.recorder is not None:
+            home.recorder.note(form, inputs, numbers, ident)
         freed = home.freed
         if type(out) is Meta:
             base = inputs[0]._base if self._view else None
@@ -151,7 +153,9 @@ class Op:
             args, kwargs = self._arguments(len(inputs), len(numbers), static)
             made = Form(self._changes, args, tuple(kwargs.items()), len(inputs), len(numbers), 0)
             form = home.known[key] = home.form(made, tuple(map(type, numbers)))
-        home.put(form, [each._value.id for each in inputs], numbers)
+        ident = home.put(form, [each._value.id for each in inputs], numbers)
+        if home.recorder is not None:
+            home.recorder.note(form, inputs, numbers, ident)
         if needed:
             node = self._node((before, *inputs[1:]), numbers, static, False)
             target._node, target._place, target._needs = node, 0, True

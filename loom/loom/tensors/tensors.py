@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from loom.errors import NotSupported
 from loom.tensors import optim
 from loom.tensors.autograd import backward, first_grad
-from loom.tensors.commands import Form, S, T
+from loom.tensors.commands import Form, Numbered, S, T
+from loom.tensors.compiled import Compiled, Recorder
 from loom.tensors.dispatch import Dispatcher, caller_site
 from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64
 from loom.tensors.elements import Elements, pack
@@ -40,6 +41,8 @@ class Tensors:
         self.known: dict[Any, Any] = {}
         """What operations give, by the operation and what it is given."""
         self.device = "loom"
+        self.recorder: Recorder | None = None
+        """What records the commands of a function that is compiled."""
 
     # Making tensors
 
@@ -114,7 +117,7 @@ class Tensors:
 
     def seed(self, number: int) -> None:
         """Let every process draw the random numbers of a seed from here on."""
-        self.put(self.form(Form(".seed", (S(0),), numbers=1, outs=0), (int,)), (), (number,))
+        self._queue(self.form(Form(".seed", (S(0),), numbers=1, outs=0), (int,)), (), (number,))
 
     manual_seed = seed
 
@@ -203,7 +206,7 @@ class Tensors:
                 f"{function} has no gradient here: give it x.detach(), or call it within lt.no_grad()"
             )
         form = self.form(Form(function.removeprefix("torch."), *holed, tensors=len(tensors)))
-        return Tensor(self, Value(self.freed, self.put(form, [each._value.id for each in tensors])), None)
+        return Tensor(self, Value(self.freed, self._queue(form, tensors)), None)
 
     def synchronize(self) -> None:
         """Wait until everything that was queued is done.
@@ -215,6 +218,8 @@ class Tensors:
 
     def values_of(self, tensors: Sequence[Tensor]) -> list[Elements]:
         """Wait for the elements of tensors."""
+        if self.recorder is not None:
+            self.recorder.refusal = "it reads a tensor: return it, and read it outside"
         return self._elements(tensors, self._dispatcher.read([each._value.id for each in tensors]))
 
     def _elements(self, tensors: Sequence[Tensor], found: list[Any]) -> list[Elements]:
@@ -230,6 +235,23 @@ class Tensors:
             kind, shape, strides = self._dispatcher.read([tensor._value.id], "layout")[0]
             tensor._meta = Meta(tuple(shape), dtype_named(kind), tuple(strides))
         return tensor._meta
+
+    def compile(self, function: Callable[..., Any]) -> Compiled:
+        """Send a function's operations as one command when it has done the same twice with the same layouts.
+
+        See `loom.tensors.compiled.Compiled`.
+
+        Example:
+            >>> @lt.compile
+            ... def step(x, y):
+            ...     loss = (x @ w - y).pow(2).mean()
+            ...     loss.backward()
+            ...     with lt.no_grad():
+            ...         w.sub_(w.grad * 0.1)
+            ...     w.grad = None
+            ...     return loss
+        """
+        return Compiled(self, function)
 
     # Memory
 
@@ -256,8 +278,22 @@ class Tensors:
         self, form: Form, meta: Meta, requires_grad: bool, numbers: tuple[Any, ...] = (), data: bytes | None = None
     ) -> Tensor:
         number = self.form(form, tuple(map(type, numbers)))
-        tensor = Tensor(self, Value(self.freed, self.put(number, (), numbers, (meta.nbytes,), data)), meta)
+        tensor = Tensor(self, Value(self.freed, self._queue(number, (), numbers, (meta.nbytes,), data)), meta)
         return tensor.requires_grad_() if requires_grad else tensor
+
+    def _queue(
+        self,
+        form: Numbered,
+        inputs: Sequence[Tensor],
+        numbers: tuple[Any, ...] = (),
+        sizes: Sequence[int] = (),
+        data: bytes | None = None,
+    ) -> int:
+        """Queue a command of no operation; return the id of its first result."""
+        ident = self.put(form, [each._value.id for each in inputs], numbers, sizes, data)
+        if self.recorder is not None:
+            self.recorder.note(form, inputs, numbers, ident)
+        return ident
 
     @contextlib.contextmanager
     def _at_this_line(self) -> Any:
@@ -277,11 +313,11 @@ class NamedTensors(MutableMapping[str, Tensor]):
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         form = Form(".keep", (T(0), str(name), tensor.requires_grad), tensors=1, outs=0)
-        self._home.put(self._home.form(form), (tensor._value.id,))
+        self._home._queue(self._home.form(form), (tensor,))
 
     def __getitem__(self, name: str) -> Tensor:
         (kind, shape, strides), needs = self._home._dispatcher.kept()[name]
-        ident = self._home.put(self._home.form(Form(".kept", (name,))), ())
+        ident = self._home._queue(self._home.form(Form(".kept", (name,))), ())
         meta = Meta(tuple(shape), dtype_named(kind), tuple(strides))
         tensor = Tensor(self._home, Value(self._home.freed, ident), meta)
         return tensor.requires_grad_() if needs else tensor
@@ -289,7 +325,7 @@ class NamedTensors(MutableMapping[str, Tensor]):
     def __delitem__(self, name: str) -> None:
         if name not in self._home._dispatcher.kept():
             raise KeyError(name)
-        self._home.put(self._home.form(Form(".forget", (name,), outs=0)), ())
+        self._home._queue(self._home.form(Form(".forget", (name,), outs=0)), ())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._home._dispatcher.kept())

@@ -14,8 +14,9 @@ from loom.tensors.commands import Decoder, Form, S, T
 from loom.tensors.dispatch import Failure
 from loom.tensors.dtypes import DType
 
-Step = tuple[Callable[..., Any], tuple[int, ...], Any, int, int]
-"""What runs, its tensors, its numbers if it has them for good, how many come along, and how many results it has."""
+Step = tuple[Callable[..., Any], tuple[int, ...], Any, int, int, tuple[int, ...]]
+"""What runs, its tensors, its numbers if it has them for good, how many come along, how many results it has, and
+which of the tensors it changes."""
 
 
 class Values:
@@ -41,7 +42,7 @@ class Values:
         failures: list[Failure] = []
         tensors, steps = self.tensors, self._steps
         for place, number in enumerate(sequence):
-            call, near, fixed, varying, outs = steps[number]
+            call, near, fixed, varying, outs, changes = steps[number]
             idents = [now + ident if ident < 0 else ident for ident in near]
             values = fixed or [next(numbers) for _ in range(varying)]
             try:
@@ -58,7 +59,7 @@ class Values:
                     like = next(each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins")
                     failure = Failure(batch, place, like, self._text(number, error, idents))
                     failures.append(failure)
-                tensors.update(dict.fromkeys(range(now, now + outs) if outs else idents[:1], failure))
+                tensors.update(dict.fromkeys((*range(now, now + outs), *(idents[k] for k in changes)), failure))
             now += outs
         return failures
 
@@ -81,13 +82,16 @@ class Values:
             known = decoder.forms[form]
             ids = tuple(rest[: known.tensors])
             fixed = list(rest[known.tensors]) if len(rest) > known.tensors else None
-            self._steps.append((self._calls[form], ids, fixed, known.numbers, known.outs))
+            changes = known.args[2] if known.function == ".body" else (0,) if not known.outs and ids else ()
+            self._steps.append((self._calls[form], ids, fixed, known.numbers, known.outs, changes))
 
     def _call(self, form: Form) -> Callable[..., Any]:
         """Return a function of the tensors and the numbers of a command."""
         name = form.function
         if name == ".free":
             return _free
+        if name == ".body":
+            return self._body(form)
         try:
             function = functions.own(self, name) if name.startswith(".") else torch_function(name)
         except Exception as error:  # noqa: BLE001 - each command with this form fails
@@ -100,6 +104,41 @@ class Values:
             *[self._filled(each, tensors, numbers) for each in form.args],
             **{key: self._filled(each, tensors, numbers) for key, each in kwargs.items()},
         )
+
+    def _body(self, form: Form) -> Callable[..., Any]:
+        """Return what runs the commands of a compiled function. Its own tensors go when nothing needs them."""
+        given, made = form.tensors, form.args[1]
+        steps: list[tuple[Form, Callable[..., Any], tuple[int, ...], list[Any], list[int]]] = []
+        last: dict[int, int] = {}
+        count = given
+        for place, (function, args, kwargs, tensors, numbers, outs) in enumerate(form.args[0]):
+            inner = Form(function, args, kwargs, len(tensors), len(numbers), outs)
+            steps.append((inner, self._call(inner), tensors, list(numbers), []))
+            last.update(dict.fromkeys((*tensors, *range(count, count + outs)), place))
+            count += outs
+        for tensor, place in last.items():
+            if tensor >= given and tensor not in made:
+                steps[place][4].append(tensor)
+
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            local = list(tensors)
+            for inner, call, places, fixed, done in steps:
+                values = [local[place] for place in places]
+                try:
+                    result = call(values, fixed)
+                except Exception as error:
+                    error.loom_operation = _named(inner, values, error)  # type: ignore[attr-defined]
+                    raise
+                if inner.outs == 1:
+                    local.append(result)
+                elif inner.outs:
+                    local.extend(result)
+                for place in done:
+                    local[place] = None
+            results = [local[place] for place in made]
+            return results[0] if len(results) == 1 else results
+
+        return run
 
     def _filled(self, value: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         kind = type(value)
@@ -116,9 +155,14 @@ class Values:
 
     def _text(self, number: int, error: Exception, idents: Sequence[int]) -> str:
         form = self._decoder.forms[self._decoder.commands[number][0]]
-        shapes = ", ".join(_shape_of(self.tensors.get(ident)) for ident in idents)
-        lines = str(error).strip().splitlines() or [""]
-        return f"{form.function.lstrip('.')}({shapes}): {type(error).__name__}: {lines[0]}"
+        found: str | None = getattr(error, "loom_operation", None)
+        return found or _named(form, [self.tensors.get(ident) for ident in idents], error)
+
+
+def _named(form: Form, values: Sequence[Any], error: Exception) -> str:
+    """Return an error with its operation and the shapes."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{form.function.lstrip('.')}({', '.join(map(_shape_of, values))}): {type(error).__name__}: {lines[0]}"
 
 
 def _free(tensors: Any, numbers: Any) -> None:
