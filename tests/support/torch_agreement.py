@@ -6,11 +6,14 @@ hypothesis draws the operands, among them views with strides of any kind.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from loom.tensors import dtypes
@@ -45,6 +48,24 @@ class Operand:
     def __repr__(self) -> str:
         kind = str(self.memory.dtype).removeprefix("torch.")
         return f"{kind}{list(self.size)} strides {list(self.stride)}{' grad' if self.requires_grad else ''}"
+
+
+EXAMPLES = int(os.environ.get("LOOM_EXAMPLES", "12"))
+"""Of each operation. There are hundreds of operations, so that with each commit they are few; .ci/slow has 50."""
+
+
+def given(*drawn: Any, **named: Any) -> Callable[[Work], Work]:
+    """Return hypothesis' decorator, for so many examples of an operation."""
+
+    def decorate(test: Work) -> Work:
+        check = hypothesis.given(*drawn, **named)(test)
+        quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+        decorated: Work = settings(
+            max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=quiet
+        )(check)
+        return decorated
+
+    return decorate
 
 
 def plain(values: Any, requires_grad: bool = False) -> Operand:
@@ -135,7 +156,7 @@ def agree(
 
     Args:
         work: a function of ``torch`` or of lazy tensors, and of the operands.
-        second: whether to compare gradients of gradients as well.
+        second: whether to compare gradients of gradients as well, in float64.
         rtol, atol: as in `torch.testing.assert_close`.
         strides: whether to compare strides.
     """
@@ -225,6 +246,8 @@ def _gradients_agree(
     atol: float | None,
 ) -> None:
     leaves = [place for place, each in enumerate(theirs) if each.requires_grad and each.is_leaf]
+    # In float32 second derivatives differ by rounding: by how much, the formula decides.
+    second = second and all(each.dtype is torch.float64 for each in theirs if each.is_floating_point())
     roots = [place for place, each in enumerate(wanted) if isinstance(each, torch.Tensor) and each.requires_grad]
     if not leaves or not roots:
         return

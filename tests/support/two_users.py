@@ -437,7 +437,7 @@ class Person(threading.Thread):
             if method == "WS":
                 return self._watch_weaver(name)
             return self._request(
-                method, "/api/v1/weaver/" + path.format(quoted(name)), {} if method == "POST" else None
+                method, "/api/v1/weaver/" + path.format(quoted(name, "name")), {} if method == "POST" else None
             )
 
         self._alike(attempt, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -29,6 +30,8 @@ MOST_BATCHES = 64
 """Batches that are not done yet; whoever adds one more waits."""
 MOST_BYTES_WAITING = 64 << 20
 """Bytes of data in them."""
+
+_log = logging.getLogger("loom")
 
 _FOLDER = __file__.rpartition("/")[0]
 
@@ -285,7 +288,10 @@ class Dispatcher:
             while self._some.wait(IDLE):
                 time.sleep(SOON)
                 self._some.clear()
-                self.flush()
+                try:
+                    self.flush()
+                except Exception as error:  # noqa: BLE001 - whoever queues or reads next is told
+                    _log.debug("a batch of tensor commands was not sent: %s", error)
             with self._lock:
                 if not self._some.is_set():
                     self._sends = False

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loom.errors import NotSupported
 from loom.tensors.dtypes import DType
 from loom.tensors.metas import Meta, Shape
 
@@ -323,6 +324,22 @@ class Tensor:
         if not self.shape:
             raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if self._node is not None:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment."
+            )
+        copy: Tensor = self.detach().clone()
+        memo[id(self)] = copy
+        return copy.requires_grad_(self._needs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotSupported(
+            "a lazy tensor is a handle, which is good in its program only: send x.numpy() or x.tolist(), or give "
+            "it a name with lt.named"
+        )
 
     def __hash__(self) -> int:
         return id(self)

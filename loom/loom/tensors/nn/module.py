@@ -22,6 +22,10 @@ class Parameter(Tensor):
         super().__init__(data._home, data._value, data._meta, data._base)
         self.requires_grad_(requires_grad)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        copy = memo[id(self)] = Parameter(super().__deepcopy__(memo), self._needs)
+        return copy
+
 
 class Module:
     """A part of a network: its attributes that are `Parameter`s and modules are found by name, as in torch."""

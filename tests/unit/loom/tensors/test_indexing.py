@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.errors import NotSupported
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import ALL, Operand, agree, broadcastable, operands, plain, shapes, to_torch
+from tests.support.torch_agreement import (
+    ALL,
+    Operand,
+    agree,
+    broadcastable,
+    given,
+    operands,
+    plain,
+    shapes,
+    to_torch,
+)
 
 dims = st.integers(-3, 3)
 bounds = st.one_of(st.none(), st.integers(-5, 5))

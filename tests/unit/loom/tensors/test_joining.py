@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.errors import NotSupported
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import ALL, FLOATS, agree, operands, plain, shapes
+from tests.support.torch_agreement import ALL, FLOATS, agree, given, operands, plain, shapes
 
 dims = st.integers(-4, 3)
 

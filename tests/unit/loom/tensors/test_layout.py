@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.errors import NotSupported
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import ALL, Operand, agree, operands, plain
+from tests.support.torch_agreement import ALL, Operand, agree, given, operands, plain
 
 dims = st.integers(-3, 3)
 offsets = st.integers(-3, 3)

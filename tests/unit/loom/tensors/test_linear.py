@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
@@ -16,6 +15,7 @@ from tests.support.torch_agreement import (
     agree,
     agree_with_either_backward,
     broadcastable,
+    given,
     operands,
 )  # fmt: skip
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
@@ -18,6 +17,7 @@ from tests.support.torch_agreement import (
     agree,
     agree_with_either_backward,
     broadcastable,
+    given,
     operands,
     plain,
     shapes,

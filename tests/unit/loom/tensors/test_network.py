@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
@@ -17,6 +16,7 @@ from tests.support.torch_agreement import (
     Operand,
     agree,
     agree_with_either_backward,
+    given,
     operands,
     plain,
     shapes,
@@ -119,7 +119,7 @@ def test_group_norm(lt: Tensors, data: Any) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @given(st.data())
 def test_batch_norm(lt: Tensors, training: bool, data: Any) -> None:
-    dtype = data.draw(DTYPES)
+    dtype = torch.float64  # in float32 the gradients of a small batch are mostly rounding
     channels = data.draw(st.integers(1, 3))
     shape = (data.draw(st.integers(2, 3)), channels, *data.draw(shapes(most=2, smallest=1)))
     running = [data.draw(operands((channels,), (dtype,), low=0.5, grad=False, views=False)) for _ in range(2)]

@@ -8,11 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import ALL, FLOATS, INTS, Operand, agree, broadcastable, operands, plain, shapes
+from tests.support.torch_agreement import (
+    ALL,
+    FLOATS,
+    INTS,
+    Operand,
+    agree,
+    broadcastable,
+    given,
+    operands,
+    plain,
+    shapes,
+)
 
 TOLERANT = {"rtol": 1e-4, "atol": 1e-4}
 """Of float32: gradients are computed by other formulas than torch's, and then once more."""

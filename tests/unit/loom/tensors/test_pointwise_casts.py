@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import ALL, FLOATS, agree, broadcastable, operands, plain, shapes
+from tests.support.torch_agreement import ALL, FLOATS, agree, broadcastable, given, operands, plain, shapes
 from tests.unit.loom.tensors.test_pointwise import TOLERANT, several
 
 CASTS = ("float", "double", "half", "bfloat16", "long", "int", "short", "bool")

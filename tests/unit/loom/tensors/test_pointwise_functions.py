@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import ALL, agree, operands, plain
+from tests.support.torch_agreement import ALL, agree, given, operands, plain
 from tests.unit.loom.tensors.test_pointwise import close, several
 
 ANY, ABOVE, WITHIN = (-3.0, 3.0), (0.2, 3.0), (-0.9, 0.9)

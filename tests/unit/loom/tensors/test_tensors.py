@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -276,6 +279,41 @@ def test_a_module_of_ones_own(lt: Tensors) -> None:
     assert not model.eval().inner.training
     assert isinstance(model.inner, lt.nn.Linear)
     assert "(inner): Linear()" in repr(model)
+    twin = copy.deepcopy(model)
+    assert [name for name, _ in twin.named_parameters()] == ["scale", "inner.weight"]
+    with lt.no_grad():
+        model.scale.add_(1)
+    assert (twin.scale.item(), model.scale.item()) == (1.0, 2.0)
+
+
+def test_a_handle_is_copied_and_not_sent(lt: Tensors) -> None:
+    x = lt.tensor([1.0, 2.0], requires_grad=True)
+    y = copy.deepcopy(x)
+    with lt.no_grad():
+        x += 1
+    assert (y.tolist(), y.requires_grad) == ([1.0, 2.0], True)
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(x * 2)
+    with pytest.raises(loom.NotSupported, match="a lazy tensor is a handle"):
+        pickle.dumps(x)
+
+
+def test_what_is_not_sent_is_said_by_the_next_read() -> None:
+    lt = near_tensors()
+    workers = lt._dispatcher._workers
+    run, failed = workers.run, threading.Event()
+
+    class Lost:
+        def call(self, *args: Any) -> Any:
+            failed.set()
+            raise loom.SessionClosed("the session is over")
+
+    workers.run = Lost()
+    lt.ones(1)
+    assert failed.wait(10)
+    workers.run = run
+    with pytest.raises(loom.ProtocolMismatch):  # the batch is missing
+        lt.ones(1).item()
 
 
 def test_a_seed_gives_the_same_numbers(lt: Tensors) -> None:
