@@ -145,7 +145,7 @@ class _Walk:
         self._order: list[tuple[int, Node]] = []
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}
         self._given: dict[int, int] = {}
-        """How often each tensor was given as a gradient."""
+        """How often each tensor was given as a gradient, by its id."""
         self._found: dict[tuple[int, int], Tensor] = {}
         self._nodes_wanted: set[int] = {id(each._node) for each in wanted or () if each._node is not None}
 
@@ -158,7 +158,7 @@ class _Walk:
         wanted = self._wanted
         if wanted is None:
             for leaf, grad in self._leaves.values():
-                apart = self._given.get(id(grad._value), 0) < 2 and not leaf._hooks
+                apart = self._given.get(grad._value.id, 0) < 2 and not leaf._hooks
                 _accumulate(leaf, _hooked(grad, leaf._hooks), self._create_graph, apart)
             return []
         return [self._gradient_of(each) for each in wanted]
@@ -186,7 +186,7 @@ class _Walk:
             node.release()
 
     def _give(self, edge: Edge, grad: Tensor) -> None:
-        value = id(grad._value)
+        value = grad._value.id
         self._given[value] = self._given.get(value, 0) + 1
         if isinstance(edge, Tensor):
             before = self._leaves.get(id(edge))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -63,12 +64,19 @@ class Talker(Actor):
     def kill_agent(self) -> int:
         """The process id of the process's agent, which is killed."""
         # Not by `children`, which leaves out what seems older than its parent, as after a change of the clock.
-        (agent,) = [
-            process.pid
-            for process in psutil.process_iter(["ppid", "cmdline"])
-            if process.info["ppid"] == os.getpid()
-            and any("lifeline.agent" in part for part in process.info["cmdline"] or ())
-        ]
+        # It may just be starting: then its command line is not there yet.
+        found: list[int] = []
+        for _ in range(500):
+            found = [
+                process.pid
+                for process in psutil.process_iter(["ppid", "cmdline"])
+                if process.info["ppid"] == os.getpid()
+                and any("lifeline.agent" in part for part in process.info["cmdline"] or ())
+            ]
+            if found:
+                break
+            time.sleep(0.02)
+        (agent,) = found
         os.kill(agent, signal.SIGKILL)
         for _ in range(5000):
             print("nobody hears this", flush=True)  # and it raises nothing

@@ -251,16 +251,11 @@ def binary_cross_entropy_with_logits(
     if weight is None and pos_weight is None:
         return _logits((input, target), (), (("reduction", number),))
     negative = target.neg().add(1)
-    rest = _softplus_of_negative(input)
+    rest = input.logsigmoid().neg()  # its gradient is also right at 0
     if pos_weight is not None:
         rest = rest.mul(pos_weight.sub(1).mul(target).add(1))
     losses = negative.mul(input).add(rest)
     return reduce(losses if weight is None else losses.mul(weight), reduction)
-
-
-def _softplus_of_negative(tensor: Tensor) -> Tensor:
-    """Return ``-logsigmoid(x)``, which does not overflow."""
-    return tensor.neg().relu().add(tensor.abs().neg().exp().log1p())  # type: ignore[no-any-return]
 
 
 @function

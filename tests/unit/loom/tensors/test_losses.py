@@ -112,6 +112,13 @@ def test_binary_cross_entropy_with_logits(lt: Tensors, data: Any) -> None:
     agree(lt, work, given, strides=len(given) == 2)
 
 
+def test_the_gradient_of_logits_of_0(lt: Tensors) -> None:
+    def work(ns: Any, x: Any, target: Any, weight: Any) -> Any:
+        return functional(ns).binary_cross_entropy_with_logits(x, target, pos_weight=weight)
+
+    agree(lt, work, [plain([0.0, 1.0, -60.0, 60.0], True), plain([0.5, 0.0, 1.0, 1.0]), plain([3.0])])
+
+
 def _classes(data: Any, shape: tuple[int, ...], classes: int, ignored: int | None = None) -> Operand:
     target = torch.randint(
         0, classes, shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
