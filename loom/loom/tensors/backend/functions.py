@@ -93,11 +93,6 @@ def linear_backward(
     return found
 
 
-def method(name: str) -> Callable[..., Any]:
-    """Return a method of tensors as a function."""
-    return getattr(torch.Tensor, name)  # type: ignore[no-any-return]
-
-
 def keep(values: Any, tensor: torch.Tensor, name: str, needs: bool) -> None:
     """Give a tensor a name, by which another program finds it."""
     values.kept[name] = tensor, needs
