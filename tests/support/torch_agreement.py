@@ -295,7 +295,7 @@ def _gradients_agree(
     also = lt.grad(other_sum, [ours[place] for place in leaves], allow_unused=True)
     for one, other in zip(again, also, strict=True):
         if one is None or other is None:
-            assert one is None or not one.any()
+            assert one is None or one.abs().max() < 1e-10  # of a quotient of equal numbers, what rounding leaves
             assert other is None or not to_torch(other).any()
             continue
         _close(other, one, rtol, atol)

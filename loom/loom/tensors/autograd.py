@@ -9,6 +9,7 @@ from typing import Any
 
 from loom.tensors.metas import Meta, is_dense
 from loom.tensors.tensor import Tensor, Value, grad_mode
+from loom.tensors.views import Origin, current
 
 Grads = Sequence[Tensor | None]
 Backward = Callable[["Node", Any], Grads]
@@ -55,9 +56,12 @@ class Node:
         """The operation's numbers."""
         self.static = static
         """Its other arguments."""
-        self._saved: dict[int, tuple[Tensor, Value, int]] = {
-            place: (inputs[place], inputs[place]._base, inputs[place]._base.version) for place in saves
-        }
+        self._saved: dict[int, tuple[Tensor, Value, int]] = {}
+        for place in saves:
+            each = inputs[place]
+            if each._origin is not None:
+                each = _without_origin(each)
+            self._saved[place] = (each, each._base, each._base.version)
         self.out: list[tuple[Value, Meta, Value, int]] = []
         """Results that are saved, without a handle that would keep this node alive, with their base and version."""
         self.hooks: dict[int, dict[int, Callable[[Tensor], Tensor | None]]] = {}
@@ -106,6 +110,49 @@ class Node:
         self.out = []
 
 
+def _without_origin(view: Tensor) -> Tensor:
+    """Return a handle of a view with the history that it has now, which does not keep its base's handle alive.
+
+    Otherwise a history that changes what it has saved a view of would keep itself alive.
+    """
+    if view._needs and view._node is None:  # a leaf, whose gradient is gathered in this handle
+        return view
+    saved = Tensor(view._home, view._value, view._meta, view._base)
+    saved._needs, saved._node, saved._place = view._needs, view._node, view._place
+    return saved
+
+
+def of_part(change: Node, views: Sequence[Origin]) -> Backward:
+    """Return the gradients of an operation in place on a view, as an operation on the whole tensor.
+
+    The whole's gradient passes, with that of the part before the operation in the part's place. It is torch's
+    ``CopySlices``.
+
+    Args:
+        change: the operation on the view.
+        views: how the view is made of the whole.
+    """
+    # Without the handles of the whole, of whose history this is a part.
+    steps = [(op, inputs[1:], numbers, static, versions) for op, inputs, numbers, static, versions in views]
+
+    def backward(node: Node, grad: Any) -> Grads:
+        part = whole = grad.clone() if grad.meta.contiguous else grad.contiguous()
+        for op, others, numbers, static, versions in steps:
+            for each, version in zip(others, versions, strict=True):
+                _check(each.meta, each._base, version)
+            part = op((part, *others), numbers, static)
+        before, *of_others = change.grads(part.clone())
+        if not node.needs(0):
+            return None, *of_others
+        if before is None:
+            part.zero_()
+        else:
+            part.copy_(fitted(before, change.metas[0]))
+        return whole, *of_others
+
+    return backward
+
+
 def _check(meta: Meta, base: Value, version: int) -> None:
     if base.version != version:
         raise RuntimeError(
@@ -130,6 +177,8 @@ def backward(
         create_graph: whether the gradients have a graph themselves.
         wanted: the tensors whose gradients are returned; if None, they are added to the leaves.
     """
+    for each in wanted or ():
+        current(each)
     with grad_mode(create_graph):
         return _Walk(create_graph, wanted).walk(roots, grads, retain_graph or create_graph)
 
@@ -248,7 +297,7 @@ def first_grad(root: Tensor, gradient: Tensor | None, ones: Callable[[Tensor], T
     Raises:
         RuntimeError: the tensor has no graph, or more than one element and no gradient is given.
     """
-    if not root._needs:
+    if not current(root)._needs:
         raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
     if gradient is not None:
         if gradient.shape != root.shape:

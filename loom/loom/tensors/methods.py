@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 from loom.tensors.dtypes import ALL, dtype_named
 from loom.tensors.op import functions, methods, properties
 from loom.tensors.ops import (
@@ -29,6 +33,7 @@ from loom.tensors.ops.layouts import (
     joining,
     layout,
     masking,
+    selecting,
 )
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
@@ -55,8 +60,16 @@ MODULES = (
     pointwise,
     pooling,
     reductions,
+    selecting,
     softmax,
 )
+
+
+NUMBER_FIRST = {
+    "add", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "div", "divide",
+    "floor_divide", "mul", "multiply", "pow", "remainder", "sub", "subtract", "true_divide",
+}  # fmt: skip
+"""The functions that take a number before a tensor, as torch's do."""
 
 
 def put() -> None:
@@ -71,4 +84,17 @@ def put() -> None:
         setattr(Tensors, alias, dtype_named(alias))
     for name, function in {**methods, **functions}.items():
         if not name.startswith("__") and not hasattr(Tensors, name):
-            setattr(Tensors, name, staticmethod(function))
+            free = name in functions or name in NUMBER_FIRST
+            setattr(Tensors, name, staticmethod(function if free else _of_tensor(name, function)))
+
+
+def _of_tensor(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method as a function, which refuses a number as its tensor."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], (int, float, complex)):
+            raise TypeError(f"{name}(): argument 'input' (position 1) must be Tensor, not {type(args[0]).__name__}")
+        return function(*args, **kwargs)
+
+    return call

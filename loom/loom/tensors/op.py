@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from loom.tensors.autograd import Backward, Node
+from loom.tensors.autograd import Backward, Node, of_part
 from loom.tensors.commands import Form, S, T
 from loom.tensors.metas import Meta
 from loom.tensors.tensor import Tensor, Value, grad_enabled
+from loom.tensors.views import current, give_history, origin_of, whole_of
 
 MOST_KNOWN = 65_536
 """Operations whose results are remembered, by the layouts of their operands."""
 
-OLD_VIEW = (
-    "a view of a tensor was made before that tensor was changed in place, and has the gradient of before: "
-    "make the view again"
-)
-
-Rule = Callable[[Sequence[Meta], tuple[Any, ...], Any], "Meta | tuple[Meta, ...]"]
+Rule = Callable[[Sequence[Meta], tuple[Any, ...], Any], "Meta | tuple[Meta | None, ...] | None"]
 """What an operation gives: of the tensors' metas, the numbers and the other arguments.
 
-It raises what torch would raise. It looks at the types of the numbers only, as its results are kept by these."""
+None stands for a layout that depends on elements, and is asked for when it is needed; if there is a gradient, the
+dtype of the first result is the first tensor's. The rule raises what torch would raise. It looks at the numbers'
+types only, as its results are kept by these."""
 
 Arguments = Callable[[int, int, Any], tuple[tuple[Any, ...], dict[str, Any]]]
 """The arguments of the call, with holes: of how many tensors and numbers there are, and the other arguments."""
@@ -81,8 +79,11 @@ class Op:
             numbers: numbers of Python that may differ each time.
             static: other arguments, hashable, which are part of the form.
         """
-        home = inputs[0]._home
-        metas = tuple([each._meta for each in inputs])
+        try:
+            home = inputs[0]._home
+            metas = tuple([each._meta for each in inputs])
+        except AttributeError:
+            raise self._not_tensors(inputs) from None
         key = (self, static, metas, tuple(map(type, numbers))) if numbers else (self, static, metas)
         found = home.known.get(key)
         if found is None:
@@ -93,25 +94,51 @@ class Op:
             home.recorder.note(form, inputs, numbers, ident)
         freed = home.freed
         if type(out) is Meta:
-            base = inputs[0]._base if self._view else None
-            result = Tensor(home, Value(freed, ident), out, base)
-            if self._backward is not None and grad_enabled.get():
-                if base is not None:
-                    result._rebased = base.rebased
+            differentiable = self._backward is not None and grad_enabled.get()
+            if self._view:
+                base = inputs[0]._base
+                result = Tensor(home, Value(freed, ident), out, base)
+                result._rebased = base.rebased
+                if differentiable:
+                    result._origin = origin_of(self, inputs, numbers, static)
+            else:
+                result = Tensor(home, Value(freed, ident), out)
+            if differentiable:
                 for each in inputs:
                     if each._rebased >= 0 and each._rebased != each._base.rebased:
-                        raise RuntimeError(OLD_VIEW)
+                        current(each)
                 for each in inputs:
                     if each._needs:
                         if out.dtype.kind >= 2:
                             self._differentiate(inputs, numbers, static, (result,))
                         break
             return result
+        if out is None:
+            return self._several(inputs, numbers, static, ident, (None,))[0]
+        return self._several(inputs, numbers, static, ident, out)  # type: ignore[return-value]
+
+    def _several(
+        self,
+        inputs: tuple[Tensor, ...],
+        numbers: tuple[Any, ...],
+        static: Any,
+        ident: int,
+        metas: tuple[Meta | None, ...],
+    ) -> tuple[Tensor, ...]:
+        """Return the results of an operation that has several, or whose layout depends on elements."""
+        home = inputs[0]._home
+        if home.recorder is not None and None in metas:
+            home.recorder.refusal = f"the shape of what {self.name} gives depends on elements"
         base = inputs[0]._base if self._view else None
-        results = tuple(Tensor(home, Value(freed, ident + place), meta, base) for place, meta in enumerate(out))
-        if self._backward is not None and grad_enabled.get() and any(each._needs for each in inputs):
+        results = tuple(
+            Tensor(home, Value(home.freed, ident + place), meta, base) for place, meta in enumerate(metas)
+        )
+        if base is not None:
+            for each in results:
+                each._rebased = base.rebased
+        if self._backward is not None and grad_enabled.get() and any(current(each)._needs for each in inputs):
             self._differentiate(inputs, numbers, static, results)
-        return results  # type: ignore[return-value]
+        return results
 
     def in_place(self, inputs: tuple[Tensor, ...], numbers: tuple[Any, ...] = (), static: Any = ()) -> Tensor:
         """Queue it, so that its result takes the place of the first input; return that.
@@ -119,21 +146,20 @@ class Op:
         Raises:
             RuntimeError: the result does not fit there, or this is a leaf whose gradient is wanted.
         """
-        target = inputs[0]
+        target = whole = inputs[0]
         home = target._home
-        needed = (
-            self._backward is not None
-            and grad_enabled.get()
-            and target.meta.dtype.is_differentiable
-            and any(each._needs for each in inputs)
-        )
-        if target._needs and target._node is None and grad_enabled.get():
-            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
-        if needed and target._base is not target._value:
-            raise RuntimeError(
-                "an operation in place on a view, whose gradient is wanted, is not supported: "
-                "compute a new tensor, such as with index_put or where"
-            )
+        needed = False
+        if grad_enabled.get():
+            needs = any(list(map(_needs, inputs)))
+            needed = self._backward is not None and needs and target.meta.dtype.is_differentiable
+            if target._needs and target._node is None:
+                raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+            if needed or target._needs:
+                whole, views = whole_of(target)
+                if whole._needs and whole._node is None:
+                    raise RuntimeError(
+                        "a view of a leaf Variable that requires grad is being used in an in-place operation."
+                    )
         out = self._rule([each.meta for each in inputs], numbers, static)
         assert isinstance(out, Meta)
         own = target.meta
@@ -146,7 +172,7 @@ class Op:
                 f"result type {out.dtype.scalar_name} can't be cast to the desired output type "
                 f"{own.dtype.scalar_name}"
             )
-        before = target if not needed else _as_it_was(target, 0 in self._saves)
+        before = _as_it_was(target, 0 in self._saves) if needed else target
         key = (self, "in place", static, len(inputs), tuple(map(type, numbers)))
         form = home.known.get(key)
         if form is None:
@@ -157,13 +183,21 @@ class Op:
         if home.recorder is not None:
             home.recorder.note(form, inputs, numbers, ident)
         if needed:
-            node = self._node((before, *inputs[1:]), numbers, static, False)
-            target._node, target._place, target._needs = node, 0, True
+            change = node = self.node((before, *inputs[1:]), numbers, static)
+            if whole is not target:
+                part = of_part(change, views)
+                node = Node(self.name, part, (_as_it_was(whole), *inputs[1:]), (), (), (), False)
         target._base.version += 1
         if needed:
             target._base.rebased += 1
-            node.out = [(target._value, own, target._base, target._base.version) for _ in self._saves_results]
+            change.out = [(target._value, own, target._base, target._base.version) for _ in self._saves_results]
+            give_history(whole, node)
+            current(target)
         return target
+
+    def _not_tensors(self, inputs: Sequence[Any]) -> TypeError:
+        place, wrong = next((place, each) for place, each in enumerate(inputs, 1) if not isinstance(each, Tensor))
+        return TypeError(f"{self.name}(): argument (position {place}) must be Tensor, not {type(wrong).__name__}")
 
     def _learn(self, home: Any, inputs: Sequence[Tensor], numbers: tuple[Any, ...], static: Any) -> Any:
         for each in inputs:
@@ -172,9 +206,10 @@ class Op:
         metas = tuple([each.meta for each in inputs])
         out = self._rule(metas, numbers, static)
         args, kwargs = self._arguments(len(inputs), len(numbers), static)
-        outs = 1 if isinstance(out, Meta) else len(out)
+        given = out if isinstance(out, tuple) else (out,)
+        outs = len(given)
         types = tuple(map(type, numbers))
-        sizes = () if self._view else tuple(each.nbytes for each in ((out,) if isinstance(out, Meta) else out))
+        sizes = () if self._view else tuple(0 if each is None else each.nbytes for each in given)
         form = home.form(Form(self.function, args, tuple(kwargs.items()), len(inputs), len(numbers), outs), types)
         if all(each._meta is not None for each in inputs):
             if len(home.known) >= MOST_KNOWN:
@@ -182,16 +217,18 @@ class Op:
             home.known[(self, static, metas, types) if numbers else (self, static, metas)] = form, out, sizes
         return form, out, sizes
 
-    def _node(self, inputs: Sequence[Tensor], numbers: tuple[Any, ...], static: Any, several: bool) -> Node:
+    def node(self, inputs: Sequence[Tensor], numbers: tuple[Any, ...], static: Any, several: bool = False) -> Node:
+        """Return the operation as a part of a history."""
         assert self._backward is not None
         return Node(self.name, self._backward, inputs, self._saves, numbers, static, several)
 
     def _differentiate(
         self, inputs: Sequence[Tensor], numbers: tuple[Any, ...], static: Any, results: Sequence[Tensor]
     ) -> None:
-        node = self._node(inputs, numbers, static, len(results) > 1)
+        node = self.node(inputs, numbers, static, len(results) > 1)
         for place, each in enumerate(results):
-            if each._meta.dtype.kind >= 2:  # type: ignore[union-attr]
+            meta = each._meta or (inputs[0].meta if place == 0 else None)
+            if meta is not None and meta.dtype.kind >= 2:
                 each._needs, each._node, each._place = True, node, place
         node.out = [
             (each._value, each.meta, each._base, each._base.version)
@@ -199,7 +236,11 @@ class Op:
         ]
 
 
-def _as_it_was(tensor: Tensor, elements: bool) -> Tensor:
+def _needs(tensor: Tensor) -> bool:
+    return bool(current(tensor)._needs)
+
+
+def _as_it_was(tensor: Tensor, elements: bool = False) -> Tensor:
     """Return a handle with the history that a tensor has before it changes.
 
     Args:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loom.errors import NotSupported
 from loom.tensors.dtypes import DType
 from loom.tensors.metas import Meta, Shape
+from loom.tensors.views import current
 
 grad_enabled: ContextVar[bool] = ContextVar("loom_tensors_grad", default=True)
 
@@ -53,18 +54,8 @@ class Tensor:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_base",
-        "_grad",
-        "_home",
-        "_hooks",
-        "_meta",
-        "_needs",
-        "_node",
-        "_place",
-        "_rebased",
-        "_retains",
-        "_value"
+        "__weakref__", "_base", "_grad", "_home", "_hooks", "_meta", "_needs", "_node", "_origin", "_place",
+        "_rebased", "_retains", "_value",
     )  # fmt: skip
 
     def __init__(self, home: Any, value: Value, meta: Meta | None, base: Value | None = None) -> None:
@@ -79,7 +70,9 @@ class Tensor:
         self._place = 0
         """Which of its node's results it is."""
         self._rebased = -1
-        """If it is a view with a history: how often its base had been changed within a graph when it was made."""
+        """If it is a view: how often its base had been changed within a graph when its history was made."""
+        self._origin: Any = None
+        """How it was made, if it is a view whose history can follow that of its base: see `loom.tensors.views`."""
         self._grad: Tensor | None = None
         self._hooks: dict[int, Callable[[Tensor], Tensor | None]] | None = None
         self._retains = False
@@ -161,11 +154,11 @@ class Tensor:
 
     @property
     def is_leaf(self) -> bool:
-        return self._node is None
+        return current(self)._node is None
 
     @property
     def requires_grad(self) -> bool:
-        return self._needs
+        return bool(current(self)._needs)
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
@@ -177,7 +170,7 @@ class Tensor:
         Raises:
             RuntimeError: it is no leaf, or its elements are no floating point numbers.
         """
-        if self._node is not None:
+        if current(self)._node is not None:
             if not requires_grad:
                 raise RuntimeError(
                     "you can only change requires_grad flags of leaf variables. If you want to use a computed "
@@ -207,7 +200,7 @@ class Tensor:
 
     def retain_grad(self) -> None:
         """Keep the gradient also if this is no leaf."""
-        if not self._needs:
+        if not current(self)._needs:
             raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
         self._retains = self._node is not None
         if self._node is not None:
@@ -215,7 +208,7 @@ class Tensor:
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Handle:
         """Call a function with each gradient of this tensor; what it returns replaces the gradient."""
-        if not self._needs:
+        if not current(self)._needs:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         hooks = self._hooks
         if hooks is None:

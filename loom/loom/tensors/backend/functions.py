@@ -54,8 +54,14 @@ def with_item(tensor: torch.Tensor, index: Sequence[Any], value: Any) -> torch.T
 def getitem_backward(grad: torch.Tensor, index: Sequence[Any], shape: Sequence[int]) -> torch.Tensor:
     """Return zeros of a shape to which a gradient is added at an index."""
     zeros = grad.new_zeros(shape)
-    basic, chosen = [], []
+    basic: list[Any] = []
+    chosen: list[Any] = []
     for each in _index(index):
+        if isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8):
+            basic += [slice(None)] * each.dim() or [None]
+            # One without dimensions selects all of a new dimension, or nothing of it.
+            chosen.append(each if each.dim() else torch.zeros(int(bool(each)), dtype=torch.int64))
+            continue
         several = isinstance(each, torch.Tensor) and each.dim() > 0
         basic.append(slice(None) if several else each)
         if not isinstance(each, (int, torch.Tensor)) or several:
@@ -66,6 +72,17 @@ def getitem_backward(grad: torch.Tensor, index: Sequence[Any], shape: Sequence[i
     else:
         part.copy_(grad)
     return zeros
+
+
+def getitem_summed(tensor: torch.Tensor, index: Sequence[Any], shape: Sequence[int]) -> torch.Tensor:
+    """Return a part of a tensor, summed to a shape that can be broadcast to the part's."""
+    return tensor[_index(index)].sum_to_size(list(shape))
+
+
+def places(tensor: torch.Tensor) -> Any:
+    """Return the places of elements that are not 0, a tensor for each dimension."""
+    found = torch.nonzero(tensor, as_tuple=True)
+    return found if len(found) > 1 else found[0]
 
 
 def _index(index: Sequence[Any]) -> tuple[Any, ...]:
@@ -115,8 +132,10 @@ _OF_WORKER: dict[str, Callable[..., Any]] = {
 _OWN: dict[str, Callable[..., Any]] = {
     ".getitem": getitem,
     ".getitem_backward": getitem_backward,
+    ".getitem_summed": getitem_summed,
     ".linear_backward": linear_backward,
     ".matmul_backward": matmul_backward,
+    ".places": places,
     ".setitem": setitem,
     ".with_item": with_item,
 }

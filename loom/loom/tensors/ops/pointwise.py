@@ -143,15 +143,18 @@ def _of_modulus(mode: str) -> Derivative:
 
 # The functions with further arguments
 
-_add = Elementwise("add", promoted, same, same, scalars="y")
+_add = Elementwise("add", promoted, same, same, scalars="xy")
 _add_scaled = Elementwise(
-    "add", _scaled(promoted), same, lambda grad, alpha: grad * alpha, scalars="y", further=("alpha",)
+    "add", _scaled(promoted), same, lambda grad, alpha: grad * alpha, scalars="xy", further=("alpha",)
 )
-_sub = Elementwise("sub", _subtracted, same, lambda grad: -grad, scalars="y")
+_sub = Elementwise("sub", _subtracted, same, lambda grad: -grad, scalars="xy")
 _sub_scaled = Elementwise(
-    "sub", _scaled(_subtracted), same, lambda grad, alpha: grad * -alpha, scalars="y", further=("alpha",)
+    "sub", _scaled(_subtracted), same, lambda grad, alpha: grad * -alpha, scalars="xy", further=("alpha",)
 )
-rsub = Elementwise("rsub", _subtracted, lambda grad: -grad, same, scalars="y")
+_rsub = Elementwise("rsub", _subtracted, lambda grad: -grad, same, scalars="y")
+_rsub_scaled = Elementwise(
+    "rsub", _scaled(_subtracted), lambda grad, alpha: grad * -alpha, same, scalars="y", further=("alpha",)
+)
 _div = Elementwise("div", floating, lambda grad, y: grad / y, _of_divisor, scalars="xy")
 _div_rounded = {
     mode: Elementwise("div", lacking(f"div_{mode}_cpu", NO_BOOL), flat, flat, scalars="xy")
@@ -215,6 +218,14 @@ def sub(self: Tensor, other: Tensor | Number, *, alpha: Number = 1) -> Call:
     if type(alpha) is int and alpha == 1:
         return Call(_sub, (self, other))
     return Call(_sub_scaled, (self, other), (alpha,))
+
+
+@function
+def rsub(input: Tensor, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+    """Return ``other - alpha * input``."""
+    if type(alpha) is int and alpha == 1:
+        return _rsub(input, other)
+    return _rsub_scaled(input, other, further=(alpha,))
 
 
 @elementwise
@@ -282,8 +293,13 @@ def lerp(self: Tensor, end: Tensor, weight: Tensor | Number) -> Call:
 
 
 @function
-def where(condition: Tensor, input: Tensor | Number, other: Tensor | Number) -> Tensor:
-    """Return the elements of ``input`` if a condition holds, else those of ``other``."""
+def where(condition: Tensor, input: Tensor | Number | None = None, other: Tensor | Number | None = None) -> Any:
+    """Return the elements of ``input`` if a condition holds, else those of ``other``.
+
+    With a condition only, return where it holds, as an index of tensors.
+    """
+    if input is None and other is None:
+        return condition.nonzero(as_tuple=True)
     return chosen(condition, input, other)
 
 
@@ -324,7 +340,7 @@ _REMAINDERS = {
     for name, mode, scalars in (("remainder", "floor", "xy"), ("fmod", "trunc", "y"))
 }
 _BITWISE = {
-    name: Elementwise(name, lacking(f"{name}_cpu", kinds), scalars="y")
+    name: Elementwise(name, lacking(f"{name}_cpu", kinds), scalars="xy")
     for name, kinds in (
         ("bitwise_and", NO_FLOAT),
         ("bitwise_or", NO_FLOAT),
@@ -337,7 +353,7 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _LOGICAL = {name: Elementwise(name, boolean) for name in ("logical_and", "logical_or", "logical_xor")}
 
 OF_TWO: dict[str, Elementwise] = {
-    "mul": Elementwise("mul", promoted, lambda grad, y: grad * y, lambda grad, x: grad * x, scalars="y"),
+    "mul": Elementwise("mul", promoted, lambda grad, y: grad * y, lambda grad, x: grad * x, scalars="xy"),
     "floor_divide": Elementwise(
         "floor_divide", lacking("div_floor_cpu", NO_BOOL), *[_missing("floor_divide")] * 2, scalars="xy"
     ),

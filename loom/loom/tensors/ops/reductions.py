@@ -10,7 +10,7 @@ from typing import Any
 from loom.tensors.dtypes import DType, Kind, bool_, dtype_named, int64, uint8
 from loom.tensors.metas import Meta, Shape, wrapped
 from loom.tensors.op import Op, Rule, method
-from loom.tensors.tensor import Tensor, grad_enabled
+from loom.tensors.tensor import Tensor
 
 Dims = int | Sequence[int] | None
 
@@ -140,10 +140,6 @@ def _others(x: Tensor, dim: int) -> Tensor:
     size = x.shape[dim]
     if not size:
         return x
-    if grad_enabled.get():
-        last = x.transpose(dim, -1).unsqueeze(-2)
-        own = x._home.eye(size, dtype=bool_)
-        return last.masked_fill(own, 1).prod(-1).transpose(dim, -1)  # type: ignore[no-any-return]
     one = x._home.ones(reduced_shape(x.shape, dim, True), dtype=x.dtype)
     before = x._home.cat([one, x.narrow(dim, 0, size - 1)], dim).cumprod(dim)
     turned = x.flip(dim)
@@ -320,17 +316,29 @@ def _cumsum_backward(node: Any, grad: Tensor) -> tuple[Tensor]:
 
 
 def _cumprod_backward(node: Any, grad: Tensor) -> tuple[Tensor]:
-    """Sum what each element does to each product after it; a quotient would not do where one is 0."""
+    """Sum what each element does to each product after it; a quotient would not do where one is 0.
+
+    That is the product of the elements before it, times a sum ``s[i] = grad[i] + x[i + 1] * s[i + 1]``, which is
+    computed for windows of 2, 4, 8... elements.
+    """
     x = node[0]
     if not x.shape:
         return (grad,)
     dim = wrapped(dict(node.static)["dim"], len(x.shape))
     size = x.shape[dim]
-    last = x.transpose(dim, -1).unsqueeze(-2)
-    whole = node.home.ones(size, size, dtype=bool_)
-    own = node.home.eye(size, dtype=bool_)
-    others = last.masked_fill(own, 1).cumprod(-1).masked_fill(whole.tril(-1), 0)
-    return (others.mul(grad.transpose(dim, -1).unsqueeze(-2)).sum(-1).transpose(dim, -1),)
+    if not size:
+        return (grad,)
+    one = node.home.ones(reduced_shape(x.shape, dim, True), dtype=x.dtype)
+    before = node.home.cat([one, x.narrow(dim, 0, size - 1)], dim).cumprod(dim)
+    sums, factors, step = grad, x.narrow(dim, 1, size - 1), 1
+    while step < size:
+        rest = size - step
+        longer = sums.narrow(dim, 0, rest).add(factors.mul(sums.narrow(dim, step, rest)))
+        sums = node.home.cat([longer, sums.narrow(dim, rest, step)], dim)
+        if rest > step:
+            factors = factors.narrow(dim, 0, rest - step).mul(factors.narrow(dim, step, rest - step))
+        step *= 2
+    return (before.mul(sums),)
 
 
 _cumsum = Op("cumsum", _cumulative, _cumsum_backward)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from loom.errors import NotSupported
 from loom.tensors.tensors import Tensors
 from tests.support.torch_agreement import (
     ALL,
@@ -399,18 +398,3 @@ def test_errors_have_torchs_words(lt: Tensors, name: str, work: Any) -> None:
         work(lt, lt.zeros(2, 3))
     same = str(ours.value)[:15] == str(theirs.value)[:15]
     assert same or name == "gather sizes"  # it has the words of scatter
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        lambda lt, x: x[x > 0],
-        lambda lt, x: x[True],
-        lambda lt, x: lt.one_hot(lt.tensor([1])),
-        lambda lt, x: _assigned(x, x > 0, lt.ones(3)),
-    ],
-    ids=["mask", "bool", "one_hot", "assignment by a mask"],
-)
-def test_what_depends_on_elements_says_so(lt: Tensors, work: Any) -> None:
-    with pytest.raises(NotSupported):
-        work(lt, lt.zeros(2))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from loom.errors import NotSupported
 from loom.tensors.tensors import Tensors
 from tests.support.torch_agreement import ALL, FLOATS, agree, given, operands, plain, shapes
 
@@ -142,8 +141,3 @@ def test_errors_have_torchs_words(lt: Tensors, name: str, work: Any) -> None:
     with pytest.raises(type(theirs.value)) as ours:
         work(lt, lt.zeros(2, 3))
     assert str(ours.value)[:60] == str(theirs.value)[:60]
-
-
-def test_what_has_no_lazy_form_says_so(lt: Tensors) -> None:
-    with pytest.raises(NotSupported, match="elements"):
-        lt.zeros(2).repeat_interleave(lt.tensor([1, 2]))

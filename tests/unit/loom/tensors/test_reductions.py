@@ -112,6 +112,31 @@ def test_products_with_zeros(lt: Tensors, data: Any) -> None:
     agree(lt, lambda ns, x: x.cumprod(dim), [x])
 
 
+@given(st.data())
+def test_third_derivatives_of_products(lt: Tensors, data: Any) -> None:
+    x = plain(torch.randint(0, 3, data.draw(shapes(1, 2, 5, 2)), dtype=torch.float64) / 2, requires_grad=True)
+
+    def work(ns: Any, x: Any) -> Any:
+        (first,) = (torch.autograd if ns is torch else ns).grad(
+            (x.prod(-1) + x.cumprod(0).sum()).sum(), x, create_graph=True
+        )
+        return first
+
+    agree(lt, work, [x])
+
+
+def test_gradients_of_long_products_take_little_memory(lt: Tensors) -> None:
+    x = lt.tensor([1.0 + place / 1e6 for place in range(2000)], dtype=torch.float64, requires_grad=True)
+    lt.synchronize()
+    lt.limit_memory(lt._dispatcher.bytes + (1 << 20))
+    try:
+        for work in (lambda: x.prod(), lambda: x.cumprod(0).sum()):
+            (first,) = lt.grad(work(), x, create_graph=True)
+            lt.grad(first.sum(), x)
+    finally:
+        lt.limit_memory(None)
+
+
 @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
 @given(st.data())
 def test_variances(lt: Tensors, name: str, data: Any) -> None:

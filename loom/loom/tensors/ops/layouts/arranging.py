@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import index as to_int
 from typing import Any
 
-from loom.errors import NotSupported
+from loom.tensors.dtypes import int32, int64
 from loom.tensors.metas import Meta, Shape, pointwise_meta, wrapped
 from loom.tensors.op import Op, method
 from loom.tensors.ops.layouts.layout import Metas, positional, whole, wrapped_dims
@@ -83,17 +83,47 @@ _interleave = Op("repeat_interleave", _interleave_rule, _interleave_backward, ar
 
 
 @method
-def repeat_interleave(self: Tensor, repeats: int, dim: int | None = None) -> Tensor:
+def repeat_interleave(self: Tensor, repeats: int | Tensor | None = None, dim: int | None = None) -> Tensor:
     """Return each element, or each part along a dimension, so many times in a row.
 
-    Raises:
-        NotSupported: the numbers are a tensor's, so that the shape depends on its elements.
+    Args:
+        self: the tensor; if it is all that is given, the numbers, and the result is the places of what they repeat.
+        repeats: one number, or one for each element or part.
+        dim: the dimension; all elements in a row if None.
     """
+    if repeats is None:
+        return _places((self,))
     if isinstance(repeats, Tensor):
-        raise NotSupported(
-            "repeat_interleave takes a number on lazy tensors: the shape depends on a tensor's elements"
-        )
+        return _repeated(self, repeats, dim)
     return _interleave((self,), (), (int(to_int(repeats)), None if dim is None else int(dim)))
+
+
+def _places_rule(metas: Metas, numbers: Any, static: Any) -> None:
+    (meta,) = metas
+    if len(meta.shape) != 1:
+        raise RuntimeError("repeat_interleave only accept 1D vector as repeat")
+    if meta.dtype not in (int32, int64):
+        raise RuntimeError("repeats has to be Long or Int tensor")
+
+
+_places = Op("repeat_interleave", _places_rule)
+
+
+def _repeated(self: Tensor, repeats: Tensor, dim: int | None) -> Tensor:
+    if dim is None:
+        self = self.flatten()
+    place = wrapped(dim or 0, self.dim())
+    if repeats.dim() > 1:
+        raise RuntimeError("repeats must be 0-dim or 1-dim tensor")
+    many = self.shape[place] if self.dim() else 1
+    if repeats.shape in ((), (1,)):
+        repeats = repeats.reshape(1).expand(many)
+    elif repeats.shape[0] != many:
+        raise RuntimeError(
+            f"repeats must have the same size as input along dim, but got repeats.size(0) = {repeats.shape[0]} and "
+            f"input.size({place}) = {many}"
+        )
+    return self.index_select(place, _places((repeats,)))  # type: ignore[no-any-return]
 
 
 def _same_order(metas: Metas, numbers: Any, static: Any) -> Meta:

@@ -11,12 +11,17 @@ from loom.tensors.dtypes import bool_
 from loom.tensors.metas import Meta, Shape, broadcast, pointwise_meta
 from loom.tensors.op import Op, method, methods
 from loom.tensors.ops.layouts.indexing import (
+    MASKS,
     SEVERAL,
     Index,
     arguments_of,
+    check_mask,
     indexed_meta,
+    is_mask,
+    is_masked,
     parsed,
     part_at,
+    part_summed,
     tensor_index,
 )
 from loom.tensors.ops.layouts.layout import Metas
@@ -25,12 +30,14 @@ from loom.tensors.tensor import Tensor
 Number = (bool, int, float, complex)
 
 
-def _check_fits(value: Meta, part: Meta, advanced: bool) -> None:
-    """Check that a value can be broadcast to a part.
+def _check_fits(value: Meta, part: Meta | None, advanced: bool) -> None:
+    """Check that a value can be broadcast to a part, if the part's shape is known.
 
     Raises:
         RuntimeError: it cannot, in torch's words.
     """
+    if part is None:
+        return
     try:
         if broadcast(value.shape, part.shape) == part.shape:
             return
@@ -71,7 +78,7 @@ def _ops(tensors: int) -> tuple[Op, Op, Op]:
         index = Index(node.static[0], node.numbers, tuple(map(node.__getitem__, saves)))
         before = zeroed(node, grad, node.numbers) if node.needs(0) else None
         # Cast before it is summed to the value's shape, as torch does: a sum of float16 is less exact.
-        part = part_at(grad, index).to(node.metas[last].dtype) if node.needs(last) else None
+        part = _of_value(grad, index, node.metas[last]) if node.needs(last) else None
         return [before, *[None] * tensors, part]
 
     def number_rule(metas: Metas, numbers: Any, static: Any) -> Meta:
@@ -87,13 +94,19 @@ def _ops(tensors: int) -> tuple[Op, Op, Op]:
     return tensor, number, zero
 
 
+def _of_value(grad: Tensor, index: Index, value: Meta) -> Tensor:
+    """Return the gradient of a value that was assigned at an index."""
+    if is_masked(index.items):
+        return part_summed(grad.to(value.dtype), index, value.shape)
+    return part_at(grad, index).to(value.dtype)  # type: ignore[no-any-return]
+
+
 def setitem(self: Tensor, index: Any, value: Any) -> None:
-    """Change a part in place, also by a mask if the value is one number.
+    """Change a part in place.
 
     Raises:
         IndexError: the index is out of range.
         RuntimeError: the value does not fit the part.
-        NotSupported: the index has a mask, and the value has several elements.
     """
     if isinstance(index, Tensor) and index.dtype is bool_ and not getattr(value, "shape", ()):
         _fill_mask(self, index, value)
@@ -110,7 +123,7 @@ def setitem(self: Tensor, index: Any, value: Any) -> None:
     if value._needs and not self.dtype.is_differentiable:
         value = value.detach()
     part = indexed_meta([each.meta for each in (self, *where.tensors)], where.items)
-    kept = _without_lead(value.shape, len(part.shape))
+    kept = _without_lead(value.shape, 0 if part is None else len(part.shape))
     value = value if kept == value.shape else value.reshape(kept)
     tensor.in_place((self, *where.tensors, value), where.numbers, (where.items,))
 
@@ -127,27 +140,28 @@ def _without_lead(shape: Shape, dimensions: int) -> Shape:
 
 def _fill_mask(self: Tensor, mask: Tensor, value: Any) -> None:
     own, shape = self.shape, mask.shape
-    for place, size in enumerate(shape):
-        if place >= len(own):
-            raise IndexError(f"too many indices for tensor of dimension {len(own)}")
-        if own[place] != size:
-            raise IndexError(
-                f"The shape of the mask {list(shape)} at index {place} does not match the shape of the indexed "
-                f"tensor {list(own)} at index {place}"
-            )
+    if len(shape) > len(own):
+        raise IndexError(f"too many indices for tensor of dimension {len(own)}")
+    check_mask(shape, own, 0)
     self.masked_fill_(mask.reshape((*shape, *[1] * (len(own) - len(shape)))), value)
 
 
 def _put_rule(metas: Metas, numbers: Any, static: Any) -> Meta:
     own, *indices, values = metas
-    if len(indices) > len(own.shape):
-        raise IndexError(f"too many indices for tensor of dimension {len(own.shape)} (got {len(indices)})")
+    place = 0
+    for item, each in zip(static[1], indices, strict=True):
+        many = 1 if item == SEVERAL else len(each.shape)
+        if place + many > len(own.shape):
+            raise IndexError(f"too many indices for tensor of dimension {len(own.shape)} (got {len(indices)})")
+        if item != SEVERAL:
+            check_mask(each.shape, own.shape, place)
+        place += many
     if own.dtype is not values.dtype:
         raise RuntimeError(
             "Index put requires the source and destination dtypes match, got "
             f"{own.dtype.scalar_name} for the destination and {values.dtype.scalar_name} for the source."
         )
-    _check_fits(values, indexed_meta((own, *indices), (SEVERAL,) * len(indices)), True)
+    _check_fits(values, indexed_meta((own, *indices), static[1]), True)
     return pointwise_meta([own], own.dtype)
 
 
@@ -156,15 +170,15 @@ def _put(tensors: int) -> Op:
     saves = range(1, tensors + 1)
 
     def arguments(many: int, numbers: int, static: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (T(0), tuple(map(T, saves)), T(tensors + 1), *static), {}
+        return (T(0), tuple(map(T, saves)), T(tensors + 1), static[0]), {}
 
     def backward(node: Any, grad: Tensor) -> list[Tensor | None]:
         given = tuple(map(node.__getitem__, saves))
-        items = (SEVERAL,) * tensors
+        items = node.static[1]
         before = grad
         if node.needs(0) and not node.static[0]:
             before = _ops(tensors)[2]((grad, *given), (0,), (items,))
-        value = part_at(grad, Index(items, (), given)) if node.needs(tensors + 1) else None
+        value = _of_value(grad, Index(items, (), given), node.metas[-1]) if node.needs(tensors + 1) else None
         return [before, *[None] * tensors, value]
 
     return Op("index_put", _put_rule, backward, saves, arguments=arguments)
@@ -179,10 +193,15 @@ def _put_inputs(self: Tensor, indices: Sequence[Tensor], values: Tensor) -> tupl
 
 @method
 def index_put(self: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False) -> Tensor:
-    """Return a copy in which the elements at tensors of ints are other values, or have these added."""
-    return _put(len(indices))(_put_inputs(self, indices, values), (), (bool(accumulate),))
+    """Return a copy in which the elements at tensors of ints, or at masks, are others, or have these added."""
+    return _put(len(indices))(_put_inputs(self, indices, values), (), (bool(accumulate), _items(indices)))
 
 
 @method
 def index_put_(self: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False) -> Tensor:
-    return _put(len(indices)).in_place(_put_inputs(self, indices, values), (), (bool(accumulate),))
+    inputs = _put_inputs(self, indices, values)
+    return _put(len(indices)).in_place(inputs, (), (bool(accumulate), _items(indices)))
+
+
+def _items(indices: Sequence[Tensor]) -> tuple[str, ...]:
+    return tuple([MASKS[each.dim()] if is_mask(each) else SEVERAL for each in indices])

@@ -11,10 +11,9 @@ from functools import cache
 from operator import index as to_int
 from typing import Any, NamedTuple
 
-from loom.errors import NotSupported
 from loom.tensors.commands import S, T
 from loom.tensors.dtypes import Kind, bool_, int32, int64, uint8
-from loom.tensors.metas import Meta, broadcast, pointwise_meta, wrapped
+from loom.tensors.metas import Meta, Shape, broadcast, pointwise_meta, wrapped
 from loom.tensors.op import Op, method, methods
 from loom.tensors.ops.layouts.layout import Metas, picked, viewed
 from loom.tensors.tensor import Tensor
@@ -22,6 +21,9 @@ from loom.tensors.tensor import Tensor
 # An item of an index is one of these, or the length and the step of a slice, whose start is a number.
 ALL, NEW, INT, ONE, SEVERAL = "all", "new", "int", "one", "several"
 """A whole dimension; a new one; a number; a tensor without dimensions; a tensor with some."""
+MASKS = tuple(f"mask{dimensions}" for dimensions in range(65))
+"""A mask with so many dimensions."""
+_COPYING = frozenset((SEVERAL, *MASKS))
 
 Item = str | tuple[int, int]
 
@@ -39,11 +41,10 @@ def parsed(tensor: Tensor, index: Any) -> Index:
 
     Raises:
         IndexError: it is out of range, has too many parts, or one that is no index.
-        NotSupported: the shape of what it gives depends on the elements of a mask.
     """
     parts = _parts(tensor, index)
     shape = tensor.shape
-    spare = len(shape) - sum(each is not None and each is not ... for each in parts)
+    spare = len(shape) - sum(map(_taken, parts))
     if spare < 0:
         if not shape and isinstance(parts[0], int):
             raise IndexError(
@@ -65,6 +66,11 @@ def parsed(tensor: Tensor, index: Any) -> Index:
         elif isinstance(part, slice):
             items.append(_slice(part, shape[place], numbers))
             place += 1
+        elif isinstance(part, Tensor) and is_mask(part):
+            check_mask(part.shape, shape, place)
+            items.append(MASKS[part.dim()])
+            tensors.append(part)
+            place += part.dim()
         elif isinstance(part, Tensor):
             items.append(SEVERAL if part.shape else ONE)
             tensors.append(part)
@@ -81,8 +87,39 @@ def parsed(tensor: Tensor, index: Any) -> Index:
     return Index(tuple(items), tuple(numbers), tuple(tensors))
 
 
+def is_mask(tensor: Tensor) -> bool:
+    """Return whether a tensor, as an index, is a mask."""
+    return tensor.dtype is bool_ or tensor.dtype is uint8
+
+
+def is_masked(items: Sequence[Item]) -> bool:
+    """Return whether an index has a mask, so that the shape of what it gives depends on elements."""
+    return any(isinstance(each, str) and each.startswith("mask") for each in items)
+
+
+def check_mask(mask: Shape, shape: Shape, place: int) -> None:
+    """Check that a mask fits the dimensions of a tensor from a place on.
+
+    Raises:
+        IndexError: it does not, in torch's words.
+    """
+    for at, size in enumerate(mask, place):
+        if shape[at] != size:
+            raise IndexError(
+                f"The shape of the mask {list(mask)} at index {at - place} does not match the shape of the indexed "
+                f"tensor {list(shape)} at index {at}"
+            )
+
+
+def _taken(part: Any) -> int:
+    """Return how many dimensions a part of an index takes."""
+    if part is None or part is ...:
+        return 0
+    return part.dim() if isinstance(part, Tensor) and is_mask(part) else 1
+
+
 def _parts(tensor: Tensor, index: Any) -> list[Any]:
-    """Return ints, slices, None, an ellipsis and tensors of ints."""
+    """Return ints, slices, None, an ellipsis, and tensors of ints and masks."""
     if isinstance(index, list) and any(each is None or isinstance(each, (slice, Tensor, list)) for each in index):
         raise IndexError("an index of several parts has to be a tuple, not a list")
     parts = list(index) if isinstance(index, tuple) else [index]
@@ -92,7 +129,7 @@ def _parts(tensor: Tensor, index: Any) -> list[Any]:
         if isinstance(part, Tensor):
             parts[at] = tensor_index(part)
         elif isinstance(part, bool):
-            raise NotSupported("an index of True or False is not supported on lazy tensors: use unsqueeze")
+            parts[at] = tensor._home.tensor(part)
         elif isinstance(part, (list, range)) or (hasattr(part, "__array__") and part.shape):
             parts[at] = _of_sequence(tensor, part, _dimension(tensor, parts, at))
         else:
@@ -108,25 +145,20 @@ def _parts(tensor: Tensor, index: Any) -> list[Any]:
 
 def _dimension(tensor: Tensor, parts: Sequence[Any], at: int) -> int:
     """Return the dimension that a part of an index is of."""
-    before = sum(each is not None for each in parts[:at])
     if any(each is ... for each in parts[:at]):
-        return tensor.dim() - sum(each is not None for each in parts[at:])
-    return before
+        return tensor.dim() - sum(map(_taken, parts[at:]))
+    return sum(map(_taken, parts[:at]))
 
 
 def tensor_index(tensor: Tensor) -> Tensor:
     """Return a tensor that may be an index.
 
     Raises:
-        IndexError: its elements are no ints.
-        NotSupported: it is a mask.
+        IndexError: its elements are neither ints nor truth values.
     """
     dtype = tensor.dtype
-    if dtype is bool_ or dtype is uint8:
-        raise NotSupported(
-            "the shape of what a mask selects depends on its elements, which lazy tensors do not know: use where, "
-            "masked_fill, or a product with the mask"
-        )
+    if is_mask(tensor):
+        return tensor
     if dtype.kind is not Kind.INT or (tensor.shape and dtype not in (int32, int64)):
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     return tensor
@@ -170,7 +202,7 @@ def arguments_of(items: Sequence[Item], first: int = 1) -> tuple[Any, ...]:
             found.append(slice(None))
         elif item == NEW:
             found.append(None)
-        elif item in (ONE, SEVERAL):
+        elif item == ONE or item in _COPYING:
             found.append(T(tensors))
             tensors += 1
         else:
@@ -240,8 +272,10 @@ def _indexed(part: Meta, chosen: Sequence[int], indices: Sequence[Meta]) -> Meta
     return pointwise_meta(operands, part.dtype)
 
 
-def indexed_meta(metas: Metas, items: Sequence[Item]) -> Meta:
-    """Return what an index gives of a tensor, with the index's tensors."""
+def indexed_meta(metas: Metas, items: Sequence[Item]) -> Meta | None:
+    """Return what an index gives of a tensor, with the index's tensors; None if it has a mask."""
+    if is_masked(items):
+        return None
     part, chosen = _part(metas[0], items)
     if not chosen:
         return part
@@ -250,13 +284,13 @@ def indexed_meta(metas: Metas, items: Sequence[Item]) -> Meta:
     return _indexed(part, chosen, several)
 
 
-def _getitem_rule(metas: Metas, numbers: Any, static: Any) -> Meta:
+def _getitem_rule(metas: Metas, numbers: Any, static: Any) -> Meta | None:
     return indexed_meta(metas, static[0])
 
 
 @cache
-def _ops(tensors: int) -> tuple[Op, Op, Op]:
-    """Return the view, the copy and their gradient, by an index with so many tensors."""
+def _ops(tensors: int) -> tuple[Op, Op, Op, Op]:
+    """Return the view, the copy, their gradient, and the copy's sum, by an index with so many tensors."""
     saves = range(1, tensors + 1)
 
     def arguments(many: int, numbers: int, static: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -269,31 +303,41 @@ def _ops(tensors: int) -> tuple[Op, Op, Op]:
 
     def again(node: Any, grad: Tensor) -> list[Tensor | None]:
         given = tuple(node[place] for place in saves)
-        op = copy if SEVERAL in node.static[0] else view
+        op = view if _COPYING.isdisjoint(node.static[0]) else copy
         return [op((grad, *given), node.numbers, node.static[:1]), *[None] * tensors]
 
     def back_rule(metas: Metas, numbers: Any, static: Any) -> Meta:
         return Meta(static[1], metas[0].dtype)
 
+    def of_sum(node: Any, grad: Tensor) -> list[Tensor | None]:
+        given = tuple(node[place] for place in saves)
+        whole = back((grad, *given), node.numbers, (node.static[0], node.metas[0].shape))
+        return [whole, *[None] * tensors]
+
     view = Op(".getitem", _getitem_rule, backward, saves, arguments=arguments, view=True)
     copy = Op(".getitem", _getitem_rule, backward, saves, arguments=arguments)
     back = Op(".getitem_backward", back_rule, again, saves, arguments=arguments)
-    return view, copy, back
+    summed = Op(".getitem_summed", back_rule, of_sum, saves, arguments=arguments)
+    return view, copy, back, summed
 
 
 def part_at(tensor: Tensor, index: Index) -> Tensor:
     """Return the part of a tensor at an index."""
-    view, copy, _ = _ops(len(index.tensors))
-    op = copy if SEVERAL in index.items else view
+    view, copy, *_ = _ops(len(index.tensors))
+    op = view if _COPYING.isdisjoint(index.items) else copy
     return op((tensor, *index.tensors), index.numbers, (index.items,))
 
 
+def part_summed(tensor: Tensor, index: Index, shape: Shape) -> Tensor:
+    """Return the part of a tensor at an index, summed to a shape that was broadcast to it."""
+    return _ops(len(index.tensors))[3]((tensor, *index.tensors), index.numbers, (index.items, shape))
+
+
 def getitem(self: Tensor, index: Any) -> Tensor:
-    """Return a part: a view, or a copy if a tensor or a list is part of the index.
+    """Return a part: a view, or a copy if a tensor with dimensions or a list is part of the index.
 
     Raises:
         IndexError: the index is out of range.
-        NotSupported: the index has a mask, so that the shape depends on its elements.
     """
     return part_at(self, parsed(self, index))
 

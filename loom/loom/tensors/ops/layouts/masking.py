@@ -1,10 +1,9 @@
-"""Elements filled by a mask, and rows of a table by their numbers: embeddings and one-hot vectors."""
+"""Elements filled by a mask; rows of a table by their numbers, as embeddings; one-hot vectors."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from loom.errors import NotSupported
 from loom.tensors.commands import T
 from loom.tensors.dtypes import bool_, int32, int64
 from loom.tensors.metas import Meta, broadcast
@@ -120,10 +119,12 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     return _embedding((weight, input), (), (padding_idx,))
 
 
-def _one_hot_rule(metas: Metas, numbers: Any, static: Any) -> Meta:
+def _one_hot_rule(metas: Metas, numbers: Any, static: Any) -> Meta | None:
     (meta,) = metas
     if meta.dtype is not int64:
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if static[0] == -1:
+        return None
     if static[0] <= 0:
         raise RuntimeError("Class values must be smaller than num_classes.")
     return Meta((*meta.shape, static[0]), int64)
@@ -136,11 +137,8 @@ _one_hot = Op("nn.functional.one_hot", _one_hot_rule, arguments=positional)
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """Return ones at the numbers of classes, and zeros elsewhere, in a new last dimension.
 
-    Raises:
-        NotSupported: the number of classes is not given, so that it depends on the elements.
+    Args:
+        tensor: the numbers.
+        num_classes: how many classes there are; -1 for as many as the largest number needs.
     """
-    if num_classes == -1:
-        raise NotSupported(
-            "one_hot needs num_classes on lazy tensors: without it the shape depends on the elements"
-        )
     return _one_hot((tensor,), (), (int(num_classes),))
