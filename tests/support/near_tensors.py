@@ -38,6 +38,7 @@ class NearWorker:
         self.begin = _Endpoint(lambda program: "cpu")
         self.run = _Endpoint(lambda program, *batch: self.values.run(*batch))
         self.read = _Endpoint(lambda program, *batch: self.values.read(*batch))
+        self.watched = _Endpoint(self.values.watched.newest)
 
     def __len__(self) -> int:
         return 1

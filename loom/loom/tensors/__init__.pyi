@@ -17,3 +17,5 @@ from loom.tensors.tensor import Tensor as Tensor
 from loom.tensors.tensor import enable_grad as enable_grad
 from loom.tensors.tensor import no_grad as no_grad
 from loom.tensors.tensors import Tensors as Tensors
+from loom.tensors.watching.watch import Watch as Watch
+from loom.tensors.watching.watch import Watches as Watches

@@ -209,6 +209,8 @@ class _Walk:
             for leaf, grad in self._leaves.values():
                 apart = self._given.get(grad._value.id, 0) < 2 and not leaf._hooks
                 _accumulate(leaf, _hooked(grad, leaf._hooks), self._create_graph, apart)
+                if (watch := leaf._home.watching.leaves.get(id(leaf))) is not None:
+                    watch.arrived(leaf)
             return []
         return [self._gradient_of(each) for each in wanted]
 

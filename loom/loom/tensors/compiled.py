@@ -92,11 +92,16 @@ class Compiled:
         self._function = function
         self._bodies: dict[Any, _Body] = {}
         self._tries: dict[Any, tuple[int, Any]] = {}
+        self._watching = home.watching.version
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         home = self._home
         if home.recorder is not None:  # it is part of another one
             return self._function(*args, **kwargs)
+        if self._watching != home.watching.version:  # other summaries are queued than were recorded
+            self._watching = home.watching.version
+            self._bodies.clear()
+            self._tries.clear()
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         key = (
             *((each._meta, each._needs) if isinstance(each, Tensor) else each for each in args),

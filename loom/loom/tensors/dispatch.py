@@ -198,6 +198,12 @@ class Dispatcher:
         found: dict[str, Any] = self._first.kept.call_one(self._program).get()
         return found
 
+    def watched(self, wanted: Any) -> dict[str, Any]:
+        """Return the histories of watched tensors by name: see `loom.tensors.watching.summaries.Wanted`."""
+        self.flush()
+        found: dict[str, Any] = self._first.watched.call_one(wanted).get()[0]
+        return found
+
     def answer(self, asked: Asked, found: Any) -> list[Any]:
         """Return the values of an answer.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 from loom.errors import NotSupported
 from loom.tensors import optim
@@ -17,7 +17,9 @@ from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64
 from loom.tensors.elements import Elements, pack
 from loom.tensors.metas import Meta, Shape
 from loom.tensors.nn.layers import Layers
+from loom.tensors.nn.module import Module
 from loom.tensors.tensor import Tensor, Value, enable_grad, grad_enabled, no_grad
+from loom.tensors.watching.watch import Watch, Watches, Watching
 
 FEW = 4096
 """Bytes of a tensor that is remembered when it was read, so that it is shown."""
@@ -41,6 +43,7 @@ class Tensors:
         self.known: dict[Any, Any] = {}
         """What operations give, by the operation and what it is given."""
         self.device = "loom"
+        self.watching = Watching(self)
         self.recorder: Recorder | None = None
         """What records the commands of a function that is compiled."""
 
@@ -164,6 +167,29 @@ class Tensors:
         retain = create_graph if retain_graph is None else retain_graph
         with self._at_this_line():
             backward([root], [first], retain, create_graph)
+
+    @overload
+    def watch(self, target: Tensor, name: str, every: int = 1, bins: int = 64) -> Watch: ...
+    @overload
+    def watch(self, target: Module, name: str, every: int = 1, bins: int = 64) -> Watches: ...
+    def watch(self, target: Any, name: str, every: int = 1, bins: int = 64) -> Any:
+        """Let the workers summarize a weight and its gradient whenever `backward` adds to that, under a name.
+
+        A name that was there before goes on, with its summaries. A tensor has one name, the last.
+
+        Args:
+            target: a leaf that requires a gradient; or a module, each parameter under ``name.parameter``.
+            every: of how many gradients one is summarized.
+            bins: of the histograms, up to 1024.
+
+        Raises:
+            WrongArguments: the tensor keeps no gradient, or is of another mesh, or an argument makes no sense.
+        """
+        return self.watching.watch(target, name, every, bins)
+
+    def watched(self) -> Watches:
+        """Return what is watched by name, or was watched, also by an earlier program. It waits for one answer."""
+        return self.watching.all()
 
     # Networks
 

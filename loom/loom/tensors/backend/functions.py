@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from loom.tensors.backend import watching
+
 
 def own(values: Any, name: str) -> Callable[..., Any]:
     """Return a function by its name. Those that need the worker get it first."""
@@ -127,7 +129,8 @@ def forget(values: Any, name: str) -> None:
 
 
 _OF_WORKER: dict[str, Callable[..., Any]] = {
-    ".data": data, ".forget": forget, ".keep": keep, ".kept": kept, ".made": made, ".seed": seed
+    ".data": data, ".forget": forget, ".keep": keep, ".kept": kept, ".made": made, ".seed": seed,
+    ".watch": watching.watch, ".watch_clear": watching.clear, ".watch_count": watching.count,
 }  # fmt: skip
 _OWN: dict[str, Callable[..., Any]] = {
     ".getitem": getitem,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from loom.tensors.backend import functions, reading
+from loom.tensors.backend.watching import Watched
 from loom.tensors.commands import Decoder, Form, S, T
 from loom.tensors.dispatch import Failure
 from loom.tensors.dtypes import DType
@@ -26,6 +27,7 @@ class Values:
         self.device = device
         self.kept = kept
         """The tensors with a name, which another program may take over, and whether they require gradients."""
+        self.watched = Watched()
         self.tensors: dict[int, Any] = {}
         self.data: Iterator[bytes] = iter(())
         """The data of the batch that runs, in the order in which its commands take it."""

@@ -19,10 +19,13 @@ class TensorWorker(Actor):
     def __init__(self, device: str | None = None) -> None:
         import torch
 
+        from loom.tensors.backend.watching import Watched
+
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._program = ""
         self._values: Any = None
         self._kept: dict[str, Any] = {}
+        self._watched = Watched()
 
     @endpoint
     def begin(self, program: str) -> str:
@@ -31,6 +34,7 @@ class TensorWorker(Actor):
 
         self._program = program
         self._values = Values(self._device, self._kept)
+        self._values.watched = self._watched
         return str(self._device)
 
     @endpoint
@@ -58,6 +62,11 @@ class TensorWorker(Actor):
 
         self._of(program)
         return {name: (layout(tensor), needs) for name, (tensor, needs) in self._kept.items()}
+
+    @endpoint
+    def watched(self, wanted: Any) -> tuple[dict[str, Any], int]:
+        """Return summaries of watched tensors by name, and how many names are left out. Any program may ask."""
+        return self._watched.newest(wanted)
 
     def _of(self, program: str) -> Any:
         if program != self._program:

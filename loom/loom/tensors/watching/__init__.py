@@ -1,0 +1,1 @@
+"""Weights and gradients that are watched while they are trained."""

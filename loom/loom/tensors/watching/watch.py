@@ -1,0 +1,246 @@
+"""`Watch`: norms and histograms of weights and their gradients, which the workers keep while a program trains."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from loom.errors import LoomError, WrongArguments, operation_failed
+from loom.tensors.commands import Form, T
+from loom.tensors.nn.module import Module
+from loom.tensors.tensor import Tensor
+from loom.tensors.watching import plots
+from loom.tensors.watching.summaries import MOST_SUMMARIES, History, Summary, Wanted
+
+LONGEST_NAME = 200
+MOST_BINS = 1024
+PLOTTED = 8
+"""Tensors of a module that a notebook shows."""
+
+
+class Watch:
+    """A tensor that is watched, by its name. Nothing waits for it but its reading, which is one round trip.
+
+    Iterating gives the summaries, the oldest first.
+    """
+
+    def __init__(self, home: Any, name: str) -> None:
+        self._home = home
+        self.name = name
+        self.every = 1
+        """Of how many gradients one is summarized."""
+        self.bins = 64
+        self._leaf: weakref.ref[Tensor] | None = None
+        self._arrived = 0
+        """Gradients since the last one of which the workers were told."""
+
+    def __repr__(self) -> str:
+        leaf = None if self._leaf is None else self._leaf()
+        what = "of no tensor now" if leaf is None else f"every={self.every}, bins={self.bins}, of {leaf.meta}"
+        return f"<Watch {self.name!r}, {what}>"
+
+    @property
+    def history(self) -> list[Summary]:
+        """The newest `MOST_SUMMARIES` summaries, the newest last.
+
+        Raises:
+            OperationFailed: the newest gradient could not be summarized.
+        """
+        return _read(self._home, [self.name])[self.name]
+
+    @property
+    def newest(self) -> Summary | None:
+        """The newest summary; None if there is none. Raises what `history` raises."""
+        found = _read(self._home, [self.name], most=1)[self.name]
+        return found[-1] if found else None
+
+    def __iter__(self) -> Iterator[Summary]:
+        return iter(self.history)
+
+    def stop(self) -> None:
+        """Watch no more. The summaries stay."""
+        self._home.watching.drop(self)
+
+    def clear(self) -> None:
+        """Forget the summaries, and count gradients from 0 again."""
+        self._arrived = 0
+        self._home._queue(self._form(".watch_clear"), ())
+
+    def _repr_html_(self) -> str:
+        return _html(self._home, [self.name])
+
+    def arrived(self, leaf: Tensor) -> None:
+        """Queue a summary of a leaf to which a gradient was added, if it is its turn."""
+        home = self._home
+        if home.recorder is not None:  # it is replayed for each gradient: the worker counts
+            if home.recorder.place(leaf)[0] == "given":
+                home.recorder.refusal = "a tensor that is watched is an argument: let it come from outside"
+            if self._arrived:
+                home.put(self._form(".watch_count", self._arrived), ())
+                self._arrived = 0
+            home._queue(self._form(".watch", self.bins, 1, self.every, tensors=2), (leaf.grad, leaf))
+            return
+        self._arrived += 1
+        if self._arrived >= self.every:
+            form = self._form(".watch", self.bins, self._arrived, self.every, tensors=2)
+            home._queue(form, (leaf.grad, leaf))
+            self._arrived = 0
+
+    def _form(self, function: str, *settings: int, tensors: int = 0) -> Any:
+        args = (*map(T, range(tensors)), self.name, *settings)
+        return self._home.form(Form(function, args, tensors=tensors, outs=0))
+
+
+class Watches(Mapping[str, Watch]):
+    """Watched tensors by name: the parameters of a module, or all that a mesh has."""
+
+    def __init__(self, home: Any, watches: Mapping[str, Watch]) -> None:
+        self._home = home
+        self._watches = dict(watches)
+
+    def __getitem__(self, name: str) -> Watch:
+        return self._watches[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._watches)
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def __repr__(self) -> str:
+        return f"<Watches {', '.join(self._watches) or 'of nothing'}>"
+
+    @property
+    def history(self) -> dict[str, list[Summary]]:
+        """The summaries of all by name, in one round trip. Raises what `Watch.history` raises."""
+        return _read(self._home, list(self))
+
+    def stop(self) -> None:
+        """Watch none of them any more. The summaries stay."""
+        for each in self.values():
+            each.stop()
+
+    def clear(self) -> None:
+        """Forget the summaries of all."""
+        for each in self.values():
+            each.clear()
+
+    def _repr_html_(self) -> str:
+        return _html(self._home, list(self))
+
+
+class Watching:
+    """The watched leaves of one home."""
+
+    def __init__(self, home: Any) -> None:
+        self._home = home
+        self.leaves: dict[int, Watch] = {}
+        """The watches by the `id` of their leaves."""
+        self._named: dict[str, Watch] = {}
+        self.version = 0
+        """How often it changed what is watched. Compiled functions have recorded summaries, and do it anew."""
+
+    def watch(self, target: Any, name: str, every: int, bins: int) -> Watch | Watches:
+        """Watch a leaf, or the parameters of a module: see `Tensors.watch`."""
+        _check_count("every", every, None)
+        _check_count("bins", bins, MOST_BINS)
+        _check_name(name)
+        leaves: dict[str, Tensor]
+        if isinstance(target, Module):
+            leaves = {f"{name}.{key}": each for key, each in target.named_parameters() if each.requires_grad}
+            if not leaves:
+                raise WrongArguments(f"no parameter of the {type(target).__name__} requires a gradient")
+        elif isinstance(target, Tensor):
+            leaves = {name: target}
+        else:
+            raise WrongArguments(f"watch takes a tensor or a module, not {type(target).__name__}")
+        for key, leaf in leaves.items():
+            self._check(leaf, key)
+        watches = {key: self._begin(leaf, key, every, bins) for key, leaf in leaves.items()}
+        return Watches(self._home, watches) if isinstance(target, Module) else watches[name]
+
+    def all(self) -> Watches:
+        """Return what is watched, or was, by this program or an earlier one: see `Tensors.watched`."""
+        found = self._home._dispatcher.watched(Wanted(most=0))
+        names = sorted({*found, *self._named})
+        return Watches(self._home, {name: self._named.get(name) or Watch(self._home, name) for name in names})
+
+    def drop(self, watch: Watch) -> None:
+        """Watch a name's leaf no more."""
+        self._named.pop(watch.name, None)
+        self._part(watch)
+
+    def _begin(self, leaf: Tensor, name: str, every: int, bins: int) -> Watch:
+        watch = self._named.get(name)
+        if watch is None:
+            watch = self._named[name] = Watch(self._home, name)
+        if watch._leaf is not None and watch._leaf() is leaf and (watch.every, watch.bins) == (every, bins):
+            return watch
+        self._part(watch)
+        other = self.leaves.get(id(leaf))
+        if other is not None:
+            self.drop(other)
+        watch.every, watch.bins = every, bins
+        key = id(leaf)
+        watch._leaf = weakref.ref(leaf, lambda gone: self._forget(key, gone))
+        self.leaves[key] = watch
+        self.version += 1
+        return watch
+
+    def _part(self, watch: Watch) -> None:
+        """Take a watch from its leaf."""
+        leaf, watch._leaf = watch._leaf, None
+        if leaf is not None:
+            self.version += 1
+            for key in [key for key, each in self.leaves.items() if each is watch]:
+                del self.leaves[key]
+
+    def _forget(self, key: int, gone: weakref.ref[Tensor]) -> None:
+        """Note that a leaf is gone. Its name stays, for the next one."""
+        watch = self.leaves.get(key)
+        if watch is not None and watch._leaf is gone:
+            del self.leaves[key]
+
+    def _check(self, leaf: Tensor, name: str) -> None:
+        _check_name(name)
+        if leaf._home is not self._home:
+            raise WrongArguments(f"{name!r} is a tensor of another mesh: watch it with its own lt.watch")
+        if not leaf.requires_grad:
+            raise WrongArguments(f"{name!r} does not require a gradient: watch it after x.requires_grad_()")
+        if not leaf.is_leaf:
+            raise WrongArguments(
+                f"{name!r} was computed, and keeps no gradient: watch the leaves it is computed of"
+            )
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        raise WrongArguments(f"a name has 1 to {LONGEST_NAME} printable characters, not {name!r:.80}")
+
+
+def _check_count(what: str, count: Any, most: int | None) -> None:
+    if type(count) is not int or count < 1 or (most is not None and count > most):
+        limit = "1 or more" if most is None else f"from 1 to {most}"
+        raise WrongArguments(f"{what} is a whole number, {limit}, not {count!r:.80}")
+
+
+def _read(home: Any, names: list[str], most: int = MOST_SUMMARIES) -> dict[str, list[Summary]]:
+    found = home._dispatcher.watched(Wanted(names, most))
+    for name, history in found.items():
+        if history.trouble:
+            raise operation_failed(f"the newest gradient of {name!r} was not summarized: {history.trouble}")
+    return {name: found[name].summaries if name in found else [] for name in names}
+
+
+def _html(home: Any, names: list[str]) -> str:
+    """Return the newest summaries as HTML; what they cannot be had for if they cannot."""
+    shown = names[:PLOTTED]
+    try:
+        found = home._dispatcher.watched(Wanted(shown, plots.POINTS, 1))
+    except LoomError as error:
+        return plots.sentence(f"The summaries of {', '.join(shown)} cannot be read: {error}")
+    parts = [plots.watched(name, found.get(name) or History(0, [], "")) for name in shown]
+    if len(names) > PLOTTED:
+        parts.append(plots.sentence(f"… and {len(names) - PLOTTED} more"))
+    return "".join(parts)
