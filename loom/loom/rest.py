@@ -142,6 +142,11 @@ class Gateway:
         runs: list[dict[str, Any]] = self._call("GET", f"{_session(session)}/runs", expect="runs")["runs"]
         return runs
 
+    def tensors(self, session: str) -> dict[str, Any]:
+        """Return the watched tensors of a living session; see docs/reference/rest.md."""
+        tensors: dict[str, Any] = self._call("GET", f"{_session(session)}/tensors", expect="tensors")
+        return tensors
+
     def spans(self, session: str, seconds: float) -> ProcessSpans:
         """Return the spans of the calls that the gateway passes on for a living session, for seconds from now."""
         path = f"{_session(session)}/spans?seconds={seconds:g}"

@@ -360,6 +360,7 @@ class Person(threading.Thread):
                 ("GET", "/replicas", None),
                 ("GET", "/meshes", None),
                 ("GET", "/runs", None),
+                ("GET", "/tensors", None),
                 ("GET", "/spans?seconds=0.1", None),
                 ("POST", "/commands", command),
                 ("PUT", f"/shares/{self.user}", {"scope": "drive"}),

@@ -17,7 +17,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal
 from loom_gateway.relay.spans import RelayedCalls
-from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns
+from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 from loom_gateway.sessions.history import EndedSession, EndedSessionInfo
 from loom_gateway.sessions.log_feed import LogQuery
 from loom_gateway.sessions.manager import SessionManager
@@ -125,6 +125,12 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         """The functions that `Job.run` runs or has run in a living session. `/logs?run=ID` has what one prints."""
         session = access.find_session(principal, name, "view", "to see a session's runs")
         return Response(await session.questions.runs(), media_type="application/json")
+
+    @router.get("/{name}/tensors", response_model=SessionTensors, responses=_NOT_DESCRIBED)
+    async def tensors(name: str, principal: Sender) -> Response:
+        """The tensors that `lt.watch` watches in a living session: norms over the steps, and newest histograms."""
+        session = access.find_session(principal, name, "view", "to see a session's tensors")
+        return Response(await session.questions.tensors(), media_type="application/json")
 
     @router.get(
         "/{name}/spans",

@@ -1,4 +1,4 @@
-"""What a driver tells of its session's meshes and runs, as the gateway passes it on.
+"""What a driver tells of its session's meshes, runs and watched tensors, as the gateway passes it on.
 
 The driver writes these as JSON. The gateway checks them, because a driver runs its user's code.
 """
@@ -138,3 +138,51 @@ class SessionRuns:
     """The runs of a session that go on, and the last that are over; the oldest first."""
 
     runs: Sequence[RunInfo]
+
+
+@dataclass(frozen=True)
+class WatchedValues:
+    """The elements of a tensor. All but ``nonfinite`` is of the finite ones; None if there are none."""
+
+    norm: float | None
+    """The L2 norm."""
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    nonfinite: float
+    """The share of elements that are infinite or NaN, from 0 to 1."""
+    histogram: Sequence[int]
+    """How many elements are in each of the bins, which have the same width, from ``min`` to ``max``; at most 64."""
+
+
+@dataclass(frozen=True)
+class WatchedTensor:
+    """A weight that a program watches, and its gradients."""
+
+    mesh: str
+    """The name of the mesh of workers."""
+    name: str
+    gradients: int
+    """How many have arrived."""
+    trouble: str
+    """Why the newest could not be summarized; empty if it was."""
+    time: float | None
+    """When the newest summary was made, in seconds since the epoch; None if there is none."""
+    steps: Sequence[int]
+    """The numbers of some gradients, the newest last: at most 60, which lie evenly among those that are kept."""
+    weight_norms: Sequence[float | None]
+    """The norm of the weight at each of the steps."""
+    grad_norms: Sequence[float | None]
+    weight: WatchedValues | None
+    """The newest, as is `grad`."""
+    grad: WatchedValues | None
+
+
+@dataclass(frozen=True)
+class SessionTensors:
+    """The watched tensors of a session, at most 60."""
+
+    tensors: Sequence[WatchedTensor]
+    left_out: int
+    """Tensors for which there is no room."""

@@ -19,7 +19,7 @@ from loom.wire.handshake import error_from_refusal
 from loom.wire.lane import LENGTH, behind_length
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
-from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns
+from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,10 @@ class DriverQuestions:
     async def runs(self) -> bytes:
         """Return the session's `SessionRuns` as JSON. Raise as `meshes` does."""
         return await self._ask("runs", SessionRuns)
+
+    async def tensors(self) -> bytes:
+        """Return the session's `SessionTensors` as JSON. Raise as `meshes` does."""
+        return await self._ask("tensors", SessionTensors)
 
     async def _ask(self, subject: str, kind: type) -> bytes:
         until, answer = self._answers.get(subject, (0.0, b""))

@@ -71,6 +71,7 @@ REQUESTS: list[tuple[str, str, object]] = [
     ("GET", "/logs?follow=1", None),
     ("GET", "/meshes", None),
     ("GET", "/runs", None),
+    ("GET", "/tensors", None),
     ("GET", "/spans?seconds=0.1", None),
     ("PUT", "/shares/bob", {"scope": "drive"}),
     ("DELETE", "/shares/bob", None),

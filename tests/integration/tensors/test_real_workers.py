@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import loom
+from loom.rest import Gateway as Rest
 from loom_proxy.local import LocalCluster
+from tests.support.gateways import await_true
 
 
 def test_what_is_queued_is_computed_in_the_cluster(job: loom.Job) -> None:
@@ -75,6 +77,41 @@ def test_another_program_finds_what_has_a_name(cluster: LocalCluster) -> None:
         del lost
         del again.named["w"]
         assert not again.named
+
+
+def test_watched_weights_are_seen_by_whoever_sees_the_session(cluster: LocalCluster) -> None:
+    rest = Rest(cluster.url, cluster.token)
+    first = loom.connect(cluster.url, cluster.token)
+    assert rest.tensors(first.session) == {"tensors": [], "left_out": 0}
+    lt = first.tensors()
+    model = lt.nn.Linear(3, 1)
+    optimizer = lt.optim.SGD(model.parameters(), lr=0.1)
+    watches = lt.watch(model, "net", bins=8)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(lt.ones(4, 3)).sum().backward()
+        optimizer.step()
+    history = watches.history
+    assert {name: [each.step for each in found] for name, found in history.items()} == {
+        "net.weight": [1, 2, 3, 4, 5],
+        "net.bias": [1, 2, 3, 4, 5],
+    }
+    assert [each.grad.norm for each in history["net.bias"]] == [4.0] * 5
+    await_true(lambda: [one["gradients"] for one in rest.tensors(first.session)["tensors"]] == [5, 5])
+    bias, weight = rest.tensors(first.session)["tensors"]
+    assert (bias["name"], bias["grad_norms"]) == ("net.bias", [4.0] * 5)
+    assert (sum(weight["weight"]["histogram"]), weight["mesh"]) == (3, "tensors")
+
+    with loom.connect(cluster.url, cluster.token, session=first.session, take_over=True) as second:
+        again = second.tensors()
+        found = again.watched()
+        assert list(found) == ["net.bias", "net.weight"]
+        assert found.history == history
+        w = again.ones(2, requires_grad=True)
+        again.watch(w, "net.bias")
+        (w * w).sum().backward()
+        assert [each.step for each in found["net.bias"]] == [1, 2, 3, 4, 5, 6]
+        assert "<svg" in found._repr_html_()
 
 
 def test_the_laptop_needs_no_torch(cluster: LocalCluster) -> None:

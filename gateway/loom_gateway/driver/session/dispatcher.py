@@ -32,8 +32,9 @@ from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.mesh_view import MeshView
 from loom_gateway.driver.session.replies import LIMITED, Handler, Request
 from loom_gateway.driver.session.user_limits import UserLimits
+from loom_gateway.driver.session.watched_view import WatchedView
 from loom_gateway.driver.timing.collector import SpanCollector
-from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns
+from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 
 WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when the session ends
 
@@ -62,9 +63,10 @@ class Dispatcher:
         self.hosts = HostWatcher(context, self._syncs)
         self.local_session = LocalSession(context, self._syncs)
         context.failures.on_process_gone += [self.processes.gone, self.local_session.gone]
-        self._descriptions: dict[str, Callable[[], SessionMeshes | SessionRuns]] = {
+        self._descriptions: dict[str, Callable[[], SessionMeshes | SessionRuns | SessionTensors]] = {
             "meshes": MeshView(context, self.processes).describe,
             "runs": self._runs.describe,
+            "tensors": WatchedView(context).describe,
         }
         self._handlers: dict[int, Handler] = {
             Kind.END: self._end_session,

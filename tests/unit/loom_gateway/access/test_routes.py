@@ -70,6 +70,7 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/sessions/{name}/meshes": Rule("view", whose="session"),
     "GET /api/v1/sessions/{name}/runs": Rule("view", whose="session"),
     "GET /api/v1/sessions/{name}/spans": Rule("view", whose="session"),
+    "GET /api/v1/sessions/{name}/tensors": Rule("view", whose="session"),
     "PUT /api/v1/sessions/{name}/shares/{user}": Rule("operate", {"scope": "view"}, whose="session"),
     "DELETE /api/v1/sessions/{name}/shares/{user}": Rule("operate", whose="session"),
     "GET /api/v1/sessions/{name}/replicas": Rule("view", whose="session"),

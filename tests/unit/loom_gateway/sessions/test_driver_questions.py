@@ -38,6 +38,21 @@ MESHES = {
     "left_out": 0,
 }
 
+TENSOR = {
+    "mesh": "tensors",
+    "name": "w",
+    "gradients": 2,
+    "trouble": "",
+    "time": 5.0,
+    "steps": [1, 2],
+    "weight_norms": [1.0, None],
+    "grad_norms": [0.5, 0.25],
+    "weight": {
+        "norm": 1.0, "mean": 0.0, "std": 0.5, "min": -1.0, "max": 1.0, "nonfinite": 0.0, "histogram": [1, 2]
+    },
+    "grad": None,
+}  # fmt: skip
+
 
 def framed(message: Message) -> bytes:
     return behind_length(unnumbered_frame(message))
@@ -105,13 +120,15 @@ def _nothing_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_one_connection_has_all_questions(driver: Driver) -> None:
     runs = {"runs": [{"id": 1, "name": "f", "state": "done", "started": 1.0, "finished": 2.5}]}
-    driver.answer = lambda subject: described({"meshes": MESHES, "runs": runs}[subject])
+    tensors = {"tensors": [TENSOR], "left_out": 2}
+    driver.answer = lambda subject: described({"meshes": MESHES, "runs": runs, "tensors": tensors}[subject])
 
     assert json.loads(await driver.questions.meshes()) == MESHES
     assert json.loads(await driver.questions.runs()) == runs
+    assert json.loads(await driver.questions.tensors()) == tensors
     assert json.loads(await driver.questions.meshes()) == MESHES
 
-    assert (driver.asked, driver.connections) == (["meshes", "runs", "meshes"], 1)
+    assert (driver.asked, driver.connections) == (["meshes", "runs", "tensors", "meshes"], 1)
 
 
 async def test_who_asks_at_once_or_soon_after_gets_the_same_answer(
