@@ -13,10 +13,11 @@ from typing import Any
 
 import hypothesis
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from loom.tensors import dtypes
+from loom.tensors.placements import Replicate, Shard
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
 
@@ -25,6 +26,10 @@ Work = Callable[..., Any]
 FLOATS = (torch.float32, torch.float64)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 ALL = (*FLOATS, *INTS, torch.bool, torch.float16, torch.bfloat16)
+
+
+PROCESSES = int(os.environ.get("LOOM_PROCESSES", "1"))
+"""Over so many the operands are spread; with several they are contiguous. .ci/slow has also 4."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,20 @@ class Operand:
 
     def of_torch(self) -> torch.Tensor:
         made = self.memory.clone().as_strided(self.size, self.stride, self.offset)
+        made = made.contiguous() if PROCESSES > 1 else made
         return made.detach().requires_grad_(self.requires_grad)
 
     def of_loom(self, lt: Tensors) -> Tensor:
         made: Tensor = lt.tensor(self.memory).as_strided(self.size, self.stride, self.offset).detach()
+        if PROCESSES > 1:
+            made = made.redistribute([self.placement]).detach()
         return made.requires_grad_() if self.requires_grad else made
+
+    @property
+    def placement(self) -> Shard | Replicate:
+        """How it is spread over several processes: any dimension may be cut, or none."""
+        pick = (sum(self.size) + self.offset) % (len(self.size) + 1)
+        return Replicate() if pick == len(self.size) else Shard(pick)
 
     def __repr__(self) -> str:
         kind = str(self.memory.dtype).removeprefix("torch.")
@@ -60,8 +74,9 @@ def given(*drawn: Any, **named: Any) -> Callable[[Work], Work]:
     def decorate(test: Work) -> Work:
         check = hypothesis.given(*drawn, **named)(test)
         quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+        phases = (Phase.explicit, Phase.generate) if PROCESSES > 1 else tuple(Phase)  # to shrink would take minutes
         decorated: Work = settings(
-            max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=quiet
+            max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=quiet, phases=phases
         )(check)
         return decorated
 

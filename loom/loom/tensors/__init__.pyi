@@ -13,6 +13,8 @@ from loom.tensors.dtypes import int32 as int32
 from loom.tensors.dtypes import int64 as int64
 from loom.tensors.dtypes import uint8 as uint8
 from loom.tensors.place import on as on
+from loom.tensors.placements import Replicate as Replicate
+from loom.tensors.placements import Shard as Shard
 from loom.tensors.tensor import Tensor as Tensor
 from loom.tensors.tensor import enable_grad as enable_grad
 from loom.tensors.tensor import no_grad as no_grad

@@ -15,6 +15,7 @@ from uuid import uuid4
 from loom.errors import LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
 from loom.tensors.commands import FREE, Encoder, Form, Numbered
+from loom.tensors.placements import spread
 
 MOST_COMMANDS = 512
 """Commands of a batch."""
@@ -76,7 +77,9 @@ class Dispatcher:
         self.began = workers.begin.call(self._program)
         """The future of the workers' devices."""
         self.size = len(workers)
+        """How many workers there are."""
         self._first = workers if self.size == 1 else workers.slice(**dict.fromkeys(workers.sizes, 0))
+        self._joined = self.size == 1
         self._encoder = Encoder()
         self._free_form = self._encoder.form(FREE)
         self.freed: deque[int] = deque()
@@ -164,32 +167,40 @@ class Dispatcher:
                 waiting -= self._sent[0].size
                 self._settle(self._sent.popleft())
 
-    def read(self, idents: Sequence[int], what: str = "elements", everywhere: bool = False) -> list[Any]:
+    def join(self) -> None:
+        """Let the workers become a group, over which tensors can be spread. The first time waits for one answer."""
+        with self._lock:
+            if self._joined:
+                return
+            self.flush()
+            store = self._first.meet.call_one(self._program).get()
+            self._workers.join.call(self._program, store, spread(self._workers.sizes))
+            self._joined = True
+
+    def read(self, idents: Sequence[int], what: str = "elements") -> list[Any]:
         """Return what the workers have for some ids, when all that was put in before is done.
 
         Args:
-            what: the ``elements``, or the ``layout``.
-            everywhere: whether every worker has a part of it.
+            what: the ``elements``, the ``layout``, or the ``placements``.
 
         Raises:
             OperationFailed: an operation on which one of them depends has failed.
         """
-        asked = self.ask(idents, what, everywhere)
+        asked = self.ask(idents, what)
         return self.answer(asked, asked.future.get())
 
-    def ask(self, idents: Sequence[int], what: str = "elements", everywhere: bool = False) -> Asked:
-        """Begin to read. `answer` makes values of what the future gives."""
+    def ask(self, idents: Sequence[int], what: str = "elements") -> Asked:
+        """Begin to read. `answer` makes values of what the future gives.
+
+        All workers are asked, as each may have a part; the first one answers.
+        """
         with self._lock:
-            if self.size > 1:
-                self.flush()
-                how = self._workers.read.call if everywhere else self._first.read.call_one
-                return Asked(self._batch, how(self._program, -1, None, [], list(idents), what))
             self._free()
             commands, data, sites, _ = self._take()
             number = self._batch
             self._reading[number] = sites
             self._batch += 1
-            read = self._first.read.call_one
+            read = self._workers.read.call
             return Asked(number, read(self._program, number, commands, data, list(idents), what))
 
     def kept(self) -> dict[str, Any]:
@@ -210,9 +221,10 @@ class Dispatcher:
         Raises:
             OperationFailed: an operation on which one of them depends has failed.
         """
-        failures, values = found if isinstance(found, tuple) else next(iter(found.values()))
+        answers = list(found.values())
+        values = answers[0][1]
         with self._lock:
-            self._note(failures, asked.batch, self._reading.pop(asked.batch, []))
+            self._note([failures for failures, _ in answers], asked.batch, self._reading.pop(asked.batch, []))
             while self._sent and self._sent[0].number < asked.batch:
                 self._settle(self._sent.popleft())
         for value in values:
@@ -248,10 +260,11 @@ class Dispatcher:
 
     def _settle(self, sent: _Sent) -> None:
         """Take in what became of a batch."""
-        self._note(next(iter(sent.answer.get().values())), sent.number, sent.sites)
+        self._note(list(sent.answer.get().values()), sent.number, sent.sites)
 
-    def _note(self, failures: Sequence[Failure], batch: int, sites: list[Site | None]) -> None:
-        for failure in failures:
+    def _note(self, failures: Sequence[Sequence[Failure]], batch: int, sites: list[Site | None]) -> None:
+        """Remember what failed in some worker."""
+        for failure in {each.place: each for of_one in reversed(failures) for each in of_one}.values():
             self._failed[batch, failure.place] = sites[failure.place]
             if len(self._failed) > MOST_FAILURES:
                 del self._failed[next(iter(self._failed))]
@@ -263,8 +276,17 @@ class Dispatcher:
         where = f", queued at {place_of(site)}" if site else ""
         return operation_failed(f"{failure.text}{where}", failure.like)
 
+    def by_process(self) -> list[int]:
+        """Wait for the bytes that each worker holds, in their order."""
+        with self._lock:
+            self._free()
+            asked = self.ask(list(self.held), "bytes")
+        found = asked.future.get()
+        self.answer(asked, found)
+        return [sum(each for each in sizes if isinstance(each, int)) for _, sizes in found.values()]
+
     def by_line(self) -> dict[str, int]:
-        """Return the bytes that the workers hold, by the line that made them, the most first."""
+        """Return the bytes of a worker that has every tensor whole, by the line that made them, the most first."""
         with self._lock:
             self._free()
             held = list(self.held.values())

@@ -14,6 +14,9 @@ from loom.tensors.views import current, give_history, origin_of, whole_of
 MOST_KNOWN = 65_536
 """Operations whose results are remembered, by the layouts of their operands."""
 
+VIEWS: set[str] = set()
+"""The functions whose result has the memory of their only tensor."""
+
 Rule = Callable[[Sequence[Meta], tuple[Any, ...], Any], "Meta | tuple[Meta | None, ...] | None"]
 """What an operation gives: of the tensors' metas, the numbers and the other arguments.
 
@@ -63,6 +66,8 @@ class Op:
         self._saves_results = saves_results
         self._arguments = arguments
         self._view = view
+        if view:
+            VIEWS.add(function)
         self._changes = changes or f"Tensor.{self.name}_"
 
     def several(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -16,10 +16,14 @@ from loom.tensors.dispatch import Dispatcher, caller_site
 from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64
 from loom.tensors.elements import Elements, pack
 from loom.tensors.metas import Meta, Shape
+from loom.tensors.named import NamedTensors
 from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module
+from loom.tensors.placements import WHOLE, Placement, largest_part, packed, spread, unpacked
 from loom.tensors.tensor import Tensor, Value, enable_grad, grad_enabled, no_grad
 from loom.tensors.watching.watch import Watch, Watches, Watching
+
+Placements = Sequence[Any] | None
 
 FEW = 4096
 """Bytes of a tensor that is remembered when it was read, so that it is shown."""
@@ -40,6 +44,10 @@ class Tensors:
         self.freed = self._dispatcher.freed
         self.put = self._dispatcher.put
         self.form = self._dispatcher.form
+        self.join = self._dispatcher.join
+        self.processes = self._dispatcher.size
+        self.mesh: dict[str, int] = dict(workers.sizes)
+        """The mesh of processes: how many there are in each dimension, by its name."""
         self.known: dict[Any, Any] = {}
         """What operations give, by the operation and what it is given."""
         self.device = "loom"
@@ -49,43 +57,67 @@ class Tensors:
 
     # Making tensors
 
-    def tensor(self, data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    def tensor(
+        self, data: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
         """Make a tensor of a number, of nested sequences, of a numpy array or of a tensor of torch.
+
+        Args:
+            placements: how it is spread over the processes; each has all of it if None.
 
         Raises:
             ValueError: the sequences have different lengths.
             TypeError: an element is no number.
         """
         shape, kind, raw = pack(data, None if dtype is None else dtype_named(dtype))
-        return self._made(Form(".data", (shape, kind)), Meta(shape, kind), requires_grad, data=raw)
+        made = self._made(Form(".data", (shape, kind)), Meta(shape, kind), False, data=raw)
+        made = made if placements is None else made.redistribute(placements)
+        return made.requires_grad_() if requires_grad else made
 
     def from_numpy(self, array: Any) -> Tensor:
         """Make a tensor of a numpy array, of which it is a copy."""
         return self.tensor(array)
 
-    def zeros(self, *size: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self._filled("zeros", size, dtype, requires_grad)
+    def zeros(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("zeros", size, dtype, requires_grad, placements)
 
-    def ones(self, *size: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self._filled("ones", size, dtype, requires_grad)
+    def ones(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("ones", size, dtype, requires_grad, placements)
 
-    def empty(self, *size: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self._filled("empty", size, dtype, requires_grad)
+    def empty(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("empty", size, dtype, requires_grad, placements)
 
-    def rand(self, *size: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self._filled("rand", size, dtype, requires_grad)
+    def rand(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("rand", size, dtype, requires_grad, placements)
 
-    def randn(self, *size: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self._filled("randn", size, dtype, requires_grad)
+    def randn(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("randn", size, dtype, requires_grad, placements)
 
-    def full(self, size: Sequence[int], fill_value: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    def full(
+        self,
+        size: Sequence[int],
+        fill_value: Any,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        placements: Placements = None,
+    ) -> Tensor:
         if dtype is None:
             kind = {bool: "bool", int: "int64", complex: "complex64"}.get(type(fill_value), DEFAULT.name)
         else:
             kind = dtype_named(dtype).name
         meta = Meta(tuple(size), dtype_named(kind))
         form = Form(".made", ("full", meta.shape, S(0)), (("dtype", meta.dtype),), numbers=1)
-        return self._made(form, meta, requires_grad, (fill_value,))
+        return self._made(form, meta, requires_grad, (fill_value,), placements=placements)
 
     def eye(self, n: int, m: int | None = None, dtype: Any = None, requires_grad: bool = False) -> Tensor:
         meta = Meta((n, n if m is None else m), _dtype(dtype))
@@ -255,6 +287,11 @@ class Tensors:
                 tensor._value.known = tensor._base.version, value
         return values
 
+    def placements_of(self, tensor: Tensor) -> tuple[Placement, ...]:
+        """Wait for the placements of a tensor: see `Tensor.placements`."""
+        found = self._dispatcher.read([tensor._value.id], "placements")[0]
+        return unpacked(found or (WHOLE,) * len(spread(self.mesh)))
+
     def meta_of(self, tensor: Tensor) -> Meta:
         """Wait for the layout of a tensor."""
         if tensor._meta is None:
@@ -287,24 +324,49 @@ class Tensors:
         return NamedTensors(self)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes that each process holds, by the line that made them, the most first."""
+        """Return the bytes that each process holds, by the line that made them, the most first.
+
+        Results of operations count whole here, also those that are spread: see `memory_by_process`.
+        """
         return self._dispatcher.by_line()
 
+    def memory_by_process(self) -> list[int]:
+        """Wait for the bytes that each process holds, in the order of the mesh."""
+        return self._dispatcher.by_process()
+
     def limit_memory(self, most: int | None) -> None:
-        """Refuse what would take more than a number of bytes in each process, with `LimitReached`."""
+        """Refuse what would take more than a number of bytes in each process, with `LimitReached`.
+
+        They are counted as `memory` counts them.
+        """
         self._dispatcher.limit = most
 
     # How
 
-    def _filled(self, function: str, size: tuple[Any, ...], dtype: Any, requires_grad: bool) -> Tensor:
+    def _filled(
+        self, function: str, size: tuple[Any, ...], dtype: Any, requires_grad: bool, placements: Placements
+    ) -> Tensor:
         meta = Meta(_size(size), _dtype(dtype))
-        return self._made(Form(".made", (function, meta.shape), (("dtype", meta.dtype),)), meta, requires_grad)
+        form = Form(".made", (function, meta.shape), (("dtype", meta.dtype),))
+        return self._made(form, meta, requires_grad, placements=placements)
 
     def _made(
-        self, form: Form, meta: Meta, requires_grad: bool, numbers: tuple[Any, ...] = (), data: bytes | None = None
+        self,
+        form: Form,
+        meta: Meta,
+        requires_grad: bool,
+        numbers: tuple[Any, ...] = (),
+        data: bytes | None = None,
+        placements: Placements = None,
     ) -> Tensor:
+        size = meta.nbytes
+        how = () if placements is None else packed(placements, self.mesh, len(meta.shape))
+        if any(each != WHOLE for each in how):
+            self.join()
+            form = form._replace(function=".made_spread", args=(how, *form.args))
+            size = largest_part(meta.shape, how, self.mesh) * meta.dtype.itemsize
         number = self.form(form, tuple(map(type, numbers)))
-        tensor = Tensor(self, Value(self.freed, self._queue(number, (), numbers, (meta.nbytes,), data)), meta)
+        tensor = Tensor(self, Value(self.freed, self._queue(number, (), numbers, (size,), data)), meta)
         return tensor.requires_grad_() if requires_grad else tensor
 
     def _queue(
@@ -329,35 +391,6 @@ class Tensors:
             yield
         finally:
             self._dispatcher.site = before
-
-
-class NamedTensors(MutableMapping[str, Tensor]):
-    """The tensors of a mesh by name."""
-
-    def __init__(self, home: Tensors) -> None:
-        self._home = home
-
-    def __setitem__(self, name: str, tensor: Tensor) -> None:
-        form = Form(".keep", (T(0), str(name), tensor.requires_grad), tensors=1, outs=0)
-        self._home._queue(self._home.form(form), (tensor,))
-
-    def __getitem__(self, name: str) -> Tensor:
-        (kind, shape, strides), needs = self._home._dispatcher.kept()[name]
-        ident = self._home._queue(self._home.form(Form(".kept", (name,))), ())
-        meta = Meta(tuple(shape), dtype_named(kind), tuple(strides))
-        tensor = Tensor(self._home, Value(self._home.freed, ident), meta)
-        return tensor.requires_grad_() if needs else tensor
-
-    def __delitem__(self, name: str) -> None:
-        if name not in self._home._dispatcher.kept():
-            raise KeyError(name)
-        self._home._queue(self._home.form(Form(".forget", (name,), outs=0)), ())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._home._dispatcher.kept())
-
-    def __len__(self) -> int:
-        return len(self._home._dispatcher.kept())
 
 
 def _size(size: tuple[Any, ...]) -> Shape:

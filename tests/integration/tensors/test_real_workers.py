@@ -8,12 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import loom
 from loom.rest import Gateway as Rest
+from loom.tensors import Replicate, Shard
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import await_true
+from tests.support.listeners import listeners, unnamed
+from tests.support.processes import tree
 
 
 def test_what_is_queued_is_computed_in_the_cluster(job: loom.Job) -> None:
@@ -50,16 +54,22 @@ def test_a_failure_names_the_line_that_queued_it_and_the_rest_lives(job: loom.Jo
     lt.synchronize()
 
 
-def test_several_processes_have_the_same(job: loom.Job) -> None:
+def test_tensors_are_spread_over_several_processes(job: loom.Job) -> None:
     lt = loom.tensors.on(job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="several"))
-    lt.seed(3)
-    x = lt.randn(3, 3)
-    y = x.add(x)
-    lt.synchronize()
-    dispatcher = lt._dispatcher
-    asked = dispatcher._workers.read.call(dispatcher._program, -1, None, [], [y._value.id], "elements").get()
-    (one, other) = [values for _, values in asked.values()]
-    assert one == other
+    whole = lt.randn(4, 3)
+    x = whole.redistribute([Shard(0)])
+    assert x.tolist() == whole.tolist()  # both have drawn the same: each gives rows of its own
+    w = lt.ones(2, 3, requires_grad=True)
+    loss = (x @ w.t()).pow(2).sum()
+    loss.backward()
+    found, columns = w.grad.tolist(), [sum(row) for row in whole.tolist()]
+    expected = [
+        sum(2 * total * row[k] for total, row in zip(columns, whole.tolist(), strict=True)) for k in range(3)
+    ]
+    assert found == [pytest.approx(expected, rel=1e-4)] * 2
+    assert (x.placements, w.grad.placements, lt.mesh["gpus"]) == ((Shard(0),), (Replicate(),), 2)
+    workers = tree(psutil.Process().pid)[1:]
+    assert unnamed([one for one in listeners(workers) if one.kind == "TCP"]) == []
 
 
 def test_another_program_finds_what_has_a_name(cluster: LocalCluster) -> None:

@@ -31,6 +31,28 @@ def made(values: Any, function: str, *args: Any, **kwargs: Any) -> torch.Tensor:
     return found
 
 
+def made_spread(
+    values: Any, placements: Sequence[int], function: str, size: Sequence[int], *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Call a function of torch that makes a tensor of a size, each process for its part."""
+    made: torch.Tensor = values.sharding.made(values.device, placements, function, size, *args, **kwargs)
+    return made
+
+
+def spread(values: Any, tensor: torch.Tensor, placements: Sequence[int]) -> torch.Tensor:
+    """Return a tensor of its own that is spread over the processes, or whole in each."""
+    if values.sharding is None:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    found: torch.Tensor = values.sharding.spread(tensor, placements)
+    return found
+
+
+def rows(values: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a matrix of which each process has some rows; one that is spread already as it is."""
+    found: torch.Tensor = values.sharding.rows(tensor)
+    return found
+
+
 def seed(values: Any, number: int) -> None:
     """Seed torch's generators."""
     torch.manual_seed(number)
@@ -129,9 +151,19 @@ def forget(values: Any, name: str) -> None:
 
 
 _OF_WORKER: dict[str, Callable[..., Any]] = {
-    ".data": data, ".forget": forget, ".keep": keep, ".kept": kept, ".made": made, ".seed": seed,
-    ".watch": watching.watch, ".watch_clear": watching.clear, ".watch_count": watching.count,
-}  # fmt: skip
+    ".data": data,
+    ".forget": forget,
+    ".keep": keep,
+    ".kept": kept,
+    ".made": made,
+    ".made_spread": made_spread,
+    ".rows": rows,
+    ".seed": seed,
+    ".spread": spread,
+    ".watch": watching.watch,
+    ".watch_clear": watching.clear,
+    ".watch_count": watching.count,
+}
 _OWN: dict[str, Callable[..., Any]] = {
     ".getitem": getitem,
     ".getitem_backward": getitem_backward,

@@ -23,8 +23,11 @@ which of the tensors it changes."""
 class Values:
     """The tensors of one worker by id."""
 
-    def __init__(self, device: torch.device, kept: dict[str, Any]) -> None:
+    def __init__(self, device: torch.device, kept: dict[str, Any], group: Any = None, answers: bool = True) -> None:
         self.device = device
+        self.sharding = _sharding(group)
+        """The calls where tensors may be spread over several processes; None where there is one."""
+        self._answers = answers
         self.kept = kept
         """The tensors with a name, which another program may take over, and whether they require gradients."""
         self.watched = Watched()
@@ -56,6 +59,8 @@ class Values:
                 elif call is _free:
                     del tensors[idents[0]]
             except Exception as error:  # noqa: BLE001 - it is told to whoever reads
+                if self.sharding is not None:
+                    self.sharding.failed(error)
                 failure = next((each for each in map(tensors.get, idents) if isinstance(each, Failure)), None)
                 if failure is None:
                     like = next(each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins")
@@ -68,10 +73,26 @@ class Values:
     def read(
         self, batch: int, commands: bytes | None, data: Sequence[bytes], idents: Sequence[int], what: str
     ) -> tuple[list[Failure], list[Any]]:
-        """Run a batch, if there is one; return what failed, and the ``elements`` or the ``layout`` of tensors."""
+        """Run a batch, if there is one; return what failed, and what was asked of tensors.
+
+        Args:
+            what: the ``elements``, the ``layout``, the ``placements``, or the ``bytes`` in this process.
+        """
         failures = [] if commands is None else self.run(batch, commands, data)
-        give = reading.layout if what == "layout" else reading.elements
-        return failures, [give(self.tensors[ident]) for ident in idents]
+        found = [self._given(self.tensors[ident], what) for ident in idents]
+        return failures, found if self._answers or what == "bytes" else []
+
+    def _given(self, value: Any, what: str) -> Any:
+        if isinstance(value, Failure):
+            return value
+        match what:
+            case "layout":
+                return reading.layout(value)
+            case "placements":
+                return self.sharding.placements_of(value) if self.sharding is not None else ()
+            case "bytes":
+                return self.sharding.bytes_of(value) if self.sharding is not None else value.nbytes
+        return reading.elements(value if self.sharding is None else self.sharding.whole(value))
 
     def _prepare(self, anew: bool) -> None:
         """Make steps of the new commands."""
@@ -94,6 +115,11 @@ class Values:
             return _free
         if name == ".body":
             return self._body(form)
+        call = self._simple(form)
+        return call if self.sharding is None else self.sharding.wrapped(form, call)
+
+    def _simple(self, form: Form) -> Callable[..., Any]:
+        name = form.function
         try:
             function = functions.own(self, name) if name.startswith(".") else torch_function(name)
         except Exception as error:  # noqa: BLE001 - each command with this form fails
@@ -159,6 +185,14 @@ class Values:
         form = self._decoder.forms[self._decoder.commands[number][0]]
         found: str | None = getattr(error, "loom_operation", None)
         return found or _named(form, [self.tensors.get(ident) for ident in idents], error)
+
+
+def _sharding(group: Any) -> Any:
+    if group is None:
+        return None
+    from loom.tensors.backend.sharding import Sharding
+
+    return Sharding(group)
 
 
 def _named(form: Form, values: Sequence[Any], error: Exception) -> str:

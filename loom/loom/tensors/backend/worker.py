@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
-from loom.actor import Actor, endpoint
+from loom.actor import Actor, current_rank, current_size, endpoint
+from loom.devices import own_torch_device
 from loom.errors import SessionTakenOver
 
 
@@ -21,11 +23,12 @@ class TensorWorker(Actor):
 
         from loom.tensors.backend.watching import Watched
 
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = torch.device(own_torch_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
         self._program = ""
         self._values: Any = None
         self._kept: dict[str, Any] = {}
         self._watched = Watched()
+        self._group: Any = None
 
     @endpoint
     def begin(self, program: str) -> str:
@@ -33,9 +36,28 @@ class TensorWorker(Actor):
         from loom.tensors.backend.values import Values
 
         self._program = program
-        self._values = Values(self._device, self._kept)
+        if prod(current_size().values()) > 1:
+            import torch
+
+            from loom.tensors.backend.group import Group
+
+            self._group = self._group or Group(self._device)
+            torch.manual_seed(int(program[:15], 16))  # the same in each process
+        self._values = Values(self._device, self._kept, self._group, current_rank().rank == 0)
         self._values.watched = self._watched
         return str(self._device)
+
+    @endpoint
+    def meet(self, program: str) -> tuple[str, int]:
+        """Return where the processes find each other. Called in the first of them."""
+        self._of(program)
+        return self._group.meet()  # type: ignore[no-any-return]
+
+    @endpoint
+    def join(self, program: str, store: tuple[str, int], sizes: dict[str, int]) -> None:
+        """Become one of a group, if this is in none, so that tensors can be spread over the processes."""
+        self._of(program)
+        self._group.join(store, current_rank().rank, sizes)
 
     @endpoint
     def run(self, program: str, batch: int, commands: bytes, data: Sequence[bytes]) -> list[Any]:
@@ -52,7 +74,7 @@ class TensorWorker(Actor):
         idents: Sequence[int],
         what: str,
     ) -> tuple[list[Any], list[Any]]:
-        """Run a batch, if there is one; return what failed, and the elements, or the layouts, of some tensors."""
+        """Run a batch, if there is one; return what failed, and in the first process what was asked of tensors."""
         return self._of(program).read(batch, commands, data, idents, what)  # type: ignore[no-any-return]
 
     @endpoint

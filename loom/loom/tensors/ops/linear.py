@@ -8,6 +8,7 @@ from typing import Any
 from loom.tensors.dtypes import DType
 from loom.tensors.metas import Meta, Shape, broadcast
 from loom.tensors.op import Op, Rule, function, method
+from loom.tensors.ops.sharding import shared
 from loom.tensors.tensor import Tensor, grad_enabled
 
 
@@ -174,24 +175,28 @@ _dot_error = "1D tensors expected, but got {one}D and {other}D tensors"
 _dot = Op("dot", _of_dimensions(1, 1, _dot_error, _dot_error), _matmul_backward, saves=(0, 1))
 
 
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    return _matmul((left if left._home.processes == 1 else shared(left, right), right))
+
+
 @method
 def matmul(self: Tensor, other: Tensor) -> Tensor:
-    return _matmul((self, other))
+    return _product(self, other)
 
 
 @method
 def __matmul__(self: Tensor, other: Tensor) -> Tensor:  # noqa: N807
-    return _matmul((self, other)) if isinstance(other, Tensor) else NotImplemented
+    return _product(self, other) if isinstance(other, Tensor) else NotImplemented
 
 
 @method
 def __rmatmul__(self: Tensor, other: Tensor) -> Tensor:  # noqa: N807
-    return _matmul((other, self)) if isinstance(other, Tensor) else NotImplemented
+    return _product(other, self) if isinstance(other, Tensor) else NotImplemented
 
 
 @method
 def mm(self: Tensor, mat2: Tensor) -> Tensor:
-    return _mm((self, mat2))
+    return _mm((shared(self, mat2), mat2))
 
 
 @method

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torchft.manager
 import torchft.process_group
-from torch.distributed import ProcessGroup, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import ProcessGroup, ProcessGroupGloo, Store
 
-from loom.process.listen import bracketed, listen
+from loom.process.listen import bracketed
+from loom.process.rendezvous import open_store
 
 _ManagerServer = torchft.manager.ManagerServer
 
@@ -26,13 +27,6 @@ def _manager_at(*, hostname: str, bind: str, **options: Any) -> Any:
 
 
 torchft.manager.ManagerServer = _manager_at
-
-
-def open_store(address: str) -> TCPStore:
-    """Return a store that listens on one address of this machine; torch's own listens on all."""
-    listener = listen(address, 0)
-    port = listener.getsockname()[1]
-    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 class _Addressed:

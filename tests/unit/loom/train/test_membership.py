@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from loom.errors import FaultRefused
+from loom.process.rendezvous import open_store
 from loom.train import Timeouts, TrainerActor
 from loom.train.loop.membership import Membership
-from loom.train.loop.network import open_store
 from loom.train.settings import Restore
 from loom.train.spec import Assignment, JobSpec
 from tests.support.paths import ROOT
@@ -137,7 +137,7 @@ _ENDS_WHILE_IT_GATHERS = """
 import logging, threading
 from torchft.coordination import LighthouseServer
 from loom.train.loop.membership import Membership
-from loom.train.loop.network import open_store
+from loom.process.rendezvous import open_store
 from loom.train.settings import Restore
 from loom.train.spec import Assignment, JobSpec
 from tests.unit.loom.train.test_membership import TIMEOUTS, a_state, TrainerActor

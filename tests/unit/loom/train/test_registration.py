@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from loom.errors import WrongArguments
+from loom.process.rendezvous import open_store
 from loom.threadlet import Threadlet
 from loom.train import register
-from loom.train.loop.network import open_store
 from tests.unit.loom.threadlet.fake_weaver import Loop, eventually
 from tests.unit.loom.weaver.raw_threadlet import BOUND, WeaverProcess, running_weaver
 
