@@ -22,11 +22,23 @@ from loom.tensors.watching.summaries import (
     Wanted,
 )
 
-_NUMBERS = 6
-"""The numbers of a tensor before its histogram: norm, mean, std, min, max, and how many elements are finite."""
+_SUMS = 5
+"""Numbers of the finite elements before a histogram: minimum, maximum, how many, their sum, and that of squares."""
 
-_CHUNK = 1 << 24
-"""Elements up to which a float32 counts without a gap."""
+_ON_CPU, _ON_GPU = 1 << 18, 1 << 24
+"""Elements that are summarized at once: so many as a cache has; so many as a float32 counts without a gap."""
+
+_ROUNDING = 1e-14
+"""The share of a sum of squares below which a difference of two is an error of rounding."""
+
+
+class _Piece(NamedTuple):
+    """Some elements of a tensor, as real numbers."""
+
+    values: torch.Tensor
+    finite: torch.Tensor | None
+    """Which of them are finite; None if there are no others."""
+    sums: torch.Tensor
 
 
 class _Taken(NamedTuple):
@@ -130,7 +142,9 @@ class Watched:
 
 def watch(values: Any, grad: Any, weight: Any, name: str, bins: int, more: int, every: int) -> None:
     """Summarize a weight and its gradient: see `Watched.take`."""
-    values.watched.take(grad, weight, name, bins, more, every)
+    error = values.watched.take(grad, weight, name, bins, more, every)
+    if error is not None and values.sharding is not None:
+        values.sharding.failed(error)
 
 
 def count(values: Any, name: str, more: int) -> None:
@@ -144,30 +158,60 @@ def clear(values: Any, name: str) -> None:
 
 
 def _numbers(tensor: Any, bins: int) -> torch.Tensor:
-    """Return the numbers of a tensor and its histogram, on its device, without waiting for that."""
+    """Return the sums of a tensor's finite elements, and its histogram, on its device, without waiting for that."""
     part, together = _part(tensor)
-    values = part.detach().flatten()
+    pieces = [_piece(each) for each in part.detach().flatten().split(_ON_GPU if part.is_cuda else _ON_CPU)]
+    return _of_pieces(pieces, bins, together)
+
+
+def _of_pieces(pieces: Sequence[_Piece], bins: int, together: Callable[[Any, str], Any]) -> torch.Tensor:
+    sums = torch.stack([each.sums for each in pieces])
+    low, high = together(sums[:, :1].amin(0), "min"), together(sums[:, 1:2].amax(0), "max")
+    counts = torch.stack([_counts(each, low, high, bins) for each in pieces]).sum(0)
+    return torch.cat([low, high, together(sums[:, 2:].sum(0), "sum"), together(counts, "sum")])
+
+
+def _piece(values: torch.Tensor) -> _Piece:
     if values.is_complex():
         values = values.abs()
     if values.dtype not in (torch.float32, torch.float64):
         values = values.float()
+    return _masked(values) if values.is_cuda else _finite(values)
+
+
+def _finite(values: torch.Tensor) -> _Piece:
+    """Look at values on the CPU, which has computed what was asked of it."""
     if not values.numel():
-        values = values.new_full((1,), math.nan)  # which counts nowhere
+        return _Piece(values, None, torch.tensor([math.inf, -math.inf, 0, 0, 0], dtype=torch.float64))
+    low, high = (each.item() for each in values.aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return _finite(values[values.isfinite()])
+    total, norm = values.sum(dtype=torch.float64), torch.linalg.vector_norm(values, dtype=torch.float64)
+    sums = [low, high, values.numel(), total.item(), norm.item() * norm.item()]
+    return _Piece(values, None, torch.tensor(sums, dtype=torch.float64))
+
+
+def _masked(values: torch.Tensor) -> _Piece:
+    """Look at values on a GPU, which is asked for nothing that would wait for it."""
     finite = values.isfinite()
-    low = together(values.where(finite, math.inf).amin(), "min")
-    high = together(values.where(finite, -math.inf).amax(), "max")
-    values = values.where(finite, 0.0)
-    norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-    sums = torch.stack([finite.sum(dtype=torch.float64), values.sum(dtype=torch.float64), norm.square()])
-    many, total, squares = together(sums, "sum").unbind()
-    mean = total / many
-    deviation = ((squares - total * mean) / (many - 1).clamp(min=1)).clamp(min=0).sqrt()
-    # Halves, because the distance of two finite numbers may be infinite. What is not finite counts nowhere.
-    span = high / 2 - low / 2
-    places = ((values / 2 - low / 2) / span.where(span > 0, 1.0)).where(finite, -1.0)
-    counts = sum(torch.histc(each, bins, 0, 1).double() for each in places.split(_CHUNK))
-    few = [squares.sqrt(), mean, deviation, low.double(), high.double(), many]
-    return torch.cat([torch.stack(few), together(counts, "sum")])
+    low, high = values.where(finite, math.inf).amin(), values.where(finite, -math.inf).amax()
+    plain = values.where(finite, 0.0)
+    total, norm = plain.sum(dtype=torch.float64), torch.linalg.vector_norm(plain, dtype=torch.float64)
+    return _Piece(plain, finite, torch.stack([low.double(), high.double(), finite.sum(), total, norm.square()]))
+
+
+def _counts(piece: _Piece, low: torch.Tensor, high: torch.Tensor, bins: int) -> torch.Tensor:
+    """Return how many finite values are in each bin."""
+    values, finite, _ = piece
+    # Halves, because the distance of two finite numbers may be infinite.
+    if finite is None:
+        begin = low.item() / 2
+        places = values.mul(0.5).sub_(begin).div_(high.item() / 2 - begin or 1.0).mul_(bins)
+        return torch.bincount(places.int().clamp_(0, bins - 1), minlength=bins)
+    low = low.to(values.dtype) / 2
+    span = high.to(values.dtype) / 2 - low
+    places = values.mul(0.5).sub_(low).div_(span.where(span > 0, 1.0)).where(finite, -1.0)
+    return torch.histc(places, bins, 0, 1)
 
 
 def _part(tensor: Any) -> tuple[Any, Callable[[Any, str], Any]]:
@@ -205,11 +249,14 @@ def _summary(taken: _Taken) -> Summary:
 
 
 def _distribution(numbers: Sequence[float], size: int) -> Distribution:
-    norm, mean, std, low, high, many = numbers[:_NUMBERS]
+    low, high, many, total, squares = numbers[:_SUMS]
+    histogram = array("Q", map(int, numbers[_SUMS:]))
     if not many:
-        norm = mean = std = low = high = math.nan
-    nonfinite = 1 - many / size if size else 0.0
-    return Distribution(norm, mean, std, low, high, nonfinite, array("Q", map(int, numbers[_NUMBERS:])))
+        none = math.nan
+        return Distribution(none, none, none, none, none, 1.0 if size else 0.0, histogram)
+    around = squares - total * total / many
+    std = math.sqrt(around / max(many - 1, 1)) if around > squares * _ROUNDING else 0.0
+    return Distribution(math.sqrt(squares), total / many, std, low, high, 1 - many / size, histogram)
 
 
 def _without_histograms(summary: Summary) -> Summary:

@@ -11,6 +11,7 @@ import torch
 
 import loom
 from loom.errors import SupervisionError, WrongArguments
+from loom.tensors import Shard
 from loom.tensors.backend import watching
 from loom.tensors.backend.watching import Watched
 from loom.tensors.tensors import Tensors
@@ -23,7 +24,7 @@ from loom.tensors.watching.summaries import (
     coarser,
 )
 from loom.tensors.watching.watch import PLOTTED
-from tests.support.near_tensors import near_tensors
+from tests.support.near_tensors import NearWorkers, near_tensors
 
 
 @pytest.fixture
@@ -111,11 +112,11 @@ def test_of_nothing_finite_there_is_no_number(own: Tensors) -> None:
     ("values", "dtype", "histogram"),
     [
         ([2.0, 2.0, 2.0], "float32", [3, 0]),
-        ([5.0], "float32", [1, 0]),
+        ([0.1], "float32", [1, 0]),
         ([], "float32", [0, 0]),
         ([-3e38, 3e38, 3e38], "float32", [1, 2]),
-        ([1e-45, 3e-45], "float32", [1, 1]),
-        ([-1e308, 1e308], "float64", [1, 1]),
+        ([1e-38, 3e-38], "float32", [1, 1]),
+        ([-1e200, 1e308], "float64", [1, 1]),
         ([-6e4, 6e4, 1.0], "float16", [1, 2]),
         ([-1.0, 1.0, 0.5], "bfloat16", [1, 2]),
     ],
@@ -129,6 +130,17 @@ def test_unusual_values(own: Tensors, values: list[float], dtype: str, histogram
     assert weight.nonfinite == 0
     if len(set(values)) == 1:
         assert weight.std == 0
+
+
+@pytest.mark.parametrize("spoilt", [0, 3, 1000])
+def test_a_gpu_whose_answers_are_not_waited_for_computes_the_same(spoilt: int) -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    values[:spoilt] = math.nan
+    now, later = (
+        watching._of_pieces([look(each) for each in values.split(300)], 8, lambda value, how: value)
+        for look in (watching._finite, watching._masked)
+    )
+    assert torch.allclose(now, later)
 
 
 def test_complex_weights_are_summarized_by_their_absolute_values(own: Tensors) -> None:
@@ -147,6 +159,25 @@ def test_histograms_have_as_many_bins_as_were_asked_for(own: Tensors, bins: int)
     histogram = watch.history[0].weight.histogram
     assert histogram is not None
     assert (len(histogram), sum(histogram)) == (bins, 100)
+
+
+def test_a_spread_weight_has_the_numbers_of_the_whole(own: Tensors) -> None:
+    values = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
+    values[0, 0] = math.nan
+    found = []
+    with NearWorkers({"gpus": 2}) as workers:
+        for lt, placements in ((own, None), (Tensors(workers), [Shard(0)])):
+            w = lt.tensor(values, requires_grad=True, placements=placements)
+            watch = lt.watch(w, "w", bins=6)
+            learn(w)
+            (only,) = watch.history
+            found.append(only)
+            assert w.tolist()[1] == values.tolist()[1]
+    one, other = found
+    for part in ("weight", "grad"):
+        whole, spread = getattr(one, part), getattr(other, part)
+        assert spread[:6] == pytest.approx(whole[:6])
+        assert list(spread.histogram) == list(whole.histogram)
 
 
 # What it costs
