@@ -9,6 +9,7 @@ from typing import Any
 from loom.tensors.dtypes import ALL, dtype_named
 from loom.tensors.op import functions, methods, properties
 from loom.tensors.ops import (
+    activations,
     casts,
     convolution,
     einsum,
@@ -21,9 +22,11 @@ from loom.tensors.ops import (
     pointwise,
     pooling,
     reductions,
+    sharding,
     softmax,
 )
 from loom.tensors.ops import functions as of_one
+from loom.tensors.ops.images import padding, resizing, transposed, windows
 from loom.tensors.ops.layouts import (
     arranging,
     assigning,
@@ -32,24 +35,32 @@ from loom.tensors.ops.layouts import (
     indexing,
     joining,
     layout,
+    like,
     masking,
     selecting,
+    sequences,
+    stacking,
 )
+from loom.tensors.ops.mathematics import cumulative, distances, pairs, products, quantiles, special
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
 
 MODULES = (
+    activations,
     arranging,
     assigning,
     casts,
     convolution,
+    cumulative,
     dimensions,
+    distances,
     einsum,
     entropy,
     gathering,
     indexing,
     joining,
     layout,
+    like,
     linear,
     losses,
     masking,
@@ -57,11 +68,22 @@ MODULES = (
     of_one,
     operators,
     ordering,
+    padding,
+    pairs,
     pointwise,
     pooling,
+    products,
+    quantiles,
     reductions,
+    resizing,
     selecting,
+    sequences,
+    sharding,
     softmax,
+    special,
+    stacking,
+    transposed,
+    windows,
 )
 
 
@@ -82,6 +104,8 @@ def put() -> None:
         setattr(Tensors, dtype.name, dtype)
     for alias in ("float", "double", "half", "int", "long", "short"):
         setattr(Tensors, alias, dtype_named(alias))
+    for name, function in sequences.MAKERS.items():
+        setattr(Tensors, name, function)
     for name, function in {**methods, **functions}.items():
         if not name.startswith("__") and not hasattr(Tensors, name):
             free = name in functions or name in NUMBER_FIRST

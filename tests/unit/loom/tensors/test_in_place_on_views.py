@@ -242,7 +242,7 @@ def outcome(ns: Any, seed: int, leaves: list[Any]) -> Any:
 def test_random_programs(lt: Tensors) -> None:
     torch.manual_seed(0)
     done = 0
-    for seed in range(150):
+    for seed in range(60):
         data = [torch.randn(4, 4, dtype=torch.float64) for _ in range(2)]
         theirs = [each.clone().requires_grad_() for each in data]
         ours = [lt.tensor(each, requires_grad=True) for each in data]
@@ -258,4 +258,4 @@ def test_random_programs(lt: Tensors) -> None:
                 assert other.grad is None or not to_torch(other.grad).any()
             else:
                 torch.testing.assert_close(to_torch(other.grad), one.grad)
-    assert done > 50
+    assert done > 20

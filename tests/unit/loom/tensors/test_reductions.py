@@ -112,9 +112,9 @@ def test_products_with_zeros(lt: Tensors, data: Any) -> None:
     agree(lt, lambda ns, x: x.cumprod(dim), [x])
 
 
-@given(st.data())
-def test_third_derivatives_of_products(lt: Tensors, data: Any) -> None:
-    x = plain(torch.randint(0, 3, data.draw(shapes(1, 2, 5, 2)), dtype=torch.float64) / 2, requires_grad=True)
+@pytest.mark.parametrize("rows", [[[0.5, 1.0, 2.0], [1.5, 1.0, 0.5]], [[0.0, 1.0, 2.0], [0.5, 0.0, 0.0]]])
+def test_third_derivatives_of_products(lt: Tensors, rows: list[list[float]]) -> None:
+    x = plain(torch.tensor(rows, dtype=torch.float64), requires_grad=True)
 
     def work(ns: Any, x: Any) -> Any:
         (first,) = (torch.autograd if ns is torch else ns).grad(

@@ -1,0 +1,1 @@
+"""Images: padding, resizing, windows and transposed convolutions."""

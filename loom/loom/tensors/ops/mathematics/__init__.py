@@ -1,0 +1,1 @@
+"""Special functions, statistics, products and distances."""

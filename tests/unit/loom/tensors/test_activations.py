@@ -1,0 +1,127 @@
+"""Activations, special functions and functions of two tensors agree with torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from loom.tensors.tensors import Tensors
+from tests.support.torch_agreement import FLOATS, INTS, agree, broadcastable, given, operands, plain, shapes
+
+KINDS = (torch.float64, torch.float64, torch.float32, torch.int64, torch.bool)
+FLOAT64 = [torch.float64]
+
+ACTIVATIONS = ("mish", "hardswish", "hardshrink", "softshrink", "selu", "celu", "softsign", "tanhshrink")
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@given(operands(dtypes=KINDS))
+def test_activations(lt: Tensors, name: str, x: Any) -> None:
+    agree(lt, lambda ns, x: getattr(ns.nn.functional, name)(x), [x])
+
+
+@given(st.data())
+def test_activations_with_arguments(lt: Tensors, data: Any) -> None:
+    x = data.draw(operands(data.draw(shapes(1)), KINDS))
+    dim = data.draw(st.integers(-2, 2))
+    agree(lt, lambda ns, x: ns.nn.functional.hardsigmoid(x), [x], second=False)
+    agree(lt, lambda ns, x: ns.nn.functional.glu(x, dim), [x])
+    agree(lt, lambda ns, x: ns.nn.functional.softmin(x, dim), [x])
+    agree(lt, lambda ns, x: ns.nn.functional.celu(x, 0.5), [x])
+    agree(lt, lambda ns, x: ns.nn.functional.softshrink(x, 1.2), [x])
+    agree(lt, lambda ns, x: ns.nn.functional.threshold(x, 1, 2), [x])
+
+
+@given(st.data())
+def test_prelu(lt: Tensors, data: Any) -> None:
+    shape = data.draw(shapes(1, 4, 3, 1))
+    many = data.draw(st.sampled_from([1, 1, *shape[1:2], *shape[1:2], 4]))
+    x, weight = data.draw(operands(shape, FLOAT64)), data.draw(operands((many,), FLOAT64))
+    agree(lt, lambda ns, x, w: ns.prelu(x, w), [x, weight])
+
+
+SPECIAL = ("lgamma", "digamma", "sinc", "deg2rad", "rad2deg", "sgn", "isneginf", "arcsinh", "nan_to_num")
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@given(operands(dtypes=KINDS, low=0.1))
+def test_special_functions(lt: Tensors, name: str, x: Any) -> None:
+    agree(lt, lambda ns, x: getattr(ns, name)(x), [x])
+
+
+@given(operands(dtypes=FLOATS, low=0.05, high=0.95))
+def test_functions_of_shares(lt: Tensors, x: Any) -> None:
+    agree(lt, lambda ns, x: ns.erfinv(x), [x])
+    agree(lt, lambda ns, x: ns.logit(x), [x])
+    agree(lt, lambda ns, x: x.logit(0.3), [x])
+    agree(lt, lambda ns, x: (x * 1).logit_(), [x])
+    agree(lt, lambda ns, x: ns.arctanh(x), [x])
+    agree(lt, lambda ns, x: x.polygamma(1), [x])
+
+
+def test_what_is_no_number(lt: Tensors) -> None:
+    x = plain(torch.tensor([1.0, float("nan"), float("inf"), -float("inf")], dtype=torch.float64), True)
+    agree(lt, lambda ns, x: x.nan_to_num(0.5, 1.0, 2.0), [x])
+    agree(lt, lambda ns, x: (ns.isposinf(x), ns.isneginf(x)), [x])
+    agree(lt, lambda ns, x: (ns.nansum(x[:2]), ns.nanmean(x[:2])), [x])
+
+
+PAIRS = ("hypot", "logaddexp", "logaddexp2", "xlogy", "copysign", "fmax", "fmin", "float_power")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@given(st.data())
+def test_functions_of_two(lt: Tensors, name: str, data: Any) -> None:
+    shape = data.draw(shapes())
+    low = -3.0 if name in ("copysign", "fmax", "fmin", "hypot") else 0.1
+    x = data.draw(operands(shape, (*FLOATS, torch.int64), low=low))
+    y = data.draw(operands(data.draw(broadcastable(shape)), (*FLOATS, torch.int64), low=low))
+    agree(lt, lambda ns, x, y: getattr(ns, name)(x, y), [x, y])
+
+
+@given(st.data())
+def test_functions_of_numbers_and_tensors(lt: Tensors, data: Any) -> None:
+    x = data.draw(operands(dtypes=(*FLOATS, torch.int64), low=1, high=3))
+    agree(lt, lambda ns, x: (ns.xlogy(2, x), ns.xlogy(x, 2.5)), [x])
+    agree(lt, lambda ns, x: ns.copysign(x, -2), [x])
+    agree(lt, lambda ns, x: (ns.float_power(x, 2), ns.float_power(2, x)), [x])
+    agree(lt, lambda ns, x: ns.ldexp(x, x), [x])
+
+
+@given(st.data())
+def test_functions_of_ints(lt: Tensors, data: Any) -> None:
+    shape = data.draw(shapes())
+    x, y = (data.draw(operands(shape, (*INTS, torch.float32), low=1)) for _ in range(2))
+    agree(lt, lambda ns, x, y: ns.gcd(x, y), [x, y])
+    agree(lt, lambda ns, x, y: ns.lcm(x, y), [x, y])
+
+
+NUMBER_FIRST = (
+    "add", "sub", "mul", "div", "pow", "floor_divide", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_left_shift", "bitwise_right_shift", "eq", "atan2", "maximum", "fmod", "logical_and", "dot", "outer",
+    "matmul", "sin", "sum", "clamp_min", "relu",
+)  # fmt: skip
+WITHOUT_GRADIENT = ("floor_divide", "remainder")
+
+
+@given(st.data())
+def test_a_number_before_a_tensor(lt: Tensors, data: Any) -> None:
+    number = data.draw(st.sampled_from([2, 1, 2.5]))
+    x = data.draw(operands(dtypes=(torch.float64, torch.float32, torch.int64, torch.bool), low=1))
+    for name in data.draw(st.lists(st.sampled_from(NUMBER_FIRST), min_size=8, max_size=8, unique=True)):
+        if name in WITHOUT_GRADIENT and (x.requires_grad or x.memory.dtype is torch.bool):
+            continue
+        agree(lt, lambda ns, x, name=name: getattr(ns, name)(number, x), [x])
+    agree(lt, lambda ns, x: ns.add(number, x, alpha=2), [x])
+    agree(lt, lambda ns, x: ns.sub(number, x, alpha=2), [x])
+    agree(lt, lambda ns, x: ns.rsub(x, number), [x])
+
+
+def test_what_is_no_tensor_is_refused(lt: Tensors) -> None:
+    with pytest.raises(TypeError, match="must be Tensor, not int"):
+        lt.ones(2).matmul(2)
+    with pytest.raises(TypeError, match="must be Tensor"):
+        lt.add(2, 3)
