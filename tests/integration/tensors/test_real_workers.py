@@ -138,20 +138,21 @@ with loom.connect({cluster.url!r}, {cluster.token!r}) as job:
     assert told.stdout == "8.0\n", told.stderr
 
 
-def in_the_cluster(procs: object) -> tuple[object, int]:
+def in_the_cluster(procs: object) -> tuple[object, int, list[int]]:
     lt = loom.tensors.on(procs, "inside")
     x = lt.tensor([1.0, 2.0], requires_grad=True)
+    watch = lt.watch(x, "x")
     for _ in range(600):
         y = x * x
     y.sum().backward()
     lt.synchronize()
-    return x.grad.tolist(), lt._dispatcher.size
+    return x.grad.tolist(), lt._dispatcher.size, [each.step for each in watch]
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_function_in_the_cluster_has_them_too(job: loom.Job, gpus: int) -> None:
     procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": gpus}, name="near")
-    assert job.run(in_the_cluster, procs) == ([2.0, 4.0], gpus)
+    assert job.run(in_the_cluster, procs) == ([2.0, 4.0], gpus, [1])
 
 
 async def test_reads_are_awaited(job: loom.Job) -> None:
@@ -178,3 +179,23 @@ def test_a_dead_process_is_said(job: loom.Job) -> None:
         x.item()
     with pytest.raises(loom.SupervisionError):
         x.add(1).item()
+
+
+def test_tensors_go_on_after_their_processes_have_died(job: loom.Job) -> None:
+    lt = job.tensors("mortal", gpus=2)
+    x, w = lt.tensor([[1.0], [2.0]], placements=[Shard(0)]), lt.ones(1, requires_grad=True)
+    lt.named["w"] = w
+    lt.checkpoint()
+    (x * w).sum().backward()
+    late = w.grad
+    lt.synchronize()
+    victims = job.meshes["mortal-processes"].spawn("victims", Victim)
+    os.kill(victims.slice(gpus=1).pid.call_one().get(), signal.SIGKILL)
+    with pytest.raises(loom.SupervisionError):
+        while True:  # until Monarch has noticed
+            x.tolist()
+    lt.restore()
+    assert (x.tolist(), x.placements, w.tolist()) == ([[1.0], [2.0]], (Shard(0),), [1.0])
+    with pytest.raises(RuntimeError, match="made after the last checkpoint"):
+        late.tolist()
+    assert list(job.tensors("mortal").named) == ["w"]  # another program would find the new ones

@@ -15,7 +15,8 @@ BARS = 64
 WIDTH, HEIGHT = 240, 48
 
 _SMALL = "opacity:.75;font-size:90%"
-_ROW = "display:flex;flex-wrap:wrap;gap:4px 16px;margin:2px 0"
+_ROW = "display:flex;flex-wrap:wrap;align-items:end;gap:4px 16px;margin:2px 0"
+_CELL = f"width:{WIDTH}px"
 
 
 def watched(name: str, history: History) -> str:
@@ -72,8 +73,9 @@ def _tensor(what: str, newest: Distribution, norms: Sequence[tuple[float, float]
     histogram = "" if newest.histogram is None else bars(newest.histogram, f"histogram of the {what}")
     norm = f"{what}: norm {newest.norm:.4g}"
     return (
-        f'<div style="{_ROW}"><div>{sentence(norm)}{line(norms, f"norm of the {what} over the steps")}</div>'
-        f"<div>{sentence(numbers)}{histogram}</div></div>"
+        f'<div style="{_ROW}">'
+        f'<div style="{_CELL}">{sentence(norm)}{line(norms, f"norm of the {what} over the steps")}</div>'
+        f'<div style="{_CELL}">{sentence(numbers)}{histogram}</div></div>'
     )
 
 
