@@ -257,13 +257,9 @@ class Job:
             hosts: on how many hosts, the first ones.
             gpus: how many processes on each.
         """
-        from loom.tensors.place import again, on
+        from loom.tensors.place import of_job
 
-        found = self.meshes.get(name)
-        if found is not None:
-            return again(found)
-        procs = self.hosts.slice(hosts=slice(hosts)).spawn_procs(per_host={"gpus": gpus}, name=f"{name}-processes")
-        return on(procs, name)
+        return of_job(self, name, hosts, gpus)
 
     def refresh_hosts(self) -> list[int]:
         """Use lost worker hosts again that have come back on the same address.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from loom.tensors.backend.checkpoints import load, save
 from loom.tensors.backend.values import Values
 from loom.tensors.tensors import Tensors
 
@@ -49,6 +50,8 @@ class NearWorker:
         self.begin = _Endpoint(lambda program: ["cpu"])
         self.run = _Endpoint(lambda program, *batch: [self.values.run(*batch)])
         self.read = _Endpoint(lambda program, *batch: [self.values.read(*batch)])
+        self.save = _Endpoint(lambda *args: [save(self.values, 0, *args)])
+        self.load = _Endpoint(lambda *args: [load(self.values, 0, *args)])
         self.watched = _Endpoint(lambda *args: [self.values.watched.newest(*args)])
 
     def __len__(self) -> int:
@@ -80,6 +83,8 @@ class NearWorkers:
         self.join = _Endpoint(lambda *args: self._all("join", *args))
         self.run = _Endpoint(lambda *args: self._all("run", *args))
         self.read = _Endpoint(lambda *args: self._all("read", *args))
+        self.save = _Endpoint(lambda *args: self._all("save", *args))
+        self.load = _Endpoint(lambda *args: self._all("load", *args))
         self.watched = _Endpoint(lambda *args: self._all("watched", *args))
 
     def __len__(self) -> int:
@@ -142,6 +147,8 @@ def _work(pipe: Connection, rank: int) -> None:
         "join": lambda program, store, sizes: group.join(store, rank, sizes),
         "run": lambda program, *batch: values.run(*batch),
         "read": lambda program, *batch: values.read(*batch),
+        "save": lambda *args: save(values, rank, *args),
+        "load": lambda *args: load(values, rank, *args),
         "watched": values.watched.newest,
     }
     while True:

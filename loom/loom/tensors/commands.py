@@ -180,6 +180,12 @@ class Encoder:
             self._begin_anew()
         return packed
 
+    def restart(self) -> None:
+        """Encode for another decoder from here on, which begins with ``next_id``; what was added is left out."""
+        self._new_forms, self._new_commands, self._sequence, self._values = [], [], [], []
+        self._first = self.next_id
+        self._begin_anew()
+
     def _with_numbers(self, command: Command, numbers: tuple[Any, ...]) -> Command:
         whole = (*command, numbers)
         # 0.0 equals -0.0, and is another number.
@@ -213,13 +219,17 @@ class Encoder:
 
 
 class Decoder:
-    """Decodes what an `Encoder` has encoded."""
+    """Decodes what an `Encoder` has encoded.
 
-    def __init__(self) -> None:
+    Args:
+        first: the id of the first result.
+    """
+
+    def __init__(self, first: int = 1) -> None:
         self.forms: list[Form] = []
         self.commands: list[Command] = []
         self._past: list[int] = []
-        self._next = 1
+        self._next = first
 
     def take(self, packed: bytes) -> Decoded:
         """Return what a batch says.

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from loom.errors import LimitReached, LoomError, operation_failed
+from loom.errors import Invalid, LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
 from loom.tensors.commands import FREE, Encoder, Form, Numbered
 from loom.tensors.placements import spread
@@ -105,6 +105,12 @@ class Dispatcher:
 
         As the workers do everything in order, they hold as much when they come to the same command."""
         self.bytes = 0
+        self._checkpoint: tuple[str | None, int] | None = None
+        """The path and the number of the last whole checkpoint."""
+        self._freed_since: set[int] = set()
+        """What is in it and was freed since."""
+        self.era = 0
+        """How often the workers were made anew."""
         self.site: Site | None = None
         """The line for which commands are put in, if it is not the caller's."""
 
@@ -255,6 +261,8 @@ class Dispatcher:
             ident = freed.popleft()
             self._encoder.free(self._free_form, ident)
             self._sites.append(None)
+            if self._checkpoint is not None and ident < self._checkpoint[1]:
+                self._freed_since.add(ident)
             if (held := self.held.pop(ident, None)) is not None:
                 self.bytes -= held[0]
 
@@ -275,6 +283,54 @@ class Dispatcher:
         site = self._failed.get((failure.batch, failure.place))
         where = f", queued at {place_of(site)}" if site else ""
         return operation_failed(f"{failure.text}{where}", failure.like)
+
+    def save(self, path: str | None) -> int:
+        """Wait until the workers have written their tensors; return the bytes.
+
+        Raises:
+            OSError: one of them could not; the checkpoint before stays.
+        """
+        with self._lock:
+            self.flush()
+            mark, last = self._encoder.next_id, self._checkpoint[1] if self._checkpoint else 0
+            answers = list(self._workers.save.call(self._program, path, mark, last).get().values())
+            if problems := [each for each in answers if isinstance(each, str)]:
+                raise OSError(f"the tensors were not saved: {'; '.join(problems)}")
+            self._checkpoint, self._freed_since = (path, mark), set()
+        return sum(answers)
+
+    def restart(self, workers: Any) -> None:
+        """Go on with other workers, which take the tensors of the last checkpoint.
+
+        Raises:
+            Invalid: there is no checkpoint, or the workers do not find it, or they are more or fewer.
+        """
+        if self._checkpoint is None:
+            raise Invalid("there is no checkpoint of these tensors: call checkpoint() while their processes live")
+        if workers.sizes != self._workers.sizes:
+            raise Invalid(
+                f"these are {dict(workers.sizes)}, not {dict(self._workers.sizes)} as the processes that saved"
+            )
+        with self._lock:
+            path, mark = self._checkpoint
+            self._workers = workers
+            self._first = workers if self.size == 1 else workers.slice(**dict.fromkeys(workers.sizes, 0))
+            self.began = workers.begin.call(self._program)
+            self._take()
+            self._sent.clear()
+            self._reading.clear()
+            self._unsaid.clear()
+            self._free()
+            self._encoder.restart()
+            self._sites.clear()
+            self.era += 1
+            if self._joined and self.size > 1:
+                self._joined = False
+                self.join()
+            freed = sorted(self._freed_since)
+            loaded = workers.load.call(self._program, path, mark, self._encoder.next_id, freed).get()
+            if problems := [each for each in loaded.values() if each]:
+                raise Invalid("; ".join(problems))
 
     def by_process(self) -> list[int]:
         """Wait for the bytes that each worker holds, in their order."""

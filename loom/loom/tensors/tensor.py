@@ -345,7 +345,7 @@ class Tensor:
         if meta is None:
             return "<Tensor, whose shape is not known here yet>"
         known = self._value.known
-        if known is not None and known[0] == self._base.version:
+        if known is not None and known[0] == (self._base.version, self._home.era):
             what = str(known[1].tolist())
         else:
             what = f"shape={list(meta.shape)}"

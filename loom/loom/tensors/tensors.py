@@ -7,39 +7,39 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, overload
 
-from loom.errors import NotSupported
+from loom.errors import Invalid, NotSupported
 from loom.tensors import optim
 from loom.tensors.autograd import backward, first_grad
-from loom.tensors.commands import Form, Numbered, S, T
+from loom.tensors.commands import Form, Numbered, T
 from loom.tensors.compiled import Compiled, Recorder
 from loom.tensors.dispatch import Dispatcher, caller_site
-from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64
-from loom.tensors.elements import Elements, pack
-from loom.tensors.metas import Meta, Shape
+from loom.tensors.dtypes import dtype_named
+from loom.tensors.elements import Elements
+from loom.tensors.making import Making
+from loom.tensors.metas import Meta
 from loom.tensors.named import NamedTensors
 from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module
-from loom.tensors.placements import WHOLE, Placement, largest_part, packed, spread, unpacked
+from loom.tensors.placements import WHOLE, Placement, spread, unpacked
 from loom.tensors.tensor import Tensor, Value, enable_grad, grad_enabled, no_grad
 from loom.tensors.watching.watch import Watch, Watches, Watching
-
-Placements = Sequence[Any] | None
 
 FEW = 4096
 """Bytes of a tensor that is remembered when it was read, so that it is shown."""
 
 
-class Tensors:
+class Tensors(Making):
     """The lazy tensors of a mesh: each process has all of them, or its part of those that are sharded.
 
     Its functions are torch's. They return at once; only reading waits.
 
     Args:
         workers: the mesh of `TensorWorker`.
+        spawn: spawns others on the proc mesh that it is given, or where it likes if that is None.
     """
 
-    def __init__(self, workers: Any) -> None:
-        self._workers = workers
+    def __init__(self, workers: Any, spawn: Callable[[Any], Any] | None = None) -> None:
+        self._spawn = spawn
         self._dispatcher = Dispatcher(workers)
         self.freed = self._dispatcher.freed
         self.put = self._dispatcher.put
@@ -54,107 +54,6 @@ class Tensors:
         self.watching = Watching(self)
         self.recorder: Recorder | None = None
         """What records the commands of a function that is compiled."""
-
-    # Making tensors
-
-    def tensor(
-        self, data: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
-    ) -> Tensor:
-        """Make a tensor of a number, of nested sequences, of a numpy array or of a tensor of torch.
-
-        Args:
-            placements: how it is spread over the processes; each has all of it if None.
-
-        Raises:
-            ValueError: the sequences have different lengths.
-            TypeError: an element is no number.
-        """
-        shape, kind, raw = pack(data, None if dtype is None else dtype_named(dtype))
-        made = self._made(Form(".data", (shape, kind)), Meta(shape, kind), False, data=raw)
-        made = made if placements is None else made.redistribute(placements)
-        return made.requires_grad_() if requires_grad else made
-
-    def from_numpy(self, array: Any) -> Tensor:
-        """Make a tensor of a numpy array, of which it is a copy."""
-        return self.tensor(array)
-
-    def zeros(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
-    ) -> Tensor:
-        return self._filled("zeros", size, dtype, requires_grad, placements)
-
-    def ones(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
-    ) -> Tensor:
-        return self._filled("ones", size, dtype, requires_grad, placements)
-
-    def empty(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
-    ) -> Tensor:
-        return self._filled("empty", size, dtype, requires_grad, placements)
-
-    def rand(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
-    ) -> Tensor:
-        return self._filled("rand", size, dtype, requires_grad, placements)
-
-    def randn(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
-    ) -> Tensor:
-        return self._filled("randn", size, dtype, requires_grad, placements)
-
-    def full(
-        self,
-        size: Sequence[int],
-        fill_value: Any,
-        dtype: Any = None,
-        requires_grad: bool = False,
-        placements: Placements = None,
-    ) -> Tensor:
-        if dtype is None:
-            kind = {bool: "bool", int: "int64", complex: "complex64"}.get(type(fill_value), DEFAULT.name)
-        else:
-            kind = dtype_named(dtype).name
-        meta = Meta(tuple(size), dtype_named(kind))
-        form = Form(".made", ("full", meta.shape, S(0)), (("dtype", meta.dtype),), numbers=1)
-        return self._made(form, meta, requires_grad, (fill_value,), placements=placements)
-
-    def eye(self, n: int, m: int | None = None, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        meta = Meta((n, n if m is None else m), _dtype(dtype))
-        form = Form(".made", ("eye", *meta.shape), (("dtype", meta.dtype),))
-        return self._made(form, meta, requires_grad)
-
-    def arange(
-        self, start: Any, end: Any = None, step: Any = 1, dtype: Any = None, requires_grad: bool = False
-    ) -> Tensor:
-        """Make the numbers from ``start``, below ``end``, in steps.
-
-        Raises:
-            RuntimeError: the step leads away from the end, or is 0.
-        """
-        if end is None:
-            start, end = 0, start
-        if step == 0:
-            raise RuntimeError("step must be nonzero")
-        if (end - start) * step < 0:
-            raise RuntimeError("upper bound and lower bound inconsistent with step sign")
-        whole = all(isinstance(each, int) for each in (start, end, step))
-        kind = (int64 if whole else DEFAULT) if dtype is None else dtype_named(dtype)
-        length = max(0, -((start - end) // step))
-        form = Form(".made", ("arange", S(0), S(1), S(2)), (("dtype", kind),), numbers=3)
-        return self._made(form, Meta((int(length),), kind), requires_grad, (start, end, step))
-
-    def zeros_like(self, tensor: Tensor, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self.zeros(tensor.shape, dtype=dtype or tensor.dtype, requires_grad=requires_grad)
-
-    def ones_like(self, tensor: Tensor, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self.ones(tensor.shape, dtype=dtype or tensor.dtype, requires_grad=requires_grad)
-
-    def seed(self, number: int) -> None:
-        """Let every process draw the random numbers of a seed from here on."""
-        self._queue(self.form(Form(".seed", (S(0),), numbers=1, outs=0), (int,)), (), (number,))
-
-    manual_seed = seed
 
     # Gradients
 
@@ -284,7 +183,7 @@ class Tensors:
         values = [Elements(*each) for each in found]
         for tensor, value in zip(tensors, values, strict=True):
             if len(value.raw) <= FEW:
-                tensor._value.known = tensor._base.version, value
+                tensor._value.known = (tensor._base.version, self.era), value
         return values
 
     def placements_of(self, tensor: Tensor) -> tuple[Placement, ...]:
@@ -318,6 +217,42 @@ class Tensors:
 
     # Memory
 
+    # Checkpoints
+
+    def checkpoint(self, path: str | None = None) -> int:
+        """Wait until all tensors that live are written to files, of which `restore` makes them; return the bytes.
+
+        Of earlier checkpoints the last one stays until this one is whole.
+
+        Args:
+            path: a folder that the hosts of all processes share. If None, one of the first process's host, which
+                does if processes die and their host lives.
+
+        Raises:
+            OSError: a process could not write its files.
+        """
+        return self._dispatcher.save(path)
+
+    def restore(self, procs: Any = None) -> None:
+        """Go on with other processes after some have died: every tensor is what it was at the last checkpoint.
+
+        Handles stay. What was made since then fails when it is read.
+
+        Args:
+            procs: a proc mesh of the same sizes; tensors of `loom.Job.tensors` spawn one themselves if None.
+
+        Raises:
+            Invalid: there is no checkpoint, or these processes do not find it.
+        """
+        if self._spawn is None:
+            raise Invalid("these tensors were found by their name: only the program that made them restores them")
+        self._dispatcher.restart(self._spawn(procs))
+
+    @property
+    def era(self) -> int:
+        """How often the tensors were restored."""
+        return self._dispatcher.era
+
     @property
     def named(self) -> NamedTensors:
         """Tensors with a name, which the session keeps when this program has ended."""
@@ -343,32 +278,6 @@ class Tensors:
 
     # How
 
-    def _filled(
-        self, function: str, size: tuple[Any, ...], dtype: Any, requires_grad: bool, placements: Placements
-    ) -> Tensor:
-        meta = Meta(_size(size), _dtype(dtype))
-        form = Form(".made", (function, meta.shape), (("dtype", meta.dtype),))
-        return self._made(form, meta, requires_grad, placements=placements)
-
-    def _made(
-        self,
-        form: Form,
-        meta: Meta,
-        requires_grad: bool,
-        numbers: tuple[Any, ...] = (),
-        data: bytes | None = None,
-        placements: Placements = None,
-    ) -> Tensor:
-        size = meta.nbytes
-        how = () if placements is None else packed(placements, self.mesh, len(meta.shape))
-        if any(each != WHOLE for each in how):
-            self.join()
-            form = form._replace(function=".made_spread", args=(how, *form.args))
-            size = largest_part(meta.shape, how, self.mesh) * meta.dtype.itemsize
-        number = self.form(form, tuple(map(type, numbers)))
-        tensor = Tensor(self, Value(self.freed, self._queue(number, (), numbers, (size,), data)), meta)
-        return tensor.requires_grad_() if requires_grad else tensor
-
     def _queue(
         self,
         form: Numbered,
@@ -391,19 +300,3 @@ class Tensors:
             yield
         finally:
             self._dispatcher.site = before
-
-
-def _size(size: tuple[Any, ...]) -> Shape:
-    """Return the shape of ``zeros(2, 3)`` and of ``zeros((2, 3))``."""
-    if len(size) == 1 and not isinstance(size[0], int):
-        size = tuple(size[0])
-    for each in size:
-        if each < 0:
-            raise RuntimeError(
-                f"Trying to create tensor with negative dimension {each}: [{', '.join(map(str, size))}]"
-            )
-    return tuple(size)
-
-
-def _dtype(dtype: Any) -> DType:
-    return DEFAULT if dtype is None else dtype_named(dtype)

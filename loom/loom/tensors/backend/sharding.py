@@ -154,6 +154,24 @@ class Sharding:
             return ()
         return tuple(WHOLE if isinstance(each, Replicate) else each.dim for each in value.placements)
 
+    def part_of(self, value: DTensor) -> torch.Tensor:
+        """Return this process's part of a tensor that is spread."""
+        part: torch.Tensor = _local(value)
+        return part
+
+    def of_part(
+        self, part: torch.Tensor, placements: Sequence[int], shape: Sequence[int], strides: Sequence[int]
+    ) -> DTensor:
+        """Return a tensor that is spread, of this process's part."""
+        return DTensor.from_local(
+            part,
+            self.mesh,
+            _placements(placements),
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=tuple(strides),
+        )
+
     def bytes_of(self, value: Any) -> int:
         """Return the bytes that this process has of a tensor."""
         return int(_local(value).nbytes)

@@ -57,7 +57,7 @@ class Values:
                 elif outs:
                     tensors.update(zip(range(now, now + outs), result, strict=True))
                 elif call is _free:
-                    del tensors[idents[0]]
+                    tensors.pop(idents[0], None)
             except Exception as error:  # noqa: BLE001 - it is told to whoever reads
                 if self.sharding is not None:
                     self.sharding.failed(error)
@@ -69,6 +69,10 @@ class Values:
                 tensors.update(dict.fromkeys((*range(now, now + outs), *(idents[k] for k in changes)), failure))
             now += outs
         return failures
+
+    def begin_at(self, first: int) -> None:
+        """Expect commands of which the first result has this id."""
+        self._decoder = Decoder(first)
 
     def read(
         self, batch: int, commands: bytes | None, data: Sequence[bytes], idents: Sequence[int], what: str

@@ -86,6 +86,20 @@ class TensorWorker(Actor):
         return {name: (layout(tensor), needs) for name, (tensor, needs) in self._kept.items()}
 
     @endpoint
+    def save(self, program: str, path: str | None, mark: int, last: int) -> int | str:
+        """Write the tensors to files; return the bytes, or what went wrong."""
+        from loom.tensors.backend import checkpoints
+
+        return checkpoints.save(self._of(program), current_rank().rank, program, path, mark, last)
+
+    @endpoint
+    def load(self, program: str, path: str | None, mark: int, first: int, freed: Sequence[int]) -> str:
+        """Take the tensors of a checkpoint, but for those that are freed; return what went wrong, or ""."""
+        from loom.tensors.backend import checkpoints
+
+        return checkpoints.load(self._of(program), current_rank().rank, program, path, mark, first, freed)
+
+    @endpoint
     def watched(self, wanted: Any) -> tuple[dict[str, Any], int]:
         """Return summaries of watched tensors by name, and how many names are left out. Any program may ask."""
         return self._watched.newest(wanted)

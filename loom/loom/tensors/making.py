@@ -1,0 +1,168 @@
+"""`Making`: the functions that make tensors, with torch's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loom.tensors.commands import Form, S
+from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64
+from loom.tensors.elements import pack
+from loom.tensors.metas import Meta, Shape
+from loom.tensors.placements import WHOLE, largest_part, packed
+from loom.tensors.tensor import Tensor, Value
+
+Placements = Sequence[Any] | None
+"""How a tensor is spread over the processes; each has all of it if None."""
+
+
+class Making:
+    """The functions of `loom.tensors.tensors.Tensors` that make tensors."""
+
+    if TYPE_CHECKING:
+        mesh: dict[str, int]
+        freed: Any
+        form: Callable[..., Any]
+        join: Callable[[], None]
+        _queue: Callable[..., int]
+
+    def tensor(
+        self, data: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        """Make a tensor of a number, of nested sequences, of a numpy array or of a tensor of torch.
+
+        Args:
+            placements: how it is spread over the processes; each has all of it if None.
+
+        Raises:
+            ValueError: the sequences have different lengths.
+            TypeError: an element is no number.
+        """
+        shape, kind, raw = pack(data, None if dtype is None else dtype_named(dtype))
+        made = self._made(Form(".data", (shape, kind)), Meta(shape, kind), False, data=raw)
+        made = made if placements is None else made.redistribute(placements)
+        return made.requires_grad_() if requires_grad else made
+
+    def from_numpy(self, array: Any) -> Tensor:
+        """Make a tensor of a numpy array, of which it is a copy."""
+        return self.tensor(array)
+
+    def zeros(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("zeros", size, dtype, requires_grad, placements)
+
+    def ones(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("ones", size, dtype, requires_grad, placements)
+
+    def empty(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("empty", size, dtype, requires_grad, placements)
+
+    def rand(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("rand", size, dtype, requires_grad, placements)
+
+    def randn(
+        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+    ) -> Tensor:
+        return self._filled("randn", size, dtype, requires_grad, placements)
+
+    def full(
+        self,
+        size: Sequence[int],
+        fill_value: Any,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        placements: Placements = None,
+    ) -> Tensor:
+        if dtype is None:
+            kind = {bool: "bool", int: "int64", complex: "complex64"}.get(type(fill_value), DEFAULT.name)
+        else:
+            kind = dtype_named(dtype).name
+        meta = Meta(tuple(size), dtype_named(kind))
+        form = Form(".made", ("full", meta.shape, S(0)), (("dtype", meta.dtype),), numbers=1)
+        return self._made(form, meta, requires_grad, (fill_value,), placements=placements)
+
+    def eye(self, n: int, m: int | None = None, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+        meta = Meta((n, n if m is None else m), _dtype(dtype))
+        form = Form(".made", ("eye", *meta.shape), (("dtype", meta.dtype),))
+        return self._made(form, meta, requires_grad)
+
+    def arange(
+        self, start: Any, end: Any = None, step: Any = 1, dtype: Any = None, requires_grad: bool = False
+    ) -> Tensor:
+        """Make the numbers from ``start``, below ``end``, in steps.
+
+        Raises:
+            RuntimeError: the step leads away from the end, or is 0.
+        """
+        if end is None:
+            start, end = 0, start
+        if step == 0:
+            raise RuntimeError("step must be nonzero")
+        if (end - start) * step < 0:
+            raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+        whole = all(isinstance(each, int) for each in (start, end, step))
+        kind = (int64 if whole else DEFAULT) if dtype is None else dtype_named(dtype)
+        length = max(0, -((start - end) // step))
+        form = Form(".made", ("arange", S(0), S(1), S(2)), (("dtype", kind),), numbers=3)
+        return self._made(form, Meta((int(length),), kind), requires_grad, (start, end, step))
+
+    def zeros_like(self, tensor: Tensor, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+        return self.zeros(tensor.shape, dtype=dtype or tensor.dtype, requires_grad=requires_grad)
+
+    def ones_like(self, tensor: Tensor, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+        return self.ones(tensor.shape, dtype=dtype or tensor.dtype, requires_grad=requires_grad)
+
+    def seed(self, number: int) -> None:
+        """Let every process draw the random numbers of a seed from here on."""
+        self._queue(self.form(Form(".seed", (S(0),), numbers=1, outs=0), (int,)), (), (number,))
+
+    manual_seed = seed
+
+    def _filled(
+        self, function: str, size: tuple[Any, ...], dtype: Any, requires_grad: bool, placements: Placements
+    ) -> Tensor:
+        meta = Meta(_size(size), _dtype(dtype))
+        form = Form(".made", (function, meta.shape), (("dtype", meta.dtype),))
+        return self._made(form, meta, requires_grad, placements=placements)
+
+    def _made(
+        self,
+        form: Form,
+        meta: Meta,
+        requires_grad: bool,
+        numbers: tuple[Any, ...] = (),
+        data: bytes | None = None,
+        placements: Placements = None,
+    ) -> Tensor:
+        size = meta.nbytes
+        how = () if placements is None else packed(placements, self.mesh, len(meta.shape))
+        if any(each != WHOLE for each in how):
+            self.join()
+            form = form._replace(function=".made_spread", args=(how, *form.args))
+            size = largest_part(meta.shape, how, self.mesh) * meta.dtype.itemsize
+        number = self.form(form, tuple(map(type, numbers)))
+        tensor = Tensor(self, Value(self.freed, self._queue(number, (), numbers, (size,), data)), meta)
+        return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _size(size: tuple[Any, ...]) -> Shape:
+    """Return the shape of ``zeros(2, 3)`` and of ``zeros((2, 3))``."""
+    if len(size) == 1 and not isinstance(size[0], int):
+        size = tuple(size[0])
+    for each in size:
+        if each < 0:
+            raise RuntimeError(
+                f"Trying to create tensor with negative dimension {each}: [{', '.join(map(str, size))}]"
+            )
+    return tuple(size)
+
+
+def _dtype(dtype: Any) -> DType:
+    return DEFAULT if dtype is None else dtype_named(dtype)
