@@ -121,6 +121,11 @@ describe('the view of sessions', () => {
     expect(document.querySelector('img')).toBeNull();
   });
 
+  it('shows two of the same name', async () => {
+    await open({ tensors: [tensor('w', { gradients: 1 }), tensor('w', { gradients: 2 })], left_out: 0 });
+    expect(items().map((one) => one.dataset['name'])).toEqual(['w', 'w']);
+  });
+
   it('searches among many', async () => {
     await open({ tensors: Array.from({ length: 9 }, (_, at) => tensor(`layer${at}`)), left_out: 0 });
     const search = find('watched-search') as HTMLInputElement;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from loom.tensors.watching.summaries import (
     coarser,
 )
 from loom.tensors.watching.watch import PLOTTED
-from tests.support.near_tensors import NearWorkers, near_tensors
+from tests.support.near_tensors import NearWorker, NearWorkers, near_tensors
 
 
 @pytest.fixture
@@ -376,8 +377,20 @@ def test_watching_keeps_no_weight_alive(own: Tensors) -> None:
     del w
     own.synchronize()
     own.synchronize()
-    assert ident not in own._workers.values.tensors
+    assert ident not in own._dispatcher._workers.values.tensors
     assert "no tensor" in repr(watch)
+
+
+def test_a_name_begins_anew_in_other_processes(tmp_path: Path) -> None:
+    lt = Tensors(NearWorker(), lambda procs: NearWorker())
+    w = lt.tensor([1.0, 2.0], requires_grad=True)
+    watch = lt.watch(w, "w")
+    learn(w, 2)
+    lt.checkpoint(str(tmp_path))
+    lt.restore()
+    assert watch.history == []
+    learn(w)
+    assert [(each.step, each.weight.max) for each in watch] == [(1, 2.0)]
 
 
 # Compiled functions
@@ -561,7 +574,7 @@ def test_a_notebook_says_why_there_is_nothing_to_show(own: Tensors) -> None:
         def call_one(self, wanted: Any) -> Any:
             raise SupervisionError("the process is gone")
 
-    own._workers.watched = Gone()
+    own._dispatcher._workers.watched = Gone()
     assert "cannot be read: the process is gone" in watch._repr_html_()
     with pytest.raises(SupervisionError):
         watch.history
