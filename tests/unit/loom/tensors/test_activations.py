@@ -29,7 +29,8 @@ def test_activations_with_arguments(lt: Tensors, data: Any) -> None:
     dim = data.draw(st.integers(-2, 2))
     agree(lt, lambda ns, x: ns.nn.functional.hardsigmoid(x), [x], second=False)
     agree(lt, lambda ns, x: ns.nn.functional.glu(x, dim), [x])
-    agree(lt, lambda ns, x: ns.nn.functional.softmin(x, dim), [x])
+    if x.memory.is_floating_point():
+        agree(lt, lambda ns, x: ns.nn.functional.softmin(x, dim), [x])
     agree(lt, lambda ns, x: ns.nn.functional.celu(x, 0.5), [x])
     agree(lt, lambda ns, x: ns.nn.functional.softshrink(x, 1.2), [x])
     agree(lt, lambda ns, x: ns.nn.functional.threshold(x, 1, 2), [x])
@@ -76,8 +77,9 @@ PAIRS = ("hypot", "logaddexp", "logaddexp2", "xlogy", "copysign", "fmax", "fmin"
 @given(st.data())
 def test_functions_of_two(lt: Tensors, name: str, data: Any) -> None:
     shape = data.draw(shapes())
-    low = -3.0 if name in ("copysign", "fmax", "fmin", "hypot") else 0.1
-    x = data.draw(operands(shape, (*FLOATS, torch.int64), low=low))
+    # Where torch's second derivative is no number, as at 0, there is nothing to compare.
+    x = data.draw(operands(shape, (*FLOATS, torch.int64), low=-3.0 if name in ("fmax", "fmin") else 0.1))
+    low = -3.0 if name in ("copysign", "fmax", "fmin") else 0.1
     y = data.draw(operands(data.draw(broadcastable(shape)), (*FLOATS, torch.int64), low=low))
     agree(lt, lambda ns, x, y: getattr(ns, name)(x, y), [x, y])
 

@@ -111,7 +111,10 @@ def _different_rule(metas: Metas, numbers: Any, static: Any) -> tuple[Meta | Non
     (meta,) = metas
     shape = meta.shape
     if given["dim"] is not None:
-        shape = (shape[wrapped(given["dim"], len(shape))],) if shape else ()
+        place = wrapped(given["dim"], len(shape))
+        if not shape:
+            raise IndexError("Dimension specified as 0 but tensor has no dimensions")
+        shape = (shape[place],)
     inverse = (Meta(shape, int64),) if given["return_inverse"] else ()
     return None, *inverse, *(None,) * given["return_counts"]
 

@@ -21,7 +21,8 @@ class Extremes(NamedTuple):
 
 def _extremes_rule(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> tuple[Meta, Meta]:
     (meta,) = metas
-    wrapped(static[0], len(meta.shape))
+    if meta.numel:  # of nothing, torch looks at no dimension
+        wrapped(static[0], len(meta.shape))
     return Meta(meta.shape, meta.dtype), Meta(meta.shape, int64)
 
 
