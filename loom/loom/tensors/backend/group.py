@@ -34,7 +34,7 @@ class Group:
         self._made: set[str] = set()
         """The sockets that this process got when it joined. If one is of something else, that connects again."""
         self.mesh: DeviceMesh | None = None
-        self.problem = "these processes are no group: placements are not theirs to know"
+        self.problem = "these processes have not become a group, over which tensors are spread"
 
     def meet(self) -> tuple[str, int]:
         """Return where the processes find each other: a store at this host's address, which this process keeps."""

@@ -17,11 +17,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from loom.tensors import methods  # noqa: F401 - the operations say which of them are views
 from loom.tensors.backend.group import Group
+from loom.tensors.backend.images import OF_IMAGES, by_batch
+from loom.tensors.backend.parts import (
+    SENT,
+    as_torch,
+    cut,
+    everywhere,
+    has_empty_part,
+    is_spread,
+    own_part,
+    settled,
+    whole,
+)
 from loom.tensors.commands import Form
 from loom.tensors.metas import contiguous_strides
 from loom.tensors.op import VIEWS
@@ -49,11 +61,6 @@ _ELEMENTWISE = frozenset(
 _OF_ONE_PROCESS = re.compile("memory|[Cc]onnection|[Tt]imed out|gloo|NCCL|socket|peer")
 """Errors that other processes may not have."""
 
-_SENT = frozenset(
-    (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64)
-)
-"""What gloo sends; NCCL more."""
-
 warnings.filterwarnings("ignore", message="DTensor random operators")
 
 
@@ -78,7 +85,7 @@ class _View(NamedTuple):
     def of(self, tensor: Any) -> Any:
         """Make the same view of another tensor."""
         for step in self.path:
-            made = step.call([tensor, *map(_whole, step.others)], step.numbers)
+            made = step.call([tensor, *map(whole, step.others)], step.numbers)
             tensor = made if step.place is None else made[step.place]
         return tensor
 
@@ -111,19 +118,21 @@ class Sharding:
 
     def spread(self, tensor: torch.Tensor, placements: Sequence[int]) -> torch.Tensor:
         """Return a tensor of its own that is spread as the placements say."""
-        wanted, mesh, given = _placements(placements), self.mesh, tensor.contiguous()
-        if isinstance(given, DTensor) and given.dtype in _SENT:
+        if not isinstance(tensor, DTensor) and all(each == WHOLE for each in placements):
+            return tensor.clone(memory_format=torch.contiguous_format)
+        wanted, mesh, given = as_torch(placements), self.mesh, tensor.contiguous()
+        if isinstance(given, DTensor) and given.dtype in SENT:
             found = given.redistribute(placements=wanted)
         else:
-            found = _parts(_whole(given), mesh, wanted)
-        made: torch.Tensor = _settled(found)
-        return made.clone() if _local(made).data_ptr() == _local(tensor).data_ptr() else made
+            found = cut(whole(given), mesh, wanted)
+        made: torch.Tensor = settled(found)
+        return made.clone() if own_part(made).data_ptr() == own_part(tensor).data_ptr() else made
 
     def rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a matrix of which each process has some rows; one that is spread already as it is."""
         if isinstance(tensor, DTensor):
             return tensor
-        return _parts(tensor, self.mesh, [Shard(0)] * self.mesh.ndim)
+        return cut(tensor, self.mesh, [Shard(0)] * self.mesh.ndim)
 
     def made(
         self,
@@ -135,18 +144,18 @@ class Sharding:
         **kw: Any,
     ) -> torch.Tensor:
         """Call a function of torch that makes a tensor of a size, for this process's part."""
-        wanted, mesh = _placements(placements), self.mesh
+        wanted, mesh = as_torch(placements), self.mesh
         local, _ = compute_local_shape_and_global_offset(torch.Size(size), mesh, wanted)
         with self._drawing(wanted) if function.startswith("rand") else contextlib.nullcontext():
             part = getattr(torch, function)(local, *args, device=device, **kw)
         strides = contiguous_strides(tuple(size))
-        return _settled(
+        return settled(
             DTensor.from_local(part, mesh, wanted, run_check=False, shape=torch.Size(size), stride=strides)
         )
 
     def whole(self, value: Any) -> Any:
         """Return all of a tensor, with the strides that it would have in one process."""
-        return _whole(value)
+        return whole(value)
 
     def placements_of(self, value: Any) -> tuple[int, ...]:
         """Return placements as they travel; none of a tensor that every process has whole."""
@@ -156,7 +165,7 @@ class Sharding:
 
     def part_of(self, value: DTensor) -> torch.Tensor:
         """Return this process's part of a tensor that is spread."""
-        part: torch.Tensor = _local(value)
+        part: torch.Tensor = own_part(value)
         return part
 
     def of_part(
@@ -166,7 +175,7 @@ class Sharding:
         return DTensor.from_local(
             part,
             self.mesh,
-            _placements(placements),
+            as_torch(placements),
             run_check=False,
             shape=torch.Size(shape),
             stride=tuple(strides),
@@ -174,7 +183,7 @@ class Sharding:
 
     def bytes_of(self, value: Any) -> int:
         """Return the bytes that this process has of a tensor."""
-        return int(_local(value).nbytes)
+        return int(own_part(value).nbytes)
 
     def wrapped(self, form: Form, call: Call) -> Call:
         """Return a call that does the same also with tensors that are spread."""
@@ -203,33 +212,37 @@ class Sharding:
             return call(tensors, numbers)
         mesh = self.mesh
         function = form.function
-        if not function.startswith(".") or function in _OWN_WITH_PARTS:
-            given = [_everywhere(each, mesh) for each in tensors]
+        if OF_IMAGES.search(function):
+            found = by_batch(function, call, tensors, numbers)
+            return call(list(map(whole, tensors)), numbers) if found is None else found
+        if (not function.startswith(".") or function in _OWN_WITH_PARTS) and not any(map(has_empty_part, tensors)):
+            given = [everywhere(each, mesh) for each in tensors]
             try:
                 if _RANDOM.search(function.rpartition(".")[2]):
-                    with self._drawing(next(each.placements for each in given if _is_spread(each))):
-                        return _settled(call(given, numbers))
-                return _settled(call(given, numbers))
+                    with self._drawing(next(each.placements for each in given if is_spread(each))):
+                        return settled(call(given, numbers))
+                return settled(call(given, numbers))
             except Exception as error:
                 if _OF_ONE_PROCESS.search(str(error)):
                     raise
-        return call(list(map(_whole, tensors)), numbers)
+        return call(list(map(whole, tensors)), numbers)
 
     def _change(self, form: Form, call: Call, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         """Change the first tensor in place, and with it every view of it."""
         target, *others = tensors
         view: _View | None = getattr(target, "loom_view", None)
         if view is None and not isinstance(target, DTensor):
-            call([target, *map(_whole, others)], numbers)
+            call([target, *map(whole, others)], numbers)
             return
         base = target if view is None else view.base
         mesh = self.mesh
-        if view is not None or form.function not in _ELEMENTWISE or not _changed(call, base, others, numbers, mesh):
-            memory = _whole(base)
-            call([memory if view is None else view.of(memory), *map(_whole, others)], numbers)
-            base._local_tensor.copy_(_parts(memory, mesh, base.placements)._local_tensor)
+        by_parts = view is None and form.function in _ELEMENTWISE and not any(map(has_empty_part, tensors))
+        if not by_parts or not _changed(call, base, others, numbers, mesh):
+            memory = whole(base)
+            call([memory if view is None else view.of(memory), *map(whole, others)], numbers)
+            base._local_tensor.copy_(cut(memory, mesh, base.placements)._local_tensor)
         for each in _views_of(base):
-            _local(each).copy_(_local(self._again(each)))
+            own_part(each).copy_(own_part(self._again(each)))
 
     def _again(self, tensor: Any) -> Any:
         made: Any = tensor.loom_view.base
@@ -267,75 +280,10 @@ class Sharding:
             yield
 
 
-def _whole(value: Any) -> Any:
-    if not isinstance(value, DTensor):
-        return value
-    if value.dtype.is_complex:
-        return torch.view_as_complex(_whole(_of_parts(value, torch.view_as_real(_local(value)), 2)))
-    if value.dtype not in _SENT:
-        return _whole(_of_parts(value, _local(value).to(torch.int64))).to(value.dtype)
-    return _as_strided(value.redistribute(placements=[Replicate()] * value.device_mesh.ndim))
-
-
-def _of_parts(like: DTensor, part: torch.Tensor, *more: int) -> DTensor:
-    """Return a tensor that is spread as another, of this process's part; it may have one more dimension."""
-    shape = (*like.shape, *more)
-    strides = contiguous_strides(shape) if more else like.stride()
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=torch.Size(shape), stride=strides
-    )
-
-
-def _placements(packed: Sequence[int]) -> list[Placement]:
-    return [Replicate() if each == WHOLE else Shard(each) for each in packed]
-
-
-def _parts(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """Return the parts of a tensor that every process has whole; nothing is sent."""
-    return distribute_tensor(tensor.detach(), mesh, placements, src_data_rank=None)
-
-
-def _everywhere(value: Any, mesh: DeviceMesh) -> Any:
-    """Return a plain tensor as one that each process has whole."""
-    if isinstance(value, DTensor) or not isinstance(value, torch.Tensor):
-        return value
-    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-
-def _is_spread(value: Any) -> bool:
-    return isinstance(value, DTensor) and not all(isinstance(each, Replicate) for each in value.placements)
-
-
-def _settled(value: Any) -> Any:
-    """Add up partial sums, and make what no dimension cuts plain."""
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_settled, value))
-    if not isinstance(value, DTensor):
-        return value
-    placements = [Replicate() if isinstance(each, Partial) else each for each in value.placements]
-    if placements != list(value.placements):
-        value = value.redistribute(placements=placements)
-    return value if _is_spread(value) else _as_strided(value)
-
-
-def _as_strided(value: DTensor) -> torch.Tensor:
-    local = _local(value)
-    if local.stride() == value.stride():
-        return local
-    return local.new_empty_strided(value.shape, value.stride()).copy_(local)
-
-
-def _local(value: Any) -> Any:
-    if not isinstance(value, DTensor):
-        return value
-    local = value._local_tensor
-    return local.wait() if hasattr(local, "wait") else local
-
-
 def _changed(call: Call, target: DTensor, others: Sequence[Any], numbers: Sequence[Any], mesh: DeviceMesh) -> bool:
     """Let each process change its part; return whether `DTensor` can. If not, nothing has changed."""
     try:
-        call([target, *(_everywhere(each, mesh) for each in others)], numbers)
+        call([target, *(everywhere(each, mesh) for each in others)], numbers)
     except Exception as error:
         if _OF_ONE_PROCESS.search(str(error)):
             raise

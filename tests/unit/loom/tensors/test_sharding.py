@@ -101,6 +101,14 @@ def test_what_is_redistributed_has_memory_of_its_own(lt: Tensors) -> None:
             assert torch.equal(to_torch(x), rows())
 
 
+def test_what_is_whole_needs_no_group() -> None:
+    with NearWorkers({"gpus": 2}) as workers:
+        lt = Tensors(workers)
+        x = lt.ones(2)
+        y = x.redistribute([Replicate()]).mul_(2.0)
+        assert (x.full_tensor().tolist(), y.tolist(), x.placements) == ([1.0, 1.0], [2.0, 2.0], (Replicate(),))
+
+
 def test_gradients_go_through_a_redistribution(lt: Tensors) -> None:
     x = lt.tensor(rows(), requires_grad=True, placements=[Shard(0)])
     (x.redistribute([Shard(1)]) * x.full_tensor()).sum().backward()
@@ -230,6 +238,30 @@ def test_training_on_a_batch_that_is_spread_is_the_same(lt: Tensors) -> None:
         x, y = lt.tensor(data, placements=[Shard(0)]), lt.tensor(goal, placements=[Shard(0)])
         assert losses(lt, x, y, w) == pytest.approx(expected, rel=1e-9)
         assert w.placements == (weights,)
+
+
+@pytest.mark.parametrize("images", [8, 7, 3])
+def test_each_process_computes_some_images(lt: Tensors, images: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    data = torch.randn(images, 2, 6, 6, dtype=torch.float64, generator=generator)
+    kernel, bias = (torch.randn(*size, dtype=torch.float64, generator=generator) for size in ((3, 2, 3, 3), (3,)))
+
+    def work(home: Any, x: Any, w: Any, b: Any) -> Any:
+        functions = home.nn.functional if home is torch else home
+        made = functions.max_pool2d(functions.conv2d(x, w, b, padding=1), 2)
+        found = functions.avg_pool2d(made, 3).pow(2).sum()
+        found.backward()
+        return made
+
+    x = lt.tensor(data, requires_grad=True, placements=[Shard(0)])
+    w, b = lt.tensor(kernel, requires_grad=True), lt.tensor(bias, requires_grad=True)
+    theirs = [each.clone().requires_grad_() for each in (data, kernel, bias)]
+    made, expected = work(lt, x, w, b), work(torch, *theirs)
+    torch.testing.assert_close(to_torch(made), expected.detach())
+    for mine, its in zip((x, w, b), theirs, strict=True):
+        torch.testing.assert_close(to_torch(mine.grad), its.grad)
+    assert made.placements == ((Replicate() if images == 3 else Shard(0)),)
+    assert w.grad.placements == (Replicate(),)
 
 
 def test_a_compiled_step_is_the_same_on_parts(lt: Tensors) -> None:

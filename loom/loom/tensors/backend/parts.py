@@ -1,0 +1,101 @@
+"""Tensors of which each process has a part: torch's `DTensor`, and plain tensors, which each process has whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from loom.tensors.metas import contiguous_strides
+from loom.tensors.placements import WHOLE
+
+SENT = frozenset(
+    (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64)
+)
+"""What gloo sends; NCCL more."""
+
+
+def whole(value: Any) -> Any:
+    """Return all of a tensor, with the strides that it would have in one process."""
+    if not isinstance(value, DTensor):
+        return value
+    if value.dtype.is_complex:
+        return torch.view_as_complex(whole(of_parts(value, torch.view_as_real(own_part(value)), 2)))
+    if value.dtype not in SENT:
+        return whole(of_parts(value, own_part(value).to(torch.int64))).to(value.dtype)
+    return _as_strided(value.redistribute(placements=[Replicate()] * value.device_mesh.ndim))
+
+
+def of_parts(like: DTensor, part: torch.Tensor, *more: int) -> DTensor:
+    """Return a tensor that is spread as another, of this process's part; it may have one more dimension."""
+    shape = (*like.shape, *more)
+    strides = contiguous_strides(shape) if more else like.stride()
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=torch.Size(shape), stride=strides
+    )
+
+
+def as_torch(packed: Sequence[int]) -> list[Placement]:
+    """Return placements that have travelled as torch's."""
+    return [Replicate() if each == WHOLE else Shard(each) for each in packed]
+
+
+def cut(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """Return the parts of a tensor that every process has whole; nothing is sent."""
+    return distribute_tensor(tensor.detach(), mesh, placements, src_data_rank=None)
+
+
+def everywhere(value: Any, mesh: DeviceMesh) -> Any:
+    """Return a plain tensor as one that each process has whole."""
+    if isinstance(value, DTensor) or not isinstance(value, torch.Tensor):
+        return value
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def is_spread(value: Any) -> bool:
+    """Whether some dimension of the mesh cuts a tensor."""
+    return isinstance(value, DTensor) and not all(isinstance(each, Replicate) for each in value.placements)
+
+
+def has_empty_part(value: Any) -> bool:
+    """Whether a process has no element of a tensor that is spread: there calls may fail that go well elsewhere."""
+    if not isinstance(value, DTensor):
+        return False
+    processes: dict[int, int] = {}
+    for size, placement in zip(value.device_mesh.shape, value.placements, strict=True):
+        if isinstance(placement, Shard):
+            processes[placement.dim] = processes.get(placement.dim, 1) * size
+    shape = value.shape
+    return 0 in shape or any(
+        -(-shape[dimension] // many) * (many - 1) >= shape[dimension] for dimension, many in processes.items()
+    )
+
+
+def settled(value: Any) -> Any:
+    """Add up partial sums, and make what no dimension cuts plain."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(settled, value))
+    if not isinstance(value, DTensor):
+        return value
+    placements = [Replicate() if isinstance(each, Partial) else each for each in value.placements]
+    if placements != list(value.placements):
+        value = value.redistribute(placements=placements)
+    return value if is_spread(value) else _as_strided(value)
+
+
+def _as_strided(value: DTensor) -> torch.Tensor:
+    local = own_part(value)
+    if local.stride() == value.stride():
+        return local
+    return local.new_empty_strided(value.shape, value.stride()).copy_(local)
+
+
+def own_part(value: Any) -> Any:
+    """Return this process's part of a tensor; all of a plain one."""
+    if not isinstance(value, DTensor):
+        return value
+    local = value._local_tensor
+    return local.wait() if hasattr(local, "wait") else local
