@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -16,6 +14,7 @@ from loom.errors import Invalid, LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
 from loom.tensors.commands import FREE, Encoder, Form, Numbered
 from loom.tensors.placements import spread
+from loom.tensors.sites import Site, caller_site, place_of
 
 MOST_COMMANDS = 512
 """Commands of a batch."""
@@ -33,10 +32,6 @@ MOST_BYTES_WAITING = 64 << 20
 """Bytes of data in them."""
 
 _log = logging.getLogger("loom")
-
-_FOLDER = __file__.rpartition("/")[0]
-
-Site = tuple[CodeType, int]
 
 
 class Failure(NamedTuple):
@@ -332,6 +327,12 @@ class Dispatcher:
             if problems := [each for each in loaded.values() if each]:
                 raise Invalid("; ".join(problems))
 
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        with self._lock:
+            self.held.clear()
+            self.bytes = 0
+
     def by_process(self) -> list[int]:
         """Wait for the bytes that each worker holds, in their order."""
         with self._lock:
@@ -380,21 +381,3 @@ class Dispatcher:
                 if not self._some.is_set():
                     self._sends = False
                     return
-
-
-def caller_site() -> Site | None:
-    """Return the line outside this package from which it was called, as a code object and a place in it."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
-        frame = frame.f_back
-    return (frame.f_code, frame.f_lasti) if frame is not None else None
-
-
-def place_of(site: Site) -> str:
-    """Return a line as text."""
-    code, at = site
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= at < end and number is not None:
-            line = number
-    return f"{code.co_filename}:{line}, in {code.co_name}"

@@ -12,23 +12,13 @@ from typing import Any
 import torch
 
 from loom.errors import Invalid
+from loom.tensors.backend.values import Held
 from loom.tensors.dispatch import Failure
 
-LOST = Failure(-1, 0, "RuntimeError", "it was made after the last checkpoint, and its process died: make it again")
+_LOST = Failure(-1, 0, "RuntimeError", "it was made after the last checkpoint, and its process died: make it again")
 """What becomes of a tensor that no checkpoint has."""
 
 _VIEW = Failure(-1, 0, "RuntimeError", "a view of a tensor that is spread is in no checkpoint: make it again")
-
-
-class Restored(dict[int, Any]):
-    """The tensors of a checkpoint by id; all others are lost."""
-
-    def __missing__(self, ident: int) -> Failure:
-        return LOST
-
-    def get(self, ident: int, default: Any = None) -> Any:
-        """Return a tensor, or that it is lost."""
-        return self[ident]
 
 
 def folder_for(program: str, path: str | None) -> Path:
@@ -117,7 +107,8 @@ def _load(values: Any, folder: Path, mark: int, rank: int) -> None:
         raise Invalid(
             f"its host has no checkpoint {file}: give checkpoint() a path that the hosts of all processes share"
         ) from None
-    tensors = Restored()
+    tensors = Held()
+    tensors.gone = _LOST
     for ident, value in found["tensors"].items():
         tensors[ident] = Failure(*value) if type(value) is tuple else value
     with contextlib.suppress(FileNotFoundError):

@@ -8,6 +8,10 @@ from typing import Any
 import torch
 
 from loom.tensors.backend import watching
+from loom.tensors.dispatch import Failure
+
+RESET = Failure(-1, 0, "RuntimeError", "it was freed by lt.reset(): make it again")
+"""What becomes of a tensor after `reset`."""
 
 
 def own(values: Any, name: str) -> Callable[..., Any]:
@@ -150,6 +154,12 @@ def forget(values: Any, name: str) -> None:
     values.kept.pop(name, None)
 
 
+def reset(values: Any) -> None:
+    """Forget every tensor that has no name."""
+    values.tensors.clear()
+    values.tensors.gone = RESET
+
+
 _OF_WORKER: dict[str, Callable[..., Any]] = {
     ".data": data,
     ".forget": forget,
@@ -157,6 +167,7 @@ _OF_WORKER: dict[str, Callable[..., Any]] = {
     ".kept": kept,
     ".made": made,
     ".made_spread": made_spread,
+    ".reset": reset,
     ".rows": rows,
     ".seed": seed,
     ".spread": spread,

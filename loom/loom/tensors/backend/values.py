@@ -20,6 +20,17 @@ Step = tuple[Callable[..., Any], tuple[int, ...], Any, int, int, tuple[int, ...]
 which of the tensors it changes."""
 
 
+class Held(dict[int, Any]):
+    """Tensors by id, and what those are that are not there: no id at all, or gone for a reason."""
+
+    gone: Failure | None = None
+
+    def __missing__(self, ident: int) -> Any:
+        if self.gone is None:
+            raise KeyError(ident)
+        return self.gone
+
+
 class Values:
     """The tensors of one worker by id."""
 
@@ -31,7 +42,7 @@ class Values:
         self.kept = kept
         """The tensors with a name, which another program may take over, and whether they require gradients."""
         self.watched = Watched()
-        self.tensors: dict[int, Any] = {}
+        self.tensors = Held()
         self.data: Iterator[bytes] = iter(())
         """The data of the batch that runs, in the order in which its commands take it."""
         self._decoder = Decoder()
@@ -61,7 +72,7 @@ class Values:
             except Exception as error:  # noqa: BLE001 - it is told to whoever reads
                 if self.sharding is not None:
                     self.sharding.failed(error)
-                failure = next((each for each in map(tensors.get, idents) if isinstance(each, Failure)), None)
+                failure = next((each for each in map(self._known, idents) if isinstance(each, Failure)), None)
                 if failure is None:
                     like = next(each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins")
                     failure = Failure(batch, place, like, self._text(number, error, idents))
@@ -69,6 +80,10 @@ class Values:
                 tensors.update(dict.fromkeys((*range(now, now + outs), *(idents[k] for k in changes)), failure))
             now += outs
         return failures
+
+    def _known(self, ident: int) -> Any:
+        """Return a tensor, or why there is none; None if there never was one."""
+        return self.tensors.get(ident, self.tensors.gone)
 
     def begin_at(self, first: int) -> None:
         """Expect commands of which the first result has this id."""

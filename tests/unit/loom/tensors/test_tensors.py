@@ -318,3 +318,19 @@ def test_a_seed_gives_the_same_numbers(lt: Tensors) -> None:
     first = lt.randn(3).tolist()
     lt.seed(5)
     assert lt.randn(3).tolist() == first
+
+
+def test_a_reset_frees_all_that_has_no_name() -> None:
+    lt = near_tensors()
+    w, x = lt.tensor([1.0]), lt.ones(1000)
+    y = x + w
+    lt.named["w"] = w
+    lt.reset()
+    assert (lt.memory(), lt._dispatcher.bytes) == ({}, 0)
+    assert not lt._dispatcher._workers.values.tensors
+    for gone in (y, x * 2.0):
+        with pytest.raises(RuntimeError, match=r"freed by lt\.reset\(\): make it again"):
+            gone.tolist()
+    del w, x, y, gone
+    assert lt.ones(2).tolist() == [1.0, 1.0]
+    assert lt._dispatcher._workers.values.kept["w"][0].tolist() == [1.0]

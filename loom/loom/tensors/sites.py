@@ -1,0 +1,29 @@
+"""The lines of a program that queue operations."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+
+_FOLDER = __file__.rpartition("/")[0]
+
+Site = tuple[CodeType, int]
+"""A line as a code object and a place in it, which cost little to keep."""
+
+
+def caller_site() -> Site | None:
+    """Return the line outside this package from which it was called, as a code object and a place in it."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
+        frame = frame.f_back
+    return (frame.f_code, frame.f_lasti) if frame is not None else None
+
+
+def place_of(site: Site) -> str:
+    """Return a line as text."""
+    code, at = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= at < end and number is not None:
+            line = number
+    return f"{code.co_filename}:{line}, in {code.co_name}"
