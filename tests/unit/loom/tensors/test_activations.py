@@ -47,6 +47,7 @@ def test_prelu(lt: Tensors, data: Any) -> None:
 SPECIAL = ("lgamma", "digamma", "sinc", "deg2rad", "rad2deg", "sgn", "isneginf", "arcsinh", "nan_to_num")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECIAL)
 @given(operands(dtypes=KINDS, low=0.1))
 def test_special_functions(lt: Tensors, name: str, x: Any) -> None:
@@ -73,6 +74,7 @@ def test_what_is_no_number(lt: Tensors) -> None:
 PAIRS = ("hypot", "logaddexp", "logaddexp2", "xlogy", "copysign", "fmax", "fmin", "float_power")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 @given(st.data())
 def test_functions_of_two(lt: Tensors, name: str, data: Any) -> None:

@@ -50,6 +50,7 @@ SIZES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area", "linear"])
 @pytest.mark.parametrize("options", SIZES)
 def test_resizing(lt: Tensors, mode: str, options: dict[str, Any]) -> None:
