@@ -45,8 +45,8 @@ def test_padding_of_images(lt: Tensors, x: Operand, mode: str) -> None:
 
 
 SIZES: list[dict[str, Any]] = [
-    {"scale_factor": 2}, {"size": 3}, {"size": (3, 7)}, {"scale_factor": (1.7, 0.6)}, {"size": 3, "scale_factor": 2},
-    {"scale_factor": 1.7, "recompute_scale_factor": True}, {}, {"size": (3, 3, 3)},
+    {"scale_factor": 2}, {"size": 3}, {"size": (3, 7)}, {"scale_factor": (1.7, 0.6)},
+    {"size": 3, "scale_factor": 2}, {"scale_factor": 1.7, "recompute_scale_factor": True}, {}, {"size": (3, 3, 3)},
 ]  # fmt: skip
 
 
