@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loom.errors import ScopeError, WrongState
+from loom.errors import ScopeError, UnknownSession
 from loom_proxy.local import LocalCluster
 from tests.support.processes import run
 from tests.support.users import House
@@ -57,5 +57,5 @@ def test_a_look_needs_the_scope_view_and_a_change_more(house: House, tmp_path: P
     assert (looked, "generators" in proposed) == (0, True), proposed
     assert (refused, "scope" in why) == (ScopeError.exit_status, True), why
     assert config["generators"] == 1
-    assert (strange, "no replica 'orchestrator' of yours" in nothing) == (WrongState.exit_status, True), nothing
+    assert (strange, "living sessions: none" in nothing) == (UnknownSession.exit_status, True), nothing
     assert (admins, "generators" in also) == (0, True), also
