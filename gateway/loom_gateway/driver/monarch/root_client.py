@@ -127,6 +127,7 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
 
     from loom_gateway.driver.monarch import debugger
     from loom_gateway.driver.monarch.native_calls import track_calls
+    from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
 
     debugger.take_the_place_of_monarchs()
@@ -135,6 +136,7 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
     catch_monarchs()
     track_calls()
     trace_calls()
+    wait_for_torch()
     _keep_source_loaders_out()
     _keep_names_of_files()
 

@@ -55,7 +55,7 @@ class Support:
                 self._open_on(host)
                 return
             except Exception as error:  # noqa: BLE001 - Monarch raises several kinds if a host is lost meanwhile
-                _log.warning("no lighthouse can be started on host %d: %s", host, error)
+                _log.warning("no lighthouse can be started on host %d: %s", host, error, exc_info=error)
                 reasons.append(f"host {host}: {error}")
         raise LoomError(f"no host is there for the job's lighthouse{''.join(f'; {reason}' for reason in reasons)}")
 

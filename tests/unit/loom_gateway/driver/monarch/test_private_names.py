@@ -38,7 +38,9 @@ ATTRIBUTES: dict[str, list[str]] = {
     "monarch._src.actor.debugger.debug_session.DebugSessions": ["info", "insert", "remove"],
     "monarch._src.actor.future.Future": ["get", "as_asyncio", "__await__"],
     "monarch._src.actor.host_mesh.HostMesh": ["_ndslice", "_labels", "_new_with_shape", "spawn_procs"],
-    "monarch._src.actor.pickle": ["_orig_function_getstate"],
+    "monarch._src.actor.pickle": [
+        *("_TorchPickler", "_ensure_torch_pickle", "_orig_function_getstate", "_torch_pickle_initialized"),
+    ],
     "monarch._src.actor.proc_mesh.ProcMesh": ["_ndslice", "_labels", "_new_with_shape"],
     "monarch.actor": ["unhandled_fault_hook"],
 }
