@@ -14,6 +14,9 @@ from loom.tensors.views import current, give_history, origin_of, whole_of
 MOST_KNOWN = 65_536
 """Operations whose results are remembered, by the layouts of their operands."""
 
+ELEMENTWISE: set[str] = set()
+"""The functions that compute each element of the result by those in its place alone."""
+
 VIEWS: set[str] = set()
 """The functions whose result has the memory of their only tensor."""
 

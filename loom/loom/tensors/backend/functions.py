@@ -120,6 +120,11 @@ def _index(index: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
+def reshaped(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return the elements in another shape, in which they have to lie in memory otherwise."""
+    return tensor.reshape(shape)
+
+
 def matmul_backward(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the gradients of both factors of a product of matrices."""
     return grad.mm(right.t()), left.t().mm(grad)
@@ -182,6 +187,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     ".linear_backward": linear_backward,
     ".matmul_backward": matmul_backward,
     ".places": places,
+    ".reshaped": reshaped,
     ".setitem": setitem,
     ".with_item": with_item,
 }

@@ -87,10 +87,17 @@ def settled(value: Any) -> Any:
 
 
 def _as_strided(value: DTensor) -> torch.Tensor:
-    local = own_part(value)
-    if local.stride() == value.stride():
-        return local
-    return local.new_empty_strided(value.shape, value.stride()).copy_(local)
+    part: torch.Tensor = own_part(value)
+    strides = value.stride()
+    if part.stride() == strides:
+        return part
+    once = part
+    for dimension, step in enumerate(strides):
+        once = once.narrow(dimension, 0, 1) if step == 0 and part.shape[dimension] > 1 else once
+    try:
+        return once.new_empty_strided(once.shape, strides).copy_(once).expand(part.shape)
+    except RuntimeError:  # elements share memory in another way
+        return part
 
 
 def own_part(value: Any) -> Any:

@@ -10,7 +10,7 @@ from loom.tensors.autograd import Node
 from loom.tensors.commands import S, T
 from loom.tensors.dtypes import DEFAULT, DType, Kind, bool_, of_scalar, result_type, uint8
 from loom.tensors.metas import Meta, pointwise_meta
-from loom.tensors.op import Op, methods
+from loom.tensors.op import ELEMENTWISE, Op, methods
 from loom.tensors.tensor import Tensor
 
 Number = bool | int | float | complex
@@ -55,6 +55,7 @@ class Elementwise:
         contiguous: bool = False,
     ) -> None:
         self._function = function
+        ELEMENTWISE.add(function)
         self._dtype = dtype
         self._derivatives = derivatives
         self._scalars = scalars

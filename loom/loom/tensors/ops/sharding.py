@@ -54,8 +54,11 @@ properties["placements"] = property(_placements)
 
 def shared(left: Tensor, right: Tensor) -> Tensor:
     """Return the left factor of a product, its rows spread over the processes if it is large."""
-    home, one, other = left._home, left.meta, right.meta
-    if home.processes == 1 or len(one.shape) != 2 or len(other.shape) != 2 or one.numel * other.shape[1] < LARGE:
+    home = left._home
+    if home.processes == 1 or not isinstance(right, Tensor):
+        return left
+    one, other = left.meta, right.meta
+    if len(one.shape) != 2 or len(other.shape) != 2 or one.numel * other.shape[1] < LARGE:
         return left
     home.join()
     return _rows((left,))

@@ -165,6 +165,17 @@ def test_what_no_dimension_cuts_is_whole(lt: Tensors) -> None:
     assert lt.linear(x, w).placements == (Shard(0),)
 
 
+def test_what_torch_gets_wrong_is_right(lt: Tensors) -> None:
+    data = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    x, theirs = lt.tensor(data, requires_grad=True, placements=[Shard(0)]), data.clone().requires_grad_()
+    assert (x.argmax().item(), x.detach().gt(9.0).any().item()) == (int(data.argmax()), False)
+    assert x.detach().mul(0).to(lt.uint8).add(1).any().item() == 1
+    torch.testing.assert_close(to_torch(x.mean(None, True)), data.mean().reshape(1, 1))
+    for one, home in ((x, lt), (theirs, torch.nn.functional)):
+        home.huber_loss(one, one.detach() * 0.0).backward()
+    torch.testing.assert_close(to_torch(x.grad), theirs.grad)
+
+
 def test_what_torch_cannot_spread_runs_on_whole_tensors(lt: Tensors) -> None:
     x = lt.tensor(rows(4, 4) + 20 * torch.eye(4), placements=[Shard(0)])
     found = lt.call("linalg.inv", x)

@@ -133,7 +133,7 @@ def _reshape_backward(node: Any, grad: Tensor) -> tuple[Tensor]:
 
 _view = Op("Tensor.view", _view_rule, _reshape_backward, arguments=positional, view=True)
 _reshape = Op("reshape", _view_rule, _reshape_backward, arguments=positional, view=True)
-_reshape_copy = Op("reshape", _copy_rule, _reshape_backward, arguments=positional)
+_reshape_copy = Op(".reshaped", _copy_rule, _reshape_backward, arguments=positional)
 _ravel_copy = Op("ravel", lambda metas, n, s: Meta((metas[0].numel,), metas[0].dtype), _reshape_backward)
 
 
