@@ -221,7 +221,11 @@ class _Server(uvicorn.Server):
 
     def _protocol(self, connection: Connection) -> HttpProtocol:
         return HttpProtocol(
-            connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            connection,
+            self._app.state.access.shows_nothing,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -183,17 +183,31 @@ class HttpProtocol(H11Protocol):
     """uvicorn's HTTP on a counted connection.
 
     uvicorn has a timeout between requests only, and any byte ends it, so slow connections would pile up.
+
+    Args:
+        shows_nothing: whether a request with these headers will be refused. It is then answered as a request, also
+            if it asks for a WebSocket: to make one takes as long again.
     """
 
-    def __init__(self, connection: Connection, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        shows_nothing: Callable[[list[tuple[bytes, bytes]]], bool],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._connection = connection
+        self._shows_nothing = shows_nothing
         self.app = partial(_of_connection, self.app, connection)
         self.ws_protocol_class = partial(_upgrade, connection)  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection.abort = transport.abort
+
+    def _should_upgrade(self) -> bool:
+        return super()._should_upgrade() and not self._shows_nothing(self.headers)
 
     def send_400_response(self, msg: str) -> None:
         self._connection.refused(Unheard.MALFORMED)

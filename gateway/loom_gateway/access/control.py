@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -144,6 +144,14 @@ class AccessControl(SessionAccess):
         if counts and scope["type"] == "http" and scope.get("path") != TUNNELS:
             self._allowances.count_connection(f"{address} {token.user}")
         return token, sign_in
+
+    def shows_nothing(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Return whether a request with these headers will be refused, as it shows no token, or an unknown one."""
+        try:
+            shown = shown_by(headers, self.sign_ins.cookie)
+        except AuthenticationError:
+            return True
+        return not shown.is_sign_in and not self._authority.may_know(digest(shown.text), shown.text)
 
     async def exchange(self, peer: str, token: str | None, code: str | None) -> tuple[Principal, bool]:
         """Return who shows a token or a code to sign in, and whether a cookie may keep the sign-in.

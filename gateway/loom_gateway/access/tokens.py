@@ -148,6 +148,12 @@ class TokenAuthority:
         self.reload()
         return shown not in self._by_digest
 
+    def may_know(self, shown: str, text: str) -> bool:
+        """Return whether the token with a digest is one of the file, or may be one of the issuer."""
+        self.reload()
+        signed = self._issuer is not None and _may_be_signed(text)
+        return signed or shown in self._by_digest or hmac.compare_digest(shown, self._own.sha256)
+
     def prove(self, key: str, challenge: str) -> dict[str, str]:
         """Return the `gateway_proof` with a token, for a client that asks before it shows the token.
 

@@ -82,7 +82,7 @@ async def door(most: int = 0, of_address: int = 0, proxies: tuple[str, ...] = ()
     connections = Connections(most, of_address, proxies)
 
     def protocol(connection: Connection) -> HttpProtocol:
-        return HttpProtocol(connection, config=config, server_state=state, app_state={})
+        return HttpProtocol(connection, lambda headers: False, config=config, server_state=state, app_state={})
 
     clients: list[Client] = []
     listener = listen(HERE, 0)
