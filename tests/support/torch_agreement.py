@@ -66,7 +66,7 @@ class Operand:
         return f"{kind}{list(self.size)} strides {list(self.stride)}{' grad' if self.requires_grad else ''}"
 
 
-EXAMPLES = int(os.environ.get("LOOM_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("LOOM_EXAMPLES", "6"))
 """Of each operation. There are hundreds of operations, so that with each commit they are few; .ci/slow has 50."""
 
 

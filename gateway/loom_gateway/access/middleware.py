@@ -93,6 +93,8 @@ async def _refuse(error: LoomError, scope: Scope, receive: Receive, send: Send) 
     if scope["type"] == "websocket":
         scope["loom.socket"].refuse(error.http_status, response.headers, bytes(response.body).decode())
     else:
+        if any(name == b"upgrade" for name, _ in scope["headers"]):  # it was refused before a WebSocket was made
+            response.headers["connection"] = "close"
         await response(scope, receive, send)
 
 
