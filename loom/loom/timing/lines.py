@@ -96,8 +96,11 @@ def format_line(name: str, trace: object, fields: Mapping[str, object]) -> str |
         return form.sentence.format_map(values)
     text = form.head.replace("[ID]", f"[{trace or '-'}]") if "[ID]" in form.head else form.head
     for field in form.fields:
-        key = field.name
-        if key in fields and (value := fields[key]) is not None:
+        key, digits, _ = field
+        value = fields.get(key)
+        if value.__class__ is float and digits is not None:  # most of them, and this is a third of the time
+            text += f" {key}={value:.{digits}f}"
+        elif value is not None:
             text += f" {key}={_text(value, field)}"
     return text
 

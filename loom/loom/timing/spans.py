@@ -71,7 +71,7 @@ class _Recorder:
         if not _RESERVED.isdisjoint(fields):
             fields = {f"{key}_" if key in _RESERVED else key: value for key, value in fields.items()}
         record: Record = {
-            "name": name, "t": round(start, 6), "time": round(unix, 6), "host": HOST, "pid": self.pid,
+            "name": name, "t": _micro(start), "time": _micro(unix), "host": HOST, "pid": self.pid,
             "role": self.role, "trace": trace, **fields,
         }  # fmt: skip
         for sink in self.sinks:
@@ -86,6 +86,11 @@ class _Recorder:
         except (OSError, ValueError):  # stdout is closed or full: the caller's work goes on
             self.lines = False
             self.refresh()
+
+
+def _micro(seconds: float) -> float:
+    """Cut off what is below a microsecond, in a quarter of the time of `round`."""
+    return int(seconds * 1e6) / 1e6
 
 
 recorder = _Recorder()

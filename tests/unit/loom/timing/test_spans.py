@@ -185,10 +185,38 @@ def test_what_json_does_not_have_is_text(tmp_path):
     assert recorder.file.lost == 1
 
 
-def test_a_python_without_jsons_c_encoder_writes_the_same(monkeypatch):
-    record = {"name": "load", "t": 0.25, "role": None, "path": Path("/é"), "rows": [1, True, float("nan")]}
-    monkeypatch.setattr("json.encoder.c_make_encoder", None)
-    assert files._encoder()(record) == files._encode(record)
+RECORDS = (
+    {
+        "name": "load",
+        "t": 0.25,
+        "role": None,
+        "path": '/é\u2028\x1f"',
+        "rows": 10**30,
+        "lost": float("nan"),
+        "all": True,
+    },
+    {"name": "load", "t": 1e-7, "wall_ms": float("-inf"), "half": "\ud800"},
+    {"name": "load", "path": Path("/é"), "rows": [1, True, {"a": 0.5}], "raw": b"\xff", "ids": {3}},
+)
+
+
+@pytest.mark.parametrize("without", ["pydantic", "json's C encoder"])
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_reads_the_same_whatever_encodes_it(monkeypatch, without, record):
+    if without == "pydantic":
+        monkeypatch.setitem(sys.modules, "pydantic_core", None)
+        assert files._encoder.__wrapped__() is files._encode_any
+        encode = files._encode_any
+    else:
+        monkeypatch.setattr("json.encoder.c_make_encoder", None)
+        encode = files._any_encoder()
+    assert repr(json.loads(encode(record))) == repr(json.loads(files._encoder()(record)))
+
+
+def test_a_record_leaves_a_generator_as_it_is(tmp_path):
+    rows = iter(range(3))
+    EventFile(tmp_path).write({"name": "load", "rows": rows})
+    assert list(rows) == [0, 1, 2]
 
 
 def test_a_forked_process_has_a_file_and_span_ids_of_its_own(tmp_path):
