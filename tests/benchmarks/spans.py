@@ -19,7 +19,7 @@ from loom.timing import configure, event, span, trace
 from loom.timing.spans import recorder
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.machine import describe_machine
-from tests.benchmarks.report import Ratio
+from tests.benchmarks.report import budgeted
 
 __all__ = ["SpansPlan", "measure"]
 
@@ -54,9 +54,9 @@ def measure(plan: SpansPlan, command: str, say: Callable[[str], object] = lambda
     micro = {name: tuple(1e6 * one for one in each) for name, each in found.items()}
     here = "µs"
     budgets = (
-        Ratio("event, with a file", here, "at most", 20.0, micro.pop("event, with a file")),
-        Ratio("event, nothing listens", here, "at most", 1.0, micro.pop("event, nothing listens")),
-        Ratio("instrumentation of a step", "time in events / step", "at most", 0.005, tuple(shares)),
+        budgeted("event to a file", "event, with a file", here, micro.pop("event, with a file")),
+        budgeted("event, nothing listens", "event, nothing listens", here, micro.pop("event, nothing listens")),
+        budgeted("instrumentation of a step", "instrumentation of a step", "time in events / step", shares),
     )
     figures = tuple(Figure(name, here, each) for name, each in micro.items())
     notes = (f"a step computes for {STEP * 1000:g} ms and has {6 + 6 * GENERATORS} events, to a file and as lines",)

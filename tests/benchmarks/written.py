@@ -48,5 +48,14 @@ BUDGETS = {
     "order beside a full pool": Budget("at most", 0.05),
     "order beside a full accept queue": Budget("at most", 0.05),
     "order beside a busy event loop": Budget("at most", 0.05),
+    "event to a file": Budget("at most", 20.0),
+    "event, nothing listens": Budget("at most", 1.0),
+    "instrumentation of a step": Budget("at most", 0.005),
+    "operation on a tensor": Budget("at most", 25.0),
+    "operation of a sequence that repeats": Budget("at most", 10.0),
+    "operation of a compiled function": Budget("at most", 2.0),
+    "operations a second through the gateway": Budget("at least", 20_000.0),
+    "read of an element": Budget("at most", 1.15),
+    "training step": Budget("at most", 1.2),
 }
 """By the name in the page's first column."""
