@@ -143,14 +143,31 @@ class Values:
             function = functions.own(self, name) if name.startswith(".") else torch_function(name)
         except Exception as error:  # noqa: BLE001 - each command with this form fails
             return _raiser(error)
-        kwargs = dict(form.kwargs)
-        if form.args == tuple(map(T, range(form.tensors))) and not form.numbers and not _has_holes(form.kwargs):
-            kwargs = {key: self._made(value) for key, value in kwargs.items()}
+        # What stays is made once; what differs is put in its places each time.
+        keys = [key for key, _ in form.kwargs]
+        given = [*form.args, *[value for _, value in form.kwargs]]
+        many = len(form.args)
+        made = [value if _has_holes(value) else self._filled(value, (), ()) for value in given]
+        tensors_at = [(at, value.place) for at, value in enumerate(given) if type(value) is T]
+        numbers_at = [(at, value.place) for at, value in enumerate(given) if type(value) is S]
+        holes = [
+            (at, value) for at, value in enumerate(given) if type(value) in (tuple, list) and _has_holes(value)
+        ]
+        if tensors_at == [(at, at) for at in range(many)] and not numbers_at and not holes:
+            kwargs = dict(zip(keys, made[many:], strict=True))
             return lambda tensors, numbers: function(*tensors, **kwargs)
-        return lambda tensors, numbers: function(
-            *[self._filled(each, tensors, numbers) for each in form.args],
-            **{key: self._filled(each, tensors, numbers) for key, each in kwargs.items()},
-        )
+
+        def call(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            filled = made.copy()
+            for at, place in tensors_at:
+                filled[at] = tensors[place]
+            for at, place in numbers_at:
+                filled[at] = numbers[place]
+            for at, value in holes:
+                filled[at] = self._filled(value, tensors, numbers)
+            return function(*filled[:many], **dict(zip(keys, filled[many:], strict=True)))
+
+        return call
 
     def _body(self, form: Form) -> Callable[..., Any]:
         """Return what runs the commands of a compiled function. Its own tensors go when nothing needs them."""
