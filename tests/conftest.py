@@ -56,6 +56,24 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.collect()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the gateways of whoever runs the tests out of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a file of contexts, which is not there yet. There are no variables and no keyring."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.null.Keyring")
+    for name in ("LOOM_URL", "LOOM_TOKEN", "LOOM_CA", "LOOM_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "config" / "loom"
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Two workers and a gateway. For tests that break none of them."""

@@ -160,6 +160,18 @@ class UnknownToken(NotFound, code="unknown_token", http_status=500, exit_status=
     """The file of tokens has no token with that id."""
 
 
+class ContextFileError(LoomError, OSError, code="context_file"):
+    """The file with this user's contexts cannot be used; the text names it and says what to do."""
+
+
+class UnknownContext(NotFound, code="unknown_context", http_status=500):
+    """There is no context of that name, or none is the current one; the text lists those that exist."""
+
+
+class KeyringUnavailable(LoomError, code="keyring_unavailable"):
+    """The system's keyring did not store or return a token; the text says why and what to do."""
+
+
 class ProtocolMismatch(LoomError, code="protocol_mismatch", http_status=400):
     """The two sides speak different major versions of Loom's protocol, or the peer does not speak it at all."""
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from string import Formatter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 from loom.errors import (
@@ -57,11 +57,41 @@ def token_now(token: TokenSource) -> str | None:
         raise GatewayUnreachable(f"there is no token to show: token=… raised {error!r}") from error
 
 
+class Route(Protocol):
+    """A way to a gateway whose URL may change, such as a port that is forwarded."""
+
+    @property
+    def name(self) -> str:
+        """The gateway's address for people and programs, which stays."""
+
+    @property
+    def url(self) -> str:
+        """The URL by which the gateway is reached now."""
+
+    def renew(self) -> None:
+        """Look for another way, because the gateway did not answer by this one."""
+
+
+class _Url:
+    """The route of a URL that stays."""
+
+    def __init__(self, url: str) -> None:
+        self.name = self.url = url
+
+    def renew(self) -> None:
+        pass
+
+
+def route_to(gateway: str | Route) -> Route:
+    """Return a route, for a URL one that stays."""
+    return _Url(gateway) if isinstance(gateway, str) else gateway
+
+
 class Gateway:
     """A REST client of one gateway, for any thread. Connections are kept for a while for the next calls.
 
     Args:
-        url: the gateway's address, as for `loom.connect`: ``ws://HOST:PORT`` or ``wss://HOST/PREFIX``.
+        url: the gateway's address, ``ws://HOST:PORT`` or ``wss://HOST/PREFIX``, or a `Route`.
         token: the token to show.
         timeout: seconds that each call may take.
         ca: as `loom.tls.client_context`.
@@ -73,14 +103,16 @@ class Gateway:
 
     def __init__(
         self,
-        url: str,
+        url: str | Route,
         token: TokenSource,
         timeout: float = 10.0,
         ca: str | None = None,
         insecure: bool = False,
     ) -> None:
-        self.url = url
-        self._base = "http" + safe_url(url, insecure).removeprefix("ws").removesuffix(WEBSOCKET_PATH) + "/api/v1"
+        self._route = route_to(url)
+        self.url = self._route.name
+        """The gateway's address as it was given: of a `Route`, its name."""
+        self._insecure = insecure
         self._token = token
         self._timeout = timeout
         self._context = client_context(ca) if self._base.startswith("https:") else None
@@ -90,6 +122,12 @@ class Gateway:
     def __del__(self) -> None:
         for connection, _ in self.__dict__.get("_idle", ()):
             connection.close()
+
+    @property
+    def _base(self) -> str:
+        """The URL of the REST interface at this moment."""
+        url = safe_url(self._route.url, self._insecure)
+        return "http" + url.removeprefix("ws").removesuffix(WEBSOCKET_PATH) + "/api/v1"
 
     def status(self) -> dict[str, Any]:
         """Return the gateway's version, workers and number of sessions."""
@@ -220,12 +258,14 @@ class Gateway:
         if body is not None:
             content = _body(body)
             headers["Content-Type"] = "application/json"
-        connection = self._connection(self._timeout + patience)
-        whole = False
+        base = self._base  # once, so that the proof is that of the port that is connected to
+        connection = self._connection(base, self._timeout + patience)
+        whole, is_new = False, connection.sock is None
         try:
-            if connection.sock is None:
-                self._connect(connection, token)
-            connection.request(method, urlsplit(self._base).path + path, content, headers)
+            if is_new:
+                connection.connect()
+                check_proof(connection.sock, base, token)
+            connection.request(method, urlsplit(base).path + path, content, headers)
             response = connection.getresponse()
             if response.status >= 300:
                 refusal = self._refusal(response)
@@ -234,11 +274,15 @@ class Gateway:
             yield response
             response.read()
             whole = not response.will_close
-        except LoomError:
+        except LoomError as error:
+            if is_new and isinstance(error, NotAGateway):
+                self._route.renew()
             raise
         except ssl.SSLError as error:
             raise tls_error(self.url, error) from error
         except OSError as error:
+            if is_new:
+                self._route.renew()
             raise self._unreachable(error) from error
         except http.client.HTTPException as error:
             raise self._not_a_gateway() from error
@@ -248,11 +292,7 @@ class Gateway:
             else:
                 connection.close()
 
-    def _connect(self, connection: http.client.HTTPConnection, token: str | None) -> None:
-        connection.connect()
-        check_proof(connection.sock, self._base, token)
-
-    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+    def _connection(self, base: str, timeout: float) -> http.client.HTTPConnection:
         """Return a connection for one request: an idle one that the gateway has not closed, or a new one."""
         with suppress(IndexError):  # the pop is atomic, and raises if there is no idle connection
             while True:
@@ -261,7 +301,7 @@ class Gateway:
                     connection.sock.settimeout(timeout)
                     return connection
                 connection.close()
-        parts = urlsplit(self._base)
+        parts = urlsplit(base)
         assert parts.hostname is not None
         if self._context is None:
             return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)

@@ -7,7 +7,6 @@ random bits: it is on no list of likely ones, and trying all of them is impossib
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from loom.errors import TokenFileError, UnknownToken, WrongArguments
-from loom.process.state_file import replace_file
+from loom.process.state_file import locked, replace_file
 
 SCOPES = ("view", "operate", "drive", "admin")  # the scopes of tokens; each includes the ones before it
 
@@ -194,16 +193,11 @@ class TokenFile:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Token]]:
         """Lock the file and yield its tokens, which are written back unless the body raises."""
-        # The lock is a separate file: the tokens' file is replaced, and a lock on a replaced file excludes no
-        # process.
-        lock_path = self.path.with_name(self.path.name + ".lock")
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise self._unusable(error.strerror or str(error)) from error
-        with open(lock, "wb"):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(self.path))
+            except OSError as error:
+                raise self._unusable(error.strerror or str(error)) from error
             tokens = self.read()
             yield tokens
             try:

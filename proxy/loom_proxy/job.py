@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loom.errors import WaitTimeout
-from loom.rest import Gateway, token_now
+from loom.rest import Gateway, Route, route_to, token_now
 from loom.shape import Shape
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
@@ -58,7 +58,7 @@ class Job:
         self._on_close = contextlib.ExitStack()
         """Callbacks that end local helpers, such as a local cluster, with the session."""
         self._closed = False
-        self._reached_by = ""
+        self._forward: PortForward | None = None
         self._synced = SyncedFolders(calls)
         calls.encoder.by_name = self._synced.by_name
         logs = self._logs = LogReceiver()
@@ -87,11 +87,11 @@ class Job:
     @property
     def url(self) -> str:
         """URL of the gateway, for other programs that join the session."""
-        return self._reached_by or self._gateway_url
+        return route_to(self._route).name
 
     @property
-    def _gateway_url(self) -> str:
-        return self._connection.url.removesuffix("/ws/v1")
+    def _route(self) -> str | Route:
+        return self._forward or self._connection.url.removesuffix("/ws/v1")
 
     @property
     def transport(self) -> str:
@@ -123,7 +123,7 @@ class Job:
         transport = "http" if guest or self.transport == "http" else "auto"
         through, limit = None if guest or self._calls.watching else self._calls, self.session if guest else None
         # `connect` has decided about the URL, hence insecure=True.
-        return WeaverProxy(self._gateway_url, address.token, address.ca, transport, through, True, in_session=limit)
+        return WeaverProxy(self._route, address.token, address.ca, transport, through, True, in_session=limit)
 
     @functools.cached_property
     def debugger(self) -> Debugger:
@@ -348,13 +348,11 @@ class Job:
         return Dashboard(self._gateway().page("view" if view else None, cookie=not view))
 
     def _gateway(self) -> Gateway:
-        return Gateway(
-            self._gateway_url, self._connection.address.token, ca=self._connection.address.ca, insecure=True
-        )
+        return Gateway(self._route, self._connection.address.token, ca=self._connection.address.ca, insecure=True)
 
-    def _reach_by(self, forward: PortForward, url: str) -> None:
+    def _reach_by(self, forward: PortForward) -> None:
         """Note that a forwarded port leads to the gateway, and close that port when the connection is over."""
-        self._reached_by = url
+        self._forward = forward
         connection = self._connection
 
         def renew() -> None:
@@ -367,7 +365,7 @@ class Job:
             self._connection.ended.wait()
             forward.close()
 
-        threading.Thread(target=close, name=f"close {url}", daemon=True).start()
+        threading.Thread(target=close, name=f"close {forward.name}", daemon=True).start()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End the session and stop its meshes on every host, waiting ``timeout`` seconds at most.

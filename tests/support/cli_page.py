@@ -22,6 +22,9 @@ OF_TRAINING = frozenset(
 )
 """First words of the commands that have the page about training."""
 
+OF_ACCESS = frozenset(("context", "token"))
+"""First words of the commands that have the page about contexts and tokens."""
+
 OF_DEVICES = frozenset(
     ("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes", "stacks", "profile", "debug")
 )
@@ -33,18 +36,25 @@ OF_TIMING = frozenset(("analyze", "trace", "tune"))
 CLUSTER = """\
 # The command line
 
-This page has the commands for clusters, sessions and tokens; there are others about [training](cli-training.md),
-[devices, meshes and processes](cli-devices.md) and [where time goes](cli-timing.md). `loom --help` and
-`loom COMMAND --help` print the same, `loom --version` the version. Every command has the same
-[exit codes](exit-codes.md). A table folds what is too wide for the terminal; in a file or a pipe, each row is one
-line. `tests/support/cli_page.py` writes these pages.
+This page has the commands for clusters and sessions; there are others about
+[contexts and tokens](cli-access.md), [training](cli-training.md), [devices, meshes and processes](cli-devices.md)
+and [where time goes](cli-timing.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version` the
+version. Every command has the same [exit codes](exit-codes.md). A table folds what is too wide for the terminal; in
+a file or a pipe, each row is one line. `tests/support/cli_page.py` writes these pages.
+"""
+
+ACCESS = """\
+# The command line for contexts and tokens
+
+These commands name the gateways that you use, and make the tokens that a gateway takes. See also
+[contexts](../guide/connections.md#contexts) and [tokens and limits](../deploy/tokens.md).
 """
 
 TRAINING = """\
 # The command line for training
 
-These commands watch, steer and break a training, and show one; [the other page](cli.md) has those for clusters,
-sessions and tokens, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
+These commands watch, steer and break a training, and show one; [the other page](cli.md) has those for clusters
+and sessions, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
 """
 
 DEVICES = """\
@@ -68,11 +78,14 @@ SHARED = ("url", "token", "ca")
 SHARED_HELP = """\
 ## Options of every command that asks a gateway
 
-| option | environment | meaning |
+| option | default | meaning |
 | --- | --- | --- |
-| `--url ws://HOST:PORT` | `LOOM_URL` | address of the gateway |
-| `--token TEXT` | `LOOM_TOKEN` | token to show |
-| `--ca FILE` | `LOOM_CA` | certificate of your own authority, for `wss://` |
+| `--url ADDRESS` | `LOOM_URL`, else the current [context](../guide/connections.md#contexts) | the gateway |
+| `--token TEXT` | `LOOM_TOKEN`, else the token of the context | token to show |
+| `--ca FILE` | `LOOM_CA`, else that of the context | certificate of your own authority, for `wss://` |
+
+Addresses are those of [`loom.connect`](../guide/connections.md#addresses). With `kube://` a port is forwarded until
+the command ends.
 """
 
 
@@ -93,7 +106,7 @@ def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def page(begins: str) -> str:
-    """The page that begins with a text: `CLUSTER`, `TRAINING`, `DEVICES` or `TIMING`."""
+    """The page that begins with a text: `CLUSTER`, `ACCESS`, `TRAINING`, `DEVICES` or `TIMING`."""
     sections = [_section(name, command) for name, command in commands().items() if _begins(name) == begins]
     return "\n".join([begins, *([SHARED_HELP] if begins == CLUSTER else []), *sections])
 
@@ -101,12 +114,13 @@ def page(begins: str) -> str:
 def _begins(name: str) -> str:
     """The beginning of the page that has a command."""
     word = name.split()[1]
-    pages = {TRAINING: OF_TRAINING, DEVICES: OF_DEVICES, TIMING: OF_TIMING}
+    pages = {ACCESS: OF_ACCESS, TRAINING: OF_TRAINING, DEVICES: OF_DEVICES, TIMING: OF_TIMING}
     return next((begins for begins, words in pages.items() if word in words), CLUSTER)
 
 
 PAGES = {
     ROOT / "docs" / "reference" / "cli.md": CLUSTER,
+    ROOT / "docs" / "reference" / "cli-access.md": ACCESS,
     ROOT / "docs" / "reference" / "cli-training.md": TRAINING,
     ROOT / "docs" / "reference" / "cli-devices.md": DEVICES,
     ROOT / "docs" / "reference" / "cli-timing.md": TIMING,

@@ -20,7 +20,7 @@ import loom
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
-from tests.support.paths import ROOT
+from tests.support.forwards import forwarding, lead_to, put_on_path
 
 BOUND = 30.0
 
@@ -36,38 +36,19 @@ sys.stdin.readline()
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in on PATH; the folder with where it leads."""
-    script = tmp_path / "bin" / "kubectl"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\ncd "{ROOT}"\nexec "{sys.executable}" -m tests.support.kubectl_stand_in "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("FORWARDS", str(tmp_path))
-    return tmp_path
+    return put_on_path(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def service(kubectl: Path, cluster: LocalCluster) -> str:
     """A service in Kubernetes that has the gateway."""
-    place = kubectl / "research" / "svc" / "loom-gateway"
-    place.parent.mkdir(parents=True)
-    place.write_text(cluster.url.removeprefix("ws://"))
-    return "kube://research/loom-gateway"
+    return lead_to(cluster, kubectl)
 
 
 @pytest.fixture
 def job(service: str, cluster: LocalCluster) -> Iterator[loom.Job]:
     with loom.connect(service, cluster.token) as job:
         yield job
-
-
-def forwarding(of: int) -> list[psutil.Process]:
-    """The stand-ins that a process has started."""
-    found = []
-    for child in psutil.Process(of).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
-            if "tests.support.kubectl_stand_in" in child.cmdline():
-                found.append(child)
-    return found
 
 
 def test_a_service_in_kubernetes_is_reached_by_its_name(job: loom.Job, service: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import bridge, dashboard, debug, inject, logs, meshes, serve, status, token, weaver
+from loom.cli import bridge, context, dashboard, debug, inject, logs, meshes, serve, status, token, weaver
 from loom.cli.demos import demo
 from loom.cli.timing import analyze, trace, tune
 
@@ -47,6 +47,7 @@ app.command()(debug.debug)
 app.command()(dashboard.dashboard)
 app.add_typer(status.sessions_app, name="sessions")
 app.add_typer(token.app, name="token")
+app.add_typer(context.app, name="context")
 app.command()(weaver.watch)
 app.add_typer(weaver.config_app, name="config")
 for command in weaver.COMMANDS:

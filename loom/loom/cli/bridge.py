@@ -72,10 +72,9 @@ def bridge(
     from loom.bridge.bridge import Bridge
     from loom.bridge.nats_link import NatsLogin
     from loom.bridge.state import BridgeState
-    from loom_proxy.weaver.watch import WeaverWatch
 
     async def run() -> None:
-        messages = WeaverWatch(access.url, access.token, access.ca, access.insecure).messages_async()
+        messages = access.weaver_watch().messages_async()
         login = NatsLogin(nats_user, nats_password, nats_token, str(nats_creds) if nats_creds else None, nats_ca)
         kept = BridgeState(state)
         await _until_ended(Bridge(access.gateway(), messages, nats, login, prefix, format, kept, jetstream))

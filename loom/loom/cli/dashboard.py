@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import webbrowser
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -20,10 +22,15 @@ def dashboard(
 ) -> None:
     """Open the gateway's page, on which a training is watched and steered. The browser is signed in.
 
-    The address is good once, and for a minute: it has a code in the token's place.
+    The address is good once, and for a minute: it has a code in the token's place. With a kube:// address the
+    command runs, and forwards, until Ctrl-C.
     """
     address = access.gateway().page("view" if view else None)
     if browser and webbrowser.open(address):
         typer.echo(f"opened {address.partition('#')[0]} in a browser")
-        return
-    typer.echo(address)
+    else:
+        typer.echo(address)
+    if access.forward is not None:
+        typer.echo(f"forwarding to {access.forward.name} until Ctrl-C", err=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()

@@ -28,10 +28,8 @@ def debug(
     The program that drives the session goes on beside. `help` lists the commands, such as `attach NAME RANK`,
     `cast NAME ranks(0,2) n` and `continue`. `quit`, or Ctrl-D, leaves what has stopped as it is.
     """
-    from loom_proxy.session.open import connect
-
     name = session or only_session(access.gateway())
-    job = connect(access.url, access.token, name, mode="debug", ca=access.ca, insecure=access.insecure)
+    job = access.connect(name, "debug")
     with job:
         job.print_logs = False
         if wait is not None:

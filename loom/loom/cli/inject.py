@@ -11,18 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import (
-    Ca,
-    Insecure,
-    Json,
-    Timeout,
-    Token,
-    User,
-    UserAccess,
-    acknowledgements,
-    asking,
-    read_assignments,
-)
+from loom.cli.options import Json, Timeout, UserAccess, acknowledgements, asking, read_assignments
 from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -57,23 +46,18 @@ def _described(kind: Any) -> dict[str, Any]:
 
 
 @app.command()
+@asking
 def check(
+    access: UserAccess,
     plan: PlanFile,
-    url: Annotated[
-        str | None, typer.Option(envvar="LOOM_URL", help="Gateway, to check that each fault has a target.")
-    ] = None,
-    token: Token = None,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    user: User = None,
 ) -> None:
-    """Check that a plan makes sense; change nothing."""
+    """Check that a plan makes sense, and that each fault has a target if there is a gateway; change nothing."""
     from loom.chaos.plans.files import read_plan
     from loom.chaos.runs.run import Run
 
     read = read_plan(plan)
-    if url is not None:
-        Run(read, UserAccess(url, token, ca, insecure, user).weaver()).check()
+    if access.is_given:
+        Run(read, access.weaver()).check()
     typer.echo(f"{plan}: {len(read.faults)} faults, {len(read.expect)} expectations of the whole, seed {read.seed}")
 
 

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from loom.errors import UnknownSession, WaitTimeout, WrongArguments
+from loom.errors import LoomError, UnknownSession, WaitTimeout, WrongArguments
 from loom.rest import Gateway
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
+    from loom_proxy.contexts.choice import GatewayChoice
+    from loom_proxy.job import Job
+    from loom_proxy.kubernetes.port_forward import PortForward
     from loom_proxy.weaver.client import WeaverProxy
     from loom_proxy.weaver.command import CommandProxy
+    from loom_proxy.weaver.watch import WeaverWatch
 
 
-Url = Annotated[str, typer.Option(envvar="LOOM_URL", metavar="ws://HOST:PORT", help="Address of the gateway.")]
-Token = Annotated[str | None, typer.Option(envvar="LOOM_TOKEN", help="The gateway's token.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The gateway: wss://HOST, kube://NAMESPACE/SERVICE, …. Default: LOOM_URL, else the current context.",
+    ),
+]
+Token = Annotated[str | None, typer.Option(help="The token. Default: LOOM_TOKEN, else that of the context.")]
 Ca = Annotated[
     str | None,
     typer.Option("--ca", envvar="LOOM_CA", metavar="FILE", help="Certificate of your own authority, for wss://."),
@@ -39,22 +51,75 @@ Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long
 
 @dataclass(frozen=True)
 class Access:
-    """The options with which a command asks a gateway."""
+    """The options with which a command asks a gateway, and the way to it, which is open as long as it is `held`."""
 
-    url: Url
+    url: Url = None
     token: Token = None
     ca: Ca = None
     insecure: Insecure = False
 
+    @functools.cached_property
+    def chosen(self) -> GatewayChoice:
+        """The gateway to ask, and the token."""
+        from loom_proxy.contexts.choice import choose_gateway
+
+        return choose_gateway(self.url, self.token, self.ca, self.insecure)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a gateway to ask, for commands that need none."""
+        from loom_proxy.contexts.choice import is_gateway_given
+
+        return is_gateway_given(self.url)
+
+    @functools.cached_property
+    def forward(self) -> PortForward | None:
+        """The forwarded port that leads to a gateway in Kubernetes, until the command ends; None for others."""
+        from loom_proxy.kubernetes import port_forward
+
+        if not port_forward.is_kube_address(self.chosen.url):
+            return None
+        return port_forward.PortForward(port_forward.parse_kube_address(self.chosen.url))
+
     def gateway(self) -> Gateway:
         """Return the gateway. No request is sent yet."""
-        return Gateway(self.url, self.token, ca=self.ca, insecure=self.insecure)
+        to = self.chosen
+        return Gateway(self.forward or to.url, to.token, ca=to.ca, insecure=to.insecure)
 
     def weaver(self, user: str | None = None) -> WeaverProxy:
         """Return a proxy for the weaver behind the gateway. No request is sent yet."""
         from loom_proxy.weaver.client import WeaverProxy
 
-        return WeaverProxy(self.url, self.token, self.ca, insecure=self.insecure, user=user)
+        to = self.chosen
+        return WeaverProxy(self.forward or to.url, to.token, to.ca, insecure=to.insecure, user=user)
+
+    def weaver_watch(self) -> WeaverWatch:
+        """Return a watch of the weaver behind the gateway. It does not connect yet."""
+        from loom_proxy.weaver.watch import WeaverWatch
+
+        to = self.chosen
+        return WeaverWatch(self.forward or to.url, to.token, to.ca, to.insecure)
+
+    def connect(self, session: str, mode: Literal["watch", "debug"]) -> Job:
+        """Attach to a living session, next to the client that drives it."""
+        from loom_proxy.session.open import connect
+
+        to = self.chosen
+        return connect(to.url, to.token, session, mode=mode, ca=to.ca, insecure=to.insecure)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Close the way to the gateway at the end. Errors about the gateway say where its address comes from."""
+        try:
+            yield
+        except LoomError:
+            if "chosen" not in self.__dict__:  # the command has not asked a gateway
+                raise
+            with self.chosen.explained():
+                raise
+        finally:
+            if (forward := self.__dict__.get("forward")) is not None:  # without opening one
+                forward.close()
 
 
 @dataclass(frozen=True)
@@ -74,7 +139,9 @@ def asking(run: Callable[..., None]) -> Callable[..., None]:
 
     def with_options(**options: Any) -> None:
         given = {option.name: options.pop(option.name) for option in fields(access)}
-        run(access(**given), **options)
+        asked: Access = access(**given)
+        with asked.held():
+            run(asked, **options)
 
     shown = [*parameters.values(), *inspect.signature(access, eval_str=True).parameters.values()]
     with_options.__name__, with_options.__doc__ = run.__name__, run.__doc__

@@ -34,8 +34,12 @@ def status(access: Access, as_json: Json = False) -> None:
         }
         print_json({**answer, "ended": ended, **weaver})
         return
+    # No title of a table, which would fold it to the table's width.
+    typer.echo(
+        f"gateway {answer.get('version', '?')} at {access.chosen}, {counted(answer.get('sessions', 0), 'session')}"
+    )
     print_table(
-        f"gateway {answer.get('version', '?')} at {access.url}, {counted(answer.get('sessions', 0), 'session')}",
+        "workers",
         ["worker", "reachable"],
         [[worker["address"], "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
     )
@@ -121,7 +125,7 @@ def list_sessions(access: Access, as_json: Json = False) -> None:
         ]
         for one in sessions
     ]
-    show(as_json, {"sessions": sessions}, f"{counted(len(sessions), 'session')} at {access.url}", columns, rows)
+    show(as_json, {"sessions": sessions}, f"{counted(len(sessions), 'session')} at {access.chosen}", columns, rows)
 
 
 @sessions_app.command("end")

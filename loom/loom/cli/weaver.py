@@ -47,7 +47,7 @@ def watch(
             for update in proxy.watch():
                 typer.echo(json_line(update))
         else:
-            live(proxy.watch(), lambda: (proxy.replicas(), proxy.devices()), access.url)
+            live(proxy.watch(), lambda: (proxy.replicas(), proxy.devices()), str(access.chosen))
 
 
 @config_app.command("set")

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file that several processes replace. Its folder is made if it is missing.
+
+    A missing folder raises `OSError` if it cannot be made; so does a lock that cannot be opened.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The lock is a separate file: the file is replaced, and a lock on a replaced file excludes no process.
+    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with open(lock, "wb"):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_json(path: str | os.PathLike[str], value: object, mode: int = 0o600) -> None:

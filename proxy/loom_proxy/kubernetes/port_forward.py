@@ -49,7 +49,8 @@ class KubeAddress(NamedTuple):
     path: str = ""  # the gateway's path, if a proxy such as nginx has the port
 
     def __str__(self) -> str:
-        return f"kube://{self.namespace}/{self.resource.removeprefix('svc/')}:{self.port}{self.path}"
+        place = "" if self.port == GATEWAY_PORT and not self.path else f":{self.port}{self.path}"
+        return f"kube://{self.namespace}/{self.resource.removeprefix('svc/')}{place}"
 
 
 def parse_kube_address(url: str) -> KubeAddress:
@@ -63,6 +64,11 @@ def parse_kube_address(url: str) -> KubeAddress:
         )
     path = (match["path"] or "").rstrip("/")
     return KubeAddress(match["namespace"], f"{match['kind'] or 'svc'}/{match['name']}", port, path)
+
+
+def is_kube_address(url: str) -> bool:
+    """Return whether a gateway's URL is an address in Kubernetes, for `parse_kube_address`."""
+    return url.startswith("kube://")
 
 
 class PortForward:
@@ -87,6 +93,11 @@ class PortForward:
         self._await_first()
         self._thread = threading.Thread(target=self._keep, name=f"forward {address}", daemon=True)
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The gateway's address in Kubernetes."""
+        return str(self.address)
 
     @property
     def url(self) -> str:
@@ -143,6 +154,9 @@ class PortForward:
                 f"{what}: {said}",
                 code="port_forward_failed",
             ) from error
+        except BaseException:  # Ctrl-C
+            self._kubectl.cut()
+            raise
 
     def _keep(self) -> None:
         waits = iter(BACKOFF)

@@ -7,14 +7,14 @@ import os
 import secrets
 import time
 from dataclasses import replace
-from typing import Any
 
-from loom.errors import ConnectionLost, InvalidAddress, LoomError, SessionInUse, WorkersSilent, WrongArguments
-from loom.rest import TokenSource, safe_url
+from loom.errors import ConnectionLost, LoomError, SessionInUse, WorkersSilent, WrongArguments
+from loom.rest import TokenSource, normalise_url, safe_url
 from loom.timing.spans import recorder
 from loom.wire.handshake import MODES, Hello
+from loom_proxy.contexts.choice import choose_gateway
 from loom_proxy.job import Job
-from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
+from loom_proxy.kubernetes.port_forward import PortForward, is_kube_address, parse_kube_address
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.handshake import CLIENT, RECONNECT, Address
 from loom_proxy.session.spans import correct_clock
@@ -44,11 +44,12 @@ def connect(
     Each call runs once, however often the connection is lost. `Job.events` reports losses.
 
     Args:
-        url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``. Or
-            ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl port-forward``, which is restarted when
-            it ends or no longer reaches the gateway.
-        token: the token, or a function that returns it; default ``LOOM_TOKEN``. The function is called, in any
-            thread, for each connection: a token that expires is replaced by the next, and the session goes on.
+        url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``, else the
+            current context of ``loom context``. Or ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl
+            port-forward``, which is restarted when it ends or no longer reaches the gateway.
+        token: the token, or a function that returns it; default ``LOOM_TOKEN``, else, if the gateway is that of the
+            current context, that context's. The function is called, in any thread, for each connection: a token
+            that expires is replaced by the next, and the session goes on.
         session: name of a living session to attach to; None opens a new one.
         mode: ``drive``; or, next to the client that drives, ``watch``: such a job sees events, logs, meshes and
             runs, and everything else raises `ReadOnlySession`. ``debug`` has `Job.debugger` besides, and needs a
@@ -60,14 +61,16 @@ def connect(
         reconnect_timeout: seconds of attempts to reconnect before the session counts as lost; None for as long as
             the session can live without a client.
         ca: file with the certificate (PEM) of the authority that vouches for the gateway, if that is your own;
-            default ``LOOM_CA``, else the authorities that this machine trusts.
+            default ``LOOM_CA``, else the context's, else the authorities that this machine trusts.
         transport: ``"websocket"``; ``"http"``, which is slower and goes through networks that break WebSockets; or
             ``"auto"``: HTTP if only that can be opened. Default ``LOOM_TRANSPORT``, or auto.
         insecure: connect without TLS to another machine, where whoever is on the way could read the token and send
             code with it: only in a network that you trust. Default ``LOOM_INSECURE``.
 
     Raises:
-        InvalidAddress: there is no URL, it is not one, or it is without TLS and leads to another machine.
+        InvalidAddress: there is no URL and no current context, or it is no URL, or it is without TLS and leads to
+            another machine.
+        ContextFileError, KeyringUnavailable: the current context or its token is needed and cannot be read.
         UnknownTransport: ``transport`` is none of these.
         GatewayUnreachable: no program answers at the URL.
         NotAGateway: the program that answers is not a Loom gateway.
@@ -82,28 +85,39 @@ def connect(
         MissingDependency: a ``kube://`` address needs kubectl.
         PortForwardFailed: kubectl does not forward.
     """
-    url = url or os.environ.get("LOOM_URL")
-    if not url:
-        raise InvalidAddress("no gateway to connect to: pass url=… or set LOOM_URL (`loom up` prints both)")
     if mode not in MODES:
         raise WrongArguments(f"mode is {mode!r}: give 'drive', 'watch' or 'debug'")
     if mode != "drive" and session is None:
         raise WrongArguments(f"mode={mode!r} needs session=…: there is nothing to see in a new session")
-    token = token or os.environ.get("LOOM_TOKEN")
     transport = transport or os.environ.get("LOOM_TRANSPORT") or "auto"
-    if url.startswith("kube://"):
-        return _connect_by_kubectl(
-            url, token, session, mode=mode, take_over=take_over, persist=persist, timeout=timeout,
-            reconnect_timeout=reconnect_timeout, ca=ca, transport=transport,
-        )  # fmt: skip
-    address = Address(safe_url(url, insecure), token, reconnect_timeout, ca, transport)
     hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
+    chosen = choose_gateway(url, token, ca, insecure)
+    with chosen.explained():
+        if not is_kube_address(chosen.url):
+            gateway = safe_url(chosen.url, chosen.insecure)
+            return _open_job(
+                Address(gateway, chosen.token, reconnect_timeout, chosen.ca, transport), hello, timeout
+            )
+        forward = PortForward(parse_kube_address(chosen.url))
+        try:
+            gateway = normalise_url(forward.url)
+            job = _open_job(Address(gateway, chosen.token, reconnect_timeout, chosen.ca, transport), hello, timeout)
+        except BaseException:
+            forward.close()
+            raise
+        job._reach_by(forward)
+        return job
+
+
+def _open_job(address: Address, hello: Hello, timeout: float) -> Job:
+    """Open a session or attach to one; another session, a few times, if the workers accept one and are silent."""
+    attached = hello.session is not None
     for _ in range(ATTEMPTS - 1):
         try:
-            return _job(_open(address, hello, timeout), attached=session is not None)
+            return _job(_open(address, hello, timeout), attached)
         except WorkersSilent:
             continue  # the next session's driver has another port
-    return _job(_open(address, hello, timeout), attached=session is not None)
+    return _job(_open(address, hello, timeout), attached)
 
 
 def _job(connection: Connection, attached: bool) -> Job:
@@ -139,14 +153,3 @@ def _open(address: Address, hello: Hello, timeout: float) -> Connection:
         if hello.session is None:
             hello = replace(hello, take_over=True)  # from the connection that was cut
     raise AssertionError("unreachable")
-
-
-def _connect_by_kubectl(url: str, token: TokenSource, session: str | None, **options: Any) -> Job:
-    forward = PortForward(parse_kube_address(url))
-    try:
-        job = connect(forward.url, token, session, **options)
-    except BaseException:
-        forward.close()
-        raise
-    job._reach_by(forward, url)
-    return job

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WrongState
-from loom.rest import Gateway, TokenSource
+from loom.rest import Gateway, Route, TokenSource
 from loom.weaver.serving.operations import OPERATIONS, Ask, takes
 from loom.wire.bodies import AskWeaver
 from loom_proxy.session.calls import Calls
@@ -40,7 +40,7 @@ class WeaverProxy(WeaverMethods):
     (commands need ``operate``), and the errors of `Gateway`.
 
     Args:
-        url: URL of the gateway.
+        url: URL of the gateway, or a route to it.
         token: token to show to the gateway.
         ca: file of the authority that vouches for the gateway; see `loom.tls.client_context`.
         transport: transport of updates for `watch` and `events`: ``"websocket"``; ``"http"``, which polls every
@@ -54,7 +54,7 @@ class WeaverProxy(WeaverMethods):
 
     def __init__(
         self,
-        url: str,
+        url: str | Route,
         token: TokenSource,
         ca: str | None = None,
         transport: str = "auto",

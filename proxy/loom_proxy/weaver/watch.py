@@ -31,7 +31,7 @@ from loom.errors import (
     error_for_code,
 )
 from loom.proof.forwarded import check_proof, is_forwarded
-from loom.rest import TokenSource, safe_url, token_now
+from loom.rest import Route, TokenSource, route_to, safe_url, token_now
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update
 from loom_proxy.session.handshake import RECONNECT
@@ -107,13 +107,15 @@ class WeaverWatch:
 
     def __init__(
         self,
-        url: str,
+        url: str | Route,
         token: TokenSource,
         ca: str | None = None,
         insecure: bool = False,
         user: str | None = None,
     ) -> None:
-        self.url = _watch_url(url, insecure, user)
+        self._route = route_to(url)
+        self._insecure = insecure
+        self._user = user
         self._context = client_context(ca) if self.url.startswith("wss:") else None
         self._token = token
         self._options: dict[str, Any] = {
@@ -123,6 +125,13 @@ class WeaverWatch:
             "proxy": None,
             "logger": _silent,
         }
+
+    @property
+    def url(self) -> str:
+        """The URL of the WebSocket at this moment."""
+        parts = urlsplit(safe_url(self._route.url, self._insecure))
+        query = "" if self._user is None else urlencode({"user": self._user})
+        return urlunsplit(parts._replace(path=f"{parts.path}/weaver", query=query))
 
     def updates(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
         """Yield the present state, and then each change."""
@@ -176,58 +185,62 @@ class WeaverWatch:
             yield away
             await asyncio.sleep(wait)
 
-    def _connection(self) -> dict[str, Any]:
+    def _connection(self, url: str) -> dict[str, Any]:
         """Return the options of one connection. It shows the present token, to a gateway that has proved itself."""
         token = token_now(self._token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return {**self._options, "additional_headers": headers, "sock": self._proven(token)}
-
-    def _proven(self, token: str | None) -> socket.socket | None:
-        """Return a connection to a forwarded port, whose gateway has proved itself; None for other addresses."""
-        parts = urlsplit(self.url)
-        if parts.port is None or not is_forwarded(parts.port):
-            return None
-        sock = socket.create_connection((str(parts.hostname), parts.port), OPEN_TIMEOUT)
-        try:
-            check_proof(sock, self.url, token)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        return {**self._options, "additional_headers": headers, "sock": _proven(url, token)}
 
     def _open(self) -> Any:
         tls: Any = None if self._context is None else _Tls(self._context)
+        url = self.url
         try:
-            return connect(self.url, ssl=tls, **self._connection())
-        except LoomError:
+            return connect(url, ssl=tls, **self._connection(url))
+        except LoomError as error:
+            self._renew(error)
             raise
         except (OSError, InvalidHandshake, EOFError) as error:
-            raise self._not_opened(error) from error
+            raise self._not_opened(url, error) from error
 
     async def _open_async(self) -> Any:
+        url = self.url
         try:
-            return await _Connect(self.url, ssl=self._context, **await asyncio.to_thread(self._connection))
-        except LoomError:
+            return await _Connect(url, ssl=self._context, **await asyncio.to_thread(self._connection, url))
+        except LoomError as error:
+            self._renew(error)
             raise
         except (OSError, InvalidHandshake, EOFError) as error:
-            raise self._not_opened(error) from error
+            raise self._not_opened(url, error) from error
 
-    def _not_opened(self, error: Exception) -> LoomError:
+    def _renew(self, error: LoomError) -> None:
+        if isinstance(error, NotAGateway):  # who answers by this route is not the gateway
+            self._route.renew()
+
+    def _not_opened(self, url: str, error: Exception) -> LoomError:
         if isinstance(error, InvalidStatus):
             response = error.response
-            return refused(self.url, response.status_code, response.reason_phrase, response.body or b"")
+            return refused(url, response.status_code, response.reason_phrase, response.body or b"")
+        self._route.renew()
         if isinstance(error, (InvalidHandshake, InvalidMessage, EOFError)):
-            return NoUpgrade(f"{self.url} is not a Loom gateway: {error or type(error).__name__}")
+            return NoUpgrade(f"{url} is not a Loom gateway: {error or type(error).__name__}")
         if self._context is not None and not isinstance(error, (ConnectionError, TimeoutError)):
             assert isinstance(error, OSError)
-            return tls_error(self.url, error)
-        return GatewayUnreachable(f"no gateway at {self.url}: {error or type(error).__name__}")
+            return tls_error(url, error)
+        return GatewayUnreachable(f"no gateway at {url}: {error or type(error).__name__}")
 
 
-def _watch_url(url: str, insecure: bool, user: str | None) -> str:
-    parts = urlsplit(safe_url(url, insecure))
-    query = "" if user is None else urlencode({"user": user})
-    return urlunsplit(parts._replace(path=f"{parts.path}/weaver", query=query))
+def _proven(url: str, token: str | None) -> socket.socket | None:
+    """Return a connection to a forwarded port, whose gateway has proved itself; None for other addresses."""
+    parts = urlsplit(url)
+    if parts.port is None or not is_forwarded(parts.port):
+        return None
+    sock = socket.create_connection((str(parts.hostname), parts.port), OPEN_TIMEOUT)
+    try:
+        check_proof(sock, url, token)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _read(text: str | bytes) -> WeaverUpdate | None:

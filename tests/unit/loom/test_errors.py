@@ -24,6 +24,7 @@ CheckpointError         checkpoint              500 1
 CheckpointNotWritten    checkpoint_not_written  500 1 OSError
 CommandIdTaken          command_id_taken        409 1
 ConnectionLost          connection_lost         404 1 ConnectionError OSError
+ContextFileError        context_file            500 1 OSError
 DeploymentFailed        deployment_failed       500 1
 DriverUnavailable       driver_unavailable      503 1 ConnectionError OSError
 EndpointNameTaken       endpoint_name_taken     500 1 ValueError
@@ -36,6 +37,7 @@ HostRefused             host_refused            403 6 PermissionError OSError
 HostsNotOwned           hosts_not_owned         500 1 RuntimeError
 InvalidAddress          invalid_address         500 2 ValueError
 InvalidLogOption        invalid_log_option      500 1 ValueError RuntimeError
+KeyringUnavailable      keyring_unavailable     500 1
 LimitReached            limit_reached           429 1
 LoomError               error                   500 1
 MeshStopped             mesh_stopped            500 1 RuntimeError
@@ -90,6 +92,7 @@ TooLarge                too_large               413 1 ValueError
 TooManyRuns             too_many_runs           500 1
 TrainingFailed          training_failed         500 1
 UnknownCommand          unknown_command         404 9 KeyError LookupError
+UnknownContext          unknown_context         500 9 KeyError LookupError
 UnknownDevice           unknown_device          404 9 KeyError LookupError
 UnknownInjection        unknown_injection       404 9 KeyError LookupError
 UnknownReplica          unknown_replica         404 9 KeyError LookupError

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from loom.cli.options import Access, Ca, Insecure, Token
+from loom.cli.options import Access, asking
 from loom.cli.output import counted, print_json
 from loom.errors import WrongArguments
 
 
+@asking
 def analyze(
+    access: Access,
     logs: Annotated[
         list[Path] | None,
         typer.Argument(metavar="LOG...", help="Logs, folders of logs, JSON lines of loom.timing; also with gzip."),
@@ -25,12 +27,6 @@ def analyze(
         int | None, typer.Option(min=0, help="The run's async level, if no line says it.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the diagnosis.")] = False,
-    url: Annotated[
-        str | None, typer.Option(envvar="LOOM_URL", metavar="ws://HOST:PORT", help="Address of the gateway.")
-    ] = None,
-    token: Token = None,
-    ca: Ca = None,
-    insecure: Insecure = False,
 ) -> None:
     """Say where the time of an RL run goes, and write statistics, evidence and a diagnosis into a folder.
 
@@ -44,10 +40,7 @@ def analyze(
         raise WrongArguments("nothing to analyse: name logs, or a session with --session NAME")
     given = []
     if session is not None:
-        if url is None:
-            raise WrongArguments(f"--session {session} needs the gateway: --url ws://HOST:PORT or LOOM_URL")
-        gateway = Access(url, token, ca, insecure).gateway()
-        given.append(sources.session(session, gateway.logs(session, follow=False)))
+        given.append(sources.session(session, access.gateway().logs(session, follow=False)))
     found = analyze_logs(logs or (), out, sources=given, async_level=async_level)
     if as_json:
         print_json(found.as_dict())

@@ -37,7 +37,6 @@ def trace(
     of the user's own code, and what torch's profiler sees, on one time line.
     """
     from loom.timing.perfetto import to_perfetto
-    from loom_proxy.session.open import connect
     from loom_proxy.session.spans import collect_spans
 
     wanted = parse_time(seconds)
@@ -45,7 +44,7 @@ def trace(
         raise WrongArguments(f"--for takes more than 0 and at most {LONGEST:g} seconds, not {seconds}")
     name = session or only_session(access.gateway())
     path = out or Path(f"loom-trace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.json")
-    job = connect(access.url, access.token, name, mode="watch", ca=access.ca, insecure=access.insecure)
+    job = access.connect(name, "watch")
     with job:
         job.print_logs = False
         relayed: Future[ProcessSpans] = Future()

@@ -52,7 +52,7 @@ def test_a_bottleneck_exits_with_0_too(tmp_path: Path) -> None:
     [
         ((), 2, "nothing to analyse: name logs, or a session with --session NAME"),
         (("missing.log",), 2, "no log missing.log: there is no such file"),
-        (("--session", "one"), 2, "--session one needs the gateway: --url ws://HOST:PORT or LOOM_URL"),
+        (("--session", "one"), 2, "no gateway to connect to: pass url=… or --url, or set LOOM_URL"),
         (("--session", "one", "--url", "ws://127.0.0.1:9"), 5, "no answer from ws://127.0.0.1:9"),
         (("empty.log",), 1, "nothing to analyse: empty.log has no line"),
     ],

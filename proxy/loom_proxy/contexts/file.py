@@ -1,0 +1,213 @@
+"""The file of this user's contexts: gateways by name, and which of them is the current one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from loom.errors import ContextFileError, KeyringUnavailable, UnknownContext, WrongArguments
+from loom.process.state_file import locked, replace_file
+from loom_proxy.contexts import keyring_tokens
+
+logger = logging.getLogger(__name__)
+
+MAX_NAME = 100
+"""Characters of the name of a context."""
+
+_VERSION = 1
+
+
+def default_path() -> Path:
+    """Return the path of this user's file, in ``XDG_CONFIG_HOME``."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "loom" / "contexts.json"
+
+
+@dataclass(frozen=True)
+class Context:
+    """A gateway with a name, and how to connect to it."""
+
+    name: str
+    url: str
+    ca: str | None = None
+    """File of the authority that vouches for the gateway; see `loom.connect`."""
+    insecure: bool = False
+    token: str | None = field(default=None, repr=False)
+    """The token, if it is in the file."""
+    keyring: str | None = None
+    """The end of the name of the keyring's entry with the token, if it is in the keyring."""
+
+    @property
+    def has_token(self) -> bool:
+        return self.token is not None or self.keyring is not None
+
+    @property
+    def entry(self) -> str:
+        """The name of the keyring's entry. It has the URL: a token is found only for the URL it was given for."""
+        return f"{self.name} {self.url} {self.keyring}"
+
+    def read_token(self) -> str | None:
+        """Return the token, from the file or the keyring; None if the context has none."""
+        return self.token if self.keyring is None else keyring_tokens.load(self.entry)
+
+
+@dataclass
+class Contexts:
+    """All contexts by name, and the name of the current one."""
+
+    by_name: dict[str, Context] = field(default_factory=dict)
+    current: str | None = None
+
+    def named(self, name: str) -> Context:
+        """Return the context of a name.
+
+        Raises:
+            UnknownContext: there is none.
+        """
+        if name not in self.by_name:
+            raise UnknownContext(f"no context named {name!r}; {self.listed}")
+        return self.by_name[name]
+
+    @property
+    def listed(self) -> str:
+        """The names, for errors."""
+        names = ", ".join(sorted(self.by_name))
+        return f"there are: {names}" if names else "there are none: `loom context add NAME URL` adds one"
+
+
+class ContextFile:
+    """The contexts in a file, which only this user can read. A file that does not exist has none.
+
+    Several programs may change the file at once: each holds a lock meanwhile, and replaces the file as a whole.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = default_path() if path is None else path
+
+    def read(self) -> Contexts:
+        """Return the contexts.
+
+        Raises:
+            ContextFileError: others may read the file or write to it, or it is damaged. It is left as it is.
+        """
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_mode & 0o077:
+                    raise self._unusable(f"others may use the tokens in it: chmod 600 {self.path}")
+                content = json.load(file)
+        except FileNotFoundError:
+            return Contexts()
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+        except ValueError as error:
+            raise self._damaged(f"it is not JSON ({error})") from error
+        try:
+            if content["version"] != _VERSION:
+                raise self._unusable(f"it is of version {content['version']!r}; this Loom knows {_VERSION}")
+            found = {name: _context(name, entry) for name, entry in content["contexts"].items()}
+            if content["current"] is not None and content["current"] not in found:
+                raise ValueError(f"its current context {content['current']!r} is not among them")
+            return Contexts(found, content["current"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"it is not a file of contexts ({error!r})") from error
+
+    def add(self, context: Context, token: str | None) -> bool:
+        """Add a context, or replace the one of its name; the first one becomes the current one.
+
+        The token goes to the keyring, or into the file if there is none. Return whether it is in the keyring.
+        """
+        _check_name(context.name)
+        kept = replace(context, token=None, keyring=secrets.token_hex(4))
+        in_keyring = token is not None and keyring_tokens.store(kept.entry, token)
+        if not in_keyring:
+            kept = replace(kept, token=token, keyring=None)
+        try:
+            with self._changing() as contexts:
+                old = contexts.by_name.get(context.name)
+                contexts.by_name[context.name] = kept
+                contexts.current = contexts.current or context.name
+        except BaseException:
+            _forget(kept)
+            raise
+        if old is not None:
+            _forget(old)
+        return in_keyring
+
+    def use(self, name: str) -> Context:
+        """Make a context the current one and return it."""
+        with self._changing() as contexts:
+            found = contexts.named(name)
+            contexts.current = name
+        return found
+
+    def remove(self, name: str) -> None:
+        """Remove a context and its token. If it is the current one, there is no current one any more."""
+        with self._changing() as contexts:
+            removed = contexts.named(name)
+            del contexts.by_name[name]
+            if contexts.current == name:
+                contexts.current = None
+        _forget(removed)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Contexts]:
+        """Lock the file and yield its contexts, which are written back unless the body raises."""
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(self.path))
+                self.path.parent.chmod(0o700)
+            except OSError as error:
+                raise self._unusable(error.strerror or str(error)) from error
+            contexts = self.read()
+            yield contexts
+            try:
+                replace_file(self.path, _text(contexts))
+            except OSError as error:
+                raise self._unusable(error.strerror or str(error)) from error
+
+    def _damaged(self, why: str) -> ContextFileError:
+        return self._unusable(f"{why}. Correct it, or move it away and add the contexts again; nothing was changed")
+
+    def _unusable(self, why: str) -> ContextFileError:
+        return ContextFileError(f"cannot use the file of contexts {self.path}: {why}")
+
+
+def _text(contexts: Contexts) -> str:
+    entries = {}
+    for name, context in contexts.by_name.items():
+        entries[name] = {
+            key: value for key, value in asdict(context).items() if key != "name" and value is not None
+        }
+    return json.dumps({"version": _VERSION, "current": contexts.current, "contexts": entries}, indent=1) + "\n"
+
+
+def _context(name: str, entry: dict[str, object]) -> Context:
+    context = Context(name, **entry)  # type: ignore[arg-type]
+    texts = (context.ca, context.token, context.keyring)
+    if not isinstance(context.url, str) or not isinstance(context.insecure, bool):
+        raise ValueError(f"the context {name!r:.40} has a strange url or insecure")
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise ValueError(f"the context {name!r:.40} has a strange ca, token or keyring")
+    return context
+
+
+def _check_name(name: str) -> None:
+    if not name.isprintable() or not 0 < len(name) <= MAX_NAME or any(letter.isspace() for letter in name):
+        raise WrongArguments(f"{name!r} is no name for a context: give 1 to {MAX_NAME} characters without blanks")
+
+
+def _forget(context: Context) -> None:
+    """Delete the token of a context that is not in the file any more. A keyring that refuses is only reported."""
+    if context.keyring is None:
+        return
+    try:
+        keyring_tokens.forget(context.entry)
+    except KeyringUnavailable as error:
+        logger.warning(
+            "a token is left in the keyring, service %s, %r: %s", keyring_tokens.SERVICE, context.entry, error
+        )
