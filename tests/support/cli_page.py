@@ -26,7 +26,21 @@ OF_ACCESS = frozenset(("context", "token"))
 """First words of the commands that have the page about contexts and tokens."""
 
 OF_DEVICES = frozenset(
-    ("devices", "fail-device", "deactivate", "reactivate", "policy", "meshes", "stacks", "profile", "debug")
+    (
+        "devices",
+        "fail-device",
+        "deactivate",
+        "reactivate",
+        "policy",
+        "meshes",
+        "stacks",
+        "profile",
+        "debug",
+        "exec",
+        "shell",
+        "cp",
+        "forward",
+    )
 )
 """First words of the commands that have the page about devices, meshes and processes."""
 
@@ -60,9 +74,10 @@ and sessions, and the options of every command that asks a gateway: `--url`, `--
 DEVICES = """\
 # The command line for devices, meshes and processes
 
-These commands show the GPUs and CPUs that a training runs on, take them out of use, show meshes, and look into
-processes. [The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`,
-`--token` and `--ca`. See also [when a device fails](../guide/weaver.md#when-a-device-fails).
+These commands show the GPUs and CPUs that a training runs on, take them out of use, show meshes, look into
+processes, and [run commands on ranks](../guide/rank.md). [The page about clusters](cli.md) has the options of every
+command that asks a gateway: `--url`, `--token` and `--ca`. See also
+[when a device fails](../guide/weaver.md#when-a-device-fails).
 """
 
 TIMING = """\

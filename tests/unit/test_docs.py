@@ -93,7 +93,8 @@ def check_command(words: list[str]) -> None:
         assert len(plain) < 2 or (" ".join(words) in groups) or words[1] == "COMMAND", f"no command {words}"
         return
     options = {option for one in known[name].params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
-    for word in words[len(name.split()) :]:
+    own = words[: words.index("--")] if "--" in words else words  # not those of a command that it runs
+    for word in own[len(name.split()) :]:
         if word.startswith("-") and not re.fullmatch(r"-?[\d.]+( s)?", word):
             assert word.partition("=")[0] in options, f"{name} has no option {word}"
 

@@ -81,6 +81,15 @@ class WeaverLink:
         except asyncio.TimeoutError:
             raise WeaverUnavailable(f"the weaver did not answer within {timeout:g} s") from None
 
+    async def write_down(self, does: str, **about: Any) -> None:
+        """Have it written into the gateway's audit what a client does in the process of a rank.
+
+        Raises:
+            WeaverUnavailable: the weaver, which passes it on, is away. Nothing may be done then.
+        """
+        if self._client is not None:
+            await self._client.ask("reached", does=does, **about)
+
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
         self._report("spawned", procs, None, f"{len(ranks)} of {name}", mesh=name)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import bridge, context, dashboard, debug, inject, logs, meshes, serve, status, token, weaver
+from loom.cli import bridge, context, dashboard, debug, inject, logs, meshes, ranks, serve, status, token, weaver
 from loom.cli.demos import demo
 from loom.cli.timing import analyze, trace, tune
 
@@ -42,6 +42,10 @@ app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(meshes.meshes)
+app.command("exec")(ranks.exec_)
+app.command()(ranks.shell)
+app.command()(ranks.cp)
+app.command()(ranks.forward)
 app.command()(trace.trace)
 app.command()(debug.debug)
 app.command()(dashboard.dashboard)

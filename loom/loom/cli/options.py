@@ -100,7 +100,7 @@ class Access:
         to = self.chosen
         return WeaverWatch(self.forward or to.url, to.token, to.ca, to.insecure)
 
-    def connect(self, session: str, mode: Literal["watch", "debug"]) -> Job:
+    def connect(self, session: str, mode: Literal["watch", "debug", "ranks"]) -> Job:
         """Attach to a living session, next to the client that drives it."""
         from loom_proxy.session.open import connect
 

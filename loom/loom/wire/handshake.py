@@ -23,7 +23,7 @@ PROTOCOL = (1, 0)  # version of the protocol that this side speaks, as ``(major,
 CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining", "traces")
 """This side's abilities beyond the bare protocol."""
 
-MODES = {"drive": "drive", "watch": "view", "debug": "drive"}
+MODES = {"drive": "drive", "watch": "view", "debug": "drive", "ranks": "drive"}
 """The scope in its session that a client of each mode needs."""
 
 T = TypeVar("T", bound="_HandshakeBody")
@@ -42,8 +42,8 @@ class _HandshakeBody(Body):
     capabilities: Sequence[str] = CAPABILITIES
     python: Sequence[int] = field(default_factory=python_version)
     mode: str = "drive"
-    """``drive``; or, next to the client that drives, ``watch`` to see events and change nothing, or ``debug`` to
-    talk to the debugger besides."""
+    """``drive``; or, next to the client that drives, ``watch`` to see events and change nothing, ``debug`` to talk
+    to the debugger besides, or ``ranks`` to run commands in the processes of ranks besides."""
     stream: str = ""
     """Name of the stream, which the driver chooses; in a `Hello` of the one to resume, or empty for a new one."""
     received: int = 0

@@ -74,6 +74,7 @@ class Kind(enum.IntEnum):
     PORT_CREDIT = 52
     PORT_CLOSE = 53
     SPANS = 54
+    RANK = 55
     LOG_OPTIONS = 56
     FLUSH_LOGS = 57
     SYNC = 58
@@ -130,8 +131,8 @@ READING = frozenset(
 )
 """The kinds of message that a client which only watches may send."""
 
-DEBUGGING = READING | {Kind.DEBUG}
-"""The kinds of message that a client in mode ``debug`` may send."""
+ALLOWED_BESIDE = {"watch": READING, "debug": READING | {Kind.DEBUG}, "ranks": READING | {Kind.RANK}}
+"""The kinds of message that a client may send next to the one that drives, by its mode."""
 
 
 class Message(NamedTuple):

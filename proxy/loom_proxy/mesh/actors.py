@@ -12,15 +12,16 @@ from loom.shape import Shape
 from loom.signatures import CallSignature
 from loom.wire.bodies import AwaitInitialized, ReconfigureActors, StopMesh
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.mesh.base import MeshProxy, WholeMesh
+from loom_proxy.mesh.base import WholeMesh
 from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
 from loom_proxy.mesh.values import ValueMeshProxy
+from loom_proxy.ranks.methods import RankMethods
 
-GIVES_WAY = frozenset({"reconfigure"})
+GIVES_WAY = frozenset({"reconfigure", "exec", "shell", "copy_to", "copy_from", "forward"})
 """Names of methods that Loom adds. An endpoint of such a name, which a Monarch program may have, replaces it."""
 
 
-class ActorMeshProxy(MeshProxy):
+class ActorMeshProxy(RankMethods):
     """Actors of one class, one in each process; the counterpart of ``monarch.actor.ActorMesh``.
 
     The attributes are the actors' endpoints.

@@ -21,6 +21,7 @@ from loom.wire.bodies import HostOf, SetLogOptions, SpawnActors, SpawnProcs, Sto
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
+from loom_proxy.ranks.methods import RankMethods
 
 HIGHEST_LEVEL = 255
 
@@ -145,7 +146,7 @@ class InjectableHostMeshProxy(HostMeshProxy):
     _marks = ({"LOOM_INJECTABLE": "1"},)
 
 
-class ProcMeshProxy(MeshProxy):
+class ProcMeshProxy(RankMethods):
     """Processes on the hosts; the counterpart of ``monarch.actor.ProcMesh``."""
 
     _NOUN = "process"

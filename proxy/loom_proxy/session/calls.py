@@ -21,7 +21,7 @@ from loom.shape import Extent, NDSlice, Point, Shape, for_cluster
 from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
 from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Welcome
-from loom.wire.messages import DEBUGGING, READING, Buffer, Kind, Message
+from loom.wire.messages import ALLOWED_BESIDE, READING, Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.stream import Stream
@@ -47,7 +47,7 @@ class Calls(Waits):
         self.watching = welcome.mode != "drive"
         self.knows_traces = "traces" in welcome.capabilities
         """Whether the driver takes the trace ids of calls."""
-        self._allowed = DEBUGGING if welcome.mode == "debug" else READING  # to a client that does not drive
+        self._allowed = ALLOWED_BESIDE.get(welcome.mode, READING)  # to a client that does not drive
         self.encoder = Encoder(
             ship_project=True,
             peer_python=welcome.python,
@@ -225,7 +225,9 @@ class Calls(Waits):
         if self._error is not None:
             return self._error
         if self.watching and message.kind not in self._allowed:
-            does = {"watch": "watches", "debug": "debugs"}.get(self.welcome.mode, "looks on at")
+            does = {"watch": "watches", "debug": "debugs", "ranks": "reaches ranks of"}.get(
+                self.welcome.mode, "looks on at"
+            )
             return ReadOnlySession(
                 f"this job {does} session {self.welcome.session!r}: attach with mode='drive' to change something"
             )

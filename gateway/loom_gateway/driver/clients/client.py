@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from loom.errors import ConnectionLost, LoomError
@@ -67,8 +69,9 @@ class Client:
         self.sender = FrameSender(self.stream, "client-writer")
         self.guest = guest
         self.knows_traces = False
+        start: Callable[[Message], None]
         if number:
-            start = operations.debug if mode == "debug" else operations.read
+            start = functools.partial(operations.start_beside, mode)
         else:
             start = operations.start if guest is None else operations.start_for_guest
         self.backlog = Backlog(start, self.stream.expects, self.sender.put)

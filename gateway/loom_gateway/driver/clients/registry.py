@@ -1,4 +1,4 @@
-"""The clients of a session: one that drives, and any number that watch or debug.
+"""The clients of a session: one that drives, and any number beside it.
 
 A client is a stream of messages that outlives its connections. After a connection is lost, both sides send again on
 the next one what the other has not received. A client ends when it is disconnected or when the session ends.
@@ -16,7 +16,7 @@ import threading
 
 from loom.errors import LimitReached, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
 from loom.wire.handshake import Hello
-from loom.wire.messages import Kind, Message
+from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, OrderKey
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.results import StoredResults
@@ -34,8 +34,6 @@ WATCHERS_AWAY = 8  # unconnected watching clients that may come back; beyond it,
 STORED_FROM = 256 << 10  # smallest result, in bytes, that is worth the disk while its client is connected
 LEAVE_GRACE = 1.0  # seconds that a new driving client waits for the previous one to leave
 NOTICES = frozenset({Kind.EVENT, Kind.LOG, Kind.RUN_STATE})  # kinds of message that every client gets
-
-BESIDE = frozenset({"watch", "debug"})  # modes of clients next to the one that drives
 
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
@@ -76,7 +74,7 @@ class Clients:
                 client = self._resumed(hello)
                 if client.connection is not None:
                     client.connection.give_up()
-            elif hello.mode in BESIDE:
+            elif hello.mode in ALLOWED_BESIDE:
                 self._let_watchers_go()
                 self._check_room_to_watch(guest)
                 self._watchers += 1
@@ -152,6 +150,11 @@ class Clients:
         if driving is None or asks is None:
             return False
         return driving.knows_traces and not driving.away and driving.guest == asks.guest
+
+    def guest_of(self, operation: int) -> str | None:
+        """Return the user of the client that asks an operation; None if it is the session's own user."""
+        asks = self._watching.get(operation // WATCHER_IDS, self._driving)
+        return None if asks is None else asks.guest
 
     def say_goodbye(self, message: Message) -> None:
         for client in self.all():

@@ -62,6 +62,8 @@ class Context:
         self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send, self.hosts)
         self.drives_for: Callable[[int], bool] = lambda operation: False
         """Whether the driving client takes the notice ``collect_spans`` for the client that asks an operation."""
+        self.guest_of: Callable[[int], str | None] = lambda operation: None
+        """Returns the user of the client that asks an operation, if it is not the session's own user."""
         self.on_retired: list[Callable[[int], object]] = []  # with the id of a whole mesh that was stopped
 
     async def retire(self, ident: int, stopped: Awaitable[Any]) -> None:

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError
-from loom.wire.messages import DEBUGGING, READING, Kind, Message
+from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
 from loom_gateway.driver.handlers.calls import Calls
 from loom_gateway.driver.handlers.debugging import Debugging
 from loom_gateway.driver.handlers.hosts import HostWatcher
 from loom_gateway.driver.handlers.meshes import MeshOperations
 from loom_gateway.driver.handlers.ports import Ports
 from loom_gateway.driver.handlers.processes import Processes
+from loom_gateway.driver.handlers.ranks import RankOperations
 from loom_gateway.driver.handlers.runs import Runs
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.handlers.unclaimed import UnclaimedResults
@@ -56,6 +57,7 @@ class Dispatcher:
         self.logs = LogCollector(context, log_spool)
         self._ports = Ports(context)
         self._runs = Runs(context, self.logs)
+        self._ranks = RankOperations(context)
         self._unclaimed = UnclaimedResults(context)
         self._syncs = Syncs(context)
         self._meshes = MeshOperations(context, self._syncs)
@@ -80,6 +82,7 @@ class Dispatcher:
             **self.logs.handlers,
             **WeaverOperations(context).handlers,
             **Debugging(context).handlers,
+            **self._ranks.handlers,
             **SpanCollector(context).handlers,
         }
 
@@ -114,16 +117,9 @@ class Dispatcher:
         elif message.kind != Kind.END:
             self.start(message)
 
-    def read(self, message: Message) -> None:
-        """Start an operation of a watching client. Safe on any thread."""
-        self._start_one_of(READING, message)
-
-    def debug(self, message: Message) -> None:
-        """Start an operation of a debugging client. Safe on any thread."""
-        self._start_one_of(DEBUGGING, message)
-
-    def _start_one_of(self, allowed: frozenset[Kind], message: Message) -> None:
-        if message.kind in allowed:
+    def start_beside(self, mode: str, message: Message) -> None:
+        """Start an operation of a client of a mode, next to the one that drives. Safe on any thread."""
+        if message.kind in ALLOWED_BESIDE[mode]:
             self._start(message)
         else:
             text = "this client does not drive the session: attach with mode='drive' to change something"

@@ -167,8 +167,14 @@ class Replies:
             logger.exception("the answer to operation %d could not be given", ident)
             self.fail(ident, pending.started, broken, index, eager)
 
-    def answer_when(self, message: Message, started: float, future: concurrent.futures.Future[Any]) -> None:
-        reply = self.expect(message, started)
+    def answer_when(
+        self,
+        message: Message,
+        started: float,
+        future: concurrent.futures.Future[Any],
+        entry: Entry | None = None,
+    ) -> None:
+        reply = self.expect(message, started, entry)
 
         def done(future: concurrent.futures.Future[Any]) -> None:
             error = future.exception()
@@ -176,9 +182,14 @@ class Replies:
 
         future.add_done_callback(done)
 
-    def answer_with(self, message: Message, started: float, work: Coroutine[Any, Any, Any]) -> None:
-        """Answer an operation with the result of a coroutine that runs on the event loop."""
-        self.answer_when(message, started, asyncio.run_coroutine_threadsafe(work, self._loop))
+    def answer_with(
+        self, message: Message, started: float, work: Coroutine[Any, Any, Any], entry: Entry | None = None
+    ) -> None:
+        """Answer an operation with the result of a coroutine that runs on the event loop.
+
+        It fails if a process of ``entry`` is gone.
+        """
+        self.answer_when(message, started, asyncio.run_coroutine_threadsafe(work, self._loop), entry)
 
     def succeed(self, ident: int, started: float, value: Any, index: int | None = None, eager: bool = True) -> None:
         """Send the client the result of an operation, or one of several results."""

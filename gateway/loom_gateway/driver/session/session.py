@@ -76,6 +76,7 @@ class Session:
             results,
         )
         self._context.drives_for = self._clients.drives_for
+        self._context.guest_of = self._clients.guest_of
         self._dispatcher = Dispatcher(self._context, lifetime.end, log_spool, max_in_flight)
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)

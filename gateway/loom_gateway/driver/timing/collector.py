@@ -12,8 +12,8 @@ from loom.timing import clock
 from loom.timing.collecting import LONGEST, MAX_BYTES, MAX_RECORDS, Collection, ProcessSpans, no_spans
 from loom.wire.bodies import CollectSpans, SendSpans
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.monarch.mesh_table import Entry, shape_of
-from loom_gateway.driver.monarch.release import release
+from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.ranks.process_actors import ProcessActors
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler, notice
 from loom_gateway.driver.timing.span_actor import SpanActor
@@ -33,12 +33,11 @@ class SpanCollector:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._actors: dict[int, dict[int, Any]] = {}
-        """Monarch's mesh of one `SpanActor` in each process, by the id of the proc mesh and the rank."""
+        self._actors = ProcessActors("loom_spans", SpanActor)
         self._collecting = False
         self._numbers = itertools.count(1)
         self._laptops: dict[int, asyncio.Future[ProcessSpans]] = {}  # what the driving client was asked for
-        context.on_retired.append(lambda ident: release(self._actors.pop(ident, {}).values()))
+        context.on_retired.append(self._actors.retire)
         self.handlers: dict[int, Handler] = {
             Kind.CLOCK: self._read_clock,
             Kind.COLLECT_SPANS: self._collect,
@@ -110,7 +109,7 @@ class SpanCollector:
     async def _process(self, entry: Entry, rank: int, request: CollectSpans, most: int) -> ProcessSpans | None:
         name = f"{entry.name}[{rank}]"
         try:
-            actor = self._actor(entry, rank)
+            actor = self._actors.of(entry, rank)
             await _begin(actor, request.kernels, most)
             await asyncio.sleep(request.seconds)
             end = actor.end.call_one(name).as_asyncio()
@@ -119,21 +118,6 @@ class SpanCollector:
             return no_spans(name, f"no answer in {ANSWERS_WITHIN:g} s: the process is gone or its interpreter busy")
         except Exception as error:  # noqa: BLE001 - Monarch's errors about a dead process, which are of many kinds
             return no_spans(name, f"{type(error).__name__}: {error!s:.300}")
-
-    def _actor(self, entry: Entry, rank: int) -> Any:
-        actors = self._actors.setdefault(entry.root, {})
-        if rank not in actors:  # of each process one of its own: in a mesh, a dead one would take the others along
-            actors[rank] = entry.mesh.slice(**_coordinates(entry, rank)).spawn("loom_spans", SpanActor)
-        return actors[rank]
-
-
-def _coordinates(entry: Entry, rank: int) -> dict[str, int]:
-    """Return the coordinates of a process of a whole proc mesh, whose ranks go row by row."""
-    labels, _, sizes, _ = shape_of(entry.mesh)
-    found = {}
-    for label, size in zip(reversed(labels), reversed(sizes), strict=True):
-        rank, found[label] = divmod(rank, size)
-    return found
 
 
 async def _begin(actor: Any, kernels: bool, most: int) -> None:

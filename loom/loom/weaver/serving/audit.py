@@ -1,4 +1,7 @@
-"""`AuditTrail`: what the drivers' sessions were asked to do to replicas, for the gateway, which keeps the audit."""
+"""`AuditTrail`: what the drivers' sessions were asked to do to replicas and in processes of ranks.
+
+It is for the gateway, which keeps the audit.
+"""
 
 from __future__ import annotations
 
@@ -43,4 +46,7 @@ class AuditTrail:
         return {"trail": self._id, "last": self._last, "entries": [entry for _, entry in self._entries]}
 
 
-_SHOWN = ("kind", "target", "fault", "duration", "injection", "device", "reason", "group", "action")
+_OF_RANKS = ("mesh", "rank", "what", "guest")
+"""``what`` is a command, a path or a port; ``guest`` is the user, if the session is another user's."""
+
+_SHOWN = ("kind", "target", "fault", "duration", "injection", "device", "reason", "group", "action", *_OF_RANKS)

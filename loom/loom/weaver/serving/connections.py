@@ -46,6 +46,9 @@ WATCH_FULL = "watch_full"
 It is no part of the watch's own frame, so that an older weaver refuses it and watches all the same.
 """
 
+REACHED = "reached"
+"""An operation of a session: write down what one of its clients does in the process of a rank."""
+
 _CHANGING = frozenset(name for name, operation in OPERATIONS.items() if operation.method != "GET")
 
 
@@ -177,6 +180,9 @@ class RequestConnection(Connection):
         self, number: int, user: str, session: str, operation: str, arguments: dict[str, Any]
     ) -> None:
         """Do what a session may ask for: operations on its user's replicas, and reports about itself."""
+        if operation == REACHED:
+            self._users.audit.add(user, session, str(arguments.get("does")), arguments, self._users.clock())
+            return self._send_answer(["answer", number, None])
         if operation not in OPERATIONS and operation not in _OF_SESSIONS:
             raise Denied(f"a session cannot ask the weaver for {operation!r:.80}")
         if operation in _CHANGING:

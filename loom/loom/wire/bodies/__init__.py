@@ -17,6 +17,7 @@ from loom.wire.bodies.connection import *
 from loom.wire.bodies.lifeline import *
 from loom.wire.bodies.meshes import *
 from loom.wire.bodies.ports import *
+from loom.wire.bodies.ranks import *
 from loom.wire.bodies.runs import *
 from loom.wire.bodies.sync import *
 from loom.wire.bodies.timing import *

@@ -331,6 +331,17 @@ def test_a_fault_of_a_worker_that_anothers_session_uses_needs_an_admin(weaver: W
     threadlet.close()
 
 
+def test_what_a_session_does_on_a_rank_is_given_to_the_gateway_for_the_audit(weaver: WeaverProcess) -> None:
+    about = {"does": "exec", "mesh": "trainers", "rank": 3, "what": "nvidia-smi " * 40, "guest": "bob"}
+
+    assert session_of(weaver, "anna", "mine").ask("reached", **about) is None
+
+    entries = gateway_for(weaver, "anna").ask("audit", trail="", last=0)["entries"]
+    (entry,) = [one for one in entries if one["operation"] == "exec"]
+    assert (entry["user"], entry["session"], entry["guest"]) == ("anna", "mine", "bob")
+    assert (entry["mesh"], entry["rank"], entry["what"]) == ("trainers", "3", ("nvidia-smi " * 40)[:200])
+
+
 def test_what_a_session_commands_is_given_to_the_gateway_for_the_audit_once(weaver: WeaverProcess) -> None:
     driver, gateway = session_of(weaver, "anna", "a"), weaver.gateway()
     driver.ask("command", kind="update_config", params={"password": "hidden"}, target="train")

@@ -28,7 +28,8 @@ class Operations:
     next_id = 1
 
     def __init__(self, start: Callable[[Message], object] = lambda message: None) -> None:
-        self.start = self.read = start
+        self.start = start
+        self.start_beside = lambda mode, message: start(message)
 
     def client_left(self, unsent: Sequence[Message]) -> None:
         raise AssertionError("no client is let go of here")

@@ -1,0 +1,1 @@
+"""What runs in the process of a rank for people: commands, terminals, connections, and copies of files."""

@@ -1,0 +1,163 @@
+"""`Command`: a command in the environment of a rank, with pipes or in a terminal, and never without the rank."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import shutil
+import signal
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loom_gateway.driver.ranks.conduit import Conduit
+
+LAST_OUTPUT = 0.5  # seconds for the output of what a command has left running; then that is killed
+
+HANGUP_GRACE = 2.0  # seconds that a command has to end after SIGHUP; then it is killed
+
+_WATCHED = """
+(trap '' HUP INT QUIT TERM TSTP; exec </dev/null >/dev/null 2>&1; read _ <"/dev/fd/$1"; kill -KILL -$$) &
+if [ -n "$2" ]; then : <"$2"; fi
+shift 2
+exec "$@"
+"""
+"""Runs a command whose process group is killed when the pipe $1 has no writer any more: when the rank has died.
+
+The first process of a session that opens a terminal, $2, gets it as its controlling terminal.
+"""
+
+
+class Spec(NamedTuple):
+    """What to run."""
+
+    command: Sequence[str]
+    """The program and its arguments; empty for the user's shell."""
+    terminal: tuple[int, int] | None
+    """Rows and columns of the terminal in which it runs; None without one."""
+    variables: Mapping[str, str]
+    """Environment variables in addition to those of the rank."""
+
+
+class Command:
+    """A running command, in a session and process group of its own.
+
+    Args:
+        on_end: called, on a thread, when it has ended.
+    """
+
+    def __init__(self, handle: str, port: Any, spec: Spec, on_end: Callable[[str], object]) -> None:
+        self._handle = handle
+        self._on_end = on_end
+        self._terminal: int | None = None
+        alive, self._lifeline = os.pipe()
+        try:
+            if spec.terminal is None:
+                self._start_with_pipes(port, spec, alive)
+            else:
+                self._start_in_terminal(port, spec, spec.terminal, alive)
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(alive)
+        threading.Thread(target=self._await_end, name="loom rank", daemon=True).start()
+
+    def resize(self, rows: int, columns: int) -> None:
+        if self._terminal is not None:
+            with contextlib.suppress(OSError):  # its programs have just ended
+                _set_size(self._terminal, rows, columns)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command and what it has started in its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def end(self) -> None:
+        """Hang up, and kill what is left after `HANGUP_GRACE` seconds."""
+        self.conduit.drop()
+        self.signal(signal.SIGHUP)
+        self.signal(signal.SIGCONT)
+        timer = threading.Timer(HANGUP_GRACE, self._kill_all)
+        timer.daemon = True
+        timer.start()
+
+    def _start_with_pipes(self, port: Any, spec: Spec, alive: int) -> None:
+        (child_in, ours_in), (ours_out, child_out), (ours_err, child_err) = (os.pipe() for _ in range(3))
+        self._start(spec, alive, "", (child_in, child_out, child_err), (ours_in, ours_out, ours_err))
+        self.conduit = Conduit(self._handle, port, {"stdout": ours_out, "stderr": ours_err}, ours_in)
+
+    def _start_in_terminal(self, port: Any, spec: Spec, size: tuple[int, int], alive: int) -> None:
+        ours, theirs = pty.openpty()
+        _set_size(ours, *size)
+        self._start(spec, alive, os.ttyname(theirs), (theirs,) * 3, (ours,))
+        self._terminal = ours
+        self.conduit = Conduit(self._handle, port, {"stdout": ours}, os.dup(ours))
+
+    def _start(
+        self, spec: Spec, alive: int, terminal: str, streams: tuple[int, ...], ours: tuple[int, ...]
+    ) -> None:
+        try:
+            self._process = self._popen(spec, alive, terminal, *streams)
+        except BaseException:
+            for descriptor in ours:
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in set(streams):
+                os.close(descriptor)
+
+    def _popen(self, spec: Spec, alive: int, terminal: str, *streams: int) -> subprocess.Popen[bytes]:
+        command = spec.command or [_shell()]
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHED, "loom", str(alive), terminal, *command],
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            env={**os.environ, **spec.variables},
+            start_new_session=True,
+            pass_fds=[alive],
+        )
+
+    def _await_end(self) -> None:
+        # Not reaped yet: as long as the kernel keeps its id, no other session has the same.
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        if not self.conduit.wait_for_output(LAST_OUTPUT):
+            self._kill_all()
+            self.conduit.wait_for_output(LAST_OUTPUT)
+        self._kill_all()
+        code = self._process.wait()
+        self.conduit.over(code if code >= 0 else 128 - code)
+        self._terminal = None
+        os.close(self._lifeline)
+        self._on_end(self._handle)
+
+    def _kill_all(self) -> None:
+        """Kill all processes of the command's session, unless it is over."""
+        if self._process.returncode is None:
+            for pid in _members(self._process.pid):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _members(session: int) -> Iterator[int]:
+    """Yield the processes of a session, the first one included unless it has ended."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, _, of = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
+                yield int(path.parent.name)
+
+
+def _set_size(terminal: int, rows: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _shell() -> str:
+    return os.environ.get("SHELL") or shutil.which("bash") or "/bin/sh"

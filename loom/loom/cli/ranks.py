@@ -1,0 +1,246 @@
+"""``loom exec``, ``shell``, ``cp`` and ``forward``: hands on the processes of a session's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loom.cli.options import Access, asking, only_session
+from loom.errors import LoomError, NoSuchMesh, WrongArguments
+
+if TYPE_CHECKING:
+    from loom_proxy.ranks.copies import Progress
+    from loom_proxy.ranks.execution import Execution, Output
+
+Mesh = Annotated[
+    str | None, typer.Option("--mesh", help="Name of a mesh of processes or actors; not needed if there is one.")
+]
+Rank = Annotated[int, typer.Option("--rank", min=0, help="The rank in the mesh.")]
+Session = Annotated[str | None, typer.Option(help="Name of a session; not needed if only one lives.")]
+Away = Annotated[
+    float,
+    typer.Option(min=1, metavar="SECONDS", help="How long it goes on there when this machine cannot be reached."),
+]
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that `exec` passes on to the command. The second SIGINT kills it."""
+
+
+@asking
+def exec_(
+    access: Access,
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
+    mesh: Mesh = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="The rank in the mesh; every rank without it.")] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Pass on the standard input.")] = False,
+    session: Session = None,
+    away: Away = 300.0,
+) -> None:
+    """Run a command in the environment of ranks. The exit status is the command's, the highest of all ranks.
+
+    Lines of several ranks begin with the rank. Ctrl-C interrupts the command, and kills it the second time.
+    """
+    from loom_proxy.ranks.methods import RankMethods
+
+    with _reached(access, session, mesh) as found, RankMethods.exec(found, command, rank, away=away) as execution:
+        if stdin:
+            threading.Thread(target=_pass_input, args=(execution,), daemon=True).start()
+        else:
+            execution.close_input()
+        show = _Lines() if len(execution.ranks) > 1 else _write
+        with _signals_to(execution):
+            for output in execution.output():
+                show(output)
+        if isinstance(show, _Lines):
+            show.end()
+        failed = {rank: one for rank, one in execution.finished.items() if isinstance(one, LoomError)}
+        for rank, error in sorted(failed.items()):
+            typer.echo(f"rank {rank}: {error}", err=True)
+        known = [one.status for one in execution.finished.values() if not isinstance(one, LoomError)]
+        raise typer.Exit(max([*known, *(error.exit_status for error in failed.values())]))
+
+
+@asking
+def shell(
+    access: Access,
+    command: Annotated[list[str] | None, typer.Argument(help="Another command than the shell, after --.")] = None,
+    mesh: Mesh = None,
+    rank: Rank = 0,
+    session: Session = None,
+    away: Away = 300.0,
+) -> None:
+    """Open a terminal in the environment of a rank. It goes on through a cut of the line; Enter ~ . leaves it."""
+    from loom_proxy.ranks.methods import RankMethods
+
+    with _reached(access, session, mesh) as found:
+        raise typer.Exit(RankMethods.shell(found, rank, command or [], away=away))
+
+
+@asking
+def cp(
+    access: Access,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="PATH here, or RANK:PATH.")],
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="RANK:PATH, or PATH here.")],
+    mesh: Mesh = None,
+    session: Session = None,
+) -> None:
+    """Copy a file or a folder to a rank's host or from there: `loom cp data.json 3:/tmp`, `loom cp 3:run.log x`."""
+    from loom_proxy.ranks.methods import RankMethods
+
+    here, there = _rank_and_path(source), _rank_and_path(destination)
+    if (here is None) == (there is None):
+        raise WrongArguments("one of the two paths is on a rank, as in 3:/tmp/run.log, and the other one is here")
+    progress = _Progress()
+    with _reached(access, session, mesh) as found:
+        if there is not None:
+            copy = RankMethods.copy_to(found, source, there[1], there[0], on_progress=progress)
+        else:
+            assert here is not None
+            copy = RankMethods.copy_from(found, here[1], destination, here[0], on_progress=progress)
+    progress.end()
+    typer.echo(copy)
+
+
+@asking
+def forward(
+    access: Access,
+    port: Annotated[int, typer.Argument(min=1, max=65535, help="A port of the rank's host.")],
+    mesh: Mesh = None,
+    rank: Rank = 0,
+    local: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="The port here, 0 for a free one; the same without it.")
+    ] = None,
+    address: Annotated[
+        str, typer.Option(help="The address here; other machines reach no loopback one.")
+    ] = "127.0.0.1",
+    session: Session = None,
+) -> None:
+    """Forward a port of a rank's host to this machine, until Ctrl-C."""
+    from loom_proxy.ranks.methods import RankMethods
+
+    def refused(error: LoomError) -> None:
+        typer.echo(f"{error}", err=True)
+
+    with (
+        _reached(access, session, mesh) as found,
+        RankMethods.forward(found, port, rank, local_port=local, address=address, on_refused=refused) as open_port,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        typer.echo(f"{address}:{open_port.port} leads to port {port} of rank {rank}; Ctrl-C ends it")
+        open_port.wait()
+
+
+@contextlib.contextmanager
+def _reached(access: Access, session: str | None, mesh: str | None) -> Iterator[Any]:
+    """Yield a mesh of a session, to which this program connects next to the one that drives it."""
+    with access.connect(session or only_session(access.gateway()), "ranks") as job:
+        job.print_logs = False
+        yield _mesh(dict(job.meshes), mesh)
+
+
+def _mesh(meshes: dict[str, Any], name: str | None) -> Any:
+    from loom_proxy.mesh.procs import ProcMeshProxy
+
+    if name is None:
+        procs = [mesh for mesh in meshes.values() if isinstance(mesh, ProcMeshProxy) and not mesh._whole.stopped]
+        if len(procs) == 1:
+            return procs[0]
+    elif name in meshes:
+        return meshes[name]
+    known = ", ".join(sorted(meshes)) or "none"
+    what = "choose with --mesh" if name is None else f"there is no mesh {name!r}"
+    raise NoSuchMesh(f"{what}; the session's meshes: {known}")
+
+
+def _rank_and_path(text: str) -> tuple[int, str] | None:
+    rank, colon, path = text.partition(":")
+    if not colon or not rank.isdecimal() or not path:
+        return None
+    return int(rank), path
+
+
+def _pass_input(execution: Execution) -> None:
+    while data := os.read(sys.stdin.fileno(), 1 << 16):
+        execution.write(data)
+    execution.close_input()
+
+
+@contextlib.contextmanager
+def _signals_to(execution: Execution) -> Iterator[None]:
+    """Pass this program's signals on to the command."""
+    # A handler may interrupt any other code, so that a thread sends them.
+    came: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def pass_on() -> None:
+        interrupted = False
+        while (number := came.get()) is not None:
+            execution.signal(signal.SIGKILL if interrupted else number)
+            interrupted = interrupted or number == signal.SIGINT
+
+    before = {number: signal.signal(number, lambda which, frame: came.put(which)) for number in PASSED_ON}
+    thread = threading.Thread(target=pass_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        came.put(None)
+
+
+def _write(output: Output) -> None:
+    stream = sys.stdout if output.stream == "stdout" else sys.stderr
+    stream.buffer.write(output.data)
+    stream.flush()
+
+
+class _Lines:
+    """Writes whole lines of several ranks, each behind its rank."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[int, str], bytes] = {}
+
+    def __call__(self, output: Output) -> None:
+        key = output.rank, output.stream
+        *lines, rest = (self._begun.pop(key, b"") + output.data).split(b"\n")
+        if rest:
+            self._begun[key] = rest
+        if lines:
+            text = b"".join(b"[%d] %s\n" % (output.rank, line) for line in lines)
+            _write(output._replace(data=text))
+
+    def end(self) -> None:
+        """Write the lines that have no end."""
+        from loom_proxy.ranks.execution import Output
+
+        for (rank, stream), line in sorted(self._begun.items()):
+            _write(Output(rank, stream, b"[%d] %s\n" % (rank, line)))
+
+
+class _Progress:
+    """Shows the progress of a copy in one line of a terminal."""
+
+    EVERY = 0.2  # seconds
+
+    def __init__(self) -> None:
+        self._shown = 0.0
+        self._shows = sys.stderr.isatty()
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if self._shows and now - self._shown > self.EVERY:
+            self._shown = now
+            typer.echo(f"\r{progress.files} files, {progress.size / 1e6:.1f} MB", err=True, nl=False)
+
+    def end(self) -> None:
+        if self._shown:
+            typer.echo("\r\033[K", err=True, nl=False)

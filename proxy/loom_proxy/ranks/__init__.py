@@ -1,0 +1,1 @@
+"""What a program does in the processes of ranks: commands, terminals, copies and forwarded ports."""

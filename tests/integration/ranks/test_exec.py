@@ -1,0 +1,164 @@
+"""Commands run in the processes of ranks, and none of them outlives its rank, its program or its session."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import loom
+from loom.cli.app import app
+from loom_proxy.local import LocalCluster
+from loom_proxy.mesh.procs import ProcMeshProxy
+from loom_proxy.ranks.execution import Execution
+from tests.integration.ranks.remains import await_gone
+from tests.support.gateways import BOUND, await_true
+from tests.support.network.gate import Gate
+
+
+def first_number(execution: Execution) -> int:
+    """Return the number that a command prints first, such as its process id."""
+    printed = b""
+    for output in execution.output(BOUND):
+        printed += output.data
+        if b"\n" in printed:
+            break
+    return int(printed)
+
+
+def test_a_command_runs_in_the_environment_of_its_rank(trainers: ProcMeshProxy) -> None:
+    command = 'echo "$RANK $EXTRA"; pwd; echo wrong >&2; exit 3'
+
+    (found,) = trainers.exec(command, 1, env={"EXTRA": "more"}).results(BOUND)
+
+    folder = trainers.exec(["readlink", "/proc/self/cwd"], 1).results(BOUND)[0].stdout
+    assert found.stdout == b"1 more\n" + folder
+    assert (found.rank, found.status, found.stderr) == (1, 3, b"wrong\n")
+
+
+def test_a_command_is_answered_within_half_a_second(trainers: ProcMeshProxy) -> None:
+    trainers.exec(["true"]).results(BOUND)
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        trainers.exec(["true"], 0).results(BOUND)
+        taken.append(time.perf_counter() - began)
+
+    assert min(taken) < 0.5
+
+
+def test_a_command_runs_on_every_rank_and_the_highest_status_counts(trainers: ProcMeshProxy) -> None:
+    execution = trainers.exec("echo $RANK; exit $RANK")
+
+    assert [(one.rank, one.stdout) for one in execution.results(BOUND)] == [(0, b"0\n"), (1, b"1\n")]
+    assert execution.status == 1
+    (part,) = trainers.slice(hosts=1).exec("echo $RANK", 0).results(BOUND)
+    assert (part.rank, part.stdout) == (0, b"1\n")
+
+
+def test_input_reaches_a_command_and_its_end_too(trainers: ProcMeshProxy) -> None:
+    data = bytes(range(256)) * 8192
+
+    with trainers.exec(["wc", "-c"]) as execution:
+        execution.write(data)
+        execution.close_input()
+
+        assert [int(one.stdout) for one in execution.results(BOUND)] == [len(data)] * 2
+
+
+def test_a_signal_reaches_a_command_with_all_that_it_has_started(trainers: ProcMeshProxy) -> None:
+    execution = trainers.exec("sleep 1000 & echo $!; wait", 0)
+    started = first_number(execution)
+
+    execution.signal(signal.SIGTERM)
+
+    assert execution.results(BOUND)[0].status == 128 + signal.SIGTERM
+    await_gone(started)
+
+
+def test_what_a_command_leaves_running_ends_with_it(trainers: ProcMeshProxy) -> None:
+    (found,) = trainers.exec("sleep 1000 & echo $!", 0).results(BOUND)
+
+    await_gone(int(found.stdout))
+
+
+def test_output_is_whole_though_the_line_is_cut(gate: Gate, trainers: ProcMeshProxy) -> None:
+    total = 0
+    for output in trainers.exec("head -c 6000000 /dev/zero", 0).output(BOUND):
+        if total < 1 << 20 <= total + len(output.data):
+            gate.cut()
+        total += len(output.data)
+
+    assert total == 6_000_000
+
+
+def test_a_command_ends_when_its_program_is_silent_for_too_long(trainers: ProcMeshProxy, tmp_path: Path) -> None:
+    there = tmp_path / "pid"
+    execution = trainers.exec(f"echo $$ > {there}.new; mv {there}.new {there}; sleep 1000", 0, away=0.2)
+
+    await_true(there.exists)
+    await_gone(int(there.read_text()))
+
+    with pytest.raises(loom.NotFound, match="silent for too long"):
+        execution.results(BOUND)
+
+
+def test_a_command_ends_when_its_rank_is_killed(far: loom.Job) -> None:
+    procs = far.hosts.slice(hosts=0).spawn_procs(name="killed")
+    execution = procs.exec("echo $PPID; echo $$; sleep 1000", 0)
+    printed = b""
+    for output in execution.output(BOUND):
+        printed += output.data
+        if printed.count(b"\n") == 2:
+            break
+    rank, command = map(int, printed.split())
+
+    procs.exec(["kill", "-KILL", str(rank)], 0)
+
+    await_gone(command)
+    with pytest.raises(loom.SupervisionError, match="gone"):
+        execution.results(BOUND)
+
+
+def test_a_command_ends_with_its_session(cluster: LocalCluster) -> None:
+    with loom.connect(cluster.url, cluster.token) as job:
+        command = first_number(job.hosts.spawn_procs().exec("echo $$; sleep 1000", 0))
+
+    await_gone(command)
+
+
+def test_what_is_not_there_is_an_error_that_names_it(trainers: ProcMeshProxy) -> None:
+    (found,) = trainers.exec(["no-such-program"], 0).results(BOUND)
+
+    assert (found.status, b"no-such-program" in found.stderr) == (127, True)
+    with pytest.raises(loom.NoSuchRank, match=r"'trainers'.* has no rank 2: its ranks are 0 to 1"):
+        trainers.exec(["true"], 2)
+
+
+def test_an_endpoint_may_have_the_name_of_such_a_method(far: loom.Job, trainers: ProcMeshProxy) -> None:
+    class Module(loom.Actor):
+        @loom.endpoint
+        def forward(self, number: int) -> int:
+            return 2 * number
+
+    modules = trainers.spawn("modules", Module)
+
+    assert modules.forward.call(4).get(BOUND).item(hosts=1) == 8
+    assert modules.exec("echo $RANK", 1).results(BOUND)[0].stdout == b"1\n"
+
+
+def test_the_command_line_shows_ranks_and_ends_with_the_status(
+    far: loom.Job, trainers: ProcMeshProxy, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    options = ["--url", cluster.url, "--token", cluster.token, "--session", far.session, "--mesh"]
+
+    done = CliRunner().invoke(app, ["exec", *options, "trainers", "--", "sh", "-c", "printf $RANK; exit $RANK"])
+    assert (done.stdout, done.exit_code) == ("[0] 0\n[1] 1\n", 1)
+    one = CliRunner().invoke(app, ["exec", *options, "trainers", "--rank", "1", "--", "sh", "-c", "printf $RANK"])
+    assert (one.stdout, one.exit_code) == ("1", 0)
+    none = CliRunner().invoke(app, ["exec", *options, "nothing", "--", "true"])
+    assert isinstance(none.exception, loom.NoSuchMesh)
+    assert "there is no mesh 'nothing'" in str(none.exception)
