@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 FIRST_WEAVER = 3.0  # seconds for which the first processes of a session wait for a weaver that is starting
 MOST_REPORTS = 10_000  # reports that wait for an absent weaver; beyond it, the oldest are dropped
 BACKOFF = Backoff(0.05, 5.0)  # pauses between attempts to reach the weaver
+AUDIT_TIMEOUT = 5.0  # seconds that the weaver has to take a line for the audit
 CALLS_EVERY = 2.0  # seconds between two reports of the calls' durations
 
 
@@ -88,7 +89,7 @@ class WeaverLink:
             WeaverUnavailable: the weaver, which passes it on, is away. Nothing may be done then.
         """
         if self._client is not None:
-            await self._client.ask("reached", does=does, **about)
+            await self._client.ask("reached", AUDIT_TIMEOUT, does=does, **about)
 
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
         self._report("spawned", procs, None, f"{len(ranks)} of {name}", mesh=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import signal
@@ -31,8 +32,8 @@ Away = Annotated[
     typer.Option(min=1, metavar="SECONDS", help="How long it goes on there when this machine cannot be reached."),
 ]
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that `exec` passes on to the command. The second SIGINT kills it."""
+PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals that `exec` passes on to the command. The second SIGINT kills it, the third ends `exec` itself."""
 
 
 @asking
@@ -169,9 +170,10 @@ def _rank_and_path(text: str) -> tuple[int, str] | None:
 
 
 def _pass_input(execution: Execution) -> None:
-    while data := os.read(sys.stdin.fileno(), 1 << 16):
-        execution.write(data)
-    execution.close_input()
+    with contextlib.suppress(LoomError):  # the command or the session is over
+        while data := os.read(sys.stdin.fileno(), 1 << 16):
+            execution.write(data)
+        execution.close_input()
 
 
 @contextlib.contextmanager
@@ -179,14 +181,20 @@ def _signals_to(execution: Execution) -> Iterator[None]:
     """Pass this program's signals on to the command."""
     # A handler may interrupt any other code, so that a thread sends them.
     came: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    interrupts = itertools.count(1)
+
+    def take(number: int, frame: object) -> None:
+        interrupted = next(interrupts) if number == signal.SIGINT else 0
+        if interrupted > 2:
+            raise KeyboardInterrupt
+        came.put(signal.SIGKILL if interrupted == 2 else number)
 
     def pass_on() -> None:
-        interrupted = False
-        while (number := came.get()) is not None:
-            execution.signal(signal.SIGKILL if interrupted else number)
-            interrupted = interrupted or number == signal.SIGINT
+        with contextlib.suppress(LoomError):  # the session is over
+            while (number := came.get()) is not None:
+                execution.signal(number)
 
-    before = {number: signal.signal(number, lambda which, frame: came.put(which)) for number in PASSED_ON}
+    before = {number: signal.signal(number, take) for number in PASSED_ON}
     thread = threading.Thread(target=pass_on, daemon=True)
     thread.start()
     try:

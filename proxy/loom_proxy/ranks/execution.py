@@ -19,6 +19,8 @@ from loom_proxy.ranks.place import RankPlace
 PIECE = 256 << 10
 """Bytes of input in one message."""
 
+GOODBYE = 2.0  # seconds to end the commands of an `Execution` that is left
+
 
 class Output(NamedTuple):
     """What a command has printed on one rank."""
@@ -136,8 +138,10 @@ class Execution:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(LoomError):  # the connection is over, which ends the command as well
-            self.end()
+        # If the line is down, or the connection over, the driver ends the command by itself.
+        with contextlib.suppress(LoomError):
+            for asked in [self._ask(rank, "end") for rank in self._running()]:
+                asked.get(GOODBYE)
 
     def _running(self) -> list[int]:
         """Return the ranks where it has not ended, as far as this program knows. Wait until it has begun."""

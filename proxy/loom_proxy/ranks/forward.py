@@ -47,7 +47,8 @@ class Forward:
         self.port: int = self._listener.getsockname()[1]
         """The port of this machine."""
         self._lock = threading.Lock()  # guards `_connections` and `_closed`
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, str | None] = {}
+        """The open connections, with their handles in the driver once they have one."""
         self._closed = False
         self._start(self._accept)
 
@@ -60,15 +61,17 @@ class Forward:
         """Close the port and its connections."""
         with self._lock:
             closed, self._closed = self._closed, True
-            connections = list(self._connections)
+            connections = dict(self._connections)
         if closed:
             return
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
-        for connection in connections:
-            _break(connection)
         with contextlib.suppress(LoomError):
+            for connection, handle in connections.items():
+                _break(connection)
+                if handle is not None:
+                    self._place.ask("end", handle)
             self._place.ask("end", self._handle)
 
     def __enter__(self) -> Forward:
@@ -93,7 +96,7 @@ class Forward:
                 if self._closed:
                     connection.close()
                     return
-                self._connections.add(connection)
+                self._connections[connection] = None
             self._start(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -103,12 +106,20 @@ class Forward:
             self._on_refused(error)
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._start(self._send, connection, handle)
-            self._receive(connection, handle)
+            with self._lock:
+                self._connections[connection] = handle
+                closed = self._closed
+            if closed:
+                self._end(handle)
+            else:
+                self._start(self._send, connection, handle)
+                self._receive(connection, handle)
         with self._lock:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
         _break(connection)
         connection.close()
+        if self._place.calls.error is not None:  # the session is over, and nothing can come of other connections
+            self.close()
 
     def _receive(self, connection: socket.socket, handle: str) -> None:
         """Pass on what the rank's host sends, until one side ends the connection."""
@@ -119,8 +130,11 @@ class Forward:
                 connection.sendall(b"".join(data for _, data in pieces))
         except (OSError, LoomError) as error:
             logger.debug("a forwarded connection broke: %s", error)
-            with contextlib.suppress(LoomError):
-                self._place.wait_for("end", handle)
+            self._end(handle)
+
+    def _end(self, handle: str) -> None:
+        with contextlib.suppress(LoomError):
+            self._place.wait_for("end", handle)
 
     def _send(self, connection: socket.socket, handle: str) -> None:
         """Pass on what the program here sends."""

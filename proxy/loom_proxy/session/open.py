@@ -8,7 +8,7 @@ import secrets
 import time
 from dataclasses import replace
 
-from loom.errors import ConnectionLost, LoomError, SessionInUse, WorkersSilent, WrongArguments
+from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, SessionInUse, WorkersSilent, WrongArguments
 from loom.rest import TokenSource, normalise_url, safe_url
 from loom.timing.spans import recorder
 from loom.wire.handshake import MODES, Hello
@@ -115,13 +115,20 @@ def _open_job(address: Address, hello: Hello, timeout: float) -> Job:
     attached = hello.session is not None
     for _ in range(ATTEMPTS - 1):
         try:
-            return _job(_open(address, hello, timeout), attached)
+            return _job(_open(address, hello, timeout), attached, hello.mode)
         except WorkersSilent:
             continue  # the next session's driver has another port
-    return _job(_open(address, hello, timeout), attached)
+    return _job(_open(address, hello, timeout), attached, hello.mode)
 
 
-def _job(connection: Connection, attached: bool) -> Job:
+def _job(connection: Connection, attached: bool, mode: str) -> Job:
+    welcome = connection.welcome
+    if welcome.mode != mode:  # an older driver makes a client of an unknown mode drive
+        text = (
+            f"session {welcome.session!r} is of an older Loom, whose driver knows no mode {mode!r}: open a new one"
+        )
+        connection.leave(text)
+        raise ProtocolMismatch(text)
     job = Job(connection, attached)
     if recorder.sinks and job._calls.knows_traces:  # what this program records is put on the session's time line
         try:

@@ -1,9 +1,14 @@
 """Commands run in the processes of ranks, and none of them outlives its rank, its program or its session."""
 
+# mypy: disable-error-code="misc,untyped-decorator"
+
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +19,11 @@ from loom.cli.app import app
 from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
 from loom_proxy.ranks.execution import Execution
+from loom_proxy.ranks.place import place_of
 from tests.integration.ranks.remains import await_gone
 from tests.support.gateways import BOUND, await_true
 from tests.support.network.gate import Gate
+from tests.support.processes import start
 
 
 def first_number(execution: Execution) -> int:
@@ -130,6 +137,44 @@ def test_a_command_ends_with_its_session(cluster: LocalCluster) -> None:
     await_gone(command)
 
 
+@pytest.mark.parametrize("name", ["train", "train_async"])
+def test_a_command_runs_beside_an_actor_that_is_busy(trainers: ProcMeshProxy, tmp_path: Path, name: str) -> None:
+    class Busy(loom.Actor):
+        @loom.endpoint
+        def train(self, until: str) -> None:
+            while not os.path.exists(until):
+                time.sleep(0.01)
+
+    class BusyLoop(loom.Actor):
+        @loom.endpoint
+        async def train_async(self, until: str) -> None:
+            while not os.path.exists(until):  # noqa: ASYNC240 - it holds up its loop on purpose
+                time.sleep(0.01)  # noqa: ASYNC251
+
+    end = tmp_path / "end"
+    busy = trainers.spawn(name, Busy if name == "train" else BusyLoop)
+    training = getattr(busy, name).call(str(end))
+    try:
+        assert len(trainers.exec(["true"]).results(BOUND)) == 2
+        assert not training.done()
+    finally:
+        end.touch()
+    training.get(BOUND)
+
+
+def test_a_driver_that_does_not_know_an_operation_says_so(trainers: ProcMeshProxy) -> None:
+    place = place_of(trainers, 0)
+    copy = place.ask("copy_from", "/tmp", 5.0).get(BOUND)
+
+    with pytest.raises(loom.ProtocolMismatch, match="no operation 'fly' on ranks"):
+        place.ask("fly").get(BOUND)
+    with pytest.raises(loom.ProtocolMismatch, match="no operation 'close' on files"):
+        place.ask("file", copy, "close").get(BOUND)
+    with pytest.raises(loom.NotFound, match="not forwarded any more"):
+        place.ask("connect", "an invented handle", 5.0).get(BOUND)
+    place.ask("end", copy).get(BOUND)
+
+
 def test_what_is_not_there_is_an_error_that_names_it(trainers: ProcMeshProxy) -> None:
     (found,) = trainers.exec(["no-such-program"], 0).results(BOUND)
 
@@ -162,3 +207,66 @@ def test_the_command_line_shows_ranks_and_ends_with_the_status(
     none = CliRunner().invoke(app, ["exec", *options, "nothing", "--", "true"])
     assert isinstance(none.exception, loom.NoSuchMesh)
     assert "there is no mesh 'nothing'" in str(none.exception)
+
+
+LOOM = "import sys; from loom.cli import main; main()"
+
+
+@pytest.fixture
+def command_line(
+    far: loom.Job, trainers: ProcMeshProxy, cluster: LocalCluster
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts ``loom exec`` on rank 1."""
+    started = []
+
+    def run(*words: str) -> subprocess.Popen[str]:
+        options = ["--url", cluster.url, "--token", cluster.token, "--session", far.session, "--rank", "1"]
+        started.append(start("-c", LOOM, "exec", *options, "--mesh", "trainers", *words))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_command_line_passes_on_input_and_interrupts(
+    command_line: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = command_line("--stdin", "--", "sh", "-c", "read word; echo got $word; exec sleep 1000")
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("this\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "got this\n"
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(BOUND) == 130
+
+
+@pytest.mark.slow
+def test_the_second_interrupt_kills(command_line: Callable[..., subprocess.Popen[str]]) -> None:
+    process = command_line("--", "sh", "-c", "trap 'echo no' INT; echo $$; while :; do sleep 0.1; done")
+    assert process.stdout
+    pid = int(process.stdout.readline())
+
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "no\n"
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(BOUND) == 137
+    await_gone(pid)
+
+
+@pytest.mark.slow
+def test_a_command_ends_when_its_command_line_is_killed(
+    command_line: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = command_line("--away", "1", "--", "sh", "-c", "echo $$; sleep 1000")
+    assert process.stdout
+    pid = int(process.stdout.readline())
+
+    process.kill()
+
+    await_gone(pid)

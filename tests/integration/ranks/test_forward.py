@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,9 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 import loom
+from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
 from tests.support.gateways import BOUND
 from tests.support.network.gate import Gate
+from tests.support.processes import start
+
+LOOM = "import sys; from loom.cli import main; main()"
 
 
 @pytest.fixture
@@ -106,3 +111,35 @@ def test_a_local_port_that_is_taken_is_an_error(trainers: ProcMeshProxy, echo: i
         trainers.forward(echo)
     with pytest.raises(loom.WrongArguments, match="below 65536"):
         trainers.forward(70000)
+
+
+def test_the_server_there_learns_that_the_port_was_closed(trainers: ProcMeshProxy) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(BOUND)
+        with trainers.forward(server.getsockname()[1], local_port=0) as forward:
+            here = connected(forward.port)
+            there, _ = server.accept()
+
+        with here, there:
+            there.settimeout(BOUND)
+            assert there.recv(16) == b""
+            assert here.recv(16) == b""
+
+
+@pytest.mark.slow
+def test_the_command_line_forwards_until_it_is_interrupted(
+    far: loom.Job, trainers: ProcMeshProxy, cluster: LocalCluster, echo: int
+) -> None:
+    options = ["--url", cluster.url, "--token", cluster.token, "--session", far.session, "--mesh", "trainers"]
+    process = start("-c", LOOM, "forward", str(echo), *options, "--rank", "1", "--local", "0")
+    assert process.stdout
+    try:
+        port = int(process.stdout.readline().split()[0].rpartition(":")[2])
+        with connected(port) as connection:
+            connection.sendall(b"through")
+            assert connection.recv(16) == b"through"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(BOUND) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,3 +70,21 @@ def test_only_who_may_drive_reaches_ranks(house: House, job: loom.Job) -> None:
     await_true(lambda: house.audit(event="commanded", operation="exec", guest="bob", rank="1"))
     assert house.audit(event="reached", user="bob", session=job.session)
     job.unshare("bob")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_written_down_is_not_done(house: House, job: loom.Job, tmp_path: Path) -> None:
+    procs = job.meshes["trainers"]
+    assert procs.exec(["true"]).results(BOUND)
+    (weaver,) = house.gateway.weavers()
+    weaver.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(loom.WeaverUnavailable):
+            procs.exec(["touch", str(tmp_path / "done")], 0).results(BOUND)
+        with pytest.raises(loom.WeaverUnavailable):
+            procs.forward(6006, local_port=0)
+    finally:
+        weaver.send_signal(signal.SIGCONT)
+
+    assert not (tmp_path / "done").exists()
+    assert procs.exec(["true"]).results(BOUND)
