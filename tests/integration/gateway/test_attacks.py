@@ -280,6 +280,7 @@ def operations(target: Target) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_request_of_the_schema_is_answered_with_500(target: Target) -> None:
     with loom.connect(target.url, target.token) as job:
         job.print_logs = False
