@@ -506,6 +506,10 @@ class BadPlan(Invalid, code="bad_plan", http_status=422, exit_status=2):
     """A plan of faults makes no sense; the text says where, by line and column, and how to correct it."""
 
 
+class ExpectationsFailed(LoomError, AssertionError, code="expectations_failed"):
+    """A plan of faults was carried out, and not all held that it expects; the text is the report."""
+
+
 class EmptyLog(LoomError, ValueError, code="empty_log"):
     """Logs have no event that an analysis could be about; the text says what was looked for."""
 

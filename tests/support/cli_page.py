@@ -17,13 +17,16 @@ __all__ = ["PAGES", "commands", "page"]
 OF_TRAINING = frozenset(
     (
         *("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics"),
-        *("inject", "bridge", "demo"),
+        *("bridge", "demo"),
     )
 )
 """First words of the commands that have the page about training."""
 
 OF_ACCESS = frozenset(("context", "token"))
 """First words of the commands that have the page about contexts and tokens."""
+
+OF_FAULTS = frozenset(("inject",))
+"""First words of the commands that have the page about failures on purpose."""
 
 OF_DEVICES = frozenset(
     (
@@ -50,8 +53,8 @@ OF_TIMING = frozenset(("analyze", "trace", "tune"))
 CLUSTER = """\
 # The command line
 
-This page has the commands for clusters and sessions; there are others about
-[contexts and tokens](cli-access.md), [training](cli-training.md), [devices, meshes and processes](cli-devices.md)
+This page has the commands for clusters and sessions; there are others about [contexts and tokens](cli-access.md),
+[training](cli-training.md), [failures on purpose](cli-faults.md), [devices, meshes and processes](cli-devices.md)
 and [where time goes](cli-timing.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version` the
 version. Every command has the same [exit codes](exit-codes.md). A table folds what is too wide for the terminal; in
 a file or a pipe, each row is one line. `tests/support/cli_page.py` writes these pages.
@@ -67,8 +70,17 @@ These commands name the gateways that you use, and make the tokens that a gatewa
 TRAINING = """\
 # The command line for training
 
-These commands watch, steer and break a training, and show one; [the other page](cli.md) has those for clusters
-and sessions, and the options of every command that asks a gateway: `--url`, `--token` and `--ca`.
+These commands watch and steer a training, and show one. [The page about failures](cli-faults.md) has those that
+break it, and [that about clusters](cli.md) those for clusters and sessions, and the options of every
+command that asks a gateway: `--url`, `--token` and `--ca`.
+"""
+
+FAULTS = """\
+# The command line for failures
+
+These commands break a training on purpose: see [failure injection](../guide/failure-injection.md).
+[The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and
+`--ca`.
 """
 
 DEVICES = """\
@@ -121,7 +133,7 @@ def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def page(begins: str) -> str:
-    """The page that begins with a text: `CLUSTER`, `ACCESS`, `TRAINING`, `DEVICES` or `TIMING`."""
+    """The page that begins with a text: `CLUSTER`, `ACCESS`, `TRAINING`, `FAULTS`, `DEVICES` or `TIMING`."""
     sections = [_section(name, command) for name, command in commands().items() if _begins(name) == begins]
     return "\n".join([begins, *([SHARED_HELP] if begins == CLUSTER else []), *sections])
 
@@ -129,7 +141,13 @@ def page(begins: str) -> str:
 def _begins(name: str) -> str:
     """The beginning of the page that has a command."""
     word = name.split()[1]
-    pages = {ACCESS: OF_ACCESS, TRAINING: OF_TRAINING, DEVICES: OF_DEVICES, TIMING: OF_TIMING}
+    pages = {
+        ACCESS: OF_ACCESS,
+        TRAINING: OF_TRAINING,
+        FAULTS: OF_FAULTS,
+        DEVICES: OF_DEVICES,
+        TIMING: OF_TIMING,
+    }
     return next((begins for begins, words in pages.items() if word in words), CLUSTER)
 
 
@@ -137,6 +155,7 @@ PAGES = {
     ROOT / "docs" / "reference" / "cli.md": CLUSTER,
     ROOT / "docs" / "reference" / "cli-access.md": ACCESS,
     ROOT / "docs" / "reference" / "cli-training.md": TRAINING,
+    ROOT / "docs" / "reference" / "cli-faults.md": FAULTS,
     ROOT / "docs" / "reference" / "cli-devices.md": DEVICES,
     ROOT / "docs" / "reference" / "cli-timing.md": TIMING,
 }

@@ -44,6 +44,7 @@ ARGUMENTS = {
     "config set": "lr=1 --timeout 1",
     "inject check": "{folder}/plan.yaml",
     "inject run": "{folder}/plan.yaml --report {folder}/report",
+    "inject from-events": "--since 1m",
     "inject once": "sigkill --replica none",
     "inject remove": "none",
 }

@@ -100,10 +100,15 @@ class PlanWeaver:
         return {one["job"]: GoodputRecord.from_body(one) for one in self.ask("goodput")}
 
     def inject(
-        self, fault: str, target: str | list[str], duration: float | None, params: dict[str, Any]
+        self,
+        fault: str,
+        target: str | list[str],
+        duration: float | None,
+        params: dict[str, Any],
+        id: str | None = None,
     ) -> PlanInjection:
         """Inject a fault, if the principal still may."""
-        asked = FaultRequest(fault=fault, target=target, duration=duration, params=params)
+        asked = FaultRequest(fault=fault, target=target, duration=duration, params=params, id=id)
         return PlanInjection(self, self._wait(self._inject(asked)))
 
     def remove_injection(self, id: str) -> CommandState:

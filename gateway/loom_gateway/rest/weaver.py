@@ -195,9 +195,12 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: 
         limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
         kind: Name | None = None,
         replica: Name | None = None,
+        since: float | None = None,
+        until: float | None = None,
     ) -> Response:
-        """Past events: the first ones after an event, or else the newest."""
-        found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica, **of)
+        """Past events, at times since the epoch if wanted: the first ones after an event, or else the newest."""
+        span: dict[str, Any] = {"since": since, "until": until}
+        found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica, **span, **of)
         return ExactJson({"events": found})
 
     @router.get("/goodput", response_model=GoodputList)

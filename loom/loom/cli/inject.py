@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 import random
 import secrets
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from loom.cli.options import Json, Timeout, UserAccess, acknowledgements, asking, read_assignments
+from loom.cli.options import (
+    MOST_EVENTS,
+    Json,
+    Since,
+    Timeout,
+    Until,
+    UserAccess,
+    acknowledgements,
+    asking,
+    read_assignments,
+    read_moment,
+)
 from loom.cli.output import show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
@@ -73,23 +85,61 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Carry out a plan and write a report. Exits with 1 unless all of the plan's expectations held."""
-    from dataclasses import replace
-
-    from loom.chaos.plans.files import read_plan
     from loom.chaos.runs.reports import Report
-    from loom.chaos.runs.run import Run
+    from loom.chaos.runs.runner import prepare
 
-    read = read_plan(plan)
-    if seed is not None:
-        read = replace(read, seed=seed)
-    running = Run(read, access.weaver(), lambda line: typer.echo(line, err=True))
-    running.run()
+    running = prepare(plan, access.weaver(), seed, lambda line: typer.echo(line, err=True))
+    with suppress(KeyboardInterrupt):  # the report then says that it was interrupted
+        running.run()
     found = Report(running)
-    written = found.write(report or Path(f"{read.name}-{read.seed}-report"))
+    written = found.write(report or Path(f"{running.plan.name}-{found.seed}-report"))
     typer.echo(written[0].read_text() if as_json else found.markdown())
     typer.echo(f"written: {', '.join(map(str, written))}", err=True)
-    if not found.held:
+    if not found.ok:
         raise typer.Exit(FAILURE)
+
+
+@app.command("from-events")
+@asking
+def from_events(
+    access: UserAccess,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="What `loom events --json` printed; - for standard input.")
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+    output: Annotated[Path | None, typer.Option(metavar="PLAN", help="Where the plan goes, if not here.")] = None,
+) -> None:
+    """Make a plan that replays an incident, from its events in a file or since a time.
+
+    Deaths, silent hosts, stalls and injected faults become faults at the same distances in time, which expect the
+    same recoveries. What cannot be replayed stands in comments, with its reason. `loom inject run` carries the plan
+    out.
+    """
+    from loom.chaos.incidents.event_lines import read_events
+    from loom.chaos.incidents.plan_text import plan_text
+
+    if (file is None) == (since is None):
+        raise WrongArguments("give a file of events, or --since TIME")
+    if since is None:
+        if until is not None:
+            raise WrongArguments("--until goes with --since")
+        assert file is not None
+        text = plan_text(read_events(file))
+    elif access.user == "*":
+        raise WrongArguments("a plan is made of one user's events: name the user")
+    else:
+        weaver = access.weaver()
+        begin, end = read_moment(since), None if until is None else read_moment(until)
+        events = list(weaver.events(limit=MOST_EVENTS, since=begin, until=end))
+        if len(events) == MOST_EVENTS:
+            typer.echo(f"these are the newest {MOST_EVENTS} events; earlier ones may be missing", err=True)
+        text = plan_text(events, weaver.replicas())
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text)
+        typer.echo(f"written: {output}", err=True)
 
 
 @app.command()

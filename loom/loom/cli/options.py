@@ -6,12 +6,16 @@ import contextlib
 import functools
 import inspect
 import json
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from loom.chaos.durations import parse_time
 from loom.errors import LoomError, UnknownSession, WaitTimeout, WrongArguments
 from loom.rest import Gateway
 
@@ -45,8 +49,18 @@ User = Annotated[
     str | None,
     typer.Option("--user", metavar="NAME", help="Another user's replicas, or * for everyone's; for admins."),
 ]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only what happened since: 10m or 2h ago, or such as 2026-01-31T14:05."),
+]
+Until = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Only what happened until then, written as for --since.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for acknowledgements.")]
+
+MOST_EVENTS = 10_000
+"""Events that one request can read."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +181,18 @@ def check_lives(gateway: Gateway, session: str) -> None:
     if session not in names:
         living = ", ".join(map(repr, names)) or "none"
         raise UnknownSession(f"no session named {session!r}; living sessions: {living}. It may have ended.")
+
+
+def read_moment(text: str) -> float:
+    """Return the seconds since the epoch of a time: ``10m`` ago, or ISO, which is local without a zone."""
+    with contextlib.suppress(WrongArguments):
+        return time.time() - parse_time(text)
+    try:
+        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
+    except ValueError:
+        raise WrongArguments(
+            f"{text!r:.80} is no time: write such as 10m or 2h for so long ago, or 2026-01-31T14:05"
+        ) from None
 
 
 def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:

@@ -7,18 +7,28 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loom.cli.options import Json, Timeout, UserAccess, acknowledgements, asking, read_assignments
+from loom.cli.options import (
+    MOST_EVENTS,
+    Json,
+    Since,
+    Timeout,
+    Until,
+    UserAccess,
+    acknowledgements,
+    asking,
+    read_assignments,
+    read_moment,
+)
 from loom.cli.output import counted, print_json, print_table, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
-    from loom.weaver.views import WeaverEvent
     from loom_proxy.weaver.command import CommandProxy
 
 
@@ -119,7 +129,7 @@ def fail_device(
     chain = event.data.get("replicas") or []
     show(
         as_json,
-        _event(event),
+        event.to_body(),
         f"device {device} has failed (event {event.id}); {len(chain)} replicas on it",
         ["replica", "group", "state", "done"],
         [[one["replica"], one["group"], one["state"], one["action"] or "nothing: it has ended"] for one in chain],
@@ -181,18 +191,36 @@ def events(
     access: UserAccess,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     after: Annotated[int | None, typer.Option(min=0, help="Begin after the event with this id.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many of the newest, without --after.")] = 100,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MOST_EVENTS, help="How many of the newest, without --after. [default: 100, all with --since]"
+        ),
+    ] = None,
+    since: Since = None,
+    until: Until = None,
     kind: Annotated[str | None, typer.Option(help="Only those of this kind.")] = None,
     replica: Annotated[str | None, typer.Option(help="Only those about this replica.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each event.")] = False,
 ) -> None:
-    """Show the events of replicas and devices, the oldest first."""
+    """Show the events of your replicas and devices, the oldest first.
+
+    `loom inject from-events` makes a plan of faults from what `--json` prints.
+    """
     from loom.cli.weaver_display import event_line
 
-    found = access.weaver().events(after, follow, limit=limit, kind=kind, replica=replica)
+    if follow and until is not None:
+        raise WrongArguments("--follow goes on for ever: leave --until out")
+    limit = limit or (100 if since is None else MOST_EVENTS)
+    begin, end = (None if moment is None else read_moment(moment) for moment in (since, until))
+    found = access.weaver().events(after, follow, limit=limit, kind=kind, replica=replica, since=begin, until=end)
+    shown = 0
     with suppress(KeyboardInterrupt):
         for event in found:
-            typer.echo(json.dumps(_event(event)) if as_json else event_line(event))
+            shown += 1
+            typer.echo(json.dumps(event.to_body()) if as_json else event_line(event))
+    if since is not None and after is None and not follow and shown == limit:
+        typer.echo(f"these are the newest {limit}; earlier ones may be missing", err=True)
 
 
 @asking
@@ -280,10 +308,6 @@ def _row(id: str, one: Acknowledgement) -> list[object]:
     changes = ", ".join(f"{key}: {change.old} → {change.new}" for key, change in one.changes.items())
     outcome = "applied" if one.ok else ("waiting: " if one.waiting else "refused: ") + (one.reason or "")
     return [id, outcome, one.step, changes]
-
-
-def _event(event: WeaverEvent) -> dict[str, Any]:
-    return {"id": event.id, "time": event.time, "kind": event.kind, "replica": event.replica, **event.data}
 
 
 def _clock(seconds: float) -> str:

@@ -193,7 +193,8 @@ class Weaver:
         else:
             self.known.goodput.registered(replica.job, replica.id, now, last_sign)
         peer.replica, replica.link, replica.heard = replica, peer, now
-        about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid, "group": hello.group}
+        about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid}
+        about |= {"group": hello.group, "rank": hello.rank}
         devices = [device.uuid for device in hello.devices]
         kind = "reconnected" if again else "registered"
         event = self.known.events.append(now, kind, replica.id, **about, devices=devices, step=hello.step)

@@ -31,9 +31,12 @@ class AsyncWeaverProxy:
         limit: int = 100,
         kind: str | None = None,
         replica: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
     ) -> AsyncIterator[WeaverEvent]:
         """Read events, the oldest first; see `WeaverProxy.events`."""
-        return self._feed.events_async(after, follow, limit=limit, kind=kind, replica=replica)
+        wanted: dict[str, Any] = {"kind": kind, "replica": replica, "since": since, "until": until}
+        return self._feed.events_async(after, follow, limit=limit, **wanted)
 
     def watch(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
         """Read the present state, then each change as it happens; see `WeaverProxy.watch`."""

@@ -66,7 +66,7 @@ class WeaverFeed:
         while (polled_update := await asyncio.to_thread(next, polled, None)) is not None:
             yield polled_update
 
-    def events(self, after: int | None, follow: bool, *, limit: int, **wanted: str | None) -> Iterator[WeaverEvent]:
+    def events(self, after: int | None, follow: bool, *, limit: int, **wanted: Any) -> Iterator[WeaverEvent]:
         reader = _Reader(self, wanted)
         yield from reader.first(after, limit)
         if follow:
@@ -87,7 +87,7 @@ class WeaverFeed:
     def page(self, **wanted: Any) -> list[WeaverEvent]:
         return [WeaverEvent.from_body(one) for one in self._ask("events", **wanted)]
 
-    def after(self, after: int, **wanted: str | None) -> Iterator[WeaverEvent]:
+    def after(self, after: int, **wanted: Any) -> Iterator[WeaverEvent]:
         while page := self.page(after=after, limit=PAGE, **wanted):
             yield from page
             after = page[-1].id
@@ -98,7 +98,7 @@ class WeaverFeed:
 class _Reader:
     """A reader of events of a ``kind`` or a ``replica`` without a gap, first by requests and then from updates."""
 
-    def __init__(self, feed: WeaverFeed, wanted: dict[str, str | None]) -> None:
+    def __init__(self, feed: WeaverFeed, wanted: dict[str, Any]) -> None:
         self._feed = feed
         self._wanted = wanted
         self._last = 0
@@ -115,7 +115,8 @@ class _Reader:
         if isinstance(update, Snapshot):  # a new connection begins: events may have been missed before it
             yield from self._noted(self._feed.after(self._last, **self._wanted))
         elif isinstance(update, WeaverEvent) and update.id > self._last:
-            if all(value in (None, getattr(update, name)) for name, value in self._wanted.items()):
+            wanted = {name: self._wanted[name] for name in ("kind", "replica")}
+            if all(value in (None, getattr(update, name)) for name, value in wanted.items()):
                 yield update
             self._last = update.id
 

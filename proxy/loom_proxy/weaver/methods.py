@@ -97,6 +97,8 @@ class WeaverMethods(DeviceCommands):
         limit: int = 100,
         kind: str | None = None,
         replica: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
     ) -> Iterator[WeaverEvent]:
         """Read events, the oldest first.
 
@@ -107,8 +109,11 @@ class WeaverMethods(DeviceCommands):
             limit: number of the newest events, if ``after`` is None.
             kind: read only events of this kind.
             replica: read only events about this replica.
+            since: read only events at this time or later, in seconds since the epoch, by the weaver's clock.
+            until: read only events at this time or earlier; new ones, with ``follow``, come all the same.
         """
-        return self._feed.events(after, follow, limit=limit, kind=kind, replica=replica)
+        wanted: dict[str, Any] = {"kind": kind, "replica": replica, "since": since, "until": until}
+        return self._feed.events(after, follow, limit=limit, **wanted)
 
     def watch(self, timeout: float | None = None) -> Iterator[WeaverUpdate]:
         """Read a `Snapshot` of every replica and device, then each change as it happens.
@@ -252,7 +257,12 @@ class WeaverMethods(DeviceCommands):
         return WeaverEvent.from_body(self._ask("fail_device", device=device_uuid, reason=reason))
 
     def inject(
-        self, fault: str, target: Target, duration: float | None = None, params: dict[str, Any] | None = None
+        self,
+        fault: str,
+        target: Target,
+        duration: float | None = None,
+        params: dict[str, Any] | None = None,
+        id: str | None = None,
     ) -> InjectionProxy:
         """Inject a fault on purpose into replicas, or a process of Loom, that are marked as injectable.
 
@@ -262,6 +272,8 @@ class WeaverMethods(DeviceCommands):
                 weaver.
             duration: seconds until the fault is removed; None: as long as its kind lasts.
             params: parameters of the fault.
+            id: an id of the caller's choice, with which `remove_injection` removes the fault even if the answer to
+                this request was lost; 8 to 64 letters, digits, ``-`` and ``_``.
 
         Raises:
             WrongArguments: the fault, its duration or a parameter makes no sense.
@@ -269,7 +281,7 @@ class WeaverMethods(DeviceCommands):
             NotInjectable: the target is not marked as injectable.
         """
         named = target if isinstance(target, str) else [*target]
-        wanted = {"fault": fault, "target": named, "duration": duration, "params": params or {}}
+        wanted = {"fault": fault, "target": named, "duration": duration, "params": params or {}, "id": id}
         return InjectionProxy(self._ask, self._ask("inject", **wanted))
 
     def remove_injection(self, id: str) -> CommandProxy:

@@ -157,7 +157,7 @@ def _from_python(path: Path, text: str) -> Plan:
         raise BadPlan(f"{_where(path, error)}: {type(error).__name__}: {error}") from error
     plan = names.get("plan")
     if not isinstance(plan, Plan):
-        raise BadPlan(f"{Mark(str(path), 1, 1)}: the file has no `plan`, a loom.chaos.plans.Plan")
+        raise BadPlan(f"{Mark(str(path), 1, 1)}: the file has no `plan`, a loom.chaos.Plan")
     return dataclasses.replace(plan, text=text)
 
 

@@ -15,22 +15,58 @@ from loom.chaos.durations import spoken
 from loom.chaos.runs.run import Run
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import Verdict, goodput, judge
+from loom.errors import ExpectationsFailed
 
 PLOTTED = "loss"  # the metric of the plot
+FEW = 5  # replicas of a fault that the text of a report names
 
 
 class Report:
-    """The summary of a run that has ended."""
+    """The summary of a run that has ended. As text, it has a line for each expectation."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.verdicts: list[Verdict] = judge(run)
+        """The verdict on each expectation: whether it held, and what was found."""
         self.goodput = goodput(run.goodput)
 
     @property
-    def held(self) -> bool:
+    def ok(self) -> bool:
         """Whether all expectations held."""
-        return all(verdict.held for verdict in self.verdicts)
+        return not self.failures
+
+    @property
+    def failures(self) -> list[Verdict]:
+        """The expectations that did not hold."""
+        return [verdict for verdict in self.verdicts if not verdict.held]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run, with which it is repeated."""
+        return self.run.plan.seed
+
+    def raise_for_failures(self) -> None:
+        """Raise `ExpectationsFailed`, with this report as its text, unless all expectations held."""
+        __tracebackhide__ = True  # pytest then shows the line of the test
+        if not self.ok:
+            raise ExpectationsFailed(str(self))
+
+    def __str__(self) -> str:
+        run, count = self.run, len(self.verdicts)
+        took, held = spoken(run.ended - run.began), count - len(self.failures)
+        lines = [f"{run.plan.name}: {held} of {count} expectations held in {took}, with seed {self.seed}"]
+        lines += (
+            f"  {'yes' if one.held else 'NO '}  {one.expected}: {one.found}{self._of(one)}" for one in self.verdicts
+        )
+        return "\n".join(lines)
+
+    def _of(self, verdict: Verdict) -> str:
+        """Return which fault an expectation is about, and when it was injected."""
+        if verdict.fault is None:
+            return ""
+        struck = self.run.struck[verdict.fault]
+        at = spoken(struck.at - self.run.began)
+        return f" ({struck.planned.fault} of {', '.join(struck.targets[:FEW])} at {at})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -38,7 +74,7 @@ class Report:
         return {
             "plan": run.plan.name,
             "seed": run.plan.seed,
-            "held": self.held,
+            "held": self.ok,
             "loom": __version__,
             "began": run.began,
             "seconds": run.ended - run.began,
@@ -78,7 +114,7 @@ class Report:
         share = "not known" if self.goodput is None else f"{self.goodput:.1%}"
         held = sum(one.held for one in self.verdicts)
         lines = [
-            f"# {run.plan.name}: {'held' if self.held else 'did not hold'}",
+            f"# {run.plan.name}: {'held' if self.ok else 'did not hold'}",
             "",
             f"Seed {run.plan.seed}; began {began}; took {spoken(run.ended - run.began)}; "
             f"{len(run.struck)} faults of {len({one.planned.fault for one in run.struck})} kinds; goodput {share}; "

@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,7 @@ class Run:
         return [(one.planned, max(1, len(one.times))) for one in self._pending]
 
     def run(self) -> None:
-        """Carry the plan out to its end."""
+        """Carry the plan out to its end. Its faults are removed also if an exception ends it, such as Ctrl-C."""
         self.check()
         self.observer.begin()
         self.began = self.observer.now()
@@ -117,15 +118,22 @@ class Run:
                 self._looked()
                 if self._cancelled.wait(max(LOOK_EVERY, _PAUSE * (time.monotonic() - began))):
                     self.cut_short = self._why_cancelled
-                    self._remove_all()
                     break
-        except KeyboardInterrupt:
-            self.cut_short = "it was interrupted"
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self.cut_short = "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
+            raise
+        finally:
             self._remove_all()
+            self._finish()
+
+    def _finish(self) -> None:
+        """Look for the last time, and account for the time since each fault."""
         self.observer.look()
         self.ended = self.observer.now()
         self._spent_until.append(self.account())
-        for struck, times in zip(self.struck, itertools.pairwise(self._spent_until), strict=True):
+        # An exception may have come between a fault and its account.
+        for struck, times in zip(self.struck, itertools.pairwise(self._spent_until), strict=False):
             struck.spent = _between(*times)
 
     def account(self) -> dict[str, float]:
@@ -192,19 +200,21 @@ class Run:
         elif kind.of == "session":
             targets = [fault.target.session or next((one.session for one in found if one.session), "*")]
         groups = frozenset(one.group for one in found)
-        struck = Struck(fault, self.observer.now(), targets, victims, groups)
+        # The id is chosen here, so that a fault is removed also if the answer to its injection never comes.
+        id = uuid.uuid4().hex if victims else ""
+        struck = Struck(fault, self.observer.now(), targets, victims, groups, id=id)
         self.struck.append(struck)
         self._spent_until.append(self._spent())
         self._report(f"{fault.fault} strikes {', '.join(targets)}")
         try:
             target: Any = targets if victims else targets[0]
-            injection = self._weaver.inject(fault.fault, target, fault.duration, dict(fault.params))
+            injection = self._weaver.inject(fault.fault, target, fault.duration, dict(fault.params), id or None)
             struck.id = injection.id
             self._acknowledged(struck, injection)
         except AWAY as error:
             struck.failed = f"there was nobody to ask: {error}"
         except LoomError as error:
-            struck.failed = str(error)
+            struck.id, struck.failed = "", str(error)
         if struck.failed is not None:
             self._report(f"{fault.fault} was not injected: {struck.failed}")
 
@@ -228,7 +238,6 @@ class Run:
         now = self.observer.now()
         if now > self.began + self.plan.within:
             self.cut_short = f"it did not end within {self.plan.within:g} s"
-            self._remove_all()
             return True
         watched = self.watched()
         if watched and all(one.state in ENDED for one in watched) and all(one.done for one in self.struck):
@@ -259,7 +268,8 @@ class Run:
                 try:
                     self._weaver.remove_injection(struck.id)
                 except LoomError as error:
-                    logger.warning("%s was not removed: %s", struck.planned.fault, error)
+                    if error.code != "unknown_injection":  # the run ended before the weaver knew of it
+                        logger.warning("%s was not removed: %s", struck.planned.fault, error)
 
     def _spent(self) -> dict[str, float]:
         """Return the seconds of the watched replicas' jobs, by reason."""

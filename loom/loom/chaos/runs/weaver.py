@@ -45,9 +45,14 @@ class RunWeaver(Protocol):
         """Return the time accounting of each job."""
 
     def inject(
-        self, fault: str, target: str | list[str], duration: float | None, params: dict[str, Any]
+        self,
+        fault: str,
+        target: str | list[str],
+        duration: float | None,
+        params: dict[str, Any],
+        id: str | None = None,
     ) -> RunInjection:
-        """Inject a fault."""
+        """Inject a fault, with an id of the caller's choice."""
 
     def remove_injection(self, id: str) -> object:
         """Remove a fault before its time is over."""

@@ -180,7 +180,9 @@ class RequestHandler:
         limit = min(count(arguments, "limit", 100), _MAX_EVENTS)
         replica, kind = text_or_none(arguments, "replica"), text_or_none(arguments, "kind")
         newest, among = arguments.get("after") is None, arguments.get("replicas")
-        return [event.to_body() for event in self._known.events.after(after, limit, replica, kind, newest, among)]
+        since, until = seconds(arguments, "since", -math.inf), seconds(arguments, "until", math.inf)
+        found = self._known.events.after(after, limit, replica, kind, newest, among, since, until)
+        return [event.to_body() for event in found]
 
     def _metrics(self, arguments: dict[str, Any], now: float) -> list[str]:
         return self._known.history.metrics(self._known.replica(text(arguments, "replica")).id)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import json
+import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -59,16 +61,22 @@ class EventStore:
         kind: str | None = None,
         newest: bool = False,
         among: Collection[str] | None = None,
+        since: float = -math.inf,
+        until: float = math.inf,
     ) -> list[WeaverEvent]:
         """Return at most ``limit`` events after an id, the oldest first: the first ones, or the ``newest``.
 
         Args:
+            since, until: only events between these times, in seconds since the epoch.
             among: only events about one of these replicas; None: any, and those about none.
         """
         ids = None if among is None else json.dumps(list(among))
         in_memory = [*self._written, *self._new]  # some of them may be stored by now
         upto = in_memory[0].id if in_memory else self.last + 1
-        wanted = [("id > ?", id), ("id < ?", upto), ("replica = ?", replica), ("kind = ?", kind)]
+        stored = range(self._first, upto)
+        after = max(id, self._first_at(since, stored) - 1)
+        before = min(upto, self._first_at(math.nextafter(until, math.inf), stored))
+        wanted = [("id > ?", after), ("id < ?", before), ("replica = ?", replica), ("kind = ?", kind)]
         wanted.append(("replica IN (SELECT value FROM json_each(?))", ids))
         clauses = [(clause, value) for clause, value in wanted if value is not None]
         where = " AND ".join(clause for clause, _ in clauses)
@@ -87,10 +95,21 @@ class EventStore:
             and replica in (None, event.replica)
             and kind in (None, event.kind)
             and (among is None or event.replica in among)
+            and since <= event.time <= until
         ]
         amended = {**self._written_amended, **self._amended}
         found = [amended.get(event.id, event) for event in found]
         return found[-limit:] if newest else found[:limit]
+
+    def _first_at(self, time: float, stored: range) -> int:
+        """Return the id of the first stored event at a time or later: times grow with ids."""
+        if math.isinf(time):
+            return stored.start if time < 0 else stored.stop
+        return stored.start + bisect.bisect_left(stored, time, key=self._time)
+
+    def _time(self, id: int) -> float:
+        row = self._db.execute("SELECT time FROM events WHERE id = ?", (id,)).fetchone()
+        return -math.inf if row is None else float(row[0])
 
     def write(self, commit: Commit) -> list[WeaverEvent]:
         """Add the new and amended events to a commit, and return them. The commit before it has to be stored."""

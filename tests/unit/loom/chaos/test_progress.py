@@ -65,7 +65,12 @@ class Weaver:
         return {}
 
     def inject(
-        self, fault: str, target: str | list[str], duration: float | None, params: dict[str, Any]
+        self,
+        fault: str,
+        target: str | list[str],
+        duration: float | None,
+        params: dict[str, Any],
+        id: str | None = None,
     ) -> Injection:
         self.injected.append(fault)
         return Injection(f"injection-{len(self.injected)}")

@@ -320,6 +320,11 @@ def test_events_are_found_by_replica_kind_and_number() -> None:
     assert numbers(replica="train_1") == [1, 4]
     assert numbers(kind="odd") == [1, 3, 5]
     assert numbers(kind="odd", replica="train_2") == [5]
+    assert numbers(since=START + 2) == [2, 3, 4, 5]
+    assert numbers(since=START + 0.5, until=START + 4) == [1, 2, 3, 4]
+    assert numbers(since=START + 1, until=START + 4, limit=2, newest=True) == [3, 4]
+    assert numbers(since=START + 1, limit=2) == [1, 2]
+    assert numbers(since=START + 5.5) == numbers(until=START - 1) == numbers(since=START + 3, until=START + 2) == []
 
 
 def test_what_is_added_to_an_event_is_there_before_and_after_the_commit() -> None:

@@ -1,0 +1,206 @@
+"""The faults that replay an incident: those that were injected, and one for each trouble of a replica or a host."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loom.chaos.durations import spoken
+from loom.chaos.faults import MAX_DURATION, check_fault
+from loom.chaos.incidents.troubles import Incident, Injection, Trouble, TroubleKind
+from loom.errors import WrongArguments
+
+FOLLOWS_WITHIN = 10.0
+"""Seconds after an injected fault, or after the weaver's start, in which a trouble is their consequence."""
+
+TOGETHER = 3.0
+"""Seconds within which all replicas of a host fall silent if the host does."""
+
+LEAST = 0.1  # seconds that a fault lasts
+MOST_SLOW = 600.0  # seconds by which slow_rank makes a step longer
+
+
+@dataclass(frozen=True)
+class ReplayedFault:
+    """A fault of the plan, with what it replays."""
+
+    at: float
+    """When it happened, in seconds since the epoch."""
+    fault: str
+    target: Mapping[str, Any]
+    what: str
+    """What happened, for a comment."""
+    duration: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    detected: float | None = None
+    """Seconds until the weaver noticed; None if that was when the trouble began, as far as is known."""
+    recovered: float | None = None
+    """Seconds until the replica ran again, as a run counts them: from the fault, or from its end if it lasts."""
+
+
+class Replay:
+    """The faults that replay an incident."""
+
+    def __init__(self, incident: Incident) -> None:
+        self._incident = incident
+        self._left = list(incident.troubles)
+        """The troubles that nothing replays so far."""
+        self.left_out = list(incident.left_out)
+        found = [*self._injected(), *self._weaver_restarts(), *self._hosts(), *map(self._process, self._left)]
+        self.faults = sorted(found, key=lambda one: one.at)
+        self.left_out.sort()
+
+    def _target(self, replica: str) -> dict[str, Any]:
+        """Return the target of a fault that strikes a replica: its group and rank if no other replica has them."""
+        places = self._incident.places
+        place, short = places.get(replica), replica.partition("@")[0]
+        if place is not None and place.group and place.rank is not None:
+            same = {
+                id.partition("@")[0]
+                for id, one in places.items()
+                if (one.group, one.rank) == (place.group, place.rank)
+            }
+            if same == {short}:
+                return {"mesh": glob.escape(place.group), "rank": place.rank}
+        return {"replica": glob.escape(short)}
+
+    def _take(self, wanted: Iterable[Trouble]) -> list[Trouble]:
+        taken = list(wanted)
+        self._left = [one for one in self._left if one not in taken]
+        return taken
+
+    def _injected(self) -> Iterator[ReplayedFault]:
+        for injection in self._incident.injections.values():
+            try:
+                kind, params, duration = check_fault(injection.fault, injection.params, injection.duration)
+            except WrongArguments as error:
+                self.left_out.append((injection.at, f"the fault {injection.fault}: {error}"))
+                continue
+            if not (struck := self._struck(injection)):
+                text = f"{kind.name} of {injection.target}: {injection.refused or 'no replica took it'}"
+                self.left_out.append((injection.at, text))
+                continue
+            if duration is not None and injection.over is not None:
+                duration = max(LEAST, min(duration, injection.over - injection.at))
+            over = injection.at + (duration or 0.0)
+            hosts = {self._host(id) for id in struck} if kind.of == "host" else set()
+            followed = self._take(
+                one
+                for one in self._left
+                if (one.replica in struck or self._host(one.replica) in hosts - {""})
+                and injection.at - TOGETHER <= one.noticed <= over + FOLLOWS_WITHIN
+            )
+            for id in self._one_a_host(struck) if kind.of == "host" else sorted(struck):
+                mine = [one for one in followed if one.replica == id or kind.of == "host"]
+                yield ReplayedFault(
+                    injection.at,
+                    kind.name,
+                    self._target(id),
+                    f"{kind.name} was injected into {id}" + _came_back(mine, injection.at),
+                    duration,
+                    {name: value for name, value in params.items() if value != kind.params[name].default},
+                    min((max(0.0, one.noticed - injection.at) for one in mine), default=None),
+                    _recovery(mine, injection.at if kind.ends else over),
+                )
+
+    def _struck(self, injection: Injection) -> set[str]:
+        given = injection.target
+        if injection.struck or injection.refused or isinstance(given, str):
+            return injection.struck
+        return {one for one in given if one in self._incident.places}
+
+    def _weaver_restarts(self) -> Iterator[ReplayedFault]:
+        for at in self._incident.weaver_restarts:
+            self._take(
+                one
+                for one in self._left
+                if one.kind is TroubleKind.SILENT
+                and one.same
+                and at - TOGETHER <= one.noticed <= at + FOLLOWS_WITHIN
+            )
+            yield ReplayedFault(at, "dead_weaver", {}, "the weaver started again, or the gateway with it")
+
+    def _hosts(self) -> Iterator[ReplayedFault]:
+        """Yield a fault for each time at which all replicas of a host fell silent."""
+        places = self._incident.places
+        several = len({one.host for one in places.values() if one.host}) > 1
+        silent = [one for one in self._left if one.kind is TroubleKind.SILENT]
+        while silent:
+            first = silent.pop(0)
+            host = self._host(first.replica)
+            with_it = [
+                one for one in silent if self._host(one.replica) == host and one.since - first.since <= TOGETHER
+            ]
+            there = {id for id, one in places.items() if one.host == host}
+            fell = {one.replica for one in (first, *with_it)}
+            if not host or fell != there or not (several or len(there) > 1):
+                continue
+            silent = [one for one in silent if one not in with_it]
+            yield self._host_fault(host, self._take([first, *with_it]))
+
+    def _host_fault(self, host: str, troubles: list[Trouble]) -> ReplayedFault:
+        first = troubles[0]
+        untils = [one.until for one in troubles if one.until is not None]
+        partition = any(one.same for one in troubles)
+        lasted = _bounded(max(untils) - first.since) if untils else None
+        what = f"the host {host} was silent" + (f" for {spoken(lasted)}" if lasted else "")
+        since = max(untils) if partition else first.since
+        return ReplayedFault(
+            first.since,
+            "partition" if partition else "lost_host",
+            self._target(first.replica),
+            what + _came_back(troubles, since),
+            lasted,
+            recovered=_recovery(troubles, since),
+        )
+
+    def _process(self, trouble: Trouble) -> ReplayedFault:
+        """Return the fault for a trouble of one process."""
+        since, end = trouble.since, self._incident.events[-1].time
+        lasted = _bounded((end if trouble.until is None else trouble.until) - since)
+        about = f"{trouble.replica} {trouble.kind.value}" + (f": {trouble.reason}" if trouble.reason else "")
+        params: dict[str, Any] = {}
+        fault, duration, counted = "sigkill", None, since
+        match trouble.kind:
+            case TroubleKind.RAISED:
+                fault, params = "exception", {"text": trouble.reason[:200]}
+            case TroubleKind.STALLED:
+                fault, duration, counted = "slow_rank", lasted, since + lasted
+                params = {"seconds": round(min(lasted, MOST_SLOW), 3)}
+                about = f"{trouble.replica} took no step for {spoken(lasted)}"
+            case TroubleKind.SILENT if trouble.same:
+                fault, duration, counted = "sigstop", lasted, since + lasted
+                about = f"{trouble.replica} was silent for {spoken(lasted)}; others on its host were not"
+            case TroubleKind.SILENT:
+                about = f"{trouble.replica} was silent, and its process never came back"
+        target, back = self._target(trouble.replica), _came_back([trouble], counted)
+        recovered = _recovery([trouble], counted)
+        return ReplayedFault(since, fault, target, about + back, duration, params, recovered=recovered)
+
+    def _one_a_host(self, replicas: set[str]) -> list[str]:
+        first = {self._host(id) or id: id for id in sorted(replicas, reverse=True)}
+        return sorted(first.values())
+
+    def _host(self, replica: str) -> str:
+        place = self._incident.places.get(replica)
+        return "" if place is None else place.host
+
+
+def _bounded(seconds: float) -> float:
+    return round(min(max(seconds, LEAST), MAX_DURATION), 3)
+
+
+def _recovery(troubles: list[Trouble], since: float) -> float | None:
+    """Return the seconds from a time until all replicas ran again; None if one did not, or none had any trouble."""
+    backs = [one.back for one in troubles]
+    known = [back for back in backs if back is not None]
+    return max(0.0, max(known) - since) if known and len(known) == len(backs) else None
+
+
+def _came_back(troubles: list[Trouble], since: float) -> str:
+    if not troubles:
+        return ""
+    took = _recovery(troubles, since)
+    return "; it had not recovered when the events end" if took is None else f"; it ran again after {spoken(took)}"
