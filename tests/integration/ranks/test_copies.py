@@ -75,6 +75,16 @@ def test_a_copy_that_is_given_up_leaves_no_file(trainers: ProcMeshProxy, tmp_pat
         await_true(lambda: os.listdir(there) == [])
 
 
+def test_a_file_that_becomes_shorter_is_not_copied(trainers: ProcMeshProxy, tmp_path: Path) -> None:
+    changing = tmp_path / "changing"
+    changing.write_bytes(bytes(40 * PIECE))
+
+    with pytest.raises(loom.FileChanged, match="'changing' became shorter"):
+        trainers.copy_from(str(changing), tmp_path / "copy", on_progress=lambda progress: os.truncate(changing, 5))
+
+    assert os.listdir(tmp_path) == ["changing"]
+
+
 def test_what_cannot_be_copied_is_an_error_that_names_it(trainers: ProcMeshProxy, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")

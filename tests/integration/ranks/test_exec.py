@@ -19,7 +19,7 @@ from loom.cli.app import app
 from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
 from loom_proxy.ranks.execution import Execution
-from loom_proxy.ranks.place import place_of
+from loom_proxy.ranks.place import RankPlace, place_of
 from tests.integration.ranks.remains import await_gone
 from tests.support.gateways import BOUND, await_true
 from tests.support.network.gate import Gate
@@ -173,6 +173,20 @@ def test_a_driver_that_does_not_know_an_operation_says_so(trainers: ProcMeshProx
     with pytest.raises(loom.NotFound, match="not forwarded any more"):
         place.ask("connect", "an invented handle", 5.0).get(BOUND)
     place.ask("end", copy).get(BOUND)
+
+
+def test_a_driver_refuses_ranks_that_are_not_there(trainers: ProcMeshProxy) -> None:
+    calls = trainers._whole.caller
+
+    with pytest.raises(loom.NoSuchRank, match="'trainers' has no rank 9"):
+        RankPlace(calls, trainers._ident, "trainers", 9, 9).ask("exec", ["true"], {}, 5.0).get(BOUND)
+    with pytest.raises(loom.WrongArguments, match="'hosts' is no mesh of processes or actors"):
+        RankPlace(calls, 0, "hosts", 0, 0).ask("exec", ["true"], {}, 5.0).get(BOUND)
+
+
+def test_a_signal_that_does_not_exist_is_an_error(trainers: ProcMeshProxy) -> None:
+    with trainers.exec("read line", 0) as execution, pytest.raises(loom.WrongArguments, match="no signal 999"):
+        execution.signal(999)
 
 
 def test_what_is_not_there_is_an_error_that_names_it(trainers: ProcMeshProxy) -> None:
