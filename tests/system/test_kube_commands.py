@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 from pathlib import Path
 
+import nats
 import psutil
 import pytest
 
 import loom
+from loom.bridge.envelopes import EnvelopeKind
 from loom.errors import PortForwardFailed
 from loom.weaver.views import Away
 from loom_proxy.contexts.file import Context, ContextFile
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
+from tests.integration.bridge.bridges import Bridge
+from tests.integration.bridge.nats_server import NatsServer, Said, require_nats_server
+from tests.support.actors import Counter
 from tests.support.cli_page import commands
 from tests.support.forwards import forwarding, lead_to, put_on_path
 from tests.support.gateways import await_true
@@ -137,3 +143,32 @@ def test_a_watch_and_requests_go_on_when_the_forwarded_port_moves(
         assert next(update for update in watch if not isinstance(update, Away)) is not None
     finally:
         forward.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("service")
+async def test_a_bridge_goes_on_when_kubectl_ends(service: str, cluster: LocalCluster) -> None:
+    require_nats_server()
+    with NatsServer() as server, Bridge(service, cluster.token or "", server.url) as bridge:
+        client = await nats.connect(server.url)
+        updates = await Said.on(client, EnvelopeKind.UI_UPDATE)
+        await asyncio.to_thread(spawn_one, cluster)
+        first = await updates.next_event("spawned")
+        (kubectl,) = forwarding(bridge.process.pid)
+        kubectl.send_signal(signal.SIGKILL)
+        bridge.await_log("has ended, and is started again")
+        await asyncio.to_thread(spawn_one, cluster)
+
+        assert (await updates.next_event("spawned"))["id"] > first["id"]
+        (again,) = forwarding(bridge.process.pid)
+        assert again.pid != kubectl.pid
+        processes = tree(bridge.process.pid)
+        await client.close()
+        assert bridge.end(signal.SIGINT) == 0
+        assert not still_there(processes)
+
+
+def spawn_one(cluster: LocalCluster) -> None:
+    """Do what the weaver has an event about."""
+    with loom.connect(cluster.url, cluster.token) as job:
+        assert job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1).add.call(1).get(BOUND)
