@@ -82,9 +82,9 @@ class Access:
     @property
     def is_given(self) -> bool:
         """Whether there is a gateway to ask, for commands that need none."""
-        from loom_proxy.contexts.choice import is_gateway_given
+        from loom_proxy.contexts.choice import find_gateway
 
-        return is_gateway_given(self.url)
+        return find_gateway(self.url, self.token) is not None
 
     @functools.cached_property
     def forward(self) -> PortForward | None:

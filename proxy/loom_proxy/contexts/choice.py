@@ -58,13 +58,29 @@ class GatewayChoice:
 def choose_gateway(
     url: str | None = None, token: TokenSource = None, ca: str | None = None, insecure: bool = False
 ) -> GatewayChoice:
-    """Return the gateway of the argument, else that of ``LOOM_URL``, else that of the current context.
+    """Return what `find_gateway` finds.
+
+    Raises:
+        InvalidAddress: it finds none.
+    """
+    found = find_gateway(url, token, ca, insecure)
+    if found is None:
+        raise InvalidAddress(
+            "no gateway to connect to: pass url=… or --url, or set LOOM_URL (`loom up` prints it), or choose a "
+            f"context with `loom context use NAME`; {ContextFile().read().listed}"
+        )
+    return found
+
+
+def find_gateway(
+    url: str | None = None, token: TokenSource = None, ca: str | None = None, insecure: bool = False
+) -> GatewayChoice | None:
+    """Return the gateway of the argument, else that of ``LOOM_URL``, else that of the current context; or None.
 
     The token is that of the argument, else ``LOOM_TOKEN``. The token of a context is taken only together with its
     URL, and only if there is no other.
 
     Raises:
-        InvalidAddress: there is none of the three.
         ContextFileError: the contexts are needed, and their file cannot be used.
         KeyringUnavailable: the context's token is needed, and the keyring does not return it.
     """
@@ -75,16 +91,8 @@ def choose_gateway(
         return GatewayChoice(url, token, ca, insecure, Origin.ENVIRONMENT)
     contexts = ContextFile().read()
     if contexts.current is None:
-        raise InvalidAddress(
-            "no gateway to connect to: pass url=… or --url, or set LOOM_URL (`loom up` prints it), or choose a "
-            f"context with `loom context use NAME`; {contexts.listed}"
-        )
+        return None
     context = contexts.named(contexts.current)
     ca = ca or os.environ.get("LOOM_CA") or context.ca
     insecure = insecure or context.insecure
     return GatewayChoice(context.url, token or context.read_token(), ca, insecure, Origin.CONTEXT, context.name)
-
-
-def is_gateway_given(url: str | None) -> bool:
-    """Return whether `choose_gateway` finds a gateway for an argument."""
-    return bool(url or os.environ.get("LOOM_URL") or ContextFile().read().current)
