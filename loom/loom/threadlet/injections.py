@@ -13,7 +13,9 @@ from loom.chaos.host import agent
 from loom.chaos.injected import Evidence, Injected
 from loom.chaos.training import Strike
 from loom.control.commands import Command, CommandKind
+from loom.errors import FaultRefused
 
+MAX_WITHDRAWN = 256  # removals that are remembered for injections which come after them
 MAX_REMOVED = 16  # removed faults that each new connection reports to the weaver again
 
 Hook = Callable[[dict[str, Any]], Any]  # carries out a fault in Loom's place; may return a function that removes it
@@ -30,6 +32,8 @@ class Injections:
         self._on_removal = on_removal
         self._there: dict[str, Injected] = {}
         self.removed: dict[str, Evidence] = {}  # the last ones, of which the weaver may not have heard
+        # Removals are carried out on arrival, and may overtake an injection that waits for a step boundary.
+        self._withdrawn: dict[str, None] = {}
 
     @staticmethod
     def at_once(command: Command) -> bool:
@@ -49,6 +53,9 @@ class Injections:
             return self._remove(str(params.get("injection"))), None
         kind, checked, duration = check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
         pid, report = os.getpid(), self._removal_reporter(command.id)
+        if command.id in self._withdrawn:
+            report({"pid": pid, "injected": False})
+            raise FaultRefused("it was removed before it was injected")
         if kind.name == "sigkill":
             return {"pid": pid}, Strike({"pid": pid}, lambda: os.kill(pid, signal.SIGKILL))
         if kind.place is Place.HOST:
@@ -66,9 +73,14 @@ class Injections:
             injected = training.begin(kind.name, checked, duration, self._each_step, report)
         if injected.removable:
             self._there[command.id] = injected
+            if command.id in self._withdrawn:  # meanwhile, by the thread that takes commands
+                injected.remove()
         return injected.evidence, None
 
     def _remove(self, injection: str) -> Evidence:
+        self._withdrawn[injection] = None
+        while len(self._withdrawn) > MAX_WITHDRAWN:
+            del self._withdrawn[next(iter(self._withdrawn))]
         if (injected := self._there.get(injection)) is not None:
             return injected.remove()
         agent.remove(injection)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks import analyze
 from tests.benchmarks.analyze import AnalyzePlan
 
 
+@pytest.mark.slow
 def test_it_measures_a_log_of_which_every_line_is_an_event() -> None:
     said: list[str] = []
 

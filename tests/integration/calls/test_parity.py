@@ -20,6 +20,7 @@ def test_every_script_gives_the_same_natively_and_with_loom(own_cluster: LocalCl
     assert not disagreements, "\n".join(disagreements)
 
 
+@pytest.mark.slow
 def test_a_script_in_the_driver_has_monarchs_own_meshes(cluster: LocalCluster) -> None:
     names = ["shapes.meshes_are_of_the_public_classes", "calls.stream_with_a_failure", "inside.names"]
 

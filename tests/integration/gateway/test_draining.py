@@ -100,6 +100,7 @@ def test_the_time_to_drain_is_bounded(cluster: LocalCluster) -> None:
             job.hosts.spawn_procs().initialized.get(BOUND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["websocket", "http"])
 def test_clients_are_told_that_their_sessions_go_on_with_the_next_gateway(
     cluster: LocalCluster, transport: str

@@ -157,6 +157,7 @@ def test_two_tokens_of_one_user_reach_the_same_sessions(house: House, job: loom.
     watcher.detach()
 
 
+@pytest.mark.slow
 def test_an_admin_reaches_every_session(house: House) -> None:
     job = house.connect("ann")
     watcher = house.watch("root", job.session)

@@ -78,6 +78,7 @@ def test_a_user_without_free_workers_waits_and_is_told(gateway: GatewayOfUsers) 
             assert len(parents(job)) == 1
 
 
+@pytest.mark.slow
 def test_a_lease_outlives_the_gateway(gateway: GatewayOfUsers) -> None:
     ann = connect(gateway, "ann")
     before = parents(ann)

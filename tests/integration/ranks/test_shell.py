@@ -92,6 +92,7 @@ def shell(
         screen.close()
 
 
+@pytest.mark.slow
 def test_a_terminal_has_the_size_the_keys_and_the_exit_status_of_the_one_here(shell: Callable[..., Screen]) -> None:
     screen = shell("--", "bash", "--norc")
     screen.type("stty size; echo rank=$RANK term=$TERM\r")

@@ -33,6 +33,7 @@ from tests.support.network.gate import Gate
 from tests.support.network.http_proxy import Fault, HttpProxy, Lossy, without_websockets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 400, 403, 404, 426, 502, 503, None])
 def test_http_is_used_where_something_breaks_websockets(
     cluster: LocalCluster, status: int | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -178,6 +178,7 @@ def test_the_last_hundred_are_remembered_also_by_the_next_gateway(tmp_path: Path
     assert sessions.get("session-0") is None
 
 
+@pytest.mark.slow
 def test_a_user_who_ends_many_sessions_pushes_out_no_other_users(tmp_path: Path) -> None:
     sessions = EndedSessions(str(tmp_path / "ended.json"))
     sessions.add(ended(0, "bob"))

@@ -106,6 +106,7 @@ def test_loom_logs_ends_quietly_at_ctrl_c(job: loom.Job, environment: dict[str, 
     assert following.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_session_without_a_client_is_logged_and_found_when_it_has_ended(
     cluster: LocalCluster, environment: dict[str, str]
 ) -> None:

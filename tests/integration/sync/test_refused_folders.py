@@ -152,6 +152,7 @@ def test_a_host_that_cannot_make_its_cache(
     assert values(actors.version_of.call("no_room")) == ["later", "later"]
 
 
+@pytest.mark.slow
 def test_a_lost_host_does_not_stop_the_others(tmp_path: Path, project: Project) -> None:
     project.write("survivor.py", "VERSION = 1\n")
     with (

@@ -29,6 +29,7 @@ def test_what_is_queued_is_computed_in_the_cluster(job: loom.Job) -> None:
     assert lt.fetch(y, x.grad) == ([[2.0, 5.0], [10.0, 17.0]], [[2.0, 4.0], [6.0, 8.0]])
 
 
+@pytest.mark.slow
 def test_many_commands_are_done_in_their_order(job: loom.Job) -> None:
     lt = job.tensors("order")
     total = lt.zeros(())
@@ -54,6 +55,7 @@ def test_a_failure_names_the_line_that_queued_it_and_the_rest_lives(job: loom.Jo
     lt.synchronize()
 
 
+@pytest.mark.slow
 def test_tensors_are_spread_over_several_processes(job: loom.Job) -> None:
     lt = loom.tensors.on(job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="several"))
     whole = lt.randn(4, 3)
@@ -149,6 +151,7 @@ def in_the_cluster(procs: object) -> tuple[object, int, list[int]]:
     return x.grad.tolist(), lt._dispatcher.size, [each.step for each in watch]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_function_in_the_cluster_has_them_too(job: loom.Job, gpus: int) -> None:
     procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": gpus}, name="near")
@@ -186,6 +189,7 @@ def read_for_ever(tensor: loom.tensors.Tensor) -> None:
         tensor.tolist()
 
 
+@pytest.mark.slow
 def test_tensors_go_on_after_their_processes_have_died(job: loom.Job) -> None:
     lt = job.tensors("mortal", gpus=2)
     x, w = lt.tensor([[1.0], [2.0]], placements=[Shard(0)]), lt.ones(1, requires_grad=True)

@@ -6,6 +6,8 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 import loom
 from loom_proxy.local import LocalCluster
 from tests.support.network.delay_proxy import DelayProxy
@@ -33,6 +35,7 @@ def training(lt: Any) -> Any:
     return step
 
 
+@pytest.mark.slow
 def test_a_training_step_that_reads_its_loss_costs_one_round_trip(cluster: LocalCluster) -> None:
     """Not a speed test: what waits for one answer more adds at least a whole round trip."""
     with DelayProxy(urlsplit(cluster.url).port or 0, ROUND_TRIP / 2) as line:

@@ -254,6 +254,7 @@ def test_an_older_driver_is_named(job: loom.Job, monkeypatch: pytest.MonkeyPatch
         collect_spans(job._calls, 0.1, False)
 
 
+@pytest.mark.slow
 def test_operators_of_torch_are_in_it(job: loom.Job) -> None:
     pytest.importorskip("torch")
     worker = job.hosts.slice(hosts=0).spawn_procs(name="torch").spawn("worker", Worker)

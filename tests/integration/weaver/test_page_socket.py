@@ -349,8 +349,8 @@ def test_bytes_are_no_message_and_much_too_large_a_message_closes_the_socket(hou
         with pytest.raises(ConnectionClosed) as closed:
             ann.ask(type="ping", id=1, x="x" * (2 << 20))
 
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1009
+    # What was still on its way to a closed socket resets it, which may overtake the reason.
+    assert closed.value.rcvd is None or closed.value.rcvd.code == 1009
 
 
 def test_a_revoked_token_commands_nothing_and_its_socket_is_closed(house: House) -> None:

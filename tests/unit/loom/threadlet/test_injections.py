@@ -11,8 +11,9 @@ import pytest
 
 from loom.chaos.injected import InjectedFault
 from loom.control.commands import Command, CommandKind
+from loom.errors import FaultRefused, NotFound
 from loom.threadlet import Threadlet, applying
-from loom.threadlet.injections import MAX_REMOVED, Injections
+from loom.threadlet.injections import MAX_REMOVED, MAX_WITHDRAWN, Injections
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, eventually
 
 Make = Callable[..., Threadlet]
@@ -41,6 +42,12 @@ def inject(
     """Tell the threadlet to suffer a fault; return the command's id."""
     lasts = {} if duration is None else {"duration": duration}
     return weaver.command(connection, "inject", fault=fault, params=params, **lasts)
+
+
+def remove(injections: Injections, ident: str) -> None:
+    """Remove a fault that is not there yet."""
+    with pytest.raises(NotFound):
+        injections.inject(Command("removal", CommandKind.REMOVE_FAULT, {"injection": ident}))
 
 
 def refusal(connection: Connection, ident: str) -> str:
@@ -137,6 +144,45 @@ def test_a_fault_of_the_host_waits_for_no_step(
     acks = [frame for frame in connection.skipped if frame[0] == "ack" and frame[1] == removal]
     answer = acks[0][2:] if acks else connection.ack(removal)
     assert answer[1]["evidence"] == {"injection": ident, "there": False}
+
+
+def test_a_removal_that_overtakes_its_injection_prevents_it() -> None:
+    told: list[Any] = []
+    each_step: list[Any] = []
+    injections = Injections({}, each_step, lambda *removed: told.append(removed))
+
+    remove(injections, "c0")
+    with pytest.raises(FaultRefused, match="removed before it was injected"):
+        injections.inject(Command("c0", CommandKind.INJECT, {"fault": "slow_rank"}))
+
+    assert told == [("c0", {"pid": os.getpid(), "injected": False})]
+    assert each_step == []
+
+
+def test_a_removal_during_its_injection_ends_it() -> None:
+    told: list[Any] = []
+    undone: list[bool] = []
+
+    def hook(params: Any) -> Callable[[], None]:
+        remove(injections, "c0")
+        return lambda: undone.append(True)
+
+    injections = Injections({"slow_rank": hook}, [], lambda *removed: told.append(removed))
+    injections.inject(Command("c0", CommandKind.INJECT, {"fault": "slow_rank"}))
+
+    assert undone == [True]
+    assert [injection for injection, _ in told] == ["c0"]
+
+
+def test_only_so_many_removals_are_remembered() -> None:
+    injections = Injections({}, [], lambda *removed: None)
+    for number in range(MAX_WITHDRAWN + 1):
+        remove(injections, f"c{number}")
+
+    evidence, _ = injections.inject(Command("c0", CommandKind.INJECT, {"fault": "slow_rank", "duration": 0.01}))
+    assert "injected" not in evidence
+    with pytest.raises(FaultRefused):
+        injections.inject(Command("c1", CommandKind.INJECT, {"fault": "slow_rank"}))
 
 
 def test_a_kill_is_only_prepared_until_it_was_told() -> None:

@@ -154,6 +154,7 @@ for step in range(1000):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_whole_weights_only(tmp_path: Path) -> None:
     for number in range(5):
         writer = subprocess.Popen([sys.executable, "-c", SAVES, tmp_path], stdout=subprocess.PIPE)
