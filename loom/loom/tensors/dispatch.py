@@ -197,7 +197,7 @@ class Dispatcher:
         """
         with self._lock:
             self._free()
-            commands, data, sites, _ = self._take()
+            commands, data, sites, _ = self._take() if self._sites else (None, [], [], 0)
             number = self._batch
             self._reading[number] = sites
             self._batch += 1
