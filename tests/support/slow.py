@@ -1,4 +1,6 @@
-"""Which of the slow tests run: a numbered part of them all, or those whose turn it is.
+"""Which tests are slow, and which of them run: a numbered part of them all, or those whose turn it is.
+
+Slow is what is marked so, and what took `LONG` seconds when it was recorded.
 
 ``--slow-part 2/5`` selects the second of five parts that take alike long; a file stays whole, since its tests share
 what they set up. ``--slow-turn COUNT`` leaves out all slow tests but some of at most `SHORT` seconds that together
@@ -20,6 +22,9 @@ __all__ = ["Recorder", "add_options", "part_of", "select", "turn_of"]
 SECONDS = Path(__file__).with_name("slow_seconds.json")
 """Seconds of each slow test, by node id."""
 
+LONG = 4.5
+"""Seconds from which on a test is slow, marked or not."""
+
 SHORT = 60.0
 """Seconds that a test takes at most to have its turn."""
 
@@ -39,16 +44,20 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that were not asked for.
+    """Mark the tests that take long as slow, and deselect those that were not asked for.
 
     Raises:
         pytest.UsageError: the part is not one of ``1/OF`` to ``OF/OF``.
     """
+    seconds = _recorded()
+    for item in items:
+        if seconds.get(item.nodeid, 0) >= LONG:
+            item.add_marker("slow")
     part, turn = config.getoption("--slow-part"), config.getoption("--slow-turn")
     if part is None and turn is None:
         return
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
-    chosen = part_of(part, slow, _recorded()) if part is not None else turn_of(turn, slow, _recorded())
+    chosen = part_of(part, slow, seconds) if part is not None else turn_of(turn, slow, seconds)
     if part is None:
         chosen |= {item.nodeid for item in items} - set(slow)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
@@ -94,21 +103,23 @@ def _recorded() -> dict[str, float]:
 
 
 class Recorder:
-    """Writes down how long each slow test took that passed, its fixtures included. A plugin of pytest."""
+    """Writes down how long each slow or long test took that passed, its fixtures included. A plugin of pytest."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
+        self._slow: set[str] = set()
         self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a phase of a test."""
-        if "slow" in report.keywords:
-            self._seconds[report.nodeid] += report.duration
-            if not report.passed:
-                self._failed.add(report.nodeid)
+        self._seconds[report.nodeid] += report.duration
+        if "slow" in report.keywords or (report.when == "call" and report.duration >= LONG):
+            self._slow.add(report.nodeid)
+        if not report.passed:
+            self._failed.add(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the file; with xdist only the process that all others report to."""
-        passed = {test: round(took, 1) for test, took in self._seconds.items() if test not in self._failed}
+        passed = {test: round(self._seconds[test], 1) for test in self._slow - self._failed}
         if passed and not hasattr(session.config, "workerinput"):
             SECONDS.write_text(json.dumps({**_recorded(), **passed}, indent=0, sort_keys=True) + "\n")

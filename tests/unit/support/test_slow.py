@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from tests.support import slow as module
 from tests.support.slow import part_of, turn_of
+
+pytest_plugins = ("pytester",)
 
 SLOW = ["a.py::one", "a.py::two", "b.py::one", "c.py::one", "d.py::new"]
 SECONDS = {"a.py::one": 50.0, "a.py::two": 20.0, "b.py::one": 150.0, "c.py::one": 60.0}
@@ -39,3 +45,42 @@ def test_every_short_test_has_its_turn_and_no_other() -> None:
 
 def test_no_turn_where_nothing_is_short() -> None:
     assert turn_of(7, ["long.py::one"], {}) == set()
+
+
+def test_a_test_that_took_long_is_slow_though_nobody_marked_it(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = tmp_path / "seconds.json"
+    seconds.write_text('{"test_here.py::test_long": 4.5, "test_here.py::test_short": 4.4}')
+    monkeypatch.setattr(module, "SECONDS", seconds)
+    pytester.makeconftest("""
+        from tests.support import slow
+
+        def pytest_addoption(parser):
+            slow.add_options(parser)
+
+        def pytest_configure(config):
+            if config.getoption("--slow-record"):
+                config.pluginmanager.register(slow.Recorder(), "slow-recorder")
+
+        def pytest_collection_modifyitems(config, items):
+            slow.select(config, items)
+    """)
+    pytester.makepyfile(
+        test_here="""
+        import time
+
+        def test_long(): pass
+        def test_short(): pass
+        def test_grown(): time.sleep(0.02)
+    """
+    )
+
+    assert pytester.runpytest_inprocess("-m", "not slow").parseoutcomes() == {"passed": 2, "deselected": 1}
+    assert pytester.runpytest_inprocess("--slow-part", "1/1").parseoutcomes() == {"passed": 1, "deselected": 2}
+
+    monkeypatch.setattr(module, "LONG", 0.01)
+    pytester.runpytest_inprocess("--slow-record", "-k", "grown").assert_outcomes(passed=1)
+    assert set(json.loads(seconds.read_text())) == {
+        f"test_here.py::test_{which}" for which in ("long", "short", "grown")
+    }
