@@ -145,7 +145,7 @@ _KINDS = (
     FaultKind(
         "lost_host",
         _HOST,
-        "The worker is killed with all its processes; then it is restarted.",
+        "The worker is killed with all its processes; then it is restarted. In Kubernetes its pod is deleted.",
         lasts=5.0,
         ends=True,
         silences=True,

@@ -26,7 +26,7 @@ from loom.extras import require
 if TYPE_CHECKING:
     import kubetorch
 
-__all__ = ["CPU_INDEX", "GPU_BASE", "cpu_image", "gpu_image", "loom_requirement", "packages"]
+__all__ = ["CPU_INDEX", "GPU_BASE", "cpu_image", "gpu_image", "loom_requirement", "packages", "with_network_tools"]
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """The index of torch's CPU builds; `images/Dockerfile` has it, too."""
@@ -68,6 +68,13 @@ def gpu_image(loom_source: str | Path | None = None) -> kubetorch.Image:
 
     image = _checked(kubetorch.Image(name="loom-gpu", image_id=GPU_BASE))
     return _with_loom(image, packages("packages.txt") + packages("gpu.txt"), loom_source)
+
+
+def with_network_tools(image: kubetorch.Image) -> kubetorch.Image:
+    """Return an image that also has ``ip``, ``tc`` and ``nft``, with which injected faults break a network."""
+    have = "command -v ip >/dev/null && command -v tc >/dev/null && command -v nft >/dev/null"
+    install = "apt-get update && apt-get install --yes --no-install-recommends iproute2 nftables"
+    return image.run_bash(f"({have}) || ({install})")
 
 
 def packages(name: str) -> list[str]:

@@ -47,7 +47,9 @@ class TrainerActor(TrainerModel, Actor):
 
     def _warm_up(self) -> None:
         # Other groups train meanwhile: lower the priority of this thread, which the threads that it starts inherit.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        thread = threading.get_native_id()
+        lower = max(10, os.getpriority(os.PRIO_PROCESS, thread))  # a higher one than it has needs a right
+        os.setpriority(os.PRIO_PROCESS, thread, lower)
         os.environ.setdefault("RUST_LOG", "warn")  # by default torchft logs several lines in each step
         import torch
         import torchft  # noqa: F401

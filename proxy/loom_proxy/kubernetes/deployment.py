@@ -20,6 +20,9 @@ LOOM_POD = ("", "loom_gateway.pod.loom_pod", "LoomPod")
 REMOVE_WITHIN = 60.0  # seconds of attempts to remove pods while Kubetorch is not reached
 AGAIN_AFTER = 0.5  # seconds between two attempts to remove pods
 
+NETWORK_CAPABILITY = "NET_ADMIN"
+"""The right that faults of a network need, in the pod's own network."""
+
 
 class NotLoaded(LoomError):
     """A pod that answers has not loaded `LoomPod` yet. Kubetorch returns that answer as a call's result."""
@@ -39,9 +42,18 @@ class PodMesh:
     Args:
         deployed_as: name of the class in the pods, before which Kubetorch puts the user's name.
         service: DNS name, in the namespace, of the pods' headless service; None: the one that Kubetorch makes.
+        injectable: whether failures may be injected into what runs in the pods.
     """
 
-    def __init__(self, name: str, of: Any, namespace: str, deployed_as: str, service: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        of: Any,
+        namespace: str,
+        deployed_as: str,
+        service: str | None = None,
+        injectable: bool = False,
+    ) -> None:
         import kubetorch
 
         if not name.isidentifier() or name.startswith("_"):
@@ -61,6 +73,12 @@ class PodMesh:
         self.namespace = namespace
         self.compute = of
         self.ours: bool = not of.selector_only  # whether the job deploys the pods; otherwise they run already
+        if injectable and not self.ours:
+            raise WrongArguments(
+                f"injectable=True is for pods that the job deploys, and those of {name} run already: deploy them "
+                "with LOOM_INJECTABLE=1 in their environment"
+            )
+        self._injectable = injectable
         self._deployed_as = deployed_as
         self._service = service
 
@@ -126,17 +144,24 @@ class PodMesh:
             return True
 
     def complete_compute(self) -> None:
-        """Add an image and a headless service to a compute that the job deploys, if it has none."""
+        """Add an image and a headless service to a compute that the job deploys, if it has none, and the marks."""
         compute = self.compute
         if not self.ours:
             return
         if compute.image is None:
-            from loom.images import cpu_image, gpu_image
+            from loom.images import cpu_image, gpu_image, with_network_tools
 
             compute.image = gpu_image() if compute.gpus else cpu_image()
+            if self._injectable:
+                compute.image = with_network_tools(compute.image)
         if not compute.distributed_config:
             # Only for the headless service, which Kubetorch makes with it. Monarch does the distribution.
             compute.distributed_config = {"distribution_type": "local", "quorum_workers": compute.replicas}
+        if self._injectable:
+            compute.add_env_vars({"LOOM_INJECTABLE": "1"})
+            rights = compute._container().setdefault("securityContext", {}).setdefault("capabilities", {})
+            if NETWORK_CAPABILITY not in rights.setdefault("add", []):
+                rights["add"].append(NETWORK_CAPABILITY)
 
     def deploy(self, init_args: Mapping[str, Any]) -> None:
         """Deploy the pods, and `LoomPod` in them. Pods that are as wanted stay, and load the class again."""

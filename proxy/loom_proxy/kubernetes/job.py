@@ -55,12 +55,16 @@ class KubernetesJob:
         token: token of the gateway; default one that is made and kept for this user.
         session_linger: seconds that a session lives without a client.
         launch_timeout: seconds that the pods have to become ready.
+        injectable: whether failures may be injected into the pods' processes and the gateway (`loom.chaos`). The
+            pods are then deployed with ``LOOM_INJECTABLE=1`` and the capability NET_ADMIN, which faults of a
+            network need.
         network_policy: whether to close the pods' ports that ask for no token, by a NetworkPolicy that goes with
             the pods. A warning says if this user may not do that.
 
     Raises:
         WrongArguments: not exactly one of ``compute``, ``selector`` and ``meshes`` is given, or one makes no sense,
-            or another program of the pods has ``monarch_port`` or the port before it, which is the pod's keeper's.
+            or pods that run already are to be made injectable, or another program of the pods has ``monarch_port``
+            or the port before it, which is the pod's keeper's.
         MissingDependency: Kubetorch is not installed.
     """
 
@@ -80,6 +84,7 @@ class KubernetesJob:
         token: str | None = None,
         session_linger: float = 3600.0,
         launch_timeout: float = 600.0,
+        injectable: bool = False,
         network_policy: bool = True,
     ) -> None:
         given = [what for what in (compute, selector, meshes) if what is not None]
@@ -106,7 +111,7 @@ class KubernetesJob:
         for mesh, of in wanted_meshes.items():
             suffix = f"-{mesh.replace('_', '-')}" if len(wanted_meshes) > 1 else ""
             deployed_as = self._given_name + suffix
-            self._meshes.append(PodMesh(mesh, of, self.namespace, deployed_as, services.get(mesh)))
+            self._meshes.append(PodMesh(mesh, of, self.namespace, deployed_as, services.get(mesh), injectable))
         _check_port(monarch_port, wanted_meshes.values())
         self._port = monarch_port
         clients = kubetorch.config.install_namespace

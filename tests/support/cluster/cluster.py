@@ -34,6 +34,7 @@ from tests.support.cluster.network import (
     remove_stale,
 )
 from tests.support.cluster.nginx import configuration
+from tests.support.cluster.service_accounts import make_certificates
 from tests.support.paths import ROOT
 
 __all__ = ["OneMachineCluster", "PodInfo"]
@@ -106,6 +107,7 @@ class OneMachineCluster:
         for name in ("logs", "pods", "nginx"):
             (self.folder / name).mkdir()
         write_image(self.folder)
+        make_certificates(self.folder)
         self.laptop = Laptop(self._network, self.folder, self._kubectl)
         try:
             kubetorch = version("kubetorch")

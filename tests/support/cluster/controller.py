@@ -31,6 +31,7 @@ from tests.support.cluster.kubelet.probes import port_number
 from tests.support.cluster.kubernetes_api import add_kubernetes_api
 from tests.support.cluster.kubetorch_pods import Registered, Servers
 from tests.support.cluster.network import CONTROL, Network
+from tests.support.cluster.service_accounts import OnlyPermitted
 from tests.support.cluster.state import FRONT, INSTALLED, NotFound, State
 
 __all__ = ["make_app"]
@@ -239,7 +240,7 @@ def _add_workloads(app: FastAPI, state: State, servers: Servers) -> None:  # noq
         return {"status": "success"}
 
 
-def _add_pods(app: FastAPI, state: State) -> None:
+def _add_pods(app: FastAPI, state: State) -> None:  # noqa: C901 - many routes, each simple
     @app.get("/controller/pods/{namespace}")
     @app.get("/api/v1/namespaces/{namespace}/pods")
     async def pods(
@@ -263,11 +264,21 @@ def _add_pods(app: FastAPI, state: State) -> None:
         found = state.pod(namespace, name).log
         return PlainTextResponse(found.read_text(errors="replace") if found.exists() else "")
 
-    @app.delete("/api/v1/namespaces/{namespace}/pods/{name}")
-    async def delete(namespace: str, name: str) -> dict[str, Any]:
-        found = state.pod(namespace, name)
-        await state.delete(found)
-        return found.to_json()
+    @app.delete("/api/v1/namespaces/{namespace}/pods/{name}", response_model=None)
+    async def delete(namespace: str, name: str, request: Request) -> dict[str, Any] | JSONResponse:
+        found, options = state.pod(namespace, name), json.loads(await request.body() or b"{}")
+        wanted = (options.get("preconditions") or {}).get("uid", found.uid)
+        if wanted != found.uid:
+            message = f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {found.uid}"
+            return JSONResponse({"kind": "Status", "status": "Failure", "message": message, "code": 409}, 409)
+        described = found.to_json()
+        if options.get("dryRun") == ["All"]:
+            return described
+        if "gracePeriodSeconds" in options:
+            state.begin_to_delete(found, float(options["gracePeriodSeconds"]))
+        else:
+            await state.delete(found)
+        return described
 
     @app.post("/api/v1/namespaces/{namespace}/pods/{name}/exec")
     async def execute(namespace: str, name: str, request: Json) -> dict[str, Any]:
@@ -393,7 +404,8 @@ async def _serve(options: argparse.Namespace) -> None:
     for_nginx = socket.create_server(("127.0.0.1", PORT))
     for_tests = socket.socket(socket.AF_UNIX)
     for_tests.bind(str(options.folder / "controller.sock"))
-    config = uvicorn.Config(make_app(state), log_level="warning", timeout_graceful_shutdown=1)
+    app = OnlyPermitted(make_app(state), state.accounts)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(server, "should_exit", True))
     for_tests.listen()

@@ -65,10 +65,13 @@ RESOURCES = [
     Resource("v1", "pods", "Pod", "po"),
     Resource("v1", "services", "Service", "svc"),
     Resource("v1", "secrets", "Secret", ""),
+    Resource("v1", "serviceaccounts", "ServiceAccount", "sa"),
     Resource("v1", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc"),
     Resource("apps/v1", "deployments", "Deployment", "deploy"),
     Resource("apps/v1", "statefulsets", "StatefulSet", "sts"),
     Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", "pdb"),
+    Resource("rbac.authorization.k8s.io/v1", "roles", "Role", ""),
+    Resource("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBinding", ""),
     Resource("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy", "netpol"),
 ]
 
@@ -178,6 +181,9 @@ def _add_resource(app: FastAPI, state: State, resource: Resource) -> None:  # no
         except kubernetes_validate.ValidationError as error:
             message = f'{resource.kind} "{name}" is invalid: {error.message}'
             raise Refused(422, "Invalid", message) from error
+        if any(one["kind"] == "ServiceAccount" and not one.get("namespace") for one in body.get("subjects") or []):
+            message = f'{resource.kind} "{name}" is invalid: subjects[0].namespace: Required value'
+            raise Refused(422, "Invalid", message)
         if namespace:
             body["metadata"]["namespace"] = namespace
         known = state.manifests.get((resource.kind, namespace, name), {"metadata": {}})["metadata"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.support.cluster.forwarding import FORWARDING_PORT
 from tests.support.cluster.network import CONTROL, INGRESS, INGRESS_PORT, METADATA, NGINX_PORT
+from tests.support.cluster.service_accounts import API_PORT, FROM_POD
 
 __all__ = ["configuration"]
 
@@ -84,6 +85,17 @@ http {
         @ROUTE@
     }
 
+    # The API of Kubernetes, as pods reach it.
+    server {
+        listen @DNS@:@API_PORT@ ssl;
+        ssl_certificate @FOLDER@/api.pem;
+        ssl_certificate_key @FOLDER@/api.pem;
+        location / {
+            proxy_pass http://127.0.0.1:8081;
+            proxy_set_header @FROM_POD@ yes;
+        }
+    }
+
     # Where a cloud gives the credentials of a node to who asks for them.
     server {
         listen @METADATA@:80;
@@ -119,7 +131,7 @@ def configuration(folder: Path, version: str) -> str:
     }
     values = {"FOLDER": str(folder), "DNS": CONTROL, "PORT": str(NGINX_PORT), "HEALTH": json.dumps(health)}
     values |= {"FORWARDING": str(FORWARDING_PORT), "INGRESS": INGRESS, "INGRESS_PORT": str(INGRESS_PORT)}
-    values["METADATA"] = METADATA
+    values |= {"METADATA": METADATA, "API_PORT": str(API_PORT), "FROM_POD": FROM_POD}
     text = _TEXT.replace("@ROUTE@", _ROUTE)
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)

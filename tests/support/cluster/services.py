@@ -17,7 +17,8 @@ from typing import Any
 
 from tests.support.cluster.kubelet.pod import Pod
 from tests.support.cluster.kubelet.probes import port_number
-from tests.support.cluster.network import SERVICES, Network
+from tests.support.cluster.network import CONTROL, SERVICES, Network
+from tests.support.cluster.service_accounts import API_PORT, API_SERVICE
 
 __all__ = ["DOMAIN", "Service", "cluster_ips", "hosts_file", "load_rules", "publish_names"]
 
@@ -95,7 +96,7 @@ def publish_names(folder: Path, names: str) -> None:
 def cluster_ips(services: Iterable[Service], pods: Iterable[Pod]) -> str:
     """The nftables rules that lead from the addresses of Services to pods."""
     pods = list(pods)
-    rules = []
+    rules = [f"ip daddr {API_SERVICE} tcp dport 443 dnat to {CONTROL}:{API_PORT}"]
     for service in services:
         behind = service.endpoints(pods)
         for port, target in service.ports.items() if service.address and behind else ():

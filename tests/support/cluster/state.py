@@ -19,6 +19,7 @@ from tests.support.cluster.kubelet.image import Image
 from tests.support.cluster.kubelet.pod import Pod
 from tests.support.cluster.network import CONTROL, DATA_STORE, INGRESS, NGINX_PORT, PODS, Network
 from tests.support.cluster.policies import Peer, policy_rules
+from tests.support.cluster.service_accounts import MOUNTED, ServiceAccounts, mounted
 from tests.support.cluster.services import DOMAIN, Service, cluster_ips, hosts_file, load_rules, publish_names
 
 __all__ = ["FRONT", "INSTALLED", "NotFound", "State", "Workload"]
@@ -116,6 +117,7 @@ class State:
         self.secrets: dict[tuple[str, str], dict[str, Any]] = {}
         self.manifests: dict[tuple[str, str, str], dict[str, Any]] = {}
         """All that was applied, by kind, namespace ("" if it is in none) and name."""
+        self.accounts = ServiceAccounts(self.manifests, folder)
         metadata = {"name": FRONT.removesuffix("-0"), "namespace": INSTALLED}
         self.manifests["Service", INSTALLED, metadata["name"]] = {
             "metadata": metadata,
@@ -241,9 +243,14 @@ class State:
         """Kill a pod at once, as if its host were lost. Its workload replaces it."""
         await self._end(pod, 0.0)
 
-    async def delete(self, pod: Pod) -> None:
+    async def delete(self, pod: Pod, grace: float | None = None) -> None:
         """Delete a pod, in the way that it asks for: SIGTERM first. Its workload replaces it."""
-        await self._end(pod, None)
+        await self._end(pod, grace)
+
+    def begin_to_delete(self, pod: Pod, grace: float) -> None:
+        """Delete a pod, which takes ``grace`` seconds at most, and do not wait for its end."""
+        pod.ending = True
+        self._keep(asyncio.create_task(self._end(pod, grace)))
 
     async def _end(self, pod: Pod, grace: float | None) -> None:
         workload = self.workloads[pod.namespace, pod.owner]
@@ -260,7 +267,9 @@ class State:
 
     def reconcile(self, workload: Workload) -> None:
         """Have a workload's pods become what its manifest says, soon."""
-        task = asyncio.create_task(self._reconcile(workload))
+        self._keep(asyncio.create_task(self._reconcile(workload)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -310,7 +319,7 @@ class State:
             template=workload.template,
             labels=labels,
             annotations=dict(metadata.get("annotations") or {}),
-            spec=template["spec"],
+            spec=mounted(template["spec"]),
             subdomain=workload.manifest["spec"].get("serviceName", ""),
             changed=changed,
             environment=self._environment,
@@ -341,13 +350,13 @@ class State:
         return {name: _expanded(value, found) for name, value in found.items()}
 
     def _secret(self, pod: Pod, name: str) -> dict[str, bytes] | None:
+        if name == MOUNTED:
+            return self.accounts.files(pod.namespace, pod.spec.get("serviceAccountName", "default"))
         found = self.secrets.get((pod.namespace, name))
         return None if found is None else {key: base64.b64decode(value) for key, value in found["data"].items()}
 
     def _evict(self, pod: Pod) -> None:
-        task = asyncio.create_task(self._end(pod, EVICTION))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(asyncio.create_task(self._end(pod, EVICTION)))
 
     async def publish(self) -> None:
         """Keep DNS and the addresses of Services as the pods are, until cancelled."""

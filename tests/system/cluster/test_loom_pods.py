@@ -221,3 +221,16 @@ def test_a_job_that_is_detached_keeps_its_pods_and_its_session(run: Program, clu
     run.until("closed")
     assert gone(cluster, "loom")
     assert policies(cluster) == []
+
+
+@pytest.mark.parametrize("run", ["injectable"], indirect=True)
+def test_what_runs_in_the_pods_of_an_injectable_job_can_be_struck(run: Program, cluster: OneMachineCluster) -> None:
+    assert run.until("marked")["replicas"] == {"first": True, "second": True}
+    cut = run.until("cut")
+    assert cut["evidence"]["percent"] == 1, cut
+    kept = run.until("pod")
+    assert kept["evidence"] == {}
+    assert "Add the kustomize component images/kubernetes/chaos" in kept["reason"]
+    assert run.until("killed")["state"] == "gone"
+    run.until("closed")
+    assert gone(cluster, "loom")

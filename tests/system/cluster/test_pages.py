@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-PATH = f"{ROOT / 'images'}:{Path(sys.executable).parent}:/usr/bin:/bin"
+PATH = f"{ROOT / 'images'}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
 OURS = Image({"PATH": PATH}, working_dir="/home/loom", user=10001)
 IMAGES = {f"{name}:{tag}": OURS for name in ("loom", "loom-gpu") for tag in ("0.1.0", "0.1.1")}
 PAGE = Page.of("docs/deploy/kubernetes.md")

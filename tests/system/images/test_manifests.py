@@ -69,7 +69,7 @@ Manifest = dict[str, Any]
 
 
 def built(folder: Path) -> list[Manifest]:
-    """What kustomize makes of a folder: its resources, the Secret, and JSON patches."""
+    """What kustomize makes of a folder: resources, the Secret, and JSON patches; a component's are of the base."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     made: list[Manifest] = []
     for name in kustomization.get("resources", []):
@@ -80,14 +80,23 @@ def built(folder: Path) -> list[Manifest]:
         metadata = {"name": secret["name"]}
         data = {"token": "c2VjcmV0"}
         made.append({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data})
-    for patch in kustomization.get("patches", []):
+    patches = kustomization.get("patches", [])
+    of_base = built(KUBERNETES / "base") if patches and kustomization["kind"] == "Component" else []
+    for patch in patches:
         wanted = patch["target"]
-        (target,) = [
-            one for one in made if one["kind"] == wanted["kind"] and one["metadata"]["name"] == wanted["name"]
-        ]
+        target = one(wanted["kind"], wanted["name"], made + of_base)
+        if target not in made:
+            made.append(target)
         for operation in yaml.safe_load(patch["patch"]):
             apply(operation, target)
     return made
+
+
+def one(kind: str, name: str, made: list[Manifest] | None = None) -> Manifest:
+    """The manifest of a kind with a name, of the base if no others are given."""
+    known = BASE if made is None else made
+    (found,) = [manifest for manifest in known if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)]
+    return found
 
 
 def apply(operation: dict[str, Any], target: Any) -> None:
@@ -95,6 +104,10 @@ def apply(operation: dict[str, Any], target: Any) -> None:
     *parents, last = [part.replace("~1", "/") for part in operation["path"].strip("/").split("/")]
     for part in parents:
         target = target[int(part) if isinstance(target, list) else part]
+    if last == "-":
+        assert operation["op"] == "add"
+        target.append(operation["value"])
+        return
     if operation["op"] == "replace":
         assert last in target
     else:
@@ -110,11 +123,6 @@ ALL = [
     for manifest in built(folder)
 ]
 BASE = built(KUBERNETES / "base")
-
-
-def one(kind: str, name: str, made: list[Manifest] = BASE) -> Manifest:
-    (found,) = [manifest for manifest in made if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)]
-    return found
 
 
 GATEWAY, WORKER = one("Deployment", "loom-gateway"), one("StatefulSet", "loom-worker")
@@ -206,6 +214,42 @@ def test_monitoring_is_listed_in_a_kustomization_of_ones_own(copied: Path) -> No
     assert [manifest["kind"] for manifest in monitoring] == ["ServiceMonitor", "NetworkPolicy", "Secret"]
     assert all(manifest in made for manifest in monitoring)
     assert len(made) == len(BASE) + len(monitoring)
+
+
+CHAOS = built(KUBERNETES / "chaos")
+
+
+@with_kustomize
+def test_what_faults_need_is_listed_in_a_kustomization_of_ones_own(copied: Path) -> None:
+    (copied / "mine").mkdir()
+    mine = {"namespace": "mine", "resources": ["../base"], "components": ["../chaos"]}
+    (copied / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    made = list(yaml.safe_load_all(kustomized(copied / "mine")))
+    assert len(made) == len(BASE) + 3
+    for manifest in CHAOS:
+        found = one(manifest["kind"], manifest["metadata"]["name"], made)
+        assert found["metadata"].pop("namespace") == "mine"
+        for subject in found.get("subjects", ()):
+            assert subject.pop("namespace") == "mine"
+        assert found == manifest
+
+
+def test_faults_need_one_capability_and_one_right() -> None:
+    worker = one("StatefulSet", "loom-worker", CHAOS)
+    assert container(worker)["securityContext"] == {
+        **container(WORKER)["securityContext"],
+        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]},
+    }
+    account = one("ServiceAccount", "loom-worker", CHAOS)
+    assert pod(worker)["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    (rule,) = one("Role", "loom-lost-host", CHAOS)["rules"]
+    names = [f"loom-worker-{number}" for number in range(WORKER["spec"]["replicas"])]
+    assert rule == {"apiGroups": [""], "resources": ["pods"], "resourceNames": names, "verbs": ["delete"]}
+    gateway = one("Deployment", "loom-gateway", CHAOS)
+    assert pod(gateway)["spec"]["automountServiceAccountToken"] is False
+    assert container(gateway)["securityContext"] == container(GATEWAY)["securityContext"]
+    for owner in (worker, gateway):
+        assert {"name": "LOOM_INJECTABLE", "value": "1"} in container(owner)["env"]
 
 
 def test_every_file_belongs_to_a_kustomization() -> None:

@@ -107,7 +107,7 @@ export const FAULTS: readonly FaultKind[] = [
     lasts: 60,
     params: [{ name: 'steps', type: 'int', default: 1, what: 'number of steps', least: 1, most: 1_000_000 }],
   }),
-  kind('lost_host', 'The worker is killed with all its processes; then it is restarted.', {
+  kind('lost_host', 'The worker is killed with all its processes; then it is restarted. In Kubernetes its pod is deleted.', {
     of: 'host',
     lasts: 5,
     ends: true,

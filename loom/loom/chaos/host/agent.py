@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.chaos.faults import FAULTS
-from loom.chaos.host import disks, network, processes, records
+from loom.chaos.host import disks, network, pod, processes, records
 from loom.chaos.host.processes import ProcessId
 from loom.chaos.host.records import Record
 from loom.chaos.host.sweep import repair, sweep
@@ -34,7 +34,7 @@ REMOVED_WITHIN = 30.0  # seconds that the removal of a fault may take; restartin
 _OF_PROCESSES: Mapping[str, Callable[[int], Injected]] = {
     "sigkill": processes.kill,
     "sigstop": processes.stop,
-    "lost_host": processes.lose_host,
+    "lost_host": pod.lose_host,
 }
 """Functions of the training process's pid."""
 
@@ -144,7 +144,7 @@ def _prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
     """Check that a fault that silences its process is possible here; return evidence of its target."""
     match kind:
         case "lost_host":
-            return {"worker": processes.worker_of(pid)}
+            return pod.try_lose_host(pid)
         case "partition":
             return network.try_partition(**params)
         case "link_down":

@@ -11,6 +11,9 @@ from loom.errors import FaultRefused
 
 PROGRAM_WITHIN = 10.0  # seconds that ``ip``, ``tc`` or ``nft`` may take
 
+COMPONENT = "images/kubernetes/chaos"
+"""The kustomize component that gives a cluster's pods the rights that faults need."""
+
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
 
 
@@ -52,5 +55,6 @@ def _check(command: str, code: int, errors: str) -> None:
     if code != 0:
         errors = errors.strip() or f"exit code {code}"
         forbidden = "ermitted" in errors or "ermission" in errors
-        advice = ": it needs root, or CAP_NET_ADMIN in this network namespace" if forbidden else ""
+        needed = f"it needs root, or CAP_NET_ADMIN in this network namespace; in a pod, the component {COMPONENT}"
+        advice = f": {needed}" if forbidden else ""
         raise FaultRefused(f"`{command}` failed: {errors}{advice}")

@@ -21,6 +21,7 @@ from tests.support.cluster.kubelet.memory import MemoryGroup
 from tests.support.cluster.kubelet.rights import Rights
 from tests.support.cluster.kubelet.volumes import Mount
 from tests.support.cluster.network import CONTROL, Network
+from tests.support.cluster.service_accounts import API_SERVICE
 from tests.support.paths import ROOT
 
 __all__ = ["ENTERING", "Sandbox", "write_image"]
@@ -237,7 +238,7 @@ class Sandbox:
             "HOME": str(self.home),
             "HOSTNAME": self.hostname,
             "LANG": "C.UTF-8",
-            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+            "KUBERNETES_SERVICE_HOST": API_SERVICE,
             "KUBERNETES_SERVICE_PORT": "443",
         }
         if image.working_dir:

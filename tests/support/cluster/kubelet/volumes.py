@@ -1,4 +1,4 @@
-"""The volumes of a pod: folders of its own with a limit, Secrets, and claims, which outlive it."""
+"""The volumes of a pod: folders with a limit, Secrets, its account's token, and claims, which outlive it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Volumes:
         spec: the pod's.
         folder: for their files.
         claims: for the files of the namespace's claims.
-        secret: the content of a Secret, given its name; None if there is none.
+        secret: the content of a Secret, or of the volume with the account's token, given its name; None if there is
+            none.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Volumes:
         for wanted in container.get("volumeMounts") or []:
             volume = self._volumes[wanted["name"]]
             place, read_only = wanted["mountPath"].rstrip("/"), bool(wanted.get("readOnly"))
-            known = volume.keys() & {"emptyDir", "secret", "persistentVolumeClaim"}
+            known = volume.keys() & {"emptyDir", "secret", "projected", "persistentVolumeClaim"}
             if not known:
                 raise LookupError(f'volume "{wanted["name"]}" is of a kind that is not known here')
             folder = self._folder / wanted["name"]
@@ -74,7 +75,7 @@ class Volumes:
                 if not folder.exists():
                     raise LookupError(f'persistentvolumeclaim "{folder.name}" not found')
                 self._give_group(folder, 0o2775)
-            elif "secret" in volume:
+            elif "secret" in volume or "projected" in volume:
                 self.write_secret(wanted["name"])
                 read_only = True
             else:
@@ -102,7 +103,7 @@ class Volumes:
 
         Raises LookupError if it is missing, and may not be.
         """
-        source = self._volumes[name]["secret"]
+        source = self._volumes[name].get("secret", {"secretName": name})
         content = self._secret(source["secretName"])
         folder = self._folder / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -134,6 +134,36 @@ def one_back_without_its_class():
     say("closed")
 
 
+def injectable():
+    """A pod's network is struck, and the weaver; a pod that may not delete itself stays."""
+    from loom.threadlet import Threadlet
+
+    class Struck(loom.Actor):
+        @loom.endpoint
+        async def train(self, name):
+            self.threadlet = Threadlet(name)
+            with self.threadlet.step(0):
+                pass
+
+    with a_job(injectable=True) as job:
+        procs = job.hosts.spawn_procs(name="struck")
+        actors = procs.spawn("struck", Struck)
+        for host, name in enumerate(("first", "second")):
+            actors.slice(hosts=host).train.call_one(name).get(BOUND)
+        told = {one: info.injectable for one, info in job.weaver.replicas().items()}
+        say("marked", replicas=told)
+
+        def struck(kind, replica, **params):
+            injection = job.weaver.inject(kind, replica, **params)
+            outcome = injection.get(BOUND)
+            return {"evidence": dict(injection.evidence.get(replica, {})), "reason": outcome[replica].reason}
+
+        say("cut", **struck("loss", "second", duration=1.0, params={"percent": 1}))
+        say("pod", **struck("lost_host", "second"))
+        say("killed", **job.weaver.inject("dead_weaver", "*").evidence[""])
+    say("closed")
+
+
 @contextlib.contextmanager
 def warnings_said():
     class Said(logging.Handler):

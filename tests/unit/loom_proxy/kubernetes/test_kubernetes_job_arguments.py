@@ -39,6 +39,10 @@ def test_exactly_one_source_of_pods_is_needed(given: dict[str, Any]) -> None:
         ({"selector": {"app": "mine"}, "monarch_port": 0}, "monarch_port is 0"),
         ({"selector": {"app": "mine"}, "monarch_port": 32300}, "port 32300 of a pod is for Kubetorch's server"),
         ({"selector": {"app": "mine"}, "monarch_port": 8471}, "port 8470 of a pod is for the gateway"),
+        (
+            {"selector": {"app": "mine"}, "injectable": True},
+            "those of workers run already: deploy them with LOOM_INJ",
+        ),
         ({"compute": 3}, r"the pods of workers are 3: give a kt\.Compute"),
         ({"meshes": {"my-mesh": {"app": "mine"}}}, "'my-mesh' cannot name a mesh"),
     ],

@@ -125,3 +125,21 @@ def test_of_several_meshes_all_are_removed_that_can_be(mesh: PodMesh) -> None:
 
     job.kill()
     assert [remote.calls for remote in remotes] == [2, 2]
+
+
+@pytest.mark.parametrize("injectable", [False, True])
+def test_only_pods_of_an_injectable_job_are_marked_and_have_the_right_for_faults_of_a_network(
+    injectable: bool,
+) -> None:
+    compute = kt.Compute(cpus=1, env_vars={"MINE": "1"})
+    mesh = PodMesh("workers", compute, compute.namespace, "loom", injectable=injectable)
+
+    mesh.complete_compute()
+    mesh.complete_compute()  # a job that is applied again
+
+    (container,) = compute.pod_spec["containers"]
+    given = {one["name"]: one.get("value") for one in container["env"]}
+    assert given["MINE"] == "1"
+    assert given.get("LOOM_INJECTABLE") == ("1" if injectable else None)
+    assert container["securityContext"]["capabilities"]["add"].count("NET_ADMIN") == injectable
+    assert ("nftables" in compute.image.contents) == injectable
