@@ -30,6 +30,7 @@ from loom.shape import Point as Point
 from loom.shape import Shape as Shape
 from loom.threadlet import Threadlet as Threadlet
 from loom_proxy.code_sync.folders import SyncResult as SyncResult
+from loom_proxy.display.magics import load_ipython_extension as load_ipython_extension
 from loom_proxy.futures.future import FutureProxy as FutureProxy
 from loom_proxy.futures.waiting import as_completed as as_completed
 from loom_proxy.futures.waiting import wait as wait

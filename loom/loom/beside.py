@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, Protocol
 
-__all__ = ["Session", "SpawnedProcs", "enter", "in_driver", "session"]
+__all__ = ["DriverSession", "Session", "SpawnedProcs", "enter", "in_driver", "session"]
 
 
 class SpawnedProcs(Protocol):
@@ -82,7 +82,20 @@ class Session(Protocol):
         """
 
 
-_here: Session | None = None
+class DriverSession(Session, Protocol):
+    """The session, with what only a driver has of it."""
+
+    def host_mesh(self) -> Any:
+        """Return the Monarch host mesh of all worker hosts."""
+
+    def meshes(self) -> dict[str, Any]:
+        """Return the Monarch proc and actor meshes of the session's client by name; of two with one, the newer."""
+
+    def show(self, record: str) -> None:
+        """Add a record of `loom.cells.records` to the output of the run that calls this, if a run does."""
+
+
+_here: DriverSession | None = None
 
 
 def in_driver() -> bool:
@@ -90,7 +103,7 @@ def in_driver() -> bool:
     return _here is not None
 
 
-def session() -> Session:
+def session() -> DriverSession:
     """Return the session whose driver this process is.
 
     Raises:
@@ -101,7 +114,7 @@ def session() -> Session:
     return _here
 
 
-def enter(here: Session) -> None:
+def enter(here: DriverSession) -> None:
     """Set the session of this process. For the driver."""
     global _here
     _here = here

@@ -17,6 +17,9 @@ from loom_proxy.session.calls import Calls
 
 RUNNING = "running"
 
+STDOUT, STDERR, RECORD = 1, 2, 3
+"""The streams of a run's output: texts of the first two, and records of `loom.cells.records`."""
+
 
 class RunHandle:
     """A function that runs, or has run, in the driver, from ``job.run(fn, detach=True)`` or ``job.runs()``.
@@ -93,7 +96,7 @@ class RunHandle:
         The driver keeps the last MiB (2 ** 20 characters); a first line says how much is missing.
         """
         _, _, pieces = self._ask_output(0, wait=False).get()
-        return "".join(text for _, text in pieces)
+        return _printed(pieces)
 
     def follow(self) -> RunOutput:
         """Return the run's output piece by piece: first the text that is kept, then more until the run ends.
@@ -134,19 +137,34 @@ class RunOutput:
         self._position, self._ended, pieces = reply
         return pieces
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended and all of its output was read."""
+        return self._ended
+
+    def read(self, timeout: float | None = None) -> list[tuple[int, str]]:
+        """Wait for more output; return its texts with their streams: `STDOUT`, `STDERR` or `RECORD`.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+
+        Raises:
+            WaitTimeout: the time is up. A later call goes on from there.
+        """
+        return self._take(self.ask().get(timeout))
+
     def pieces(self) -> Iterator[tuple[int, str]]:
-        """Yield each text with its stream: 1 for stdout, 2 for stderr."""
+        """Yield each text with its stream, as `read` returns them, until the run has ended."""
         while not self._ended:
-            yield from self._take(self.ask().get())
+            yield from self.read()
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
         while not self._ended:
-            pieces = self._take(self.ask().get())
-            if pieces:
-                return "".join(text for _, text in pieces)
+            if text := _printed(self._take(self.ask().get())):
+                return text
         raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[str]:
@@ -154,10 +172,13 @@ class RunOutput:
 
     async def __anext__(self) -> str:
         while not self._ended:
-            pieces = self._take(await self.ask())
-            if pieces:
-                return "".join(text for _, text in pieces)
+            if text := _printed(self._take(await self.ask())):
+                return text
         raise StopAsyncIteration
+
+
+def _printed(pieces: Sequence[tuple[int, str]]) -> str:
+    return "".join(text for stream, text in pieces if stream != RECORD)
 
 
 class KnownRuns:
@@ -208,9 +229,9 @@ class KnownRuns:
         try:
             with contextlib.suppress(NoSuchRun):  # it ended, and so many others after it that it was forgotten
                 for stream, text in RunOutput(handle).pieces():
-                    if not self._printing():
+                    if stream == RECORD or not self._printing():
                         continue
-                    file = sys.stdout if stream == 1 else sys.stderr
+                    file = sys.stdout if stream == STDOUT else sys.stderr
                     file.write(text)
                     file.flush()
             handle.exception()

@@ -46,6 +46,7 @@ class Calls(Waits):
         self.welcome = welcome
         self.watching = welcome.mode != "drive"
         self.knows_traces = "traces" in welcome.capabilities
+        self.knows_cells = "cells" in welcome.capabilities
         """Whether the driver takes the trace ids of calls."""
         self._allowed = ALLOWED_BESIDE.get(welcome.mode, READING)  # to a client that does not drive
         self.encoder = Encoder(

@@ -23,7 +23,7 @@ from loom_gateway.sessions.descriptions import RunInfo, RunState, SessionRuns
 
 MOST_RUNNING = 1000  # functions that run at once; each has a thread
 KEPT_RUNS = 256  # finished runs whose result and output are kept; the oldest go first
-KEPT_BYTES = 256 << 20  # bytes of results to keep, in addition to the newest; the oldest go first
+KEPT_BYTES = 256 << 20  # bytes of results and displays to keep, in addition to the newest; the oldest go first
 
 
 class Run:
@@ -192,7 +192,7 @@ class Runs:
         size = 0
         for place, run in enumerate(finished):
             assert run.answer is not None
-            size += run.answer.size
+            size += run.answer.size + run.output.kept_records
             if place >= KEPT_RUNS or (place > 0 and size > KEPT_BYTES):
                 del self._runs[run.ident]
 

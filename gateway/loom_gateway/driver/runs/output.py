@@ -24,12 +24,14 @@ from typing import Any, TextIO
 
 from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
 
-KEPT_OUTPUT = 1 << 20  # characters of a run's output to keep; the oldest go first
+KEPT_OUTPUT = 1 << 20  # characters of a run's text to keep; the oldest go first
+KEPT_RECORDS = 16 << 20  # characters of a cell's displays to keep; the oldest go first
 
 _PIECE = 4096
 
 STDOUT = 1
 STDERR = 2
+RECORD = 3
 
 _current: ContextVar[RunOutput | None] = ContextVar("loom_run_output", default=None)
 
@@ -57,6 +59,7 @@ class RunOutput:
         self._pieces: deque[tuple[int, str]] = deque()
         self._dropped = 0  # characters before the kept ones
         self._kept = 0  # characters in `_pieces`
+        self._records = 0  # characters of records among them
 
     def write(self, stream: int, text: str) -> None:
         self._incoming.append((stream, text))
@@ -74,6 +77,10 @@ class RunOutput:
         # Take only the texts that are there now: a function that prints without a pause always adds one more.
         texts = [self._incoming.popleft() for _ in range(len(self._incoming))]
         for stream, together in itertools.groupby(texts, operator.itemgetter(0)):
+            if stream == RECORD:
+                for piece in together:
+                    self._add(*piece)
+                continue
             text = "".join(text for _, text in together)
             self._add(stream, text)
             if self._log is not None:
@@ -81,17 +88,26 @@ class RunOutput:
 
     def _add(self, stream: int, text: str) -> None:
         self._kept += len(text)
-        if self._pieces and self._pieces[-1][0] == stream and len(self._pieces[-1][1]) < _PIECE:
+        if stream == RECORD:
+            self._records += len(text)
+        elif self._pieces and self._pieces[-1][0] == stream and len(self._pieces[-1][1]) < _PIECE:
             text = self._pieces.pop()[1] + text
         self._pieces.append((stream, text))
-        while self._kept > KEPT_OUTPUT:
+        while (surplus := self._kept - self._records - KEPT_OUTPUT) > 0 or self._records > KEPT_RECORDS:
             oldest_stream, oldest = self._pieces.popleft()
-            surplus = self._kept - KEPT_OUTPUT
-            if len(oldest) > surplus:
+            dropped = len(oldest)
+            if oldest_stream == RECORD:
+                self._records -= dropped
+            elif 0 < surplus < dropped:
                 self._pieces.appendleft((oldest_stream, oldest[surplus:]))
-            dropped = min(surplus, len(oldest))
+                dropped = surplus
             self._dropped += dropped
             self._kept -= dropped
+
+    @property
+    def kept_records(self) -> int:
+        """Characters of the records that are kept."""
+        return self._records
 
     @property
     def end(self) -> int:
@@ -105,10 +121,17 @@ class RunOutput:
             pieces.append((STDERR, f"… {self._dropped - position} characters of output dropped …\n"))
         start = self._dropped
         for stream, text in self._pieces:
-            if start + len(text) > position:
+            if start >= position or (start + len(text) > position and stream != RECORD):
                 pieces.append((stream, text[max(0, position - start) :]))
             start += len(text)
         return pieces
+
+
+def show(record: str) -> None:
+    """Add a record of `loom.cells.records` to the output of this context's run, if it has one."""
+    output = _current.get()
+    if output is not None:
+        output.write(RECORD, record)
 
 
 @contextlib.contextmanager

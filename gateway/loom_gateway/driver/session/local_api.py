@@ -13,13 +13,14 @@ from typing import Any
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.liveness import ReplicaPlace, TorchrunPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, stop_quietly
+from loom_gateway.driver.runs.output import show
 from loom_gateway.driver.session.context import Context
 
 FIRST_ID = 1 << 40  # first id of meshes that the driver makes itself, far above the ids that clients count
 
 
 class LocalSession:
-    """The driver's implementation of `loom.beside.Session`."""
+    """The driver's implementation of `loom.beside.DriverSession`."""
 
     def __init__(self, context: Context, syncs: Syncs) -> None:
         self._context = context
@@ -32,6 +33,16 @@ class LocalSession:
     def hosts(self) -> list[int]:
         known = self._context.meshes.entry(HOST_MESH).ranks
         return [host for host in known if host not in self._context.hosts.lost]
+
+    def host_mesh(self) -> Any:
+        return self._context.meshes.mesh(HOST_MESH)
+
+    def meshes(self) -> dict[str, Any]:
+        whole = self._context.meshes.whole()
+        return {entry.name: entry.mesh for _, entry in whole if entry.kind != "hosts" and not entry.stopped}
+
+    def show(self, record: str) -> None:
+        show(record)
 
     def spawn_procs(
         self,

@@ -55,7 +55,8 @@ class AwaitRun(Body, kind=Kind.RUN_RESULT):
 class ReadRunOutput(Body, kind=Kind.RUN_OUTPUT):
     """Read the output of a run. Result: ``(position, ended, [(stream, text)])``.
 
-    The position is the one after the text; stream is 1 for the standard output and 2 for the standard error.
+    The position is the one after the text; stream is 1 for the standard output, 2 for the standard error, and 3
+    for a whole record of `loom.cells.records`.
     """
 
     run: Id

@@ -1,0 +1,264 @@
+"""The notebook's view of a cell that runs in the driver: its output as it comes, its displays, and its traceback.
+
+A cell is a run of `loom.cells.run_cell`, named `loom.cells.RUN_NAME`. Its source, and nothing else, travels there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from loom.cells import RUN_NAME, Record, run_cell
+from loom.errors import (
+    LoomError,
+    NameTaken,
+    NoSuchRun,
+    OperationCancelled,
+    ProtocolMismatch,
+    WaitTimeout,
+    WrongState,
+)
+from loom_proxy.job import Job
+from loom_proxy.kubernetes.job import KubernetesJob
+from loom_proxy.ports.channel import open_jobs
+from loom_proxy.runs import RECORD, STDERR, STDOUT, RunHandle, RunOutput
+
+MOST_TEXT = 4 << 20
+"""Characters of a cell's text that are shown as they come; of further ones only the last `TAIL`, at the end."""
+
+MOST_RECORDS = 64 << 20
+"""Characters of a cell's displays that are shown; further displays are only counted."""
+
+TAIL = 16 << 10
+
+SOON = 2.0
+"""Seconds after an interrupt in which a cell ends without a word about it."""
+
+INTERRUPTED = "interrupted; the cell ends when it next runs Python code. Interrupt again to stop waiting for it.\n"
+
+HOW_TO_GO_ON = "`%cluster --attach` follows it, `%cluster --interrupt` interrupts it"
+
+
+def start(job: Job, source: str) -> RunHandle:
+    """Start a cell in a job's session.
+
+    Raises:
+        RunNameTaken: another cell of the session is running.
+        ReadOnlySession: the job only watches its session.
+        ProtocolMismatch: the gateway's Loom is too old.
+    """
+    if not job._calls.knows_cells:
+        raise ProtocolMismatch(
+            f"session {job.session!r} runs no cells: its Loom is {job.versions.get('loom', 'older')}; upgrade the "
+            f"gateway, and open a new session"
+        )
+    # The driver refuses a second one too, but then that one would be the last cell, which `last` finds.
+    if (running := job.runs().get(RUN_NAME)) is not None and not running.done():
+        raise _busy()
+    run: RunHandle = job.run(run_cell, source, detach=True, name=RUN_NAME)
+    return run
+
+
+def _busy() -> NameTaken:
+    return NameTaken(
+        f"a cell of this session is still running, and a session runs one at a time: {HOW_TO_GO_ON}",
+        code="run_name_taken",
+    )
+
+
+def last(job: Job) -> RunHandle:
+    """Return the cell that runs in a job's session, else the one that ran last.
+
+    Raises:
+        NoSuchRun: no cell ran.
+    """
+    run = job.runs().get(RUN_NAME)
+    if run is None:
+        raise NoSuchRun(f"no cell has run in session {job.session!r}: %%cluster runs one")
+    return run
+
+
+def interrupt(job: Job) -> None:
+    """Interrupt the cell that is running in a job's session, as `RunHandle.cancel` does.
+
+    Raises:
+        WrongState: no cell is running.
+    """
+    if not last(job).cancel():
+        raise WrongState(f"no cell is running in session {job.session!r}", code="no_running_cell")
+
+
+def chosen_job(name: str | None, variables: Mapping[str, Any]) -> Job:
+    """Return the open job of a name, or the only one.
+
+    Args:
+        name: name of a variable that holds a job, or of a session.
+        variables: the notebook's variables.
+
+    Raises:
+        NoOpenJob: no job is open, several are and there is no name, or the name is of none of them.
+    """
+    found = [job for job in open_jobs if isinstance(job, Job) and not job.closed]
+    if not found:
+        text = "no job is open in this notebook: begin with job = loom.connect() or job = loom.local()"
+        raise WrongState(text, code="no_open_job")
+    if name is None and len(found) == 1:
+        return found[0]
+    by_name = {job.session: job for job in found}
+    for variable, value in variables.items():
+        job = value._job if isinstance(value, KubernetesJob) else value
+        if not variable.startswith("_") and isinstance(job, Job) and job in found:
+            by_name[variable] = job
+    if name in by_name:
+        return by_name[name]
+    names = ", ".join(
+        called if called == job.session else f"{called} (session {job.session})" for called, job in by_name.items()
+    )
+    what = "several jobs are open" if name is None else f"no open job is called {name!r}"
+    raise WrongState(f"{what}; --job NAME takes one of: {names}", code="no_open_job")
+
+
+class CellView:
+    """Shows a cell's output in this notebook.
+
+    Args:
+        publish: shows a display.
+        interrupting: whether an interrupt of the kernel interrupts the cell too.
+    """
+
+    def __init__(self, run: RunHandle, publish: Callable[[Record], object], interrupting: bool) -> None:
+        self._run = run
+        self._publish = publish
+        self._interrupting = interrupting
+        self._interrupted = False
+        self._output = RunOutput(run)
+        self._text_left = MOST_TEXT
+        self._records_left = MOST_RECORDS
+        self._left_out = 0  # characters of text that were not shown
+        self._tail = ""  # the last ones of them
+        self._displays_left_out = 0
+        self._traceback = ""
+
+    def follow(self, timeout: float | None = None) -> None:
+        """Show what the cell has put out, and go on until it ends.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+
+        Raises:
+            Exception: what the cell raised, which IPython shows with the traceback of the cell.
+            KeyboardInterrupt: the kernel was interrupted.
+            OperationCancelled: another program interrupted the cell.
+            WaitTimeout: the time is up; the cell goes on.
+            LoomError: the session or the connection failed.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._follow(until)
+        except KeyboardInterrupt:
+            if not self._interrupting:
+                raise _shown_as(
+                    KeyboardInterrupt(f"stopped following the cell, which goes on in the cluster: {HOW_TO_GO_ON}")
+                ) from None
+            self._interrupt()
+        except WaitTimeout:
+            raise WaitTimeout(f"the cell is still running after {timeout:g} s: {HOW_TO_GO_ON}") from None
+        self._end()
+
+    def _follow(self, until: float | None) -> None:
+        while not self._output.ended:
+            for stream, text in self._output.read(_left(until)):
+                self._take(stream, text)
+            if self._text_left <= 0 and not self._output.ended:
+                self._run.exception(_left(until))  # the driver keeps the end of the text until it is read
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        try:
+            self._run.cancel()
+            with contextlib.suppress(WaitTimeout):
+                return self._follow(time.monotonic() + SOON)
+            self._write(STDERR, INTERRUPTED)
+            self._follow(None)
+        except KeyboardInterrupt:
+            raise _shown_as(
+                KeyboardInterrupt(f"stopped waiting for the cell, which has not ended yet: {HOW_TO_GO_ON}")
+            ) from None
+
+    def _take(self, stream: int, text: str) -> None:
+        if stream == RECORD:
+            self._show(text)
+            return
+        shown, rest = text[: self._text_left], text[self._text_left :]
+        self._text_left -= len(shown)
+        self._write(stream, shown)
+        if rest:
+            if not self._left_out:
+                self._write(
+                    2, f"\n… more than {MOST_TEXT:,} characters; the last ones follow at the cell's end …\n"
+                )
+            self._left_out += len(rest)
+            self._tail = (self._tail + rest)[-TAIL:]
+
+    @staticmethod
+    def _write(stream: int, text: str) -> None:
+        file = sys.stdout if stream == STDOUT else sys.stderr
+        file.write(text)
+        file.flush()
+
+    def _show(self, text: str) -> None:
+        record = Record.from_text(text)
+        if record.traceback:
+            self._traceback = record.traceback
+        elif len(text) > self._records_left:
+            self._displays_left_out += 1
+        else:
+            self._records_left -= len(text)
+            self._publish(record)
+
+    def _end(self) -> None:
+        """Show the end of long output; raise what the cell raised."""
+        if self._tail:
+            self._write(STDOUT, self._tail)
+        if self._displays_left_out:
+            self._write(
+                2, f"… {self._displays_left_out} displays left out: more than {MOST_RECORDS:,} characters …\n"
+            )
+        error = self._run.exception()
+        if error is None:
+            return
+        if isinstance(error, OperationCancelled):
+            if not self._interrupted:
+                error = OperationCancelled("another program interrupted the cell")
+            else:
+                error = KeyboardInterrupt("the cell was interrupted in the cluster")
+            raise _shown_as(error, f"{self._traceback}\n\n{type(error).__name__}: {error}".lstrip())
+        if isinstance(error, NameTaken) and not self._traceback:
+            raise _busy()  # another program was quicker
+        raise _shown_as(error, self._traceback) if self._traceback else error
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())
+
+
+def _shown_as(error: BaseException, text: str = "") -> BaseException:
+    """Return an exception that IPython shows as a text, instead of with this program's own frames."""
+    lines = (text or f"{type(error).__name__}: {error}").splitlines()
+    with contextlib.suppress(AttributeError):  # of a class with slots
+        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+    return error
+
+
+@contextlib.contextmanager
+def short_errors() -> Iterator[None]:
+    """Let IPython show Loom's own errors as one line."""
+    try:
+        yield
+    except LoomError as error:
+        if not hasattr(error, "_render_traceback_"):
+            _shown_as(error)
+        raise
