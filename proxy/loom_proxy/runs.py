@@ -11,14 +11,12 @@ from weakref import WeakValueDictionary
 from loom.errors import LoomError, NameTaken, NoSuchRun
 from loom.timing.trace_ids import current_trace
 from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
+from loom.wire.bodies.runs import RECORD, STDOUT
 from loom.wire.messages import Buffer, Message
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.calls import Calls
 
 RUNNING = "running"
-
-STDOUT, STDERR, RECORD = 1, 2, 3
-"""The streams of a run's output: texts of the first two, and records of `loom.cells.records`."""
 
 
 class RunHandle:

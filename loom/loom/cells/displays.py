@@ -95,7 +95,7 @@ def _called(value: Any, name: str, **arguments: Any) -> tuple[Any, Any]:
         # An object whose every attribute exists, as a mock's or an actor mesh's, has no forms.
         form = method(**arguments) if callable(getattr(type(value), name, None)) and callable(method) else None
     except Exception as error:  # noqa: BLE001 - a user's method may raise anything
-        print(f"{type(value).__name__}.{name} raised {type(error).__name__}: {error}", file=sys.stderr)
+        sys.stderr.write(f"{type(value).__name__}.{name} raised {type(error).__name__}: {error}\n")
         return None, None
     return form if isinstance(form, tuple) and len(form) == 2 else (form, None)
 

@@ -1,4 +1,4 @@
-"""The traceback of a cell that raised, in the form of IPython's: each frame with the lines around the one that ran."""
+"""The traceback of a cell that raised, in IPython's form: each frame with the lines around the one that ran."""
 
 from __future__ import annotations
 

@@ -21,10 +21,11 @@ from loom.errors import (
     WaitTimeout,
     WrongState,
 )
+from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.job import KubernetesJob
 from loom_proxy.ports.channel import open_jobs
-from loom_proxy.runs import RECORD, STDERR, STDOUT, RunHandle, RunOutput
+from loom_proxy.runs import RunHandle, RunOutput
 
 MOST_TEXT = 4 << 20
 """Characters of a cell's text that are shown as they come; of further ones only the last `TAIL`, at the end."""

@@ -22,16 +22,13 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TextIO
 
+from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
 from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
 
 KEPT_OUTPUT = 1 << 20  # characters of a run's text to keep; the oldest go first
 KEPT_RECORDS = 16 << 20  # characters of a cell's displays to keep; the oldest go first
 
 _PIECE = 4096
-
-STDOUT = 1
-STDERR = 2
-RECORD = 3
 
 _current: ContextVar[RunOutput | None] = ContextVar("loom_run_output", default=None)
 

@@ -24,6 +24,10 @@ __all__ = [
 ]
 
 
+STDOUT, STDERR, RECORD = 1, 2, 3
+"""The streams of a run's output: its two texts, and the records of `loom.cells.records` between them."""
+
+
 @dataclass(frozen=True, slots=True)
 class StartRun(Body, kind=Kind.RUN):
     """Run a function in the driver. Result: the function's result.
@@ -55,8 +59,7 @@ class AwaitRun(Body, kind=Kind.RUN_RESULT):
 class ReadRunOutput(Body, kind=Kind.RUN_OUTPUT):
     """Read the output of a run. Result: ``(position, ended, [(stream, text)])``.
 
-    The position is the one after the text; stream is 1 for the standard output, 2 for the standard error, and 3
-    for a whole record of `loom.cells.records`.
+    The position is the one after the text; the stream is `STDOUT`, `STDERR`, or `RECORD` for a whole record.
     """
 
     run: Id
