@@ -24,6 +24,8 @@ class Output:
     stderr: str = ""
     error: str = ""
     """Class of the exception that it ended with."""
+    traceback: str = ""
+    """What it shows of that exception."""
     shown: list[dict[str, str]] = field(default_factory=list)
     """What was displayed, by MIME type, and each update of it."""
     value: dict[str, str] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class Kernel:
             elif kind == "execute_result":
                 output.value = content["data"]
             elif kind == "error":
-                output.error = content["ename"]
+                output.error, output.traceback = content["ename"], "\n".join(content["traceback"])
             elif kind == "status" and content["execution_state"] == "idle":
                 return output
             if until is not None and until(output):
