@@ -433,6 +433,7 @@ def test_the_example_notebook_runs_and_has_no_outputs_in_it(tmp_path: Path) -> N
     assert "4 actors: 4 alive" in shown
     assert "1 failed" in shown
     assert "ValueMesh" in shown
+    assert shown.count('<div style="background:#1a7f37;height') == 20
 
 
 def test_the_tests_cluster_is_left_as_it_was(job: loom.Job) -> None:

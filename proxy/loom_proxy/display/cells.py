@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -136,6 +137,7 @@ class CellView:
         self._interrupting = interrupting
         self._interrupted = False
         self._output = RunOutput(run)
+        self._unshown: deque[tuple[int, str]] = deque()  # of what was read; an interrupt leaves the rest here
         self._text_left = MOST_TEXT
         self._records_left = MOST_RECORDS
         self._left_out = 0  # characters of text that were not shown
@@ -170,9 +172,11 @@ class CellView:
         self._end()
 
     def _follow(self, until: float | None) -> None:
-        while not self._output.ended:
-            for stream, text in self._output.read(_left(until)):
-                self._take(stream, text)
+        while self._unshown or not self._output.ended:
+            while self._unshown:
+                self._take(*self._unshown.popleft())
+            if not self._output.ended:
+                self._unshown.extend(self._output.read(_left(until)))
             if self._text_left <= 0 and not self._output.ended:
                 self._run.exception(_left(until))  # the driver keeps the end of the text until it is read
 

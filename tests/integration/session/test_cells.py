@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,11 @@ from loom.cells import RUN_NAME, Record
 from loom_proxy.display.cells import MOST_TEXT, TAIL, CellView, interrupt, last, start
 from loom_proxy.local import LocalCluster
 from loom_proxy.runs import KnownRuns
+from tests.integration.session.http_sessions import port_of
 from tests.integration.session.run_functions import IN_TIME, until_it_prints
 from tests.support.gateways import await_true
+from tests.support.kernels import Pipe
+from tests.support.network.gate import Gate
 from tests.support.users import House
 
 
@@ -251,13 +255,70 @@ display("ended")
         assert seen == ["'begun'", "'ended'"] * 2
 
 
+def test_a_cut_line_loses_nothing_of_what_a_cell_puts_out(
+    cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "go"
+    with Gate(port_of(cluster)) as gate, loom.connect(f"ws://127.0.0.1:{gate.port}", cluster.token) as job:
+        seen: list[str] = []
+
+        def publish(record: Record) -> None:
+            seen.append(record.data["text/plain"])
+            if len(seen) == 1:
+                gate.shut()
+                path.touch()  # the cell goes on while the line is cut
+                assert gate.knocked.wait(IN_TIME)
+                gate.open()
+
+        source = f"""
+import os, time
+display("before")
+while not os.path.exists({str(path)!r}):
+    time.sleep(0.01)
+for number in range(1000):
+    print(number)
+display("after")
+"""
+        CellView(start(job, source), publish, interrupting=True).follow(IN_TIME)
+        assert seen == ["'before'", "'after'"]
+        assert capsys.readouterr().out == "".join(f"{number}\n" for number in range(1000))
+
+
+class Impatient(io.StringIO):
+    """A standard error whose user interrupts again on being told how."""
+
+    def write(self, text: str) -> int:
+        if "Interrupt again" in text:
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_a_second_interrupt_stops_waiting_for_a_cell_that_does_not_end(
+    shared: loom.Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = Pipe(tmp_path / "pipe")
+    source = f"display('begun')\nwith open({pipe.path!r}, 'rb', 0) as gate:\n    gate.read(1)\nprint('not reached')"
+
+    def press(record: Record) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", Impatient())
+        with pytest.raises(KeyboardInterrupt, match="stopped waiting for the cell, which has not ended yet"):
+            CellView(start(shared, source), press, interrupting=True).follow(IN_TIME)
+    assert not last(shared).done()
+    pipe.open()
+    assert isinstance(last(shared).exception(IN_TIME), loom.OperationCancelled)
+    assert last(shared).output() == ""
+
+
 def test_a_driver_that_dies_says_so(cluster: LocalCluster) -> None:
     job = loom.connect(cluster.url, cluster.token)
-    with pytest.raises(loom.SessionLost):
+    with pytest.raises(loom.SessionLost, match="its driver was killed by SIGKILL"):
         run(job, "import os\nos.kill(os.getpid(), 9)")
     with pytest.raises(loom.SessionLost):
         run(job, "1")
-    with pytest.raises(loom.UnknownSession):
+    with pytest.raises(loom.SessionLost):
         loom.connect(cluster.url, cluster.token, session=job.session)
 
 

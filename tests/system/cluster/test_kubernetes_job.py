@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.cluster import OneMachineCluster, PodInfo, missing
 from tests.support.cluster.laptop import real_kubectl
+from tests.support.example_notebook import check_elsewhere
 from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
 from tests.system.cluster.test_pages import IMAGES
@@ -232,3 +233,16 @@ def test_a_gateway_of_plain_manifests_is_reached_by_the_name_of_its_service(
     with program(cluster, volume, "url", "--kill", env=env) as researcher:
         assert researcher.until("open")["hosts"] == 3
         survives(researcher, cluster, "loom-worker", silent=True)
+
+
+@pytest.mark.slow
+def test_the_example_notebook_runs_on_pods_and_its_cells_run_there(cluster: OneMachineCluster) -> None:
+    def run(command: Sequence[str]) -> str:
+        done = cluster.laptop.run(command, timeout=200)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    compute = "kt.Compute(cpus=1, replicas=2, image=kt.Image(image_id='local'))"
+    opens = f"import kubetorch as kt; job = loom.KubernetesJob(compute={compute}).apply()"
+    check_elsewhere(run, opens, "job.kill()")
+    assert gone(cluster, "loom")

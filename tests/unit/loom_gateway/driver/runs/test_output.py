@@ -1,0 +1,72 @@
+"""The output of a run that is kept: text, with whole records between it, of a bounded size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
+from loom_gateway.driver.runs.output import KEPT_OUTPUT, KEPT_RECORDS, RunOutput
+
+
+@pytest.fixture
+def logged() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+def output(logged: list[tuple[str, str]]) -> Iterator[RunOutput]:
+    loop = asyncio.new_event_loop()
+    yield RunOutput(loop, lambda: None, lambda stream, text: logged.append((stream, text)))
+    loop.close()
+
+
+def test_records_stay_whole_and_in_their_place_and_are_not_logged(
+    output: RunOutput, logged: list[tuple[str, str]]
+) -> None:
+    for stream, text in [(STDOUT, "a"), (STDOUT, "b"), (RECORD, "1"), (RECORD, "2"), (STDOUT, "c"), (STDERR, "d")]:
+        output.write(stream, text)
+    assert output.end == 6
+    pieces = [(STDOUT, "ab"), (RECORD, "1"), (RECORD, "2"), (STDOUT, "c"), (STDERR, "d")]
+    assert output.since(0) == pieces
+    assert output.since(1) == [(STDOUT, "b"), *pieces[1:]]
+    assert output.since(3) == pieces[2:]
+    assert logged == [("stdout", "ab"), ("stdout", "c"), ("stderr", "d")]
+
+
+def test_long_text_does_not_push_out_a_later_record_and_is_cut(output: RunOutput) -> None:
+    output.write(RECORD, "early")
+    output.write(STDOUT, "a" * KEPT_OUTPUT)
+    output.write(RECORD, "late")
+    assert output.since(output.end - 4 - 1) == [(STDOUT, "a"), (RECORD, "late")]
+    output.write(STDOUT, "bcd")
+    assert output.end == KEPT_OUTPUT + 12
+    assert output.since(0) == [
+        (STDERR, "… 8 characters of output dropped …\n"),
+        (STDOUT, "a" * (KEPT_OUTPUT - 3)),
+        (RECORD, "late"),
+        (STDOUT, "bcd"),
+    ]
+    assert output.kept_records == 4
+
+
+def test_the_oldest_records_go_when_there_are_too_many(output: RunOutput) -> None:
+    half = KEPT_RECORDS // 2
+    output.write(RECORD, "1" * half)
+    output.write(STDOUT, "between")
+    output.write(RECORD, "2" * half)
+    output.write(RECORD, "3")
+    assert output.end == KEPT_RECORDS + 8
+    dropped, *kept = output.since(0)
+    assert dropped == (STDERR, f"… {half} characters of output dropped …\n")
+    assert kept == [(STDOUT, "between"), (RECORD, "2" * half), (RECORD, "3")]
+
+
+def test_a_record_over_the_limit_is_dropped_and_nothing_breaks(output: RunOutput) -> None:
+    output.write(RECORD, "1" * (KEPT_RECORDS + 1))
+    output.write(STDOUT, "text")
+    assert output.end == KEPT_RECORDS + 5
+    assert output.since(0)[1:] == [(STDOUT, "text")]
+    assert output.kept_records == 0
