@@ -325,6 +325,7 @@ def test_a_driver_that_dies_says_so(cluster: LocalCluster) -> None:
 # -- who may ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_may_only_look_on_follows_a_cell_and_runs_none(cluster: LocalCluster, tmp_path: Path) -> None:
     house = House(list(cluster.workers), tmp_path)
     try:
