@@ -9,10 +9,73 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from loom.actor import Actor, endpoint
+from loom.errors import NotFound
+
+MOST_GENERATORS = 256
+"""Generators that an object holds; beyond it, the one that was advanced the longest ago is closed."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The result of a method that gave a generator, which stays in the actor."""
+
+    title: str
+    number: int  # in the actor
+
+
+class Step:
+    """What advancing a generator gave: an item, or its end, whose value is what the generator returned."""
+
+    def __init__(self, value: Any, over: bool) -> None:
+        self.value = value
+        self.over = over
+
+    def __reduce__(self) -> Any:
+        return Step, (self.value, self.over)
+
+
+class _Generators:
+    """The generators of one object that callers have not come to the end of."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[int, Any] = OrderedDict()  # the one that was advanced last is last
+        self._begun = 0
+
+    def keep(self, generator: Any) -> tuple[Generated, Any]:
+        """Return what travels instead of a generator, and a generator to close for it, or None."""
+        self._begun += 1
+        self._held[self._begun] = generator
+        surplus = self._held.popitem(last=False)[1] if len(self._held) > MOST_GENERATORS else None
+        return Generated(generator.__qualname__, self._begun), surplus
+
+    def find(self, number: int) -> Any:
+        if number not in self._held:
+            raise NotFound(
+                f"this generator is closed in the cluster: an object holds {MOST_GENERATORS}, and newer ones took its "
+                "place"
+            )
+        self._held.move_to_end(number)
+        return self._held[number]
+
+    def drop(self, number: int) -> Any:
+        return self._held.pop(number, None)
+
+
+def _is_generator(result: Any) -> bool:
+    return inspect.isgenerator(result) or inspect.isasyncgen(result)
+
+
+def _next(generator: Any) -> Step:
+    try:
+        return Step(next(generator), over=False)
+    except StopIteration as end:
+        return Step(end.value, over=True)
 
 
 class _Holder(Actor):
@@ -23,6 +86,7 @@ class _Holder(Actor):
         self._args = args
         self._kwargs = kwargs
         self._object: Any = None
+        self._generators = _Generators()
 
     def _make(self) -> None:
         # The actor's own constructor does not do this, because an exception there would kill the actor.
@@ -45,8 +109,33 @@ class Hosted(_Holder):
 
     @endpoint
     def run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a method, or the function, whose name is None."""
-        return _returned(self._method(name)(*args, **kwargs))
+        """Call a method, or the function, whose name is None. A generator stays here, see `advance`."""
+        result = self._method(name)(*args, **kwargs)
+        if not _is_generator(result):
+            return result
+        generated, surplus = self._generators.keep(result)
+        if surplus is not None:
+            surplus.close()
+        return generated
+
+    @endpoint
+    def advance(self, number: int) -> Step:
+        """Return the next item of a generator that `run` gave, or its end."""
+        try:
+            step = _next(self._generators.find(number))
+        except BaseException:
+            self._generators.drop(number)
+            raise
+        if step.over:
+            self._generators.drop(number)
+        return step
+
+    @endpoint
+    def drop(self, number: int) -> None:
+        """Close a generator that `run` gave, if it is not over."""
+        generator = self._generators.drop(number)
+        if generator is not None:
+            generator.close()
 
 
 class AsyncHosted(_Holder):
@@ -59,25 +148,63 @@ class AsyncHosted(_Holder):
 
     @endpoint
     async def run(self, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a method, or the function, whose name is None."""
+        """Call a method, or the function, whose name is None. A generator stays here, see `advance`."""
         method = self._method(name)
         if inspect.iscoroutinefunction(method):
-            return _returned(await method(*args, **kwargs))
-        result = await asyncio.to_thread(method, *args, **kwargs)
-        return _returned(await result if inspect.isawaitable(result) else result)
+            result = await method(*args, **kwargs)
+        else:
+            result = await asyncio.to_thread(method, *args, **kwargs)
+            result = await result if inspect.isawaitable(result) else result
+        if not _is_generator(result):
+            return result
+        generated, surplus = self._generators.keep(result)
+        if surplus is not None:
+            await _close(surplus)
+        return generated
+
+    @endpoint
+    async def advance(self, number: int) -> Step:
+        """Return the next item of a generator that `run` gave, or its end."""
+        try:
+            generator = self._generators.find(number)
+            if inspect.isasyncgen(generator):
+                step = await _next_of_async(generator)
+            else:
+                step = await asyncio.to_thread(_next, generator)
+        except BaseException:
+            self._generators.drop(number)
+            raise
+        if step.over:
+            self._generators.drop(number)
+        return step
+
+    @endpoint
+    async def drop(self, number: int) -> None:
+        """Close a generator that `run` gave, if it is not over."""
+        generator = self._generators.drop(number)
+        if generator is not None:
+            await _close(generator)
 
 
-def _returned(result: Any) -> Any:
-    if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise TypeError(f"{result.__qualname__} gave a generator, which cannot travel: return a list")
-    return result
+async def _next_of_async(generator: Any) -> Step:
+    try:
+        return Step(await anext(generator), over=False)
+    except StopAsyncIteration:
+        return Step(None, over=True)
+
+
+async def _close(generator: Any) -> None:
+    if inspect.isasyncgen(generator):
+        await generator.aclose()
+    else:
+        await asyncio.to_thread(generator.close)
 
 
 class HostedObject:
     """A remote object that was passed to code in the cluster: its methods are called there as on the laptop.
 
     A call on one object returns the method's result, on several a Monarch value mesh. With ``async_=True`` it
-    returns an awaitable.
+    returns an awaitable, which gives no generator's items.
     """
 
     def __init__(self, mesh: Any, single: bool) -> None:
@@ -95,7 +222,19 @@ class HostedObject:
     def _run(self, name: str | None, /, *args: Any, async_: bool = False, **kwargs: Any) -> Any:
         run = self._mesh.run
         future = (run.call_one if self._single else run.call)(name, args, kwargs)
-        return future if async_ else future.get()
+        if async_:
+            return future
+        result = future.get()
+        return self._items(result) if isinstance(result, Generated) else result
+
+    def _items(self, generated: Generated) -> Iterator[Any]:
+        step = None
+        try:
+            while not (step := self._mesh.advance.call_one(generated.number).get()).over:
+                yield step.value
+        finally:
+            if step is not None and not step.over:
+                self._mesh.drop.broadcast(generated.number)
 
     def __reduce__(self) -> Any:
         return HostedObject, (self._mesh, self._single)

@@ -27,11 +27,14 @@ class Method:
         return cls(title, _signature(title, function, skip), inspect.iscoroutinefunction(function), yields)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise `WrongArguments` if the arguments do not fit, or the method yields."""
-        if self.yields:
-            raise WrongArguments(f"{self.title} yields, and a generator cannot travel: return a list instead")
+        """Raise `WrongArguments` if the arguments do not fit."""
         if self.signature is not None:
             self.signature.check(args, kwargs)
+
+    def check_returns(self, instead: str) -> None:
+        """Raise `WrongArguments`, with what to do instead, if the method yields."""
+        if self.yields:
+            raise WrongArguments(f"{self.title} yields, and a generator cannot travel from there: {instead}")
 
     def has(self, parameter: str) -> bool:
         """Return whether the method has a parameter of that name itself."""

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 from tests.support.actors import NeedsCluster
@@ -25,6 +26,7 @@ class Shop:
         if stock < 0:
             raise ValueError(f"a stock of {stock}")
         self.stock = stock
+        self._closed = 0
 
     def buy(self, amount: int) -> int:
         self.stock += amount
@@ -64,6 +66,27 @@ class Shop:
     def hidden_generator(self) -> Any:
         return (number for number in range(self.stock))
 
+    def count(self, to: int, then: Exception | None = None) -> Generator[int, None, str]:
+        """Yields numbers, and then raises, if it is given something to raise."""
+        try:
+            yield from range(to)
+        except GeneratorExit:
+            self._closed += 1
+            raise
+        if then is not None:
+            raise then
+        return "all"
+
+    def count_after(self, path: str, to: int) -> Iterator[int]:
+        """Yields nothing before there is a file."""
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        yield from range(to)
+
+    def closed(self) -> int:
+        """The number of `count` that were closed before they were over."""
+        return self._closed
+
     def visit(self, other: Any) -> Any:
         """Calls another remote object from inside the cluster."""
         return other.buy(100)
@@ -86,6 +109,11 @@ class Shop:
 
 class AsyncShop(Shop):
     """Has methods of both kinds."""
+
+    async def count_slowly(self, to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            await asyncio.sleep(0)
+            yield number
 
     async def order(self, amount: int) -> int:
         await asyncio.sleep(0)

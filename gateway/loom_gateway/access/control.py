@@ -232,7 +232,7 @@ class AccessControl(SessionAccess):
         """
         if hello.mode not in MODES or (hello.mode != "drive" and hello.session is None):
             raise ProtocolMismatch(
-                f"a client drives, or it watches or debugs a session that there is; not {hello.mode!r:.40}"
+                f"a client drives, or it watches, debugs or calls a session that there is; not {hello.mode!r:.40}"
             )
         scope, what = scope_of(hello), f"to {hello.mode} a session"
         if hello.session is not None:
@@ -356,7 +356,7 @@ class AccessControl(SessionAccess):
         elif hello.session is None:
             event = "opened"
         else:
-            event = {"watch": "watched", "debug": "debugged", "ranks": "reached"}.get(hello.mode, "drove")
+            event = {"watch": "watched", "debug": "debugged", "ranks": "reached", "call": "called"}.get(hello.mode, "drove")
         details = {"session": session.name, "client": hello.client[:100], "took_over": hello.take_over}
         self.audit.write(event, principal.token, principal.peer, **details)
         try:

@@ -23,7 +23,7 @@ PROTOCOL = (1, 0)  # version of the protocol that this side speaks, as ``(major,
 CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining", "traces", "cells")
 """This side's abilities beyond the bare protocol."""
 
-MODES = {"drive": "drive", "watch": "view", "debug": "drive", "ranks": "drive"}
+MODES = {"drive": "drive", "watch": "view", "debug": "drive", "ranks": "drive", "call": "drive"}
 """The scope in its session that a client of each mode needs."""
 
 T = TypeVar("T", bound="_HandshakeBody")
@@ -43,7 +43,8 @@ class _HandshakeBody(Body):
     python: Sequence[int] = field(default_factory=python_version)
     mode: str = "drive"
     """``drive``; or, next to the client that drives, ``watch`` to see events and change nothing, ``debug`` to talk
-    to the debugger besides, or ``ranks`` to run commands in the processes of ranks besides."""
+    to the debugger besides, ``ranks`` to run commands in the processes of ranks besides, or ``call`` to call actors
+    besides."""
     stream: str = ""
     """Name of the stream, which the driver chooses; in a `Hello` of the one to resume, or empty for a new one."""
     received: int = 0

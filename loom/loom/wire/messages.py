@@ -131,7 +131,15 @@ READING = frozenset(
 )
 """The kinds of message that a client which only watches may send."""
 
-ALLOWED_BESIDE = {"watch": READING, "debug": READING | {Kind.DEBUG}, "ranks": READING | {Kind.RANK}}
+CALLS = frozenset({Kind.CALL, Kind.CALL_ONE, Kind.CHOOSE, Kind.BROADCAST})
+"""The kinds of message that call actors and have one answer at most."""
+
+ALLOWED_BESIDE = {
+    "watch": READING,
+    "debug": READING | {Kind.DEBUG},
+    "ranks": READING | {Kind.RANK},
+    "call": READING | CALLS,
+}
 """The kinds of message that a client may send next to the one that drives, by its mode."""
 
 

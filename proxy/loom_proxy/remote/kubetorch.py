@@ -181,6 +181,7 @@ class DeployedMethod:
             ServiceUnreachable, WaitTimeout, UnpicklableError, WrongArguments, NoSuchMethod: the call failed.
         """
         async_, timeout = call_options(self._method, kwargs, self._service.timeout)
+        self._method.check_returns("return a list instead")
         self._method.check(args, kwargs)
         if async_:
             return asyncio.to_thread(self._service.call, self._name, args, kwargs, timeout)

@@ -5,18 +5,17 @@ A remote object is an actor mesh (`loom.hosted`) with one actor or many, in proc
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from loom.errors import ActorError, LoomError, RemoteException, WaitTimeout, WrongState
+from loom.errors import ActorError, LoomError, WrongState
 from loom.hosted import HostedObject
 from loom.methods import Method, no_method
-from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.procs import ProcMeshProxy
+from loom_proxy.remote.results import Results, own_error
 
 O = TypeVar("O", bound="_Remote")  # noqa: E741
 
@@ -24,19 +23,6 @@ OWN_NAMES = frozenset({"mesh", "name", "teardown"})
 """Names of every remote object's own attributes, which no method can have."""
 
 TEARDOWN_TIMEOUT = 15.0
-
-_STAYS_AN_ACTOR_ERROR = (RemoteException, StopIteration, StopAsyncIteration)
-"""Exceptions that stay inside the `ActorError`: a stand-in, and those that would end a loop of the caller."""
-
-
-def own_error(error: ActorError) -> BaseException:
-    """Return a method's exception, caused by the `ActorError`; the `ActorError` if that cannot be raised here."""
-    original = error.exception
-    if not isinstance(original, Exception) or isinstance(original, _STAYS_AN_ACTOR_ERROR):
-        return error
-    original.__cause__ = error
-    return original
-
 
 def call_options(method: Method, kwargs: dict[str, Any], timeout: float | None) -> tuple[bool, float | None]:
     """Take ``async_`` and ``timeout`` out of the named arguments of a call, if they are not the method's own."""
@@ -59,6 +45,8 @@ class RemoteMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method and return its result; for many objects, a `ValueMeshProxy` of their results.
 
+        A generator stays in the cluster: the result is a `RemoteGenerator`.
+
         If the method has a parameter ``async_`` or ``timeout`` itself, the argument goes to the method.
 
         Args:
@@ -70,36 +58,27 @@ class RemoteMethod:
                 the remote traceback.
             ActorError: the method's exception cannot be rebuilt here, or is no ordinary `Exception`.
             WaitTimeout: the time is up. The method goes on.
-            WrongArguments: the method does not take the arguments, or yields. Nothing was sent.
+            WrongArguments: the method does not take the arguments. Nothing was sent. Or it gives generators, and there
+                are many objects.
             UnpicklableError: an argument cannot be pickled. Nothing was sent.
             SupervisionError: the process has died.
             MeshStopped: the object has been torn down.
         """
         async_, timeout = call_options(self._method, kwargs, self._remote._timeout)
         self._remote._check_alive()
+        if not self._remote._single:
+            self._method.check_returns("call one object, or return a list instead")
         self._method.check(args, kwargs)
+        results = self._remote._results
+        results.drop_abandoned()
         future = self._adverb(self._name, args, kwargs)
         if async_:
             future._connection.flush()
-            return _awaited(future, timeout)
-        try:
-            return future.get(timeout)
-        except ActorError as error:
-            raise own_error(error)  # noqa: B904 - its cause is set
+            return results.awaited(future, timeout)
+        return results.wait(future, timeout)
 
     def __repr__(self) -> str:
         return f"<remote {self._method.signature or self._method.title} on {self._remote!r}>"
-
-
-async def _awaited(future: FutureProxy[Any], timeout: float | None) -> Any:
-    try:
-        return await asyncio.wait_for(future.as_asyncio(), timeout)
-    except ActorError as error:
-        raise own_error(error)  # noqa: B904 - its cause is set
-    except (TimeoutError, asyncio.TimeoutError) as error:
-        if isinstance(error, LoomError):
-            raise
-        raise WaitTimeout(f"no answer within {timeout:g} s; the method goes on") from error
 
 
 class _Remote:
@@ -115,6 +94,7 @@ class _Remote:
         self._title = title
         self._procs = procs
         self._single = len(mesh) == 1
+        self._results = Results(mesh)
         self._timeout = timeout
         self._gone = False
 

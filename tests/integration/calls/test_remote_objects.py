@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import loom
+from loom.hosted import MOST_GENERATORS
 from loom_proxy.local import LocalCluster
 from tests.support.ordinary_classes import AsyncShop, OutOfStock, Shop, Takes, later, power
 
@@ -72,6 +75,83 @@ def test_a_function_is_called_with_its_arguments(shared: loom.Job) -> None:
         assert remote_later(1) == 2
         with pytest.raises(loom.WrongArguments, match="power"):
             remote()
+
+
+def test_a_generator_stays_in_the_cluster_and_gives_its_items_one_by_one(shop: Any, async_shop: Any) -> None:
+    counted = shop.count(3)
+
+    assert list(counted) == [0, 1, 2]
+    assert list(counted) == []
+    assert list(shop.hidden_generator())[:2] == [0, 1]
+    assert list(async_shop.count(2)) == list(async_shop.count_slowly(2)) == [0, 1]
+    with pytest.raises(StopIteration) as end:
+        next(shop.count(0))
+    assert end.value.value == "all"
+
+
+async def test_a_generator_can_be_looped_over_on_a_loop(shop: Any, async_shop: Any) -> None:
+    assert [number async for number in await shop.count(3, async_=True)] == [0, 1, 2]
+    assert [number async for number in async_shop.count_slowly(3)] == [0, 1, 2]
+
+
+def test_what_a_generator_raises_comes_after_its_items_as_its_own_class(shop: Any) -> None:
+    counted = shop.count(2, then=OutOfStock("none left"))
+
+    assert [next(counted), next(counted)] == [0, 1]
+    with pytest.raises(OutOfStock, match="none left") as caught:
+        next(counted)
+    assert "in count" in str(caught.value.__cause__)
+    assert list(counted) == []
+
+
+def test_an_item_whose_wait_was_given_up_is_not_lost(shop: Any, tmp_path: Path) -> None:
+    waiting = shop.count_after(str(tmp_path / "begin"), 2, timeout=0.2)
+    with pytest.raises(loom.WaitTimeout):
+        next(waiting)
+    (tmp_path / "begin").touch()
+
+    items = []
+    while len(items) < 2:
+        with contextlib.suppress(loom.WaitTimeout):  # on a busy machine
+            items.append(next(waiting))
+    assert items == [0, 1]
+
+
+@pytest.mark.parametrize("leave", [lambda counted: counted.close(), lambda counted: None], ids=["closed", "left"])
+@pytest.mark.parametrize("cls", [Shop, AsyncShop])
+def test_a_generator_that_is_not_used_any_more_is_closed_in_the_cluster(shared: loom.Job, cls: Any, leave: Any) -> None:
+    with loom.cls(cls).to(shared) as shop:
+        counted = shop.count(3)
+        next(counted)
+        assert shop.closed() == 0
+        leave(counted)
+        del counted
+        shop.closed()  # sends what was noted
+        assert shop.closed() == 1
+
+
+def test_an_object_holds_the_newest_generators_only(shared: loom.Job) -> None:
+    with loom.cls(Shop).to(shared) as shop:
+        first, second = shop.count(3), shop.count(3)
+        next(first)
+        others = [shop.count(3) for _ in range(MOST_GENERATORS - 1)]
+
+        with pytest.raises(loom.NotFound, match="holds 256"):
+            next(second)
+        assert next(first) == 1
+        assert next(others[-1]) == 0
+
+
+def test_many_objects_give_no_generators(shared: loom.Job) -> None:
+    with loom.cls(Shop).to(shared, hosts=slice(None), init_args=(2,)) as shops:
+        with pytest.raises(loom.WrongArguments, match="yields.*call one object"):
+            shops.count(1)
+        with pytest.raises(loom.WrongArguments, match="many objects: call one object"):
+            shops.hidden_generator()
+
+
+def test_a_generator_is_looped_over_in_the_cluster_as_well(shared: loom.Job, shop: Any) -> None:
+    assert shared.run(lambda other: [number for number in other.count(3)], shop) == [0, 1, 2]
 
 
 def test_what_a_method_raised_comes_back_as_its_own_class(shop: Any) -> None:
@@ -163,8 +243,6 @@ def test_teardown_after_the_job_does_nothing(job: loom.Job) -> None:
         (lambda shop: shop.buy(), loom.WrongArguments, r"Shop.buy\(amount\)"),
         (lambda shop: shop.buy(1, cost=2), loom.WrongArguments, "cost"),
         (lambda shop: shop.buy(1, timeout=-1), ValueError, "non-negative"),
-        (lambda shop: shop.items(), loom.WrongArguments, "yields"),
-        (lambda shop: shop.hidden_generator(), TypeError, "return a list"),
         (lambda shop: shop.echo(threading.Lock()), loom.UnpicklableError, "lock"),
     ],
 )

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
 WATCHER_ROOM = 16 << 20  # bytes that may wait for a watching client before it is disconnected
 LOG_ROOM = 16 << 20  # bytes that may wait for the driving client before printed lines are skipped; the log has them
+CALLER_ROOM = 256 << 20  # the same for a client in mode "call", whose results may be large
 WATCHER_MESSAGE = 64 << 10  # bytes of a message of a watching client, which only asks
 MAX_WATCHERS = 32  # watching clients of the session's user, and of all others; each costs a thread, up to 20 MiB
 MAX_GUESTS = 8  # watching clients of one other user, so that none keeps the others out
@@ -216,10 +217,11 @@ class Clients:
         return self._driving is None or self._driving.stream.outbox.pending_bytes < LOG_ROOM
 
     def _send_watcher(self, client: Client, message: Message) -> None:
-        if client.stream.outbox.pending_bytes > WATCHER_ROOM:
-            logger.warning("client %d, which watches, takes too little and is disconnected", client.number)
+        room = CALLER_ROOM if client.mode == "call" else WATCHER_ROOM
+        if client.stream.outbox.pending_bytes > room:
+            logger.warning("client %d, which does not drive, takes too little and is disconnected", client.number)
             self._watching.pop(client.number, None)
-            error = WatcherTooSlow(f"over {WATCHER_ROOM >> 20} MiB waited for this client, which watches")
+            error = WatcherTooSlow(f"over {room >> 20} MiB waited for this client, which does not drive")
             # The thread is separate because it waits for the client to take its last messages.
             threading.Thread(target=client.end, args=(error,), name="disconnect", daemon=True).start()
         else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from loom.timing.trace_ids import checked_trace, trace
 from loom.wire.bodies import EndpointCall
 from loom.wire.codec import plain_payload
-from loom.wire.messages import ADVERBS, Kind, Message
+from loom.wire.messages import ADVERBS, CALLS, Kind, Message
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler
 
@@ -30,6 +31,8 @@ class Calls:
             Kind.STREAM: in_its_trace(self._stream),
             Kind.BROADCAST: in_its_trace(self._broadcast),
         }
+        self.beside: dict[int, Handler] = dict.fromkeys(CALLS, in_its_trace(self._call_beside))
+        """The handlers for a client next to the one that drives."""
 
     def _call(self, message: Message, started: float) -> None:
         mesh, name = EndpointCall.fields(message.body)
@@ -83,6 +86,23 @@ class Calls:
         args, kwargs = self._arguments(name, message)
         bound(*args, **kwargs)
         entry.calls_of(name, started).sent(started)
+
+    def _call_beside(self, message: Message, started: float) -> None:
+        # On the event loop: the reply channels expect their calls from the driving client's thread.
+        mesh, name = EndpointCall.fields(message.body)
+        entry = self._meshes.entry(mesh)
+        bound = getattr(self._meshes.endpoint(mesh, name), _ADVERB_OF[message.kind])
+        args, kwargs = self._arguments(name, message)
+        if message.kind == Kind.BROADCAST:
+            self._context.loop.call_soon_threadsafe(functools.partial(bound, *args, **kwargs))
+            entry.calls_of(name, started).sent(started)
+            return
+
+        async def call() -> Any:
+            result = await bound(*args, **kwargs).as_asyncio()
+            return _values(result) if message.kind == Kind.CALL else result
+
+        self._replies.answer_with(message, started, call(), entry)
 
     def _arguments(self, endpoint: str, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")

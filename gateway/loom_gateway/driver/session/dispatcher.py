@@ -70,9 +70,11 @@ class Dispatcher:
             "runs": self._runs.describe,
             "tensors": WatchedView(context).describe,
         }
+        calls = Calls(context)
+        self._beside = calls.beside  # handlers that differ for a client which does not drive
         self._handlers: dict[int, Handler] = {
             Kind.END: self._end_session,
-            **Calls(context).handlers,
+            **calls.handlers,
             **self._meshes.handlers,
             **self._ports.handlers,
             **self._runs.handlers,
@@ -120,17 +122,17 @@ class Dispatcher:
     def start_beside(self, mode: str, message: Message) -> None:
         """Start an operation of a client of a mode, next to the one that drives. Safe on any thread."""
         if message.kind in ALLOWED_BESIDE[mode]:
-            self._start(message)
+            self._start(message, self._beside.get(message.kind))
         else:
             text = "this client does not drive the session: attach with mode='drive' to change something"
             self._replies.fail(message.id, time.perf_counter(), ReadOnlySession(text))
 
-    def _start(self, message: Message) -> None:
+    def _start(self, message: Message, handler: Handler | None = None) -> None:
         started = time.perf_counter()
         if self._closed:
             return
         try:
-            handler = self._handlers.get(message.kind)
+            handler = handler or self._handlers.get(message.kind)
             if handler is None:
                 raise ProtocolMismatch(f"this driver knows no operation {message.kind}")
             if self._max_in_flight and message.kind in LIMITED:
