@@ -57,8 +57,8 @@ class _Generators:
     def find(self, number: int) -> Any:
         if number not in self._held:
             raise NotFound(
-                f"this generator is closed in the cluster: an object holds {MOST_GENERATORS}, and newer ones took its "
-                "place"
+                f"this generator is closed in the cluster: an object holds {MOST_GENERATORS}, and newer ones took "
+                "its place"
             )
         self._held.move_to_end(number)
         return self._held[number]

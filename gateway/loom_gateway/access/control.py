@@ -356,7 +356,9 @@ class AccessControl(SessionAccess):
         elif hello.session is None:
             event = "opened"
         else:
-            event = {"watch": "watched", "debug": "debugged", "ranks": "reached", "call": "called"}.get(hello.mode, "drove")
+            event = {"watch": "watched", "debug": "debugged", "ranks": "reached", "call": "called"}.get(
+                hello.mode, "drove"
+            )
         details = {"session": session.name, "client": hello.client[:100], "took_over": hello.take_over}
         self.audit.write(event, principal.token, principal.peer, **details)
         try:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from loom.errors import DeploymentFailed, LoomError, WrongArguments
+from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.kubernetes.pod_status import PodState, pod_states
 
 logger = logging.getLogger(__name__)
@@ -81,16 +82,19 @@ class PodMesh:
         self._injectable = injectable
         self._deployed_as = deployed_as
         self._service = service
+        self.stream_logs: bool | None = False
+        """Whether Kubetorch prints the pods' output while it deploys them; None as it is configured."""
 
     @cached_property
     def remote(self) -> Any:
         """Kubetorch's proxy of the class in the pods."""
-        from kubetorch.resources.callables.cls.cls import Cls
-
         # kubetorch.cls(LoomPod) makes the same, but would need the class here, and all that it imports.
-        remote: Any = Cls(self._deployed_as, pointers=LOOM_POD, sync_dir=False)
-        remote.reload_prefixes = []
+        remote = kubetorch_names.deployable(self._deployed_as, *LOOM_POD)
         remote.compute = self.compute
+        if (
+            self.ours and self.compute.service_name
+        ):  # Kubetorch deploys one service on a compute, under its first name
+            remote.service_name = self.compute.service_name
         return remote
 
     @property
@@ -101,7 +105,7 @@ class PodMesh:
     @property
     def labels(self) -> dict[str, str]:
         """The labels by which Kubernetes knows the pods."""
-        selector = self.compute._pod_selector
+        selector = kubetorch_names.selector_of(self.compute)
         return {"kubetorch.com/service": self.service_name} if self.ours or not selector else dict(selector)
 
     @property
@@ -116,7 +120,8 @@ class PodMesh:
             return int(self.compute.replicas)
         found = len(self.pods())
         if not found:
-            labels = ",".join(f"{key}={value}" for key, value in self.compute._pod_selector.items())
+            selector = kubetorch_names.selector_of(self.compute)
+            labels = ",".join(f"{key}={value}" for key, value in selector.items())
             raise DeploymentFailed(
                 f"no pod in namespace {self.namespace} has the labels {labels}: see `kubectl get pods -n "
                 f"{self.namespace} --show-labels`"
@@ -125,16 +130,13 @@ class PodMesh:
 
     def pods(self) -> list[PodState]:
         """Return the states of the pods from Kubernetes."""
-        _reach_controller()
+        kubetorch_names.reach_controller()
         return pod_states(self.compute.pods() or ())
 
     def exists(self) -> bool:
         """Return whether the mesh was, or may have been, deployed by an earlier program, which keeps its pods."""
-        from kubetorch import globals as kubetorch_globals
-
         try:
-            _reach_controller()
-            return bool(kubetorch_globals.controller_client().get_workload(self.namespace, self.service_name))
+            return kubetorch_names.workload(self.namespace, self.service_name) is not None
         except Exception as error:  # noqa: BLE001 - Kubetorch's own classes; deploying will tell
             logger.warning(
                 "whether %s is there already is not known; its pods will stay until they are removed by kill(): %s",
@@ -166,8 +168,8 @@ class PodMesh:
     def deploy(self, init_args: Mapping[str, Any]) -> None:
         """Deploy the pods, and `LoomPod` in them. Pods that are as wanted stay, and load the class again."""
         try:
-            _reach_controller()
-            self.remote.to(self.compute, init_args=dict(init_args), stream_logs=False)
+            kubetorch_names.reach_controller()
+            self.remote.to(self.compute, init_args=dict(init_args), stream_logs=self.stream_logs)
         except Exception as error:
             raise DeploymentFailed(self._why_not(error)) from error
 
@@ -186,7 +188,7 @@ class PodMesh:
         deadline = time.monotonic() + REMOVE_WITHIN
         while True:
             try:
-                _reach_controller()
+                kubetorch_names.reach_controller()
                 self.remote.teardown()
                 return
             except Exception as error:
@@ -205,11 +207,3 @@ class PodMesh:
             states = [str(state) for state in self.pods() if not state.ready]
             text += f". Pods: {'; '.join(states)}" if states else ""
         return text
-
-
-def _reach_controller() -> None:
-    """Make Kubetorch's client usable, which keeps the address of a port-forward that may have ended."""
-    from kubetorch import globals as kubetorch_globals
-
-    client = kubetorch_globals.controller_client()
-    client.base_url = kubetorch_globals.service_url().rstrip("/")

@@ -8,19 +8,21 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom.extras import require
-from loom.token_file import digest, generate_token, state_folder
+from loom.token_file import digest
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.job import Job
 from loom_proxy.job_state import JobState
+from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.kubernetes.deployment import PodMesh
+from loom_proxy.kubernetes.found import gateway_url
 from loom_proxy.kubernetes.network_policy import PortPolicies
 from loom_proxy.kubernetes.pod_status import pods_shown
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
 from loom_proxy.kubernetes.rollout import PodStart, look_after_pods
+from loom_proxy.kubernetes.tokens import token_for
 from loom_proxy.session.open import connect
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
@@ -54,6 +56,8 @@ class KubernetesJob:
         session: name of a living session to attach to, see `loom.connect`.
         token: token of the gateway; default one that is made and kept for this user.
         session_linger: seconds that a session lives without a client.
+        persist: keep the session without a client until it is closed, see `loom.connect`.
+        stream_logs: whether Kubetorch prints the pods' output while it deploys them; None as it is configured.
         launch_timeout: seconds that the pods have to become ready.
         injectable: whether failures may be injected into the pods' processes and the gateway (`loom.chaos`). The
             pods are then deployed with ``LOOM_INJECTABLE=1`` and the capability NET_ADMIN, which faults of a
@@ -83,6 +87,8 @@ class KubernetesJob:
         session: str | None = None,
         token: str | None = None,
         session_linger: float = 3600.0,
+        persist: bool = False,
+        stream_logs: bool | None = False,
         launch_timeout: float = 600.0,
         injectable: bool = False,
         network_policy: bool = True,
@@ -112,6 +118,7 @@ class KubernetesJob:
             suffix = f"-{mesh.replace('_', '-')}" if len(wanted_meshes) > 1 else ""
             deployed_as = self._given_name + suffix
             self._meshes.append(PodMesh(mesh, of, self.namespace, deployed_as, services.get(mesh), injectable))
+            self._meshes[-1].stream_logs = stream_logs
         _check_port(monarch_port, wanted_meshes.values())
         self._port = monarch_port
         clients = kubetorch.config.install_namespace
@@ -121,6 +128,7 @@ class KubernetesJob:
         self._session = session
         self._token = token
         self._linger = session_linger
+        self._persist = persist
         self._timeout = launch_timeout
         self._deployed = False  # whether this object has deployed pods that did not exist before
         self._job: Job | None = None
@@ -141,7 +149,7 @@ class KubernetesJob:
         The URL is ``ws://…`` or ``wss://…`` if Kubetorch knows nginx's address, from ``KT_API_URL`` or within the
         cluster; else ``kube://…``, for which `loom.connect` forwards a port, as Kubetorch does for itself.
         """
-        return f"{_nginx_url()}/{self.namespace}/{self._meshes[0].headless}:{GATEWAY_PORT}"
+        return gateway_url(self.namespace, self._meshes[0].headless)
 
     @property
     def token(self) -> str:
@@ -184,8 +192,6 @@ class KubernetesJob:
             LoomError: an error of `loom.connect`, such as `InvalidAddress` if ``KT_API_URL`` has no TLS and this is
                 not the cluster.
         """
-        from kubetorch.serving.utils import is_running_in_kubernetes
-
         if self._job is not None and not self._job.closed:
             return self
         self._detached = False
@@ -196,10 +202,13 @@ class KubernetesJob:
         start = PodStart(self._meshes, self._timeout, lambda mesh: mesh.deploy(self._init_args(mesh)))
         with pods_shown(lambda: start.doing, lambda: [pod for mesh in self._meshes for pod in mesh.pods()]):
             start.wait()
-        # Within the cluster Kubetorch's nginx has no TLS.
-        in_cluster = is_running_in_kubernetes()
         job = self._job = connect(
-            self.service_url, self.token, self._session, transport=self._transport, insecure=in_cluster
+            self.service_url,
+            self.token,
+            self._session,
+            persist=self._persist,
+            transport=self._transport,
+            insecure=kubetorch_names.is_in_cluster(),  # within the cluster Kubetorch's nginx has no TLS
         )
         look_after_pods(job, lambda: PodStart(self._meshes, self._timeout, self._deploy_again, lambda: job.closed))
         self.synced = [self._job.sync(folder) for folder in self._sync_dirs]
@@ -286,38 +295,8 @@ class KubernetesJob:
 
 def _check_port(port: int, pods: Iterable[Any]) -> None:
     """Check that neither the worker's nor the keeper's port, before it, is the gateway's or Kubetorch's."""
-    from kubetorch.provisioning.constants import DEFAULT_KT_SERVER_PORT
-
-    taken = {int(getattr(of, "server_port", None) or DEFAULT_KT_SERVER_PORT): "Kubetorch's server" for of in pods}
+    taken = {kubetorch_names.server_port_of(of): "Kubetorch's server" for of in pods}
     taken[GATEWAY_PORT] = "the gateway"
     for one in (port, port - 1):
         if one in taken:
             raise WrongArguments(f"monarch_port is {port}: port {one} of a pod is for {taken[one]}; choose another")
-
-
-def _nginx_url() -> str:
-    # Not Kubetorch's own port-forward: it restarts only at Kubetorch's next call, which a session may never make.
-    from kubetorch import globals as kubetorch_globals
-    from kubetorch.serving.utils import is_running_in_kubernetes
-
-    if kubetorch_globals.config.api_url or is_running_in_kubernetes():
-        parts = urlsplit(kubetorch_globals.service_url())
-        scheme = "wss" if parts.scheme == "https" else "ws"
-        return str(urlunsplit((scheme, parts.netloc, parts.path.rstrip("/"), "", "")))
-    namespace = kubetorch_globals.config.install_namespace
-    return f"kube://{namespace}/{kubetorch_globals.KUBETORCH_CONTROLLER}:{kubetorch_globals.DEFAULT_NGINX_PORT}"
-
-
-def token_for(namespace: str, service: str) -> str:
-    """Return the token of a job's gateway, kept in a file of this user's; a new one for a new job."""
-    folder = state_folder() / "kubernetes"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{namespace}.{service}.token"
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return path.read_text().strip()
-    with open(handle, "w", encoding="utf-8") as file:
-        token = generate_token()
-        file.write(token + "\n")
-    return token

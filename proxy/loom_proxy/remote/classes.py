@@ -1,29 +1,39 @@
 """`loom.cls` and `loom.fn`: any class or function in the cluster, with Kubetorch's names.
 
-Their results have a method ``to``, which starts processes of a job with the class or function, and a method ``at``,
-which reaches one that Kubetorch has deployed.
+Their results have a method ``to``, which starts processes of a job with the class or function, or deploys pods for
+it, and a method ``at``, which reaches one that Kubetorch has deployed. What is deployed is also found by its name.
 """
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loom.errors import Invalid, NameTaken, WrongArguments
-from loom.hosted import AsyncHosted, Hosted
+from loom.errors import NameTaken, WrongArguments
 from loom.methods import Method, constructor_of, function_of, methods_of
-from loom_proxy.job import Job
-from loom_proxy.mesh.actors import ActorMeshProxy
-from loom_proxy.mesh.procs import ProcMeshProxy
-from loom_proxy.remote.kubetorch import DeployedFunction, DeployedObject, Service
+from loom_proxy.kubernetes import kubetorch_names
+from loom_proxy.remote.deployments import Deployment, service_of
+from loom_proxy.remote.kubetorch import (
+    DeployedFunction,
+    DeployedObject,
+    KubetorchFunction,
+    KubetorchObject,
+    Service,
+)
+from loom_proxy.remote.named import NamedClass, NamedFunction
 from loom_proxy.remote.objects import OWN_NAMES, RemoteFunction, RemoteObject, make
+from loom_proxy.remote.place import Place, check_mode, open_job
 
-CONNECTION_MODES = ("websocket", "http")
 
-
-def cls(class_obj: Any, name: str | None = None) -> Any:
-    """Prepare a class whose objects live in the cluster; the counterpart of ``kubetorch.cls``.
+def cls(
+    class_obj: Any = None,
+    name: str | None = None,
+    *,
+    reload_prefixes: str | Sequence[str] = (),
+    namespace: str | None = None,
+) -> Any:
+    """Prepare a class whose objects live in the cluster, or find a deployed object; as ``kubetorch.cls``.
 
     ::
 
@@ -31,42 +41,61 @@ def cls(class_obj: Any, name: str | None = None) -> Any:
             print(trainer.step(batch))
 
     Args:
-        class_obj: the class, which is no `Actor`; a deployed result of ``kubetorch.cls``; or, for `RemoteClass.at`,
-            the class's name.
-        name: name of the object's meshes; default the class's name, and a number if that is taken.
+        class_obj: the class, which is no `Actor`; a deployed result of ``kubetorch.cls``; or the name of a deployed
+            object, or of a class for `RemoteClass.at`.
+        name: name of the object's meshes and its service; default the class's name, for meshes with a number if
+            that is taken. Without ``class_obj`` the name of a deployed object.
+        reload_prefixes: prefixes of the service to find, in place of the user's and the branch's names.
+        namespace: namespace of the service to find; default Kubetorch's.
 
     Returns:
-        `RemoteClass`; for a deployed result of ``kubetorch.cls``, a `DeployedObject`.
+        `RemoteClass`; for a name, a `NamedClass`; for a deployed result of ``kubetorch.cls``, a `DeployedObject`.
 
     Raises:
         WrongArguments: ``class_obj`` is none of these.
     """
-    if _is_module(class_obj, "cls"):
-        return DeployedObject(_service_of(class_obj), None)
-    if not isinstance(class_obj, (type, str)):
+    class_obj = name if class_obj is None else class_obj
+    if kubetorch_names.is_deployed(class_obj, "cls"):
+        return DeployedObject(service_of(class_obj), None)
+    if isinstance(class_obj, str):
+        return NamedClass(class_obj, namespace, reload_prefixes)
+    if not isinstance(class_obj, type):
         raise WrongArguments(f"loom.cls takes a class, not {class_obj!r:.80}; loom.fn takes a function")
-    if isinstance(class_obj, type) and _is_actor(class_obj):
+    if _is_actor(class_obj):
         raise WrongArguments(f"{class_obj.__name__} is an actor: spawn it with job.hosts.spawn_procs(…).spawn(…)")
     return RemoteClass(class_obj, name)
 
 
-def fn(function_obj: Any, name: str | None = None) -> Any:
-    """Prepare a function that runs in the cluster when it is called here; the counterpart of ``kubetorch.fn``.
+def fn(
+    function_obj: Any = None,
+    name: str | None = None,
+    *,
+    reload_prefixes: str | Sequence[str] = (),
+    namespace: str | None = None,
+) -> Any:
+    """Prepare a function that runs in the cluster when it is called here, or find one; as ``kubetorch.fn``.
 
     Args:
-        function_obj: the function; a deployed result of ``kubetorch.fn``; or, for `RemoteFunctionMaker.at`, the
-            function's name.
-        name: name of the function's meshes; default the function's name, and a number if that is taken.
+        function_obj: the function; a deployed result of ``kubetorch.fn``; or the name of a deployed function, or of
+            one for `RemoteFunctionMaker.at`.
+        name: name of the function's meshes and its service; default the function's name, for meshes with a number
+            if that is taken. Without ``function_obj`` the name of a deployed function.
+        reload_prefixes: as for `cls`.
+        namespace: as for `cls`.
 
     Returns:
-        `RemoteFunctionMaker`; for a deployed result of ``kubetorch.fn``, a `DeployedFunction`.
+        `RemoteFunctionMaker`; for a name, a `NamedFunction`; for a deployed result of ``kubetorch.fn``, a
+        `DeployedFunction`.
 
     Raises:
         WrongArguments: ``function_obj`` is none of these.
     """
-    if _is_module(function_obj, "fn"):
-        return DeployedFunction(_service_of(function_obj), Method(function_obj.callable_name))
-    if isinstance(function_obj, type) or not (callable(function_obj) or isinstance(function_obj, str)):
+    function_obj = name if function_obj is None else function_obj
+    if kubetorch_names.is_deployed(function_obj, "fn"):
+        return DeployedFunction(service_of(function_obj), Method(function_obj.callable_name))
+    if isinstance(function_obj, str):
+        return NamedFunction(function_obj, namespace, reload_prefixes)
+    if isinstance(function_obj, type) or not callable(function_obj):
         raise WrongArguments(f"loom.fn takes a function, not {function_obj!r:.80}; loom.cls takes a class")
     return RemoteFunctionMaker(function_obj, name)
 
@@ -75,7 +104,7 @@ class _Maker:
     """A class or a function that is not in the cluster yet."""
 
     def __init__(self, target: Any, name: str | None) -> None:
-        self._target = target  # the class or function, or its name
+        self._target = target
         self._name = name
 
     def __repr__(self) -> str:
@@ -84,52 +113,75 @@ class _Maker:
     def _service(self, url: str, serialization: str, timeout: float | None) -> Service:
         return Service(url, _name_of(self._target), serialization, timeout, self._target)
 
+    def _deployment(
+        self,
+        compute: Any,
+        name: str | None,
+        get_if_exists: bool,
+        reload_prefixes: str | Sequence[str],
+        stream_logs: bool | None,
+    ) -> Deployment:
+        name = name or self._name or _name_of(self._target)
+        return Deployment(self._target, compute, name, get_if_exists, _listed(reload_prefixes), stream_logs)
+
 
 class RemoteClass(_Maker):
     """A class without objects in the cluster yet; see `cls`."""
 
     def to(
         self,
-        job: Job,
+        job: Any,
         *,
         name: str | None = None,
         hosts: int | slice | None = None,
         per_host: Mapping[str, int] | None = None,
-        init_args: Sequence[Any] | Mapping[str, Any] = (),
+        init_args: Sequence[Any] | Mapping[str, Any] | None = (),
         init_kwargs: Mapping[str, Any] | None = None,
         connection_mode: str | None = None,
         timeout: float | None = None,
-    ) -> RemoteObject:
+        get_if_exists: bool = False,
+        reload_prefixes: str | Sequence[str] = (),
+        stream_logs: bool | None = None,
+    ) -> Any:
         """Start processes, make an object of the class in each, and wait until the objects are made.
 
-        The class travels as actor classes do: by value, unless it is installed in the cluster or synced.
+        The class travels as actor classes do: by value, unless it is installed in the cluster or synced. With a
+        ``kubetorch.Compute`` Kubetorch deploys pods for it first, in place of what was deployed under the name.
 
         Args:
-            job: the session.
-            name: name of the object's meshes; default the name given to `cls`.
+            job: the session; or a ``kubetorch.Compute``, whose pods the object gets.
+            name: name of the object's meshes and its service; default the name given to `cls`.
             hosts: index of the host, or a slice of hosts; None: host 0. ``slice(None)`` is all.
             per_host: dimensions of the processes on each host, see `HostMeshProxy.spawn_procs`; None: one process.
             init_args: arguments of the constructor: a sequence of positional ones, or a dict of named ones as in
                 Kubetorch.
             init_kwargs: named arguments of the constructor.
-            connection_mode: ``"websocket"`` or ``"http"``, to require that the job is connected so, since calls use
-                the job's one connection; None takes either.
+            connection_mode: of a job, ``"websocket"`` or ``"http"`` requires that the job is connected so, since
+                calls use the job's one connection; None takes either. For a compute, ``"websocket"`` (the default)
+                puts the object into a session of its own, and calls take that session's connection; ``"http"`` is
+                Kubetorch's own way: its server imports the class, and each call is a request.
             timeout: seconds that the constructor, and each call, may take; None: any number.
+            get_if_exists: take an object that is deployed under the name, if there is one. For a compute only, as
+                are the next two.
+            reload_prefixes: prefixes of such an object's service, in place of the user's and the branch's names.
+            stream_logs: whether the pods' output is printed here; None: as Kubetorch is configured.
+
+        Returns:
+            `RemoteObject`; with ``"http"`` and a compute, `KubetorchObject`.
 
         Raises:
             Exception: the constructor's exception, raised as `RemoteMethod` raises those of methods. The processes
-                are ended.
-            WrongArguments: ``job`` is no job, the class is only a name, or its constructor does not take the
-                arguments.
+                are ended, and the pods that were deployed for it are removed.
+            WrongArguments: ``job`` is neither, or the constructor does not take the arguments.
             WrongConnectionMode: the job is connected over the other transport.
             ObjectNameTaken: the session has a mesh of that name.
             EndpointNameTaken: a method has a name that every remote object uses itself.
             SessionClosed: the job is closed.
+            DeploymentFailed: the pods cannot be deployed.
+            MissingDependency: Kubetorch is not installed.
         """
         target = self._target
-        if isinstance(target, str):
-            raise WrongArguments(f"loom.cls({target!r}) is a name: give the class, or reach it with .at(url)")
-        args, kwargs = _init(init_args, init_kwargs)
+        args, kwargs = _init(init_args or (), init_kwargs)
         methods = methods_of(target)
         if taken := sorted(OWN_NAMES & methods.keys()):
             raise NameTaken(
@@ -139,10 +191,24 @@ class RemoteClass(_Maker):
         signature = constructor_of(target)
         if signature is not None:
             signature.check(args, kwargs)
-        place = _Place(job, hosts, per_host, connection_mode)
+        if kubetorch_names.is_compute(job):
+            deployment = self._deployment(job, name, get_if_exists, reload_prefixes, stream_logs)
+            if _is_http(connection_mode):
+                _check_http(args, hosts, per_host)
+                return KubetorchObject(methods, *deployment.by_kubetorch("cls", kwargs or None, timeout))
+            if (joined := deployment.existing()) is not None:
+                return RemoteObject(target, methods, timeout, *joined)
+            deployed = deployment.in_session(hosts, per_host, args, kwargs, methods.values())
+            return make(RemoteObject(target, methods, timeout, *deployed))
+        _check_job_only(get_if_exists, reload_prefixes, stream_logs)
+        place = Place(open_job(job, connection_mode), hosts, per_host)
         name = place.name(name or self._name, target.__name__)
-        procs, mesh = place.host(name, target, args, kwargs, methods.values())
-        return make(RemoteObject(name, target, procs, mesh, methods, timeout))
+        mesh, end = place.host(name, target, args, kwargs, methods.values())
+        return make(RemoteObject(target, methods, timeout, name, mesh, end))
+
+    async def to_async(self, job: Any, **options: Any) -> Any:
+        """Do what `to` does, with the same arguments, in a thread."""
+        return await asyncio.to_thread(self.to, job, **options)
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedObject:
         """Return the object that Kubetorch has deployed; calls go to its HTTP endpoint.
@@ -156,8 +222,7 @@ class RemoteClass(_Maker):
             InvalidAddress: ``url`` is no URL of a service.
             WrongArguments: the serialization is neither.
         """
-        methods = None if isinstance(self._target, str) else methods_of(self._target)
-        return DeployedObject(self._service(url, serialization, timeout), methods)
+        return DeployedObject(self._service(url, serialization, timeout), methods_of(self._target))
 
 
 class RemoteFunctionMaker(_Maker):
@@ -165,81 +230,64 @@ class RemoteFunctionMaker(_Maker):
 
     def to(
         self,
-        job: Job,
+        job: Any,
         *,
         name: str | None = None,
         hosts: int | slice | None = None,
         per_host: Mapping[str, int] | None = None,
         connection_mode: str | None = None,
         timeout: float | None = None,
-    ) -> RemoteFunction:
+        get_if_exists: bool = False,
+        reload_prefixes: str | Sequence[str] = (),
+        stream_logs: bool | None = None,
+    ) -> Any:
         """Start processes that call the function. Arguments and errors are those of `RemoteClass.to`."""
         target = self._target
-        if isinstance(target, str):
-            raise WrongArguments(f"loom.fn({target!r}) is a name: give the function, or reach it with .at(url)")
         function = function_of(target)
-        place = _Place(job, hosts, per_host, connection_mode)
+        if kubetorch_names.is_compute(job):
+            deployment = self._deployment(job, name, get_if_exists, reload_prefixes, stream_logs)
+            if _is_http(connection_mode):
+                _check_http((), hosts, per_host)
+                return KubetorchFunction(function, *deployment.by_kubetorch("fn", None, timeout))
+            if (joined := deployment.existing()) is not None:
+                return RemoteFunction(function, timeout, *joined)
+            return make(
+                RemoteFunction(function, timeout, *deployment.in_session(hosts, per_host, (), {}, [function]))
+            )
+        _check_job_only(get_if_exists, reload_prefixes, stream_logs)
+        place = Place(open_job(job, connection_mode), hosts, per_host)
         name = place.name(name or self._name, function.title)
-        procs, mesh = place.host(name, target, (), {}, [function])
-        return make(RemoteFunction(name, procs, mesh, function, timeout))
+        mesh, end = place.host(name, target, (), {}, [function])
+        return make(RemoteFunction(function, timeout, name, mesh, end))
+
+    async def to_async(self, job: Any, **options: Any) -> Any:
+        """Do what `to` does, with the same arguments, in a thread."""
+        return await asyncio.to_thread(self.to, job, **options)
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedFunction:
         """Return the function that Kubetorch has deployed. Arguments and errors are those of `RemoteClass.at`."""
-        target = self._target
-        function = Method(target) if isinstance(target, str) else function_of(target)
-        return DeployedFunction(self._service(url, serialization, timeout), function)
+        return DeployedFunction(self._service(url, serialization, timeout), function_of(self._target))
 
 
-class _Place:
-    """The place of a remote object: hosts of a job, and the processes to start on each."""
-
-    def __init__(
-        self, job: Any, hosts: int | slice | None, per_host: Mapping[str, int] | None, connection_mode: str | None
-    ) -> None:
-        job = getattr(job, "job", job)  # a KubernetesJob holds a Job
-        if not isinstance(job, Job):
-            raise WrongArguments(f".to() takes a job, as loom.connect and loom.local give it, not {job!r:.80}")
-        job._calls.check_open()
-        _check_mode(job, connection_mode)
-        self._job = job
-        self._hosts = job.hosts.slice(hosts=0 if hosts is None else hosts)
-        self._per_host = per_host
-
-    def name(self, wanted: str | None, default: str) -> str:
-        taken = {name for name, mesh in self._job.meshes.items() if not mesh._whole.stopped}
-        if wanted is None:
-            numbered = (f"{default}_{number}" for number in itertools.count(2))
-            return next(name for name in itertools.chain([default], numbered) if name not in taken)
-        if wanted in taken:
-            raise NameTaken(
-                f"session {self._job.session!r} has a mesh {wanted!r} already: tear it down, or give another name",
-                code="object_name_taken",
-            )
-        return wanted
-
-    def host(
-        self, name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], methods: Any
-    ) -> tuple[ProcMeshProxy, ActorMeshProxy]:
-        actor = AsyncHosted if any(method.is_async for method in methods) else Hosted
-        procs = self._hosts.spawn_procs(self._per_host, name=name)
-        try:
-            return procs, procs.spawn(name, actor, target, args, kwargs)
-        except BaseException:  # the class or an argument cannot be pickled
-            procs.stop("nothing was spawned")
-            raise
-
-
-def _check_mode(job: Job, mode: str | None) -> None:
-    if mode is None or mode == job.transport:
-        return
-    if mode not in CONNECTION_MODES:
-        why = ": give 'websocket' or 'http', or leave it out"
-    else:
-        why = (
-            f", but this job is connected over {job.transport!r}, and its calls take that: connect it with "
-            f"loom.connect(…, transport={mode!r}), or leave connection_mode out"
+def _check_job_only(get_if_exists: bool, reload_prefixes: Any, stream_logs: bool | None) -> None:
+    if get_if_exists or reload_prefixes or stream_logs is not None:
+        raise WrongArguments(
+            "get_if_exists, reload_prefixes and stream_logs are for a kubetorch.Compute: a job has job.meshes and "
+            "job.print_logs"
         )
-    raise Invalid(f"connection_mode is {mode!r}{why}", code="wrong_connection_mode")
+
+
+def _is_http(mode: str | None) -> bool:
+    check_mode(mode)
+    return mode == "http"
+
+
+def _check_http(args: Sequence[Any], hosts: Any, per_host: Any) -> None:
+    if args or hosts is not None or per_host is not None:
+        raise WrongArguments(
+            "with connection_mode='http' Kubetorch makes the object: init_args is a dict of named arguments, and "
+            "hosts and per_host are left out; or leave connection_mode out"
+        )
 
 
 def _init(
@@ -253,14 +301,8 @@ def _init(
     return tuple(args), named
 
 
-def _is_module(target: Any, kind: str) -> bool:
-    """Return whether an object is a result of Kubetorch's function of that name."""
-    return getattr(type(target), "MODULE_TYPE", None) == kind and hasattr(type(target), "base_endpoint")
-
-
-def _service_of(deployed: Any) -> Service:
-    """Return the service of a deployed result of ``kubetorch.cls`` or ``kubetorch.fn``."""
-    return Service(lambda: str(deployed.base_endpoint), deployed.callable_name, deployed.serialization)
+def _listed(prefixes: str | Sequence[str]) -> Sequence[str]:
+    return [prefixes] if isinstance(prefixes, str) else list(prefixes)
 
 
 def _is_actor(target: type) -> bool:
@@ -270,4 +312,4 @@ def _is_actor(target: type) -> bool:
 
 
 def _name_of(target: Any) -> str:
-    return target if isinstance(target, str) else str(getattr(target, "__name__", "function"))
+    return str(getattr(target, "__name__", "function"))

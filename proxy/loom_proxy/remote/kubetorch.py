@@ -214,6 +214,27 @@ class DeployedObject:
         return f"<DeployedObject {self._service.called} at {self._service.url}>"
 
 
+class KubetorchObject(DeployedObject):
+    """An object that `loom.cls` has deployed in Kubetorch's own way, or has found by its name.
+
+    A ``with`` block tears the object down at its end.
+    """
+
+    def __init__(self, methods: Mapping[str, Method] | None, service: Service, end: Callable[[], object]) -> None:
+        super().__init__(service, methods)
+        self._end = end
+
+    def teardown(self) -> None:
+        """Remove the service with its pods."""
+        self._end()
+
+    def __enter__(self) -> KubetorchObject:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.teardown()
+
+
 class DeployedFunction(DeployedMethod):
     """A function that ``kubetorch.fn`` has deployed."""
 
@@ -222,3 +243,21 @@ class DeployedFunction(DeployedMethod):
 
     def __repr__(self) -> str:
         return f"<DeployedFunction {self._service.called} at {self._service.url}>"
+
+
+class KubetorchFunction(DeployedFunction):
+    """A function that `loom.fn` has deployed in Kubetorch's own way, or has found by its name."""
+
+    def __init__(self, function: Method, service: Service, end: Callable[[], object]) -> None:
+        super().__init__(service, function)
+        self._end = end
+
+    def teardown(self) -> None:
+        """Remove the service with its pods."""
+        self._end()
+
+    def __enter__(self) -> KubetorchFunction:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.teardown()

@@ -5,7 +5,7 @@ A remote object is an actor mesh (`loom.hosted`) with one actor or many, in proc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ from loom.hosted import HostedObject
 from loom.methods import Method, no_method
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.mesh.actors import ActorMeshProxy
-from loom_proxy.mesh.procs import ProcMeshProxy
 from loom_proxy.remote.results import Results, own_error
 
 O = TypeVar("O", bound="_Remote")  # noqa: E741
@@ -22,7 +21,6 @@ O = TypeVar("O", bound="_Remote")  # noqa: E741
 OWN_NAMES = frozenset({"mesh", "name", "teardown"})
 """Names of every remote object's own attributes, which no method can have."""
 
-TEARDOWN_TIMEOUT = 15.0
 
 def call_options(method: Method, kwargs: dict[str, Any], timeout: float | None) -> tuple[bool, float | None]:
     """Take ``async_`` and ``timeout`` out of the named arguments of a call, if they are not the method's own."""
@@ -58,8 +56,8 @@ class RemoteMethod:
                 the remote traceback.
             ActorError: the method's exception cannot be rebuilt here, or is no ordinary `Exception`.
             WaitTimeout: the time is up. The method goes on.
-            WrongArguments: the method does not take the arguments. Nothing was sent. Or it gives generators, and there
-                are many objects.
+            WrongArguments: the method does not take the arguments, and nothing was sent. Or it gives generators, and
+                there are many objects.
             UnpicklableError: an argument cannot be pickled. Nothing was sent.
             SupervisionError: the process has died.
             MeshStopped: the object has been torn down.
@@ -85,14 +83,14 @@ class _Remote:
     """The common base of remote objects and functions."""
 
     def __init__(
-        self, name: str, title: str, procs: ProcMeshProxy, mesh: ActorMeshProxy, timeout: float | None
+        self, name: str, title: str, mesh: ActorMeshProxy, end: Callable[[], object], timeout: float | None
     ) -> None:
         self.name = name
         """Name of the object's meshes, also in `Job.meshes`."""
         self.mesh = mesh
         """The actors that hold the object."""
         self._title = title
-        self._procs = procs
+        self._end = end  # ends the object, and what was started for it
         self._single = len(mesh) == 1
         self._results = Results(mesh)
         self._timeout = timeout
@@ -103,15 +101,17 @@ class _Remote:
             raise WrongState(f"{self!r} has been torn down: put it up again with .to(job)", code="mesh_stopped")
 
     def teardown(self) -> None:
-        """End the object's processes, waiting 15 s at most. A second call does nothing."""
+        """End the object's processes, waiting 15 s at most; if `to` has deployed pods for it, remove these.
+
+        A second call does nothing.
+
+        Raises:
+            DeploymentFailed: the pods cannot be removed.
+        """
         if self._gone:
             return
         self._gone = True
-        caller = self._procs._whole.caller
-        if caller.meshes.get(self.name) is self.mesh:
-            del caller.meshes[self.name]
-        if not caller.ended.is_set():
-            self._procs.stop("torn down").get(TEARDOWN_TIMEOUT)
+        self._end()
 
     def __enter__(self: O) -> O:
         self._check_alive()
@@ -140,39 +140,44 @@ class RemoteObject(_Remote):
 
     def __init__(
         self,
-        name: str,
-        cls: type,
-        procs: ProcMeshProxy,
-        mesh: ActorMeshProxy,
-        methods: Mapping[str, Method],
+        cls: type | None,
+        methods: Mapping[str, Method] | None,
         timeout: float | None,
+        name: str,
+        mesh: ActorMeshProxy,
+        end: Callable[[], object],
     ) -> None:
-        super().__init__(name, cls.__name__, procs, mesh, timeout)
-        self._class = cls
+        super().__init__(name, name if cls is None else cls.__name__, mesh, end, timeout)
+        self._class = cls  # None, with `_methods`, if this program does not have the class
         self._methods = methods
 
     def __getattr__(self, name: str) -> RemoteMethod:
         if name.startswith("__") or "_methods" not in self.__dict__:
             raise AttributeError(name)
-        method = self._methods.get(name)
-        if method is None:
-            exists = any(name in vars(base) for base in self._class.__mro__)
-            no_method(self._class.__name__, name, self._methods, exists)
+        method = Method(f"{self._title}.{name}") if self._methods is None else self._methods.get(name)
+        if method is None or name.startswith("_"):
+            exists = self._class is not None and any(name in vars(base) for base in self._class.__mro__)
+            no_method(self._title, name, self._methods, exists)
         remote = RemoteMethod(self.mesh.run, name, method, self)
         self.__dict__[name] = remote  # later look-ups do not come here
         return remote
 
     def __dir__(self) -> Sequence[str]:
-        return sorted({*super().__dir__(), *self._methods})
+        return sorted({*super().__dir__(), *(self._methods or ())})
 
 
 class RemoteFunction(_Remote):
     """A function in one or several processes of the cluster; made by `loom.fn(…).to(…)`."""
 
     def __init__(
-        self, name: str, procs: ProcMeshProxy, mesh: ActorMeshProxy, function: Method, timeout: float | None
+        self,
+        function: Method,
+        timeout: float | None,
+        name: str,
+        mesh: ActorMeshProxy,
+        end: Callable[[], object],
     ) -> None:
-        super().__init__(name, function.title, procs, mesh, timeout)
+        super().__init__(name, function.title, mesh, end, timeout)
         self._call = RemoteMethod(mesh.run, None, function, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -82,7 +82,7 @@ class Results:
 class RemoteGenerator:
     """A generator in the cluster, for ``for`` and ``async for``. Each item is asked for when it is wanted.
 
-    An item may take the seconds that the call may take; after a `WaitTimeout` the same item can be waited for again.
+    Each item may take as long as the call may. After a `WaitTimeout` the same item can be waited for again.
     """
 
     def __init__(self, results: Results, generated: Generated, timeout: float | None) -> None:

@@ -226,9 +226,12 @@ class Calls(Waits):
         if self._error is not None:
             return self._error
         if self.watching and message.kind not in self._allowed:
-            does = {"watch": "watches", "debug": "debugs", "ranks": "reaches ranks of", "call": "calls actors of"}.get(
-                self.welcome.mode, "looks on at"
-            )
+            does = {
+                "watch": "watches",
+                "debug": "debugs",
+                "ranks": "reaches ranks of",
+                "call": "calls actors of",
+            }.get(self.welcome.mode, "looks on at")
             return ReadOnlySession(
                 f"this job {does} session {self.welcome.session!r}: attach with mode='drive' to change something"
             )

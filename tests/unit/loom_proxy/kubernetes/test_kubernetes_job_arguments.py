@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import loom
-from loom_proxy.kubernetes.job import token_for
 from loom_proxy.kubernetes.rollout import check_versions
+from loom_proxy.kubernetes.tokens import token_for
 
 kt = pytest.importorskip("kubetorch")
 
