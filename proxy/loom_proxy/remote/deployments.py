@@ -67,22 +67,21 @@ class Deployment:
         """
         import kubetorch
 
+        given: dict[str, Any] = {"stream_logs": self.stream_logs}
+        if kind == "cls":
+            given["init_args"] = init_args
         try:
             module = {"cls": kubetorch.cls, "fn": kubetorch.fn}[kind](self.target, name=self._base())
-            given = {} if kind == "fn" else {"init_args": init_args}
-            deployed = module.to(
-                self.compute,
-                stream_logs=self.stream_logs,
-                get_if_exists=self.get_if_exists,
-                reload_prefixes=list(self.reload_prefixes),
-                **given,
-            )
+            prefixes = list(self.reload_prefixes)
+            deployed = module.to(self.compute, get_if_exists=self.get_if_exists, reload_prefixes=prefixes, **given)
         except Exception as error:
             raise DeploymentFailed(
                 f"Kubetorch has not deployed {self.name} in namespace {self.compute.namespace}: "
                 f"{error or type(error).__name__}"
             ) from error
-        return _service_of(deployed, timeout, self.target)
+        # What was there before is another program's, to which deploying again would give a new object.
+        again = (lambda: deployed.to(self.compute, **given)) if deployed is module else None
+        return service_of(deployed, timeout, self.target, again), deployed.teardown
 
     def _base(self) -> str:
         return base_name(self.name)
@@ -144,7 +143,7 @@ def find(kind: str, name: str, namespace: str | None, reload_prefixes: Sequence[
             deployed = {"cls": kubetorch.cls, "fn": kubetorch.fn}[kind](name=found.name)
         except Exception as error:
             raise DeploymentFailed(f"Kubetorch does not load {found.name}: {error}") from error
-        return _service_of(deployed, None, None)
+        return service_of(deployed), deployed.teardown
     joined = join(found)
     if joined is None:
         raise NotFound(
@@ -154,15 +153,15 @@ def find(kind: str, name: str, namespace: str | None, reload_prefixes: Sequence[
     return joined
 
 
-def _service_of(deployed: Any, timeout: float | None, target: Any) -> KubetorchService:
-    service = service_of(deployed, timeout, target)
-    return service, deployed.teardown
-
-
-def service_of(deployed: Any, timeout: float | None = None, target: Any = None) -> Service:
+def service_of(
+    deployed: Any,
+    timeout: float | None = None,
+    target: Any = None,
+    deploy_again: Callable[[], object] | None = None,
+) -> Service:
     """Return the service of a deployed result of ``kubetorch.cls`` or ``kubetorch.fn``."""
 
     def url() -> str:
         return kubetorch_names.endpoint_of(deployed)
 
-    return Service(url, deployed.callable_name, deployed.serialization, timeout, target)
+    return Service(url, deployed.callable_name, deployed.serialization, timeout, target, deploy_again)

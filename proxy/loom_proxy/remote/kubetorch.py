@@ -11,9 +11,11 @@ import base64
 import builtins
 import http.client
 import json
+import logging
 import pickle
 import ssl
 import sys
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -36,7 +38,17 @@ from loom.tls import client_context
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.remote.objects import call_options
 
+logger = logging.getLogger(__name__)
+
 SERIALIZATIONS = ("json", "pickle")
+
+LOADED_WITHIN = 30.0  # seconds that a pod server has to load what it serves, after it says that it is ready
+MOST_AGAIN = 2  # the number of times that a service is deployed again for one call
+ASK_AGAIN = 0.2  # seconds between two requests to a pod server that is loading
+
+
+class _Loading(Exception):
+    """A pod server answers, and has not loaded yet what it serves."""
 
 
 class Service:
@@ -45,6 +57,7 @@ class Service:
     Args:
         url: the URL; or a function that returns it for each call, since a forwarded port of Kubetorch's may change.
         target: the class or function, if this program has it. Its module is searched for classes of exceptions.
+        deploy_again: deploys the service again; None if this program has not deployed it.
     """
 
     def __init__(
@@ -54,7 +67,9 @@ class Service:
         serialization: str,
         timeout: float | None = None,
         target: Any = None,
+        deploy_again: Callable[[], object] | None = None,
     ) -> None:
+        self._deploy_again = deploy_again
         self._find = None if isinstance(url, str) else url
         self.url = (url if isinstance(url, str) else url()).rstrip("/")
         parts = urlsplit(self.url)
@@ -70,7 +85,29 @@ class Service:
         self._context = client_context(None) if parts.scheme == "https" else None
 
     def call(self, method: str | None, args: Any, kwargs: Any, timeout: float | None) -> Any:
-        """Make one call; raise the remote exception as its own class if that is known here."""
+        """Make one call; raise the remote exception as its own class if that is known here.
+
+        A pod server that is still loading what it serves has not begun the call, and is asked again for a while.
+        Kubetorch loads it once in each deployment, and a pod in which that fails stays ready without it.
+        """
+        within = LOADED_WITHIN if timeout is None else min(timeout, LOADED_WITHIN)
+        until, again = time.monotonic() + within, 0
+        while True:
+            try:
+                return self._call(method, args, kwargs, timeout)
+            except _Loading as loading:
+                if time.monotonic() > until:
+                    if self._deploy_again is None or again == MOST_AGAIN or within < LOADED_WITHIN:
+                        raise _unreachable(f"{self.url} does not serve {self.called}: {loading}") from None
+                    again += 1
+                    logger.warning(
+                        "deploying %s again (%d of at most %d times): %s", self.called, again, MOST_AGAIN, loading
+                    )
+                    self._deploy_again()
+                    until = time.monotonic() + within
+            time.sleep(ASK_AGAIN)
+
+    def _call(self, method: str | None, args: Any, kwargs: Any, timeout: float | None) -> Any:
         try:
             self.url = self.url if self._find is None else self._find().rstrip("/")
         except Exception as failure:  # Kubetorch raises errors of its own if its kubectl does not forward
@@ -127,6 +164,8 @@ class Service:
             return self._stranger(f" ({status})")
         if {"error_type", "message", "traceback"} <= answer.keys():
             return self._raised(answer, method)
+        if status == 503 and "detail" in answer:
+            return _Loading(f"{answer['detail']} (503)")
         return _unreachable(f"{self.url} does not serve {self.called}: {answer.get('detail', answer)} ({status})")
 
     def _raised(self, answer: Mapping[str, Any], method: str | None) -> Exception:

@@ -56,8 +56,8 @@ class RemoteMethod:
                 the remote traceback.
             ActorError: the method's exception cannot be rebuilt here, or is no ordinary `Exception`.
             WaitTimeout: the time is up. The method goes on.
-            WrongArguments: the method does not take the arguments, and nothing was sent. Or it gives generators, and
-                there are many objects.
+            WrongArguments: the method does not take the arguments, and nothing was sent. Or it gives generators,
+                and there are many objects.
             UnpicklableError: an argument cannot be pickled. Nothing was sent.
             SupervisionError: the process has died.
             MeshStopped: the object has been torn down.

@@ -53,8 +53,8 @@ def connect(
         session: name of a living session to attach to; None opens a new one.
         mode: ``drive``; or, next to the client that drives, ``watch``: such a job sees events, logs, meshes and
             runs, and everything else raises `ReadOnlySession`. ``debug`` has `Job.debugger` besides, and
-            ``ranks`` the methods of meshes that reach ranks, such as `ProcMeshProxy.exec`, and ``call`` calls of actors;
-            these need a token that may drive.
+            ``ranks`` the methods of meshes that reach ranks, such as `ProcMeshProxy.exec`, and ``call`` calls of
+            actors; these need a token that may drive.
         take_over: disconnect the session's client, if it has one; that client's error says so.
         persist: keep the session without a client until it is closed, not only for the gateway's linger time.
         timeout: seconds to wait for the gateway to accept the connection, and to try again if the connection is cut

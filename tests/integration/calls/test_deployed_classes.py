@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import socket
+import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -137,6 +139,38 @@ def test_a_function_is_called_with_its_arguments() -> None:
 def test_what_cannot_be_called_is_an_error(url: str, call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call(url)
+
+
+class Loading(http.server.BaseHTTPRequestHandler):
+    """In the place of a pod server that says it is ready before it has loaded its class, as Kubetorch's does."""
+
+    answers: ClassVar[list[tuple[int, str]]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        status, answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer.encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_server_that_is_loading_is_asked_again() -> None:
+    loading = (503, '{"detail": "Server is loading the callable. Please retry in a moment."}')
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Loading) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        shop = loom.cls("Shop").at(f"http://127.0.0.1:{server.server_port}")
+        try:
+            Loading.answers = [loading, loading, (200, "5")]
+            assert shop.buy(5) == 5
+            Loading.answers = [loading]
+            with pytest.raises(loom.ServiceUnreachable, match=r"loading the callable.*503"):
+                shop.buy(5, timeout=0.5)
+        finally:
+            server.shutdown()
 
 
 def test_nobody_there_is_an_error() -> None:

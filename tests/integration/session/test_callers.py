@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 
 import loom
-from loom_gateway.driver.clients import registry
+from loom_gateway.driver.clients.registry import CALLER_ROOM
 from loom_proxy.local import LocalCluster
+from tests.integration.session.test_resume import Tally
 from tests.support.actors import BadLuck, Counter
 from tests.support.gateways import BOUND, await_true
 from tests.support.network.gate import Gate
@@ -145,14 +146,37 @@ def test_each_call_runs_once_though_the_line_is_cut(house: House, job: loom.Job)
             assert [event for event in caller.events(timeout=0) if event.name == "resumed"]
 
 
-def test_results_that_a_caller_does_not_take_are_bounded(
-    house: House, job: loom.Job, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_a_caller_that_is_away_while_too_much_waits_for_it_is_disconnected(
+    house: House, job: loom.Job, tmp_path: Path
 ) -> None:
-    # The bound lies above a single result and below what many clients could make a driver keep.
-    assert registry.WATCHER_ROOM < registry.CALLER_ROOM <= 256 << 20
-    with house.connect("ann", job.session, mode="call") as caller:
-        calls = [caller.meshes["counters"].echo.call(bytes(12 << 20)) for _ in range(3)]
-        assert [len(values(call)[0]) for call in calls] == [12 << 20] * 3
+    size, go = 32 << 20, tmp_path / "go"
+    tally = job.hosts.slice(hosts=0).spawn_procs(name="large").spawn("large", Tally)
+    tally.initialized.get(BOUND)
+    address = urlsplit(house.url)
+    assert address.port is not None
+    with Gate(address.port) as gate:
+        url = house.url.replace(f":{address.port}", f":{gate.port}")
+        with loom.connect(url, house.tokens["ann"], job.session, mode="call") as caller:
+            theirs = caller.meshes["large"]
+            calls = [theirs.make.call_one(1, size, str(go)) for _ in range(CALLER_ROOM // size + 3)]
+            caller._calls.flush()
+            await_true(lambda: in_flight(house, job, "large", "make") == len(calls))
+            gate.shut()
+            go.touch()
+            await_true(lambda: in_flight(house, job, "large", "make") == 0)
+            gate.open()
+            with pytest.raises(loom.WatcherTooSlow, match="over 256 MiB waited"):
+                calls[-1].get(BOUND)
+    assert tally.all.call_one().get(BOUND) == []
+    tally.stop().get(BOUND)
+
+
+def in_flight(house: House, job: loom.Job, mesh: str, endpoint: str) -> int:
+    """The unanswered calls of an endpoint."""
+    procs = house.rest("ann").meshes(job.session)["hosts"]["procs"]
+    actors = next(actors for one in procs for actors in one["actors"] if actors["name"] == mesh)
+    return sum(one["in_flight"] for one in actors["endpoints"] if one["name"] == endpoint)
 
 
 def test_only_who_may_drive_calls(house: House, job: loom.Job) -> None:

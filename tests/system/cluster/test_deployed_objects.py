@@ -1,4 +1,4 @@
-"""`loom.cls` and `loom.fn` with a ``kubetorch.Compute``, by the WebSocket and in Kubetorch's own way, on a cluster."""
+"""`loom.cls` and `loom.fn` with a ``kubetorch.Compute``, by the WebSocket and in Kubetorch's own way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBJECTS = ROOT / "tests/support/cluster/programs" / "objects.py"
 OUTAGE = 5.0
 """Seconds for which the laptop's link is dead."""
 
-SHELF = '''
+SHELF = """
 import os
 
 
@@ -59,7 +59,7 @@ class Shelf:
 
 def doubled(number):
     return 2 * number
-'''
+"""
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ import logging
 import secrets
 import tempfile
 import threading
+from collections import deque
 
-from loom.errors import LimitReached, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
+from loom.errors import LimitReached, LoomError, ProtocolMismatch, SessionInUse, SessionTakenOver, WatcherTooSlow
 from loom.wire.handshake import Hello
 from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, OrderKey
@@ -49,6 +50,9 @@ class Clients:
         self._driving: Client | None = None
         self._watching: dict[int, Client] = {}
         self._watchers = 0  # how many there have ever been
+        self._too_slow: deque[tuple[str, LoomError]] = deque(
+            maxlen=MAX_WATCHERS
+        )  # disconnected; they may come back
 
     def admit(
         self, connection: Carrier, hello: Hello, operations: Dispatcher, guest: str | None = None
@@ -114,6 +118,9 @@ class Clients:
                 if hello.lane and client.stream.bulk is None:
                     raise ProtocolMismatch("a client that has one lane only asked for a connection for the other")
                 return client
+        for name, error in self._too_slow.copy():
+            if secrets.compare_digest(name.encode(), hello.stream.encode()):
+                raise error
         raise SessionTakenOver("another client has taken the place of this one, while it was not connected")
 
     def _disconnect(self, client: Client, by: Hello) -> None:
@@ -222,6 +229,7 @@ class Clients:
             logger.warning("client %d, which does not drive, takes too little and is disconnected", client.number)
             self._watching.pop(client.number, None)
             error = WatcherTooSlow(f"over {room >> 20} MiB waited for this client, which does not drive")
+            self._too_slow.append((client.name, error))
             # The thread is separate because it waits for the client to take its last messages.
             threading.Thread(target=client.end, args=(error,), name="disconnect", daemon=True).start()
         else:
