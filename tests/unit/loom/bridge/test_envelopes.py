@@ -207,6 +207,16 @@ def test_the_reason_of_a_failure_may_be_long_or_missing() -> None:
     assert none == FailureReport("GPU-1", "")
 
 
+def test_the_subjects_are_those_of_torchloom() -> None:
+    names = (
+        "training.status", "device.status", "heartbeat", "DRentry", "weaver.events", "ui.commands", "ui.update",
+        "weaver.commands", "config.info", "monitored.failure", "replica.fail",
+    )  # fmt: skip
+    found = set(subjects_of("torchLoom").values())
+
+    assert {f"torchLoom.{name}" for name in names} <= found
+
+
 @pytest.mark.parametrize("prefix", ["", " ", "a b", "a.*", ">", ".a", "a.", "a..b"])
 def test_a_prefix_that_can_begin_no_subject_is_refused(prefix: str) -> None:
     with pytest.raises(InvalidAddress, match="cannot begin a subject"):

@@ -283,6 +283,27 @@ def test_a_module_of_ones_own(lt: Tensors) -> None:
     assert (twin.scale.item(), model.scale.item()) == (1.0, 2.0)
 
 
+def test_what_a_tensor_is_is_known_before_it_is_read(lt: Tensors) -> None:
+    x = lt.randn(2, 3, requires_grad=True)
+    y = x.t()
+
+    assert (y.shape, y.strides, y.requires_grad, y.grad, x.device) == ((3, 2), (1, 3), True, None, "loom")
+
+
+def test_a_weight_is_changed_in_place_or_made_anew(lt: Tensors) -> None:
+    w = lt.ones(2, requires_grad=True)
+    (w * w).sum().backward()
+    with lt.no_grad():
+        made = w.sub(w.grad.mul(0.25))
+        w -= 0.5 * w.grad
+
+    assert (w.tolist(), w.requires_grad, w.is_leaf) == ([0.0, 0.0], True, True)
+    assert (made.tolist(), made.requires_grad) == ([0.5, 0.5], False)
+    anew = made.detach().requires_grad_()
+    anew.sum().backward()
+    assert anew.grad.tolist() == [1.0, 1.0]
+
+
 def test_a_handle_is_copied_and_not_sent(lt: Tensors) -> None:
     x = lt.tensor([1.0, 2.0], requires_grad=True)
     y = copy.deepcopy(x)
