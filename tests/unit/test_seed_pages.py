@@ -151,3 +151,30 @@ def test_the_index_counts_what_is_shown_refused_and_lacking() -> None:
 def test_no_row_is_told_twice() -> None:
     told = Counter((row.page, row.asked) for row in ROWS)
     assert [row for row, times in told.items() if times > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("proof", "kind"),
+    [
+        ("`tests/unit/test_docs.py::test_pages_are_short`", Kind.SHOWN),
+        ("`tests/a.py::test_one[x-1]`, `tests/b.py::TestThese::test_two`", Kind.SHOWN),
+        ("`tests/unit/test_docs.py`", None),
+        ("`tests/a.py::test_one` and more", None),
+        ("refused: [No toy](../decisions.md#no-toy)", Kind.REFUSED),
+        ("refused", None),
+        ("not built", Kind.NOT_BUILT),
+        ("not built yet", None),
+        ("never run: it needs a machine with a GPU", Kind.NEVER_RUN),
+        ("never run: no", None),
+        ("", None),
+    ],
+)
+def test_what_a_row_says_is_known(proof: str, kind: Kind | None) -> None:
+    assert Row("page", "asked", "where", proof).kind is kind
+
+
+def test_a_test_that_is_not_there_is_missed() -> None:
+    known = names_in(Path(__file__))
+    assert {"test_a_test_that_is_not_there_is_missed", "test_what_a_row_says_is_known"} <= known
+    assert "test_that_nobody_wrote" not in known
+    assert "rows" not in known
