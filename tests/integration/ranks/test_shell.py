@@ -41,7 +41,7 @@ class Screen:
             stdin=self._theirs,
             stdout=self._theirs,
             stderr=self._theirs,
-            env={**os.environ, "TERM": "dumb", **environment},
+            env={**os.environ, "TERM": "dumb", "PYTHONFAULTHANDLER": "1", **environment},
             start_new_session=True,
         )
 
@@ -63,7 +63,12 @@ class Screen:
 
     def await_end(self) -> int:
         """Wait until the program has ended; return its exit status. The terminal is as it was before."""
-        status = self.process.wait(BOUND)
+        try:
+            status = self.process.wait(BOUND)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # Python then says what each thread waits for
+            threads = self.await_text(r"Fatal Python error[^\x00]*Extension modules")
+            raise AssertionError(f"it has not ended: {threads}") from None
         assert termios.tcgetattr(self._theirs) == self._before
         return status
 
