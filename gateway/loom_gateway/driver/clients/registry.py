@@ -27,8 +27,10 @@ logger = logging.getLogger(__name__)
 
 WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
 WATCHER_ROOM = 16 << 20  # bytes that may wait for a watching client before it is disconnected
+CALLER_ROOM = (
+    256 << 20
+)  # bytes that those in mode "call" share, whose results may be large; each has `WATCHER_ROOM`
 LOG_ROOM = 16 << 20  # bytes that may wait for the driving client before printed lines are skipped; the log has them
-CALLER_ROOM = 256 << 20  # the same for a client in mode "call", whose results may be large
 WATCHER_MESSAGE = 64 << 10  # bytes of a message of a watching client, which only asks
 MAX_WATCHERS = 32  # watching clients of the session's user, and of all others; each costs a thread, up to 20 MiB
 MAX_GUESTS = 8  # watching clients of one other user, so that none keeps the others out
@@ -50,9 +52,8 @@ class Clients:
         self._driving: Client | None = None
         self._watching: dict[int, Client] = {}
         self._watchers = 0  # how many there have ever been
-        self._too_slow: deque[tuple[str, LoomError]] = deque(
-            maxlen=MAX_WATCHERS
-        )  # disconnected; they may come back
+        # The streams of those that were disconnected, which may come back and are told why.
+        self._too_slow: deque[tuple[str, LoomError]] = deque(maxlen=MAX_WATCHERS)
 
     def admit(
         self, connection: Carrier, hello: Hello, operations: Dispatcher, guest: str | None = None
@@ -224,7 +225,7 @@ class Clients:
         return self._driving is None or self._driving.stream.outbox.pending_bytes < LOG_ROOM
 
     def _send_watcher(self, client: Client, message: Message) -> None:
-        room = CALLER_ROOM if client.mode == "call" else WATCHER_ROOM
+        room = self._room_of(client)
         if client.stream.outbox.pending_bytes > room:
             logger.warning("client %d, which does not drive, takes too little and is disconnected", client.number)
             self._watching.pop(client.number, None)
@@ -234,6 +235,12 @@ class Clients:
             threading.Thread(target=client.end, args=(error,), name="disconnect", daemon=True).start()
         else:
             client.sender.put(message)
+
+    def _room_of(self, client: Client) -> int:
+        if client.mode != "call":
+            return WATCHER_ROOM
+        callers = sum(each.mode == "call" for each in list(self._watching.values()))
+        return max(WATCHER_ROOM, CALLER_ROOM // max(1, callers))
 
     def flush(self) -> None:
         client = self._driving

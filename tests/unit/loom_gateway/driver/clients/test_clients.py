@@ -16,8 +16,16 @@ from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import Stream
 from loom_gateway.driver.clients.backlog import PACE
+from loom_gateway.driver.clients.client import Client
 from loom_gateway.driver.clients.connection import ClientConnection
-from loom_gateway.driver.clients.registry import MAX_GUESTS, MAX_WATCHERS, WATCHER_ROOM, Clients
+from loom_gateway.driver.clients.registry import (
+    CALLER_ROOM,
+    MAX_GUESTS,
+    MAX_WATCHERS,
+    WATCHER_IDS,
+    WATCHER_ROOM,
+    Clients,
+)
 
 BOUND = 30.0
 
@@ -56,6 +64,34 @@ def test_a_client_that_watches_and_takes_nothing_is_put_out() -> None:
     assert client.left.wait(BOUND)
     near.close()
     far.close()
+
+
+def test_clients_that_call_share_the_room_for_what_they_do_not_take() -> None:
+    clients, ends, callers = Clients(), [], []
+    for _ in range(2):
+        near, far = socket.socketpair()
+        ends += [near, far]
+        connection = ClientConnection(None, None, near)  # type: ignore[arg-type]  # it is only written to
+        callers.append(clients.admit(connection, Hello(mode="call"), Operations())[0])
+    piece, half = bytes(CALLER_ROOM // 16), 8
+
+    def answer(client: Client, number: int) -> None:
+        clients.send(Message(Kind.RESULT, client.number * WATCHER_IDS + number, [], [piece]))
+
+    for number in range(half):
+        answer(callers[0], number)
+    assert callers[0] in clients.all()
+    for number in range(half, half + 3):  # one is on its way
+        answer(callers[0], number)
+
+    assert callers[0] not in clients.all()
+    assert callers[1] in clients.all()
+    assert callers[0].left.wait(BOUND)
+    for number in range(half + 3):  # now alone
+        answer(callers[1], number)
+    assert callers[1] in clients.all()
+    for end in ends:
+        end.close()
 
 
 def test_all_that_has_come_is_looked_at_for_what_is_taken_back() -> None:
