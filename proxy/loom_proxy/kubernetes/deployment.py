@@ -11,6 +11,7 @@ from typing import Any
 
 from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom_proxy.kubernetes import kubetorch_names
+from loom_proxy.kubernetes.image_steps import TAIL, failures, steps_of
 from loom_proxy.kubernetes.pod_status import PodState, pod_states
 
 logger = logging.getLogger(__name__)
@@ -176,6 +177,21 @@ class PodMesh:
     def status(self) -> dict[str, Any]:
         """Return the result of `LoomPod.status` in any pod, or raise `NotLoaded` or an error of Kubetorch's."""
         return answer(self.remote.status(stream_logs=False))
+
+    def failed_steps(self) -> list[str]:
+        """Return a text for each step of the image that has failed in a pod; none if Kubetorch does not tell."""
+        steps = steps_of(self.compute.image.contents) if self.ours and self.compute.image is not None else []
+        if not steps:
+            return []
+        found = []
+        for pod in self.pods():
+            try:
+                log = kubetorch_names.log_of(self.namespace, pod.name, TAIL)
+            except Exception as error:  # noqa: BLE001 - Kubetorch's own classes
+                logger.warning("whether the image's steps were done in %s is not known: %s", pod.name, error)
+                continue
+            found += [f"pod {pod.name}: {failure}" for failure in failures(log, steps)]
+        return found
 
     def remove(self) -> None:
         """End worker and gateway in the pods, and remove the pods unless they were selected by labels."""

@@ -46,6 +46,11 @@ def workload(namespace: str, service: str) -> dict[str, Any] | None:
     return found or None
 
 
+def log_of(namespace: str, pod: str, lines: int) -> str:
+    """Return the last lines of a pod's log. Raises errors of Kubetorch's."""
+    return str(reach_controller().get_pod_logs(namespace, pod, tail_lines=lines))
+
+
 def module_of(workload: Mapping[str, Any]) -> tuple[str, str]:
     """Return the module and the name of the class or function that a service has."""
     pointers = (workload.get("module") or {}).get("pointers") or {}

@@ -62,8 +62,11 @@ class PodStart:
         while not self._stopped():
             status, problem = self._look()
             if not problem:
+                if failed := self._failed_steps():
+                    raise DeploymentFailed(f"{failed}. Kubetorch goes on without such a step: correct the image")
                 return
             if time.monotonic() > self._deadline or fails_again(status):
+                problem = "; ".join(filter(None, [problem, self._failed_steps()]))
                 raise DeploymentFailed(
                     f"{first.service_name} in namespace {first.namespace} does not start: {problem}"
                 )
@@ -83,7 +86,8 @@ class PodStart:
                 found = one.mesh.status()
             except Exception as error:
                 if is_final(error):
-                    raise DeploymentFailed(what_a_pod_says(error)) from error
+                    said = "; ".join(filter(None, [what_a_pod_says(error), self._failed_steps()]))
+                    raise DeploymentFailed(said) from error
                 one.failed(error)
                 continue
             for pod in found["pods"]:
@@ -97,6 +101,9 @@ class PodStart:
         if status["pods"] or not any(problems):
             problems.insert(0, what_is_wrong(status, sum(one.pods for one in self._meshes)))
         return status, "; ".join(filter(None, problems))
+
+    def _failed_steps(self) -> str:
+        return "; ".join(failure for one in self._meshes for failure in one.mesh.failed_steps())
 
     def _deploy_again(self, one: _MeshStart) -> None:
         mesh = one.mesh

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import zipfile
+from pathlib import Path
 
+import tomllib
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 _WITH_VALUE = ("--index-url", "--extra-index-url", "--find-links", "-i", "-f", "--index", "--default-index")
 
 
 def _problem(word: str) -> str:
     """Why a requirement is not met; empty if it is."""
+    if word.startswith((".", "/")):
+        return _problem_of_path(Path(word))
     try:
         wanted = Requirement(word)
     except InvalidRequirement:
@@ -28,6 +34,23 @@ def _problem(word: str) -> str:
     return ""
 
 
+def _problem_of_path(path: Path) -> str:
+    """Why a folder or a wheel cannot be installed; empty if what it has is installed already."""
+    if not path.exists():
+        return f"Distribution not found at: {path.resolve().as_uri()}"
+    if path.suffix == ".whl":
+        try:
+            name, version, *_ = parse_wheel_filename(path.name)
+            zipfile.ZipFile(path).close()
+        except (InvalidWheelFilename, zipfile.BadZipFile) as error:
+            return f"Failed to read {path}: {error}"
+        return _problem(f"{name}=={version}")
+    project = path / "pyproject.toml"
+    if not project.exists():
+        return f"{path.resolve()} does not appear to be a Python project, as `pyproject.toml` is not there"
+    return _problem(tomllib.loads(project.read_text())["project"]["name"])
+
+
 def main(arguments: list[str]) -> int:
     if arguments[:2] != ["pip", "install"]:
         print(f"error: unrecognized subcommand {' '.join(arguments[:2])}", file=sys.stderr)
@@ -39,7 +62,10 @@ def main(arguments: list[str]) -> int:
             next(words, None)
         elif not word.startswith("-"):
             problem = _problem(word)
-            print(f"error: {problem}" if problem else f"Requirement already satisfied: {word}", flush=True)
+            if problem:
+                print(f"error: {problem}", file=sys.stderr, flush=True)
+            else:
+                print(f"Requirement already satisfied: {word}", flush=True)
             failed = failed or bool(problem)
     return int(failed)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import OneMachineCluster, missing
 from tests.support.cluster.laptop import real_kubectl
+from tests.support.cluster.network import NGINX_PORT
 from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
 from tests.system.cluster.test_kubernetes_job import Program, gone, program
@@ -64,7 +68,7 @@ def doubled(number):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[OneMachineCluster]:
-    with OneMachineCluster(kubectl=real_kubectl()) as cluster:
+    with OneMachineCluster(("default", "research"), kubectl=real_kubectl()) as cluster:
         yield cluster
 
 
@@ -78,16 +82,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def objects(cluster: OneMachineCluster, project: Path, what: str) -> Iterator[Program]:
-    with program(cluster, project.parent, what, of=project) as running:
+def objects(
+    cluster: OneMachineCluster, project: Path, *what: str, env: dict[str, str] | None = None
+) -> Iterator[Program]:
+    with program(cluster, project.parent, *what, env=env, of=project) as running:
         yield running
 
 
 @pytest.fixture
 def no_pods_left(cluster: OneMachineCluster) -> Iterator[None]:
     yield
-    for service in {pod.owner for pod in cluster.pods()}:
-        cluster.remove(service)
+    for namespace in ("default", "research"):
+        for service in {pod.owner for pod in cluster.pods(namespace=namespace)}:
+            cluster.remove(service, namespace)
 
 
 def test_an_object_in_pods_of_its_own_is_called_over_the_sessions_websocket_by_several_programs(
@@ -127,6 +134,7 @@ def test_an_object_in_pods_of_its_own_is_called_over_the_sessions_websocket_by_s
         existing = third.until("existing")
         assert existing["value"] == 59
         assert existing["unknown"][0] == "EndpointNotFound"
+        assert "[shelf] audible" in third.until("printed")["text"]
         anew = third.until("anew")
         assert anew["value"] == 100
         assert anew["old"] is not None
@@ -175,3 +183,64 @@ def test_http_is_kubetorchs_own_way(cluster: OneMachineCluster, project: Path, n
         assert (function["value"], function["named"]) == (42, 8)
         run.until("closed")
     assert gone(cluster, "plain", "doubled")
+
+
+def test_the_public_way_of_kubetorch_deploys_the_pods_of_a_job_too(
+    cluster: OneMachineCluster, project: Path, no_pods_left: None
+) -> None:
+    with objects(cluster, project, "by_hand") as run:
+        assert run.until("deployed")["pods"] == 2
+        assert run.until("called") == {"event": "called", "values": [4, 4], "hosts": 2}
+        run.until("closed")
+    assert gone(cluster, "mine")
+
+
+@contextmanager
+def kubetorchs_own_forward(cluster: OneMachineCluster) -> Iterator[None]:
+    """Kubetorch's client calls ``localhost``, with the port of ``KT_API_URL``."""
+    command = ["kubectl", "port-forward", "-n", "kubetorch", "svc/kubetorch-controller", f"{NGINX_PORT}:8080"]
+    forward = cluster.laptop.popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert forward.stdout is not None
+        assert "Forwarding" in forward.stdout.readline()
+        yield
+    finally:
+        forward.kill()
+        forward.communicate()
+
+
+def test_the_address_of_nginx_and_another_namespace(
+    cluster: OneMachineCluster, project: Path, no_pods_left: None
+) -> None:
+    env = {"KT_API_URL": cluster.kt_api_url, "KT_NAMESPACE": "research", "LOOM_INSECURE": "1"}
+    with kubetorchs_own_forward(cluster), objects(cluster, project, "elsewhere", env=env) as run:
+        opened = run.until("open")
+        assert opened["url"] == f"{cluster.kt_api_url}/research/study-headless:8470".replace("http", "ws")
+        assert (opened["transport"], opened["synced"]) == ("websocket", [project.parent.name])
+        assert run.until("own") == {"event": "own", "value": 2, "by_name": [2, 4, True]}
+        assert run.until("made")["value"] == 5
+        assert run.until("here")["error"][0] == "NotFound"
+        assert run.until("named")["value"] == 6
+        run.until("closed")
+    assert cluster.pods(namespace="research") == []
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A wheel of the Loom that is installed, as far as its name tells."""
+    path = tmp_path / f"monarch_loom-{version('monarch-loom')}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("loom/__init__.py", "")
+    return path
+
+
+def test_a_step_of_an_image_that_fails_is_told_and_looms_own_line_does_not(
+    cluster: OneMachineCluster, project: Path, wheel: Path, no_pods_left: None
+) -> None:
+    with objects(cluster, project, "images", str(wheel)) as run:
+        kind, text, _ = run.until("broken")["error"]
+        assert kind == "DeploymentFailed"
+        assert "nothing-like-it==1.0` failed: error: nothing-like-it is not installed" in text
+        assert run.until("installed")["value"] == 2
+        run.until("closed")
+    assert gone(cluster, "broken", "installed")

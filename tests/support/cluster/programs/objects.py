@@ -4,14 +4,20 @@ It says what comes of it in lines of JSON, and goes on where it waits when it is
 """
 
 import asyncio
+import contextlib
+import hashlib
+import io
 import json
 import os
+import secrets
 import sys
+import time
 
 import kubetorch as kt
 from shelf import Shelf, doubled
 
 import loom
+from loom import images as loom_images
 from loom_proxy.kubernetes.tokens import kept_token
 
 BOUND = 60.0
@@ -80,7 +86,12 @@ def existing():
     there = asyncio.run(loom.cls(Shelf).to_async(compute(2), init_args={"start": 0}, get_if_exists=True))
     say("existing", value=there.put(0), unknown=error_of(lambda: there.steal))
     anew = loom.cls(Shelf).to(compute(2), init_args={"start": 100}, stream_logs=True)
-    anew.talk("audible")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        anew.talk("audible")
+        deadline = time.monotonic() + BOUND
+        while "audible" not in printed.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    say("printed", text=printed.getvalue())
     say("anew", value=anew.put(0), old=error_of(there.put, 0, timeout=BOUND))
     with loom.cls(name="shelf") as named:
         say("named", value=named.put(0))
@@ -126,6 +137,76 @@ def http():
         say("function", value=function(21), named=loom.fn("doubled")(4))
         function.teardown()
     say("closed")
+
+
+def by_hand():
+    """Pods that the user deploys with the public ``kubetorch.cls`` and `LoomPod`, and a job on them."""
+    from loom_gateway.pod.loom_pod import LoomPod
+
+    token = secrets.token_hex(16)
+    settings = {
+        "mesh": "workers",
+        "meshes": [["workers", "mine-headless.default.svc.cluster.local", 2]],
+        "token_sha256": hashlib.sha256(token.encode()).hexdigest(),
+    }
+    where = compute(2).distribute("local", workers=2)
+    for _ in range(3):  # Kubetorch's server loads its class once in each deployment, and may fail on a busy machine
+        pods = kt.cls(LoomPod, name="mine", sync_dir=False).to(where, init_args=settings)
+        deadline = time.monotonic() + BOUND / 2
+        while time.monotonic() < deadline:
+            status = pods.status()
+            if status.get("gateway") and len(status["pods"]) == 2:
+                break
+            time.sleep(0.5)
+        else:
+            continue
+        break
+    say("deployed", pods=len(status["pods"]))
+    url = "kube://kubetorch/kubetorch-controller:8080/default/mine-headless:8470"
+    with loom.connect(url, token) as job, loom.cls(Shelf).to(job, hosts=slice(None), init_args=(3,)) as shelves:
+        say("called", values=list(shelves.put(1).values()), hosts=job.hosts.extent.nelements)
+    pods.teardown()
+    say("closed")
+
+
+def elsewhere():
+    """A job in another namespace, by the address of nginx, with a synced folder and an object of `loom.cls`."""
+    pods = compute(namespace="research")
+    with loom.KubernetesJob(
+        pods, name="study", namespace="research", sync_dirs=[os.path.dirname(os.path.abspath(__file__))]
+    ) as job:
+        say("open", url=job.job.url, transport=job.transport, synced=[one.name for one in job.synced])
+        with loom.cls(Shelf, "own").to(job, init_args={"start": 1}) as own:
+            say("own", value=own.put(1), by_name=job.run(defined_in, own))
+    shelf = loom.cls(Shelf, "shelf").to(compute(namespace="research"), init_args={"start": 4})
+    say("made", value=shelf.put(1))
+    say("here", error=error_of(lambda: loom.cls("shelf", namespace="default").put(1)))
+    with loom.cls("shelf") as named:
+        say("named", value=named.put(1))
+    say("closed")
+
+
+def images():
+    """Images with a step that fails, with Loom's own line, and with Loom's line for a wheel that is not there."""
+    wheel = sys.argv[2]
+    local = kt.Image(image_id="local")
+    broken = kt.Image(image_id="local").pip_install(["nothing-like-it==1.0"])
+    say("broken", error=error_of(loom.cls(Shelf).to, compute_with(broken), name="broken"))
+    good = loom_images._with_loom(local, ["msgpack"], wheel)
+    with loom.cls(Shelf, "installed").to(compute_with(good), init_args={"start": 1}) as shelf:
+        say("installed", value=shelf.put(1))
+    say("closed")
+
+
+def compute_with(image):
+    return kt.Compute(cpus="0.1", image=image, launch_timeout=90)
+
+
+def defined_in(own):
+    """Whether this runs where the folder was synced: its module is imported there."""
+    import shelf
+
+    return [own.put(0), shelf.doubled(2), os.path.exists(shelf.__file__)]
 
 
 if __name__ == "__main__":

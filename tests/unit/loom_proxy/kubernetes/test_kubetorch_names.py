@@ -23,6 +23,7 @@ PARAMETERS = {
     "kubetorch.cls": {"class_obj", "name"},
     "kubetorch.fn": {"function_obj", "name"},
     "kubetorch.globals.ControllerClient.get_workload": {"namespace", "name"},
+    "kubetorch.globals.ControllerClient.get_pod_logs": {"namespace", "name", "tail_lines"},
     "kubetorch.resources.callables.utils.get_names_for_reload_fallbacks": {"name", "prefixes", "prefix_username"},
     "kubetorch.serving.utils.clean_and_validate_k8s_name": {"name", "allow_full_length"},
 }

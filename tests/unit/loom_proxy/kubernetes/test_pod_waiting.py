@@ -51,6 +51,7 @@ class Mesh:
         self._says = says
         self._ready = ready
         self.others: list[Mesh] = []
+        self.failed: list[str] = []
 
     def pods(self) -> list[PodState]:
         return [PodState(f"{self.name}-{n}", self.address(n), self._ready or n == 0, "") for n in (0, 1)]
@@ -60,6 +61,9 @@ class Mesh:
 
     def deploy(self) -> None:
         self.deployed += 1
+
+    def failed_steps(self) -> list[str]:
+        return self.failed
 
     def loaded(self, n: int) -> bool:
         return n == 0 or self.deployed >= self._loads_at
@@ -120,6 +124,14 @@ def test_pods_that_load_their_class_are_deployed_once() -> None:
     wait(mesh)
 
     assert mesh.deployed == 0
+
+
+def test_a_step_of_the_image_that_has_failed_ends_the_wait() -> None:
+    mesh = Mesh()
+    mesh.failed = ["pod me-1: the image's step `pip install it` failed: no such thing"]
+
+    with pytest.raises(loom.DeploymentFailed, match=r"^pod me-1: the image's step .* correct the image"):
+        wait(mesh)
 
 
 def test_a_worker_that_does_not_listen_yet_is_waited_for() -> None:
