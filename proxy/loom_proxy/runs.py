@@ -93,8 +93,12 @@ class RunHandle:
 
         The driver keeps the last MiB (2 ** 20 characters); a first line says how much is missing.
         """
-        _, _, pieces = self._ask_output(0, wait=False).get()
-        return _printed(pieces)
+        position, printed = 0, ""
+        while True:
+            position, _, pieces = self._ask_output(position, wait=False).get()
+            printed += _printed(pieces)
+            if all(stream != RECORD for stream, _ in pieces):  # only records make a reply too long for all of it
+                return printed
 
     def follow(self) -> RunOutput:
         """Return the run's output piece by piece: first the text that is kept, then more until the run ends.

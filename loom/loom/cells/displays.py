@@ -13,7 +13,7 @@ import loom.beside
 from loom.cells.records import Record
 
 LARGEST = 4 << 20
-"""Characters of all forms of a display together; a form over that is left out, and a note says so."""
+"""Bytes of all forms of a display together, as JSON; a form over that is left out, and a note says so."""
 
 LARGEST_TEXT = 64 << 10
 """Characters of the plain text of a value; the rest is cut off."""
@@ -50,9 +50,9 @@ def _record_of(value: Any) -> Record:
         if not isinstance(form, str) and not _is_json(form):
             text.append(f"[{mime} left out: a {type(form).__name__} is neither text nor bytes nor JSON]")
             continue
-        size = len(form if isinstance(form, str) else json.dumps(form))
+        size = len(json.dumps(form))
         if size > room:
-            text.append(f"[{mime} left out: with its {size:,} characters the display is over {LARGEST:,}]")
+            text.append(f"[{mime} left out: with its {size:,} bytes the display is over {LARGEST:,}]")
             continue
         shown[mime] = form
         room -= size

@@ -26,7 +26,7 @@ class Record:
             TypeError: a form has parts that JSON has not.
             ValueError: a form contains itself.
         """
-        return json.dumps([self.data, self.metadata, self.traceback], ensure_ascii=False)
+        return json.dumps([self.data, self.metadata, self.traceback])  # in ASCII: a character is a byte
 
     @classmethod
     def from_text(cls, text: str) -> Record:

@@ -255,6 +255,45 @@ display("ended")
         assert seen == ["'begun'", "'ended'"] * 2
 
 
+def test_a_program_that_watches_follows_a_cell_with_many_displays_next_to_its_own(
+    cluster: LocalCluster, shared: loom.Job, tmp_path: Path
+) -> None:
+    path = tmp_path / "go"
+    source = f"""
+import os, time
+class Large:
+    def _repr_html_(self): return "a" * (3 << 20)
+    def __repr__(self): return "large"
+for _ in range(5):
+    display(Large())
+while not os.path.exists({str(path)!r}):
+    time.sleep(0.01)
+display("end")
+"""
+    own: list[Record] = []
+    seen: list[Record] = []
+
+    def publish(record: Record) -> None:
+        seen.append(record)
+        if len(seen) == 5:
+            path.touch()
+
+    with (
+        loom.connect(cluster.url, cluster.token, session=shared.session, mode="watch") as watching,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        following = pool.submit(CellView(start(shared, source), own.append, interrupting=True).follow, IN_TIME)
+        await_true(lambda: RUN_NAME in watching.runs() and not last(watching).done(), IN_TIME)
+        CellView(last(watching), publish, interrupting=False).follow(IN_TIME)
+        following.result(IN_TIME)
+        assert [record.data["text/plain"] for record in seen] == ["large"] * 5 + ["'end'"]
+        assert own == seen
+        CellView(last(watching), seen.append, interrupting=False).follow(IN_TIME)  # all at once
+        assert seen[6:] == own
+        assert last(shared).output() == ""
+    assert not shared.closed
+
+
 def test_a_cut_line_loses_nothing_of_what_a_cell_puts_out(
     cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

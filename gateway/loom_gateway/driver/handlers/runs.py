@@ -230,9 +230,9 @@ class Runs:
     def _send_output(self, run: Run, reader: tuple[int, float, int], eager: bool) -> None:
         ident, started, position = reader
         end = run.output.end
-        self._context.replies.succeed(
-            ident, started, (end, run.answer is not None, run.output.since(position)), eager=eager
-        )
+        position, pieces = run.output.since(position)
+        ended = run.answer is not None and position >= end
+        self._context.replies.succeed(ident, started, (position, ended, pieces), eager=eager)
 
     def _end(self, message: Message, started: float) -> None:
         request = EndRun.from_body(message.body)

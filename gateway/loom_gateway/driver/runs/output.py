@@ -28,6 +28,8 @@ from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
 KEPT_OUTPUT = 1 << 20  # characters of a run's text to keep; the oldest go first
 KEPT_RECORDS = 16 << 20  # characters of a cell's displays to keep; the oldest go first
 
+PAGE = 4 << 20  # characters to send at once, far below what may wait for a watching client
+
 _PIECE = 4096
 
 _current: ContextVar[RunOutput | None] = ContextVar("loom_run_output", default=None)
@@ -111,17 +113,26 @@ class RunOutput:
         self._take_in()
         return self._dropped + self._kept
 
-    def since(self, position: int) -> list[tuple[int, str]]:
-        """Return the output from a position to the last `end`. A line says how much of it was dropped."""
+    def since(self, position: int) -> tuple[int, list[tuple[int, str]]]:
+        """Return the output from a position on, and the position after it. A line says how much was dropped.
+
+        It is all output up to the last `end`; or, if records are long, the first `PAGE` characters of it, or one
+        record.
+        """
         pieces: list[tuple[int, str]] = []
+        size = 0
         if position < self._dropped:
             pieces.append((STDERR, f"… {self._dropped - position} characters of output dropped …\n"))
         start = self._dropped
         for stream, text in self._pieces:
             if start >= position or (start + len(text) > position and stream != RECORD):
-                pieces.append((stream, text[max(0, position - start) :]))
+                part = text[max(0, position - start) :]
+                if size and size + len(part) > PAGE:
+                    break
+                size += len(part)
+                pieces.append((stream, part))
             start += len(text)
-        return pieces
+        return start, pieces
 
 
 def show(record: str) -> None:

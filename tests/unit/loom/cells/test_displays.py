@@ -66,7 +66,7 @@ def test_a_bundle_and_methods_are_put_together_and_bytes_are_base64(session: Ses
 def test_a_form_that_is_too_large_or_no_data_is_left_out_with_a_note(session: Session) -> None:
     class Value:
         def _repr_html_(self) -> str:
-            return "a" * (LARGEST - 10)
+            return "a" * (LARGEST - 14)
 
         def _repr_markdown_(self) -> str:
             return "b" * 11
@@ -81,7 +81,7 @@ def test_a_form_that_is_too_large_or_no_data_is_left_out_with_a_note(session: Se
     assert set(data) == {"text/html", "text/plain"}
     assert data["text/plain"].splitlines() == [
         "repr",
-        "[text/markdown left out: with its 11 characters the display is over 4,194,304]",
+        "[text/markdown left out: with its 13 bytes the display is over 4,194,304]",
         "[application/json left out: a object is neither text nor bytes nor JSON]",
     ]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
-from loom_gateway.driver.runs.output import KEPT_OUTPUT, KEPT_RECORDS, RunOutput
+from loom_gateway.driver.runs.output import KEPT_OUTPUT, KEPT_RECORDS, PAGE, RunOutput
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def test_records_stay_whole_and_in_their_place_and_are_not_logged(
         output.write(stream, text)
     assert output.end == 6
     pieces = [(STDOUT, "ab"), (RECORD, "1"), (RECORD, "2"), (STDOUT, "c"), (STDERR, "d")]
-    assert output.since(0) == pieces
-    assert output.since(1) == [(STDOUT, "b"), *pieces[1:]]
-    assert output.since(3) == pieces[2:]
+    assert output.since(0)[1] == pieces
+    assert output.since(1)[1] == [(STDOUT, "b"), *pieces[1:]]
+    assert output.since(3)[1] == pieces[2:]
     assert logged == [("stdout", "ab"), ("stdout", "c"), ("stderr", "d")]
 
 
@@ -40,10 +40,10 @@ def test_long_text_does_not_push_out_a_later_record_and_is_cut(output: RunOutput
     output.write(RECORD, "early")
     output.write(STDOUT, "a" * KEPT_OUTPUT)
     output.write(RECORD, "late")
-    assert output.since(output.end - 4 - 1) == [(STDOUT, "a"), (RECORD, "late")]
+    assert output.since(output.end - 4 - 1)[1] == [(STDOUT, "a"), (RECORD, "late")]
     output.write(STDOUT, "bcd")
     assert output.end == KEPT_OUTPUT + 12
-    assert output.since(0) == [
+    assert output.since(0)[1] == [
         (STDERR, "… 8 characters of output dropped …\n"),
         (STDOUT, "a" * (KEPT_OUTPUT - 3)),
         (RECORD, "late"),
@@ -59,8 +59,11 @@ def test_the_oldest_records_go_when_there_are_too_many(output: RunOutput) -> Non
     output.write(RECORD, "2" * half)
     output.write(RECORD, "3")
     assert output.end == KEPT_RECORDS + 8
-    dropped, *kept = output.since(0)
+    position, (dropped, *kept) = output.since(0)
     assert dropped == (STDERR, f"… {half} characters of output dropped …\n")
+    while position < output.end:
+        position, more = output.since(position)
+        kept += more
     assert kept == [(STDOUT, "between"), (RECORD, "2" * half), (RECORD, "3")]
 
 
@@ -68,5 +71,17 @@ def test_a_record_over_the_limit_is_dropped_and_nothing_breaks(output: RunOutput
     output.write(RECORD, "1" * (KEPT_RECORDS + 1))
     output.write(STDOUT, "text")
     assert output.end == KEPT_RECORDS + 5
-    assert output.since(0)[1:] == [(STDOUT, "text")]
+    assert output.since(0)[1][1:] == [(STDOUT, "text")]
     assert output.kept_records == 0
+
+
+def test_long_records_come_page_by_page_and_a_single_one_whole(output: RunOutput) -> None:
+    for text in ("1" * (PAGE - 1), "2", "3", "4" * (PAGE + 1)):
+        output.write(RECORD, text)
+    assert output.end == 2 * PAGE + 2
+    pages, position = [], 0
+    while position < output.end:
+        position, pieces = output.since(position)
+        pages.append([len(text) for _, text in pieces])
+    assert pages == [[PAGE - 1, 1], [1], [PAGE + 1]]
+    assert output.since(position) == (position, [])
