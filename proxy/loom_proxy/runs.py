@@ -88,6 +88,12 @@ class RunHandle:
         """
         return bool(self._caller.ask(EndRun(self.id, "cancel"), key=None).get())
 
+    def forget(self) -> None:
+        """Let the driver forget the run, if it has ended, so that others are kept longer."""
+        if not self._caller.ended.is_set():
+            with contextlib.suppress(LoomError):  # the connection broke, and the session may have ended with it
+                self._caller.send(EndRun(self.id, "forget"), key=None)
+
     def output(self) -> str:
         """Return the text that the run has printed so far, to stdout and stderr, in the order of printing.
 
@@ -242,9 +248,7 @@ class KnownRuns:
                 f"stopped waiting for run {handle.name!r}, which goes on in the driver: "
                 f"job.runs()[{handle.name!r}] finds it, .cancel() ends it"
             ) from None
-        if not caller.ended.is_set():
-            with contextlib.suppress(LoomError):  # the connection broke, and the session may have ended with it
-                caller.send(EndRun(handle.id, "forget"), key=None)
+        handle.forget()
         return handle.result()
 
     def _operation(self, handle: RunHandle, detached: bool) -> StartRun:

@@ -53,14 +53,16 @@ def start(job: Job, source: str) -> RunHandle:
         ProtocolMismatch: the gateway's Loom is too old.
     """
     if not job._calls.knows_cells:
-        raise ProtocolMismatch(
-            f"session {job.session!r} runs no cells: its Loom is {job.versions.get('loom', 'older')}; upgrade the "
-            f"gateway, and open a new session"
-        )
+        version = job.versions.get("monarch-loom", "older")
+        what_to_do = "upgrade the gateway, and open a new session"
+        raise ProtocolMismatch(f"session {job.session!r} runs no cells: its Loom is {version}; {what_to_do}")
     # The driver refuses a second one too, but then that one would be the last cell, which `last` finds.
-    if (running := job.runs().get(RUN_NAME)) is not None and not running.done():
+    before = job.runs().get(RUN_NAME)
+    if before is not None and not before.done():
         raise _busy()
     run: RunHandle = job.run(run_cell, source, detach=True, name=RUN_NAME)
+    if before is not None:
+        before.forget()  # no name finds it any more, and it would push out the results of other runs
     return run
 
 
@@ -90,7 +92,7 @@ def interrupt(job: Job) -> None:
         WrongState: no cell is running.
     """
     if not last(job).cancel():
-        raise WrongState(f"no cell is running in session {job.session!r}", code="no_running_cell")
+        raise WrongState(f"no cell is running in session {job.session!r}")
 
 
 def chosen_job(name: str | None, variables: Mapping[str, Any]) -> Job:

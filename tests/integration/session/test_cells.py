@@ -11,6 +11,8 @@ import pytest
 
 import loom
 from loom.cells import RUN_NAME, Record
+from loom.wire.bodies import ListRuns
+from loom_proxy.display import cells
 from loom_proxy.display.cells import MOST_TEXT, TAIL, CellView, interrupt, last, start
 from loom_proxy.local import LocalCluster
 from loom_proxy.runs import KnownRuns
@@ -165,6 +167,31 @@ def test_long_output_is_cut_and_its_end_is_shown(shared: loom.Job, capsys: pytes
     assert len(last(shared).output()) <= (1 << 20) + 100
 
 
+def test_over_the_bounds_text_is_shown_at_the_end_and_displays_are_counted(
+    shared: loom.Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, bound in [("MOST_TEXT", 10), ("TAIL", 5), ("MOST_RECORDS", 40)]:
+        monkeypatch.setattr(cells, name, bound)
+    seen: list[Record] = []
+    source = "print('0123456789abcdef')\nprint('the end')\nfor n in range(3): display(n)\n1/0"
+    with pytest.raises(ZeroDivisionError) as raised:
+        CellView(start(shared, source), seen.append, interrupting=True).follow(IN_TIME)
+    assert [record.data["text/plain"] for record in seen] == ["0"]
+    shown = capsys.readouterr()
+    assert shown.out == "0123456789 end\n"
+    assert shown.err == (
+        "\n… more than 10 characters; the last ones follow at the cell's end …\n"
+        "… 2 displays left out: more than 40 characters …\n"
+    )
+    assert "----> 4    1/0" in traceback_of(raised.value)
+
+
+def test_a_driver_of_an_older_loom_is_named(shared: loom.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared._calls, "knows_cells", False)
+    with pytest.raises(loom.ProtocolMismatch, match=r"runs no cells: its Loom is \d.*; upgrade the gateway"):
+        start(shared, "1")
+
+
 # -- errors -------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +236,14 @@ def test_a_second_cell_is_refused_while_one_runs(shared: loom.Job) -> None:
     with pytest.raises(loom.WrongState, match="no cell is running"):
         interrupt(shared)
     assert value(shared, "time.__name__") == "'time'"
+
+
+def test_only_the_last_cell_is_kept_so_that_cells_push_out_no_other_run(shared: loom.Job) -> None:
+    shared.run(int, detach=True, name="other").result(IN_TIME)
+    for number in range(3):
+        assert value(shared, f"{number}") == f"{number}"
+    runs = shared._calls.ask(ListRuns()).get(IN_TIME)
+    assert [name for _, name, *_ in runs if name in ("other", RUN_NAME)] == ["other", RUN_NAME]
 
 
 def test_two_programs_that_start_a_cell_at_once_run_one(shared: loom.Job, monkeypatch: pytest.MonkeyPatch) -> None:
