@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,6 +191,7 @@ def test_a_cell_whose_kernel_died_is_followed_from_another_one(environment: dict
 
     def kill(output: Output) -> bool:
         if waits(output):
+            os.kill(pid, signal.SIGKILL)  # a kernel's manager interrupts it before it kills it
             raise Dead
         return False
 
@@ -196,10 +199,11 @@ def test_a_cell_whose_kernel_died_is_followed_from_another_one(environment: dict
         session = first.check(
             "%load_ext loom\nimport loom\njob = loom.connect()\nprint(job.session)"
         ).stdout.strip()
+        pid = int(first.check("import os\nprint(os.getpid())").stdout)
         with pytest.raises(Dead):
             first.run(f"%%cluster\nkept = 3\ndisplay('begun')\n{WAIT.format(path=pipe.path)}\nkept + 1", until=kill)
     finally:
-        first.close()  # with SIGKILL
+        first.close()
 
     def let_go_on(output: Output) -> bool:
         if waits(output):
