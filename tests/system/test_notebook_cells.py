@@ -183,17 +183,23 @@ def test_a_wrong_use_names_the_right_ones(kernel: Kernel, code: str) -> None:
 
 
 class Dead(Exception):
-    """The kernel was killed."""
+    """The kernel has ended."""
 
 
-def test_a_cell_whose_kernel_died_is_followed_from_another_one(environment: dict[str, str], pipe: Pipe) -> None:
+@pytest.mark.parametrize("end", ["killed", "restarted"])
+def test_a_cell_whose_kernel_ended_is_followed_from_another_one(
+    environment: dict[str, str], pipe: Pipe, end: str
+) -> None:
     first = Kernel(environment)
 
     def kill(output: Output) -> bool:
-        if waits(output):
-            os.kill(pid, signal.SIGKILL)  # a kernel's manager interrupts it before it kills it
-            raise Dead
-        return False
+        if not waits(output):
+            return False
+        if end == "killed":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            first.manager.shutdown_kernel()  # interrupts it, as a restart does
+        raise Dead
 
     try:
         session = first.check(

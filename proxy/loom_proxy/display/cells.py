@@ -125,18 +125,30 @@ def chosen_job(name: str | None, variables: Mapping[str, Any]) -> Job:
     raise WrongState(f"{what}; --job NAME takes one of: {names}", code="no_open_job")
 
 
+RESTARTS_WITHIN = 1.0
+"""Seconds from Jupyter's interrupt of a kernel until it tells it to end, at most."""
+
+
 class CellView:
     """Shows a cell's output in this notebook.
 
     Args:
         publish: shows a display.
         interrupting: whether an interrupt of the kernel interrupts the cell too.
+        ending: whether the kernel ends.
     """
 
-    def __init__(self, run: RunHandle, publish: Callable[[Record], object], interrupting: bool) -> None:
+    def __init__(
+        self,
+        run: RunHandle,
+        publish: Callable[[Record], object],
+        interrupting: bool,
+        ending: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._run = run
         self._publish = publish
         self._interrupting = interrupting
+        self._ending = ending
         self._interrupted = False
         self._output = RunOutput(run)
         self._unshown: deque[tuple[int, str]] = deque()  # of what was read; an interrupt leaves the rest here
@@ -183,6 +195,8 @@ class CellView:
                 self._run.exception(_left(until))  # the driver keeps the end of the text until it is read
 
     def _interrupt(self) -> None:
+        if self._is_restart():
+            raise _shown_as(KeyboardInterrupt(f"the kernel ends, and the cell goes on: {HOW_TO_GO_ON}")) from None
         self._interrupted = True
         try:
             self._run.cancel()
@@ -194,6 +208,14 @@ class CellView:
             raise _shown_as(
                 KeyboardInterrupt(f"stopped waiting for the cell, which has not ended yet: {HOW_TO_GO_ON}")
             ) from None
+
+    def _is_restart(self) -> bool:
+        """Wait for a moment whether the kernel was interrupted because it is to end, as Jupyter does."""
+        until = time.monotonic() + RESTARTS_WITHIN
+        with contextlib.suppress(KeyboardInterrupt):  # a second one is meant for the cell
+            while not self._ending() and time.monotonic() < until:
+                time.sleep(0.01)
+        return self._ending()
 
     def _take(self, stream: int, text: str) -> None:
         if stream == RECORD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 from importlib import import_module
 from typing import Any, NoReturn
@@ -14,7 +15,8 @@ USAGE = """%%cluster [--job NAME] [--timeout SECONDS]
 
 Run this cell in the session's driver, next to the meshes. Its names live as long as the session: `job`, with hosts
 and meshes, and each mesh by its name are there. Output and displays appear here; so does the value of the last
-expression. Interrupting the kernel interrupts the cell, when it next runs Python code.
+expression. Interrupting the kernel interrupts the cell, when it next runs Python code. It goes on through a
+restart of the kernel.
 
 %cluster --attach [--job NAME] [--timeout SECONDS]
 
@@ -33,7 +35,7 @@ def load_ipython_extension(ipython: Any) -> None:
     """Define ``%%cluster`` and ``%cluster``. For ``%load_ext loom``."""
 
     def cluster(line: str, cell: str | None = None) -> None:
-        _cluster(ipython.user_ns, line, cell)
+        _cluster(ipython, line, cell)
 
     cluster.__doc__ = USAGE
     ipython.register_magic_function(cluster, magic_kind="line_cell", magic_name="cluster")
@@ -58,7 +60,7 @@ def _parser() -> _Parser:
     return parser
 
 
-def _cluster(variables: dict[str, Any], line: str, cell: str | None) -> None:
+def _cluster(ipython: Any, line: str, cell: str | None) -> None:
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -70,14 +72,15 @@ def _cluster(variables: dict[str, Any], line: str, cell: str | None) -> None:
     if (cell is not None and asked) or (cell is None and asked != 1):
         raise _usage_error("%%cluster takes a cell; %cluster takes either --attach or --interrupt")
     with short_errors():
-        job = chosen_job(options.job, variables)
+        job = chosen_job(options.job, ipython.user_ns)
         if options.interrupt:
             interrupt(job)
             return
         run = last(job) if cell is None else start(job, cell)
         progress, job.progress = job.progress, False  # the cell's own output shows how far it is
         try:
-            CellView(run, _publish, interrupting=cell is not None).follow(options.timeout)
+            ending = functools.partial(getattr, ipython, "exit_now", False)  # a kernel is told on another thread
+            CellView(run, _publish, cell is not None, ending).follow(options.timeout)
         finally:
             job.progress = progress
 
