@@ -33,15 +33,20 @@ def print_json(answer: dict[str, Any]) -> None:
 
 
 def print_table(title: str, columns: list[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a table; None makes an empty cell. What is too wide for the terminal goes on in the next line."""
+    """Print a title, which stays one line to be copied, and a table; None makes an empty cell.
+
+    A cell that is too wide for the terminal goes on in the next line.
+    """
     from rich.table import Column, Table
     from rich.text import Text
 
     folding = (Column(name, overflow="fold") for name in columns)
-    table = Table(*folding, title=Text(title), title_justify="left")
+    table = Table(*folding)
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    console().print(table)
+    screen = console()
+    screen.print(Text(title), soft_wrap=True)
+    screen.print(table)
 
 
 def console() -> Console:

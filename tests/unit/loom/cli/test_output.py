@@ -39,8 +39,10 @@ def test_on_a_narrow_terminal_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
 
-    print_table("sessions", ["name", "why"], [[SESSION, REASON]])
+    title = "sigstop 0123456789abcdef0123456789abcdef 0123456789"  # an id is copied from it
+    print_table(title, ["name", "why"], [[SESSION, REASON]])
 
+    assert terminal.getvalue().splitlines()[0] == title
     rows = [line for line in terminal.getvalue().splitlines() if line.startswith("│")]
     assert max(map(len, rows)) == 40
     assert "".join(row.split("│")[1].strip() for row in rows) == SESSION
