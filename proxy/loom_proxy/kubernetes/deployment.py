@@ -162,7 +162,8 @@ class PodMesh:
             compute.distributed_config = {"distribution_type": "local", "quorum_workers": compute.replicas}
         if self._injectable:
             compute.add_env_vars({"LOOM_INJECTABLE": "1"})
-            rights = compute._container().setdefault("securityContext", {}).setdefault("capabilities", {})
+            (container, *_) = compute.pod_spec["containers"]
+            rights = container.setdefault("securityContext", {}).setdefault("capabilities", {})
             if NETWORK_CAPABILITY not in rights.setdefault("add", []):
                 rights["add"].append(NETWORK_CAPABILITY)
 

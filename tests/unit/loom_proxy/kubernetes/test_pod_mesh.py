@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import loom
+from loom import images
 from loom_proxy.kubernetes import deployment as pod_mesh
 from loom_proxy.kubernetes.deployment import PodMesh
 
@@ -143,3 +144,13 @@ def test_only_pods_of_an_injectable_job_are_marked_and_have_the_right_for_faults
     assert given.get("LOOM_INJECTABLE") == ("1" if injectable else None)
     assert container["securityContext"]["capabilities"]["add"].count("NET_ADMIN") == injectable
     assert ("nftables" in compute.image.contents) == injectable
+
+
+def test_pods_with_gpus_ask_for_them_and_have_the_image_for_them() -> None:
+    compute = kt.Compute(gpus=2)
+
+    PodMesh("workers", compute, compute.namespace, "loom").complete_compute()
+
+    (container,) = compute.pod_spec["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert compute.image.image_id == images.GPU_BASE
