@@ -1,12 +1,14 @@
 """What `loom.timing` costs: one event and one span, and all those of a step of reinforcement learning.
 
-The step is the shortest that makes sense: it computes for `STEP` seconds, and in it is every event that the
-pipeline of `loom.rl` has in a step with four generators, written to a file and as lines. Its share is the time
-within the calls over the whole of the step.
+One step is short: it computes for `STEP` seconds, and in it is every event that the pipeline of `loom.rl` has in a
+step with four generators, written to a file and as lines. Its share is the time within the calls over the whole of
+the step. The other one is that of the shipped task, in a session of a cluster on this machine. Its share is what
+the events of all its processes cost, at the cost of an event in the short step, as if none were at the same time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -15,6 +17,8 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import loom
+from loom.rl import arithmetic_run
 from loom.timing import configure, event, span, trace
 from loom.timing.spans import recorder
 from tests.benchmarks.budgets import BudgetReport, Figure
@@ -28,6 +32,9 @@ STEP = 0.1
 
 GENERATORS = 4
 
+EVENTS = 6 + 6 * GENERATORS
+"""Events of that step."""
+
 
 @dataclass(frozen=True)
 class SpansPlan:
@@ -37,12 +44,15 @@ class SpansPlan:
     calls: int = 20_000
     """Events, and spans, in each round."""
     steps: int = 20
+    shipped: int = 30
+    """Steps of the shipped task."""
 
 
 def measure(plan: SpansPlan, command: str, say: Callable[[str], object] = lambda text: None) -> BudgetReport:
     """Measure events and spans with and without a file, and a step."""
     found: dict[str, list[float]] = {}
-    shares = []
+    costs: list[float] = []
+    shares: list[float] = []
     for number in range(plan.rounds):
         say(f"round {number + 1} of {plan.rounds}")
         for where in ("nothing listens", "with a file"):
@@ -50,16 +60,30 @@ def measure(plan: SpansPlan, command: str, say: Callable[[str], object] = lambda
                 found.setdefault(f"event, {where}", []).append(_per_call(_event, plan.calls))
                 found.setdefault(f"span, {where}", []).append(_per_call(_span, plan.calls))
         with _recording(file=True, lines=True):
-            shares.append(_share(plan.steps))
+            spent, took = _spent(plan.steps)
+        costs.append(spent / plan.steps / EVENTS)
+        shares.append(spent / took)
+    say("the shipped task")
+    rate = _events_a_second(plan.shipped)
     micro = {name: tuple(1e6 * one for one in each) for name, each in found.items()}
     here = "µs"
     budgets = (
         budgeted("event to a file", "event, with a file", here, micro.pop("event, with a file")),
         budgeted("event, nothing listens", "event, nothing listens", here, micro.pop("event, nothing listens")),
         budgeted("instrumentation of a step", "instrumentation of a step", "time in events / step", shares),
+        budgeted(
+            "instrumentation of the shipped task",
+            "instrumentation of a step of the shipped task",
+            "time in events / step",
+            [rate * cost for cost in costs],
+        ),
     )
+    micro["event in a step"] = tuple(1e6 * cost for cost in costs)
     figures = tuple(Figure(name, here, each) for name, each in micro.items())
-    notes = (f"a step computes for {STEP * 1000:g} ms and has {6 + 6 * GENERATORS} events, to a file and as lines",)
+    notes = (
+        f"a step computes for {STEP * 1000:g} ms and has {EVENTS} events, to a file and as lines",
+        f"all processes of the shipped task together have {rate:.3g} events a second",
+    )
     return BudgetReport("spans", command, describe_machine(), asdict(plan), budgets, figures, notes)
 
 
@@ -92,7 +116,8 @@ def _per_call(call: Callable[[], None], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def _share(steps: int) -> float:
+def _spent(steps: int) -> tuple[float, float]:
+    """Return the seconds within the events of steps, and those of the steps."""
     spent = 0.0
     began = time.perf_counter()
     for step in range(steps):
@@ -100,7 +125,19 @@ def _share(steps: int) -> float:
         _events_of(step)
         spent += time.perf_counter() - start
         _compute()
-    return spent / (time.perf_counter() - began)
+    return spent, time.perf_counter() - began
+
+
+def _events_a_second(steps: int) -> float:
+    """Return how many events the processes of the shipped task have in a second of its steps."""
+    with tempfile.TemporaryDirectory(prefix="loom-benchmark-") as folder, loom.local(hosts=1) as job:
+        job.print_logs = False
+        job.run(arithmetic_run(Path(folder), steps=steps, generators=GENERATORS).run, name="rl")
+        files = Path(folder, "timing").glob("*.jsonl")
+        found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    began = min(one["t"] for one in found if one["name"] == "step.begin")
+    ended = max(one["t"] for one in found if one["name"] == "step.complete")
+    return sum(began <= one["t"] <= ended for one in found) / (ended - began)
 
 
 def _events_of(step: int) -> None:

@@ -22,13 +22,13 @@ __all__ = ["Recorder", "add_options", "part_of", "select", "turn_of"]
 SECONDS = Path(__file__).with_name("slow_seconds.json")
 """Seconds of each slow test, by node id."""
 
-LONG = 4.5
+LONG = 2.0
 """Seconds from which on a test is slow, marked or not."""
 
 SHORT = 60.0
 """Seconds that a test takes at most to have its turn."""
 
-TURN = 60.0
+TURN = 120.0
 """Seconds that the tests of a turn take together, one after the other."""
 
 UNKNOWN = 120.0

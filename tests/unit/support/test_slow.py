@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import slow as module
-from tests.support.slow import part_of, turn_of
+from tests.support.slow import TURN, part_of, turn_of
 
 pytest_plugins = ("pytester",)
 
@@ -34,7 +34,7 @@ def test_a_part_that_there_is_not(part: str) -> None:
 
 def test_every_short_test_has_its_turn_and_no_other() -> None:
     slow = [f"a.py::{n}" for n in range(10)] + ["long.py::one", "new.py::one"]
-    seconds = dict.fromkeys(slow[:10], 20.0) | {"long.py::one": 61.0}
+    seconds = dict.fromkeys(slow[:10], TURN / 3) | {"long.py::one": 61.0}
 
     turns = [turn_of(count, slow, seconds) for count in range(4)]
 
@@ -51,7 +51,7 @@ def test_a_test_that_took_long_is_slow_though_nobody_marked_it(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = tmp_path / "seconds.json"
-    seconds.write_text('{"test_here.py::test_long": 4.5, "test_here.py::test_short": 4.4}')
+    seconds.write_text('{"test_here.py::test_long": 2.0, "test_here.py::test_short": 1.9}')
     monkeypatch.setattr(module, "SECONDS", seconds)
     pytester.makeconftest("""
         from tests.support import slow
