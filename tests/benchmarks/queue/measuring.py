@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -31,8 +32,8 @@ def measure_queue(plan: QueuePlan, say: Callable[[str], object]) -> Windows:
             procs = job.hosts.spawn_procs(per_host={"gpus": 1}, name=f"generator_{SET_UPS.index(set_up)}")
             target = _target(procs, set_up, folder)
             for number in range(plan.rounds):
-                first = number % len(WAYS)  # each goes first in turn
-                for way in WAYS[first:] + WAYS[:first]:
+                # No way always comes after the same other one.
+                for way in random.Random(f"{set_up.name} {number}").sample(WAYS, len(WAYS)):
                     say(f"{set_up.name}, round {number + 1} of {plan.rounds}: {way}")
                     found[set_up.name][way].append(job.run(measure_window, target, set_up, plan, way))
             procs.stop().get()
