@@ -225,22 +225,28 @@ class Clients:
         return self._driving is None or self._driving.stream.outbox.pending_bytes < LOG_ROOM
 
     def _send_watcher(self, client: Client, message: Message) -> None:
-        room = self._room_of(client)
-        if client.stream.outbox.pending_bytes > room:
+        if text := self._why_too_slow(client):
             logger.warning("client %d, which does not drive, takes too little and is disconnected", client.number)
             self._watching.pop(client.number, None)
-            error = WatcherTooSlow(f"over {room >> 20} MiB waited for this client, which does not drive")
+            error = WatcherTooSlow(text)
             self._too_slow.append((client.name, error))
             # The thread is separate because it waits for the client to take its last messages.
             threading.Thread(target=client.end, args=(error,), name="disconnect", daemon=True).start()
         else:
             client.sender.put(message)
 
-    def _room_of(self, client: Client) -> int:
+    def _why_too_slow(self, client: Client) -> str:
+        """Return why a client that does not drive is disconnected, or nothing."""
+        own = client.stream.outbox.pending_bytes
+        if own <= WATCHER_ROOM:
+            return ""
         if client.mode != "call":
-            return WATCHER_ROOM
-        callers = sum(each.mode == "call" for each in list(self._watching.values()))
-        return max(WATCHER_ROOM, CALLER_ROOM // max(1, callers))
+            return f"over {WATCHER_ROOM >> 20} MiB waited for this client, which watches"
+        callers = [each for each in list(self._watching.values()) if each.mode == "call"]
+        waiting = [size for each in callers if (size := each.stream.outbox.pending_bytes)]
+        if sum(waiting) <= CALLER_ROOM or own * len(waiting) <= CALLER_ROOM:
+            return ""
+        return f"over {CALLER_ROOM >> 20} MiB waited for clients that call, and more than its share for this one"
 
     def flush(self) -> None:
         client = self._driving

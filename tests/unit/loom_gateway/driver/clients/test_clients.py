@@ -68,7 +68,7 @@ def test_a_client_that_watches_and_takes_nothing_is_put_out() -> None:
 
 def test_clients_that_call_share_the_room_for_what_they_do_not_take() -> None:
     clients, ends, callers = Clients(), [], []
-    for _ in range(2):
+    for _ in range(3):  # nothing waits for the last
         near, far = socket.socketpair()
         ends += [near, far]
         connection = ClientConnection(None, None, near)  # type: ignore[arg-type]  # it is only written to
@@ -78,16 +78,18 @@ def test_clients_that_call_share_the_room_for_what_they_do_not_take() -> None:
     def answer(client: Client, number: int) -> None:
         clients.send(Message(Kind.RESULT, client.number * WATCHER_IDS + number, [], [piece]))
 
-    for number in range(half):
+    for number in range(half + 3):  # more than half, while nothing waits for the other
         answer(callers[0], number)
     assert callers[0] in clients.all()
-    for number in range(half, half + 3):  # one is on its way
+    for number in range(half - 1):
+        answer(callers[1], number)
+    for number in range(half + 3, half + 5):  # all of the room, and one
         answer(callers[0], number)
 
     assert callers[0] not in clients.all()
     assert callers[1] in clients.all()
     assert callers[0].left.wait(BOUND)
-    for number in range(half + 3):  # now alone
+    for number in range(half - 1, half + 3):  # now alone
         answer(callers[1], number)
     assert callers[1] in clients.all()
     for end in ends:
