@@ -51,7 +51,7 @@ class Node:
             None if not each._needs else each if each._node is None else (each._node, each._place)
             for each in inputs
         ]
-        self.metas: list[Meta] = [each.meta for each in inputs]
+        self.metas: list[Meta] = [each._meta or each.meta for each in inputs]
         self.numbers = numbers
         """The operation's numbers."""
         self.static = static
@@ -62,10 +62,12 @@ class Node:
             if each._origin is not None:
                 each = _without_origin(each)
             self._saved[place] = (each, each._base, each._base.version)
-        self.out: list[tuple[Value, Meta, Value, int]] = []
+        self.out: Sequence[tuple[Value, Meta, Value, int]] = ()
         """Results that are saved, without a handle that would keep this node alive, with their base and version."""
-        self.hooks: dict[int, dict[int, Callable[[Tensor], Tensor | None]]] = {}
-        self.retained: list[Tensor] = []
+        self.hooks: dict[int, dict[int, Callable[[Tensor], Tensor | None]]] | None = None
+        """The hooks of each result, if there are any."""
+        self.retained: Sequence[Tensor] = ()
+        """The results that keep their gradients."""
 
     def __getitem__(self, place: int) -> Tensor:
         """An input that was saved.
@@ -107,7 +109,7 @@ class Node:
         """Forget what was saved."""
         self._backward = None
         self._saved = {}
-        self.out = []
+        self.out = ()
 
 
 def _without_origin(view: Tensor) -> Tensor:
@@ -221,7 +223,7 @@ class _Walk:
         return _hooked(leaf[1], tensor._hooks) if leaf else None
 
     def _run(self, node: Node, grads: dict[int, Tensor], retain: bool) -> None:
-        for place, hooks in node.hooks.items():
+        for place, hooks in (node.hooks or {}).items():
             if place in grads:
                 grads[place] = _hooked(grads[place], hooks)
         for tensor in node.retained:

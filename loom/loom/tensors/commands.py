@@ -23,6 +23,9 @@ NEAR = 4096
 STAYS = (8, 512)
 """A tensor that was used so often is named by its id already from a nearer distance on: it is a weight."""
 
+PASSING = 64
+"""Ids back to which uses of a tensor are not counted: most are results that are used once and freed."""
+
 MOST_COMMANDS = 65_536
 """Different commands that are numbered; then both sides begin anew."""
 
@@ -125,7 +128,9 @@ class Encoder:
         self._seen: dict[Command, int] = {}
         """With how many different numbers a command was seen."""
         self._uses: dict[int, int] = {}
-        """How often each tensor was used that is not free yet."""
+        """How often each tensor was used from further than `PASSING` that is not free yet."""
+        self._frees: dict[int, int] = {}
+        """The numbers of the commands that free a tensor, by its distance, up to `PASSING`."""
         self._sequence: list[int] = []
         self._values: list[Any] = []
         self._first = 1
@@ -148,7 +153,10 @@ class Encoder:
         if form.generation != self._generation:
             self._number_form(form)
         now = self.next_id
-        command: Command = (form.number, *[self._named(ident, now) for ident in tensors])
+        command: Command = (
+            form.number,
+            *[ident - now if now - ident <= PASSING else self._named(ident, now) for ident in tensors],
+        )
         if numbers:
             command = self._with_numbers(command, numbers)
         number = self._numbers.get(command)
@@ -166,7 +174,14 @@ class Encoder:
 
     def free(self, form: Numbered, ident: int) -> None:
         """Add the command that frees a tensor."""
-        self.put(form, (ident,))
+        distance = self.next_id - ident
+        number = self._frees.get(distance)
+        if number is not None:
+            self._sequence.append(number)
+        else:
+            self.put(form, (ident,))
+            if distance <= PASSING:
+                self._frees[distance] = self._sequence[-1]
         self._uses.pop(ident, None)
 
     def take(self) -> bytes:
@@ -214,6 +229,7 @@ class Encoder:
         self._forms.clear()
         self._many_forms = 0
         self._numbers.clear()
+        self._frees.clear()
         self._seen.clear()
         self._past = _Past()
 
@@ -283,25 +299,35 @@ class _Past:
         past, places, gone = self._past, self._places, self._gone
         result: list[int] = []
         at, end = 0, len(sequence)
+        # Parts of `SHORTEST_COPY` commands: that which begins at each command, and that which each one ends.
+        begun = list(_parts(sequence))
+        ended = list(_parts([*[-1] * (SHORTEST_COPY - 1 - len(past)), *past[1 - SHORTEST_COPY :], *sequence]))
         while at < end:
-            key = tuple(sequence[at : at + SHORTEST_COPY])
-            start = places.get(key, -1) - gone
-            length = 1
-            if start >= 0 and len(key) == SHORTEST_COPY:
+            now = len(past)
+            start = places.get(begun[at], -1) - gone if at < len(begun) else -1
+            if start >= 0:
                 length = _common(past, start, sequence, at)
-                result += (start - len(past), length)
+                result += (start - now, length)
+                past += sequence[at : at + length]
             else:
+                length = 1
                 result.append(sequence[at])
-            for number in sequence[at : at + length]:
-                past.append(number)
-                place = len(past) - SHORTEST_COPY
-                if place >= 0:
-                    places[tuple(past[place:])] = place + gone
+                past.append(sequence[at])
+            place = now + gone + 1 - SHORTEST_COPY
+            if length == 1:
+                places[ended[at]] = place
+            else:
+                places.update(zip(ended[at : at + length], range(place, place + length), strict=True))
             at += length
         self._gone += _shorten(past)
         if len(places) > 4 * HISTORY:
             self._places = {key: place for key, place in places.items() if place >= self._gone}
         return result
+
+
+def _parts(sequence: list[int]) -> Iterator[tuple[int, ...]]:
+    """Return each part of `SHORTEST_COPY` numbers in a row."""
+    return zip(*[sequence[place:] for place in range(SHORTEST_COPY)], strict=False)
 
 
 def _common(past: list[int], start: int, sequence: list[int], at: int) -> int:

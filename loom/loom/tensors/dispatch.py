@@ -67,13 +67,10 @@ class Dispatcher:
     """
 
     def __init__(self, workers: Any) -> None:
-        self._workers = workers
         self._program = uuid4().hex
-        self.began = workers.begin.call(self._program)
-        """The future of the workers' devices."""
         self.size = len(workers)
         """How many workers there are."""
-        self._first = workers if self.size == 1 else workers.slice(**dict.fromkeys(workers.sizes, 0))
+        self._begin(workers)
         self._joined = self.size == 1
         self._encoder = Encoder()
         self._free_form = self._encoder.form(FREE)
@@ -109,6 +106,20 @@ class Dispatcher:
         self.site: Site | None = None
         """The line for which commands are put in, if it is not the caller's."""
 
+    def _begin(self, workers: Any) -> None:
+        self._workers = workers
+        self._first = workers if self.size == 1 else workers.slice(**dict.fromkeys(workers.sizes, 0))
+        self.began = self._call(workers.begin)
+        """The future of the workers' devices."""
+
+    def _call(self, endpoint: Any, *args: Any) -> Any:
+        """Call all workers. A single one is called as such, which costs less on the way."""
+        return (endpoint.call_one if self.size == 1 else endpoint.call)(self._program, *args)
+
+    def _each(self, answer: Any) -> list[Any]:
+        """Return what each worker has answered to `_call`."""
+        return [answer] if self.size == 1 else list(answer.values())
+
     def form(self, form: Form, types: tuple[type, ...] = ()) -> Numbered:
         """Return a form for `put`."""
         with self._lock:
@@ -136,11 +147,12 @@ class Dispatcher:
                 self._free()
             if self.limit is not None and self.bytes + sum(sizes) > self.limit:
                 raise self._no_room(sum(sizes))
-            ident = self._encoder.put(form, tensors, numbers)
+            result = ident = self._encoder.put(form, tensors, numbers)
             self._sites.append(site)
-            for place, size in enumerate(sizes):
-                self.held[ident + place] = size, site
+            for size in sizes:
+                self.held[result] = size, site
                 self.bytes += size
+                result += 1
             if data is not None:
                 self._data.append(data)
                 self._data_size += len(data)
@@ -159,9 +171,8 @@ class Dispatcher:
                 return
             self._free()
             commands, data, sites, size = self._take()
-            self._sent.append(
-                _Sent(self._batch, self._workers.run.call(self._program, self._batch, commands, data), sites, size)
-            )
+            answer = self._call(self._workers.run, self._batch, commands, data)
+            self._sent.append(_Sent(self._batch, answer, sites, size))
             self._batch += 1
             waiting = sum(each.size for each in self._sent) if size or data else 0
             while len(self._sent) > MOST_BATCHES or (waiting > MOST_BYTES_WAITING and len(self._sent) > 1):
@@ -175,7 +186,7 @@ class Dispatcher:
                 return
             self.flush()
             store = self._first.meet.call_one(self._program).get()
-            self._workers.join.call(self._program, store, spread(self._workers.sizes))
+            self._call(self._workers.join, store, spread(self._workers.sizes))
             self._joined = True
 
     def read(self, idents: Sequence[int], what: str = "elements") -> list[Any]:
@@ -201,8 +212,7 @@ class Dispatcher:
             number = self._batch
             self._reading[number] = sites
             self._batch += 1
-            read = self._workers.read.call
-            return Asked(number, read(self._program, number, commands, data, list(idents), what))
+            return Asked(number, self._call(self._workers.read, number, commands, data, list(idents), what))
 
     def kept(self) -> dict[str, Any]:
         """Return the layouts of the tensors with a name."""
@@ -222,7 +232,7 @@ class Dispatcher:
         Raises:
             OperationFailed: an operation on which one of them depends has failed.
         """
-        answers = list(found.values())
+        answers = self._each(found)
         values = answers[0][1]
         with self._lock:
             self._note([failures for failures, _ in answers], asked.batch, self._reading.pop(asked.batch, []))
@@ -251,19 +261,19 @@ class Dispatcher:
         return taken
 
     def _free(self) -> None:
-        freed = self.freed
+        freed, form, free, held = self.freed, self._free_form, self._encoder.free, self.held
         while freed:
             ident = freed.popleft()
-            self._encoder.free(self._free_form, ident)
+            free(form, ident)
             self._sites.append(None)
             if self._checkpoint is not None and ident < self._checkpoint[1]:
                 self._freed_since.add(ident)
-            if (held := self.held.pop(ident, None)) is not None:
-                self.bytes -= held[0]
+            if ident in held:
+                self.bytes -= held.pop(ident)[0]
 
     def _settle(self, sent: _Sent) -> None:
         """Take in what became of a batch."""
-        self._note(list(sent.answer.get().values()), sent.number, sent.sites)
+        self._note(self._each(sent.answer.get()), sent.number, sent.sites)
 
     def _note(self, failures: Sequence[Sequence[Failure]], batch: int, sites: list[Site | None]) -> None:
         """Remember what failed in some worker."""
@@ -288,7 +298,7 @@ class Dispatcher:
         with self._lock:
             self.flush()
             mark, last = self._encoder.next_id, self._checkpoint[1] if self._checkpoint else 0
-            answers = list(self._workers.save.call(self._program, path, mark, last).get().values())
+            answers = self._each(self._call(self._workers.save, path, mark, last).get())
             if problems := [each for each in answers if isinstance(each, str)]:
                 raise OSError(f"the tensors were not saved: {'; '.join(problems)}")
             self._checkpoint, self._freed_since = (path, mark), set()
@@ -308,9 +318,7 @@ class Dispatcher:
             )
         with self._lock:
             path, mark = self._checkpoint
-            self._workers = workers
-            self._first = workers if self.size == 1 else workers.slice(**dict.fromkeys(workers.sizes, 0))
-            self.began = workers.begin.call(self._program)
+            self._begin(workers)
             self._take()
             self._sent.clear()
             self._reading.clear()
@@ -323,8 +331,8 @@ class Dispatcher:
                 self._joined = False
                 self.join()
             freed = sorted(self._freed_since)
-            loaded = workers.load.call(self._program, path, mark, self._encoder.next_id, freed).get()
-            if problems := [each for each in loaded.values() if each]:
+            loaded = self._call(workers.load, path, mark, self._encoder.next_id, freed).get()
+            if problems := [each for each in self._each(loaded) if each]:
                 raise Invalid("; ".join(problems))
 
     def forget(self) -> None:
@@ -340,7 +348,7 @@ class Dispatcher:
             asked = self.ask(list(self.held), "bytes")
         found = asked.future.get()
         self.answer(asked, found)
-        return [sum(each for each in sizes if isinstance(each, int)) for _, sizes in found.values()]
+        return [sum(each for each in sizes if isinstance(each, int)) for _, sizes in self._each(found)]
 
     def by_line(self) -> dict[str, int]:
         """Return the bytes of a worker that has every tensor whole, by the line that made them, the most first."""

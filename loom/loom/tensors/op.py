@@ -112,14 +112,17 @@ class Op:
             else:
                 result = Tensor(home, Value(freed, ident), out)
             if differentiable:
+                needs = False
                 for each in inputs:
                     if each._rebased >= 0 and each._rebased != each._base.rebased:
                         current(each)
-                for each in inputs:
-                    if each._needs:
-                        if out.dtype.kind >= 2:
-                            self._differentiate(inputs, numbers, static, (result,))
-                        break
+                    needs = needs or each._needs
+                if needs and out.dtype.kind >= 2:
+                    node = Node(self.name, self._backward, inputs, self._saves, numbers, static, False)
+                    result._needs, result._node = True, node
+                    if self._saves_results:
+                        value = result._value
+                        node.out = [(value, out, result._base, result._base.version)]
             return result
         if out is None:
             return self._several(inputs, numbers, static, ident, (None,))[0]

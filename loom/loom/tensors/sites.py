@@ -6,6 +6,8 @@ import sys
 from types import CodeType, FrameType
 
 _FOLDER = __file__.rpartition("/")[0]
+_own_files: set[str] = set()
+"""The files of this package that queue operations, as code objects name them."""
 
 Site = tuple[CodeType, int]
 """A line as a code object and a place in it, which cost little to keep."""
@@ -14,9 +16,15 @@ Site = tuple[CodeType, int]
 def caller_site() -> Site | None:
     """Return the line outside this package from which it was called, as a code object and a place in it."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if file not in _own_files:
+            if not file.startswith(_FOLDER):
+                return code, frame.f_lasti
+            _own_files.add(file)
         frame = frame.f_back
-    return (frame.f_code, frame.f_lasti) if frame is not None else None
+    return None
 
 
 def place_of(site: Site) -> str:

@@ -62,7 +62,7 @@ class Tensor:
         self._home = home
         self._value = value
         self._meta = meta
-        self._base = base or value
+        self._base = value if base is None else base
         """The value whose memory it is, and which counts changes in place."""
         self._needs = False
         self._node: Any = None
@@ -204,7 +204,7 @@ class Tensor:
             raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
         self._retains = self._node is not None
         if self._node is not None:
-            self._node.retained.append(self)
+            self._node.retained = [*self._node.retained, self]
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Handle:
         """Call a function with each gradient of this tensor; what it returns replaces the gradient."""
@@ -214,8 +214,9 @@ class Tensor:
         if hooks is None:
             hooks = self._hooks = {}
             if self._node is not None:
-                self._node.hooks.setdefault(self._place, hooks)
-                hooks = self._hooks = self._node.hooks[self._place]
+                if self._node.hooks is None:
+                    self._node.hooks = {}
+                hooks = self._hooks = self._node.hooks.setdefault(self._place, hooks)
         return Handle(hooks, hook)
 
     def detach(self) -> Tensor:

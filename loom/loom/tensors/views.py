@@ -45,7 +45,7 @@ def give_history(tensor: Tensor, node: Any) -> None:
     if tensor._retains and tensor._node is not None:
         tensor._node.retained = [each for each in tensor._node.retained if each is not tensor]
         if node is not None:
-            node.retained.append(tensor)
+            node.retained = [*node.retained, tensor]
     tensor._node, tensor._place, tensor._needs, tensor._hooks = node, 0, node is not None, None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 from loom.tensors.autograd import Node
 from loom.tensors.commands import S, T
@@ -17,6 +17,9 @@ Number = bool | int | float | complex
 
 OPERAND = (Tensor, int, float, complex)
 """What arithmetic takes. Python's operators leave everything else to the other operand."""
+
+MOST_TYPES = 64
+"""Choices of the operands' types that a function remembers."""
 
 NAMES = "xyz"
 """What derivatives call the operands."""
@@ -64,6 +67,8 @@ class Elementwise:
         self._contiguous = contiguous
         self._ops: dict[tuple[bool, ...], Op] = {}
         """One operation for each choice of which operands are tensors."""
+        self._of_types: dict[tuple[type, ...], tuple[Op, tuple[bool, ...], bool]] = {}
+        """The operation, which operands are tensors, and whether all are, by the operands' types."""
 
     def __call__(self, *operands: Any, further: tuple[Number, ...] = (), static: Any = ()) -> Tensor:
         """Queue the function; return its result.
@@ -73,7 +78,7 @@ class Elementwise:
             further: the values of the further arguments.
             static: pairs of the name and the value of arguments that are no numbers.
         """
-        op, tensors, numbers = self._prepared(operands, further)
+        op, tensors, numbers = self.prepared(operands, further)
         return op(tensors, numbers, static)
 
     def in_place(self, *operands: Any, further: tuple[Number, ...] = (), static: Any = ()) -> Tensor:
@@ -87,21 +92,30 @@ class Elementwise:
                 "unsupported operation: more than one element of the written-to tensor refers to a single memory "
                 "location. Please clone() the tensor before performing the operation."
             )
-        op, tensors, numbers = self._prepared(operands, further)
+        op, tensors, numbers = self.prepared(operands, further)
         return op.in_place(tensors, numbers, static)
 
-    def _prepared(self, operands: tuple[Any, ...], further: tuple[Any, ...]) -> tuple[Op, Any, tuple[Any, ...]]:
-        pattern = tuple([isinstance(each, Tensor) for each in operands])
-        op = self._ops.get(pattern)
-        if op is None:
+    def prepared(self, operands: tuple[Any, ...], further: tuple[Any, ...]) -> tuple[Op, Any, tuple[Any, ...]]:
+        """Return the operation for these operands, the tensors among them, and the numbers with further ones.
+
+        Raises:
+            TypeError: an operand is neither a tensor nor a number, or one is no tensor that has to be one.
+        """
+        types = tuple(map(type, operands))
+        found = self._of_types.get(types)
+        if found is None:
             self._check(operands)
-            op = self._ops[pattern] = self._op(pattern)
-        if all(pattern):
+            pattern = tuple([isinstance(each, Tensor) for each in operands])
+            if pattern not in self._ops:
+                self._ops[pattern] = self._op(pattern)
+            if len(self._of_types) >= MOST_TYPES:
+                self._of_types.clear()
+            found = self._of_types[types] = self._ops[pattern], pattern, all(pattern)
+        op, pattern, only_tensors = found
+        if only_tensors:
             return op, operands, further
-        tensors = tuple([each for each in operands if isinstance(each, Tensor)])
-        numbers = tuple([each for each in operands if not isinstance(each, Tensor)])
-        if not all(isinstance(each, OPERAND) for each in numbers):
-            self._check(operands)
+        tensors = tuple([each for each, is_tensor in zip(operands, pattern, strict=True) if is_tensor])
+        numbers = tuple([each for each, is_tensor in zip(operands, pattern, strict=True) if not is_tensor])
         return op, tensors, numbers + further
 
     def _check(self, operands: tuple[Any, ...]) -> None:
@@ -187,13 +201,8 @@ def _parameters(derivative: Derivative) -> list[str]:
     return list(signature(derivative).parameters)[1:]
 
 
-class Call(NamedTuple):
-    """A function of elements with what it is given."""
-
-    function: Elementwise
-    operands: tuple[Any, ...]
-    further: tuple[Number, ...] = ()
-    static: tuple[tuple[str, Any], ...] = ()
+Call = tuple[Elementwise, tuple[Any, ...], tuple[Number, ...], tuple[tuple[str, Any], ...]]
+"""A function of elements with what it is given: operands, further arguments and static ones."""
 
 
 def elementwise(plan: Callable[..., Call]) -> Callable[..., Call]:
@@ -207,7 +216,8 @@ def add_methods(name: str, plan: Callable[..., Call], in_place: bool = True) -> 
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
         function, operands, further, static = plan(*args, **kwargs)
-        return function(*operands, further=further, static=static)
+        op, tensors, numbers = function.prepared(operands, further)
+        return op(tensors, numbers, static)
 
     def call_in_place(*args: Any, **kwargs: Any) -> Tensor:
         function, operands, further, static = plan(*args, **kwargs)

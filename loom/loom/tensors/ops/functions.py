@@ -94,7 +94,7 @@ ASKING = ("isnan", "isinf", "isfinite", "signbit")
 
 
 def _plan_of_one(function: Elementwise) -> Callable[..., Call]:
-    return lambda self: Call(function, (self,))
+    return lambda self: (function, (self,), (), ())
 
 
 for _name, _derivative in FLOATING.items():
@@ -119,7 +119,7 @@ _round_decimals = Elementwise("round", lacking("round_cpu", NO_INT), flat, furth
 @elementwise
 def round(self: Tensor, *, decimals: int = 0) -> Call:
     """Return the nearest number with some decimals; of two that are as near, the even one."""
-    return Call(_round_decimals, (self,), (decimals,)) if decimals else Call(_round, (self,))
+    return (_round_decimals, (self,), (decimals,), ()) if decimals else (_round, (self,), (), ())
 
 
 @method

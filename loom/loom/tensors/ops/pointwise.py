@@ -208,16 +208,16 @@ _isclose = Elementwise("isclose", _close, further=("rtol", "atol"))
 def add(self: Tensor, other: Tensor | Number, *, alpha: Number = 1) -> Call:
     """Return ``self + alpha * other``."""
     if type(alpha) is int and alpha == 1:
-        return Call(_add, (self, other))
-    return Call(_add_scaled, (self, other), (alpha,))
+        return _add, (self, other), (), ()
+    return _add_scaled, (self, other), (alpha,), ()
 
 
 @elementwise
 def sub(self: Tensor, other: Tensor | Number, *, alpha: Number = 1) -> Call:
     """Return ``self - alpha * other``."""
     if type(alpha) is int and alpha == 1:
-        return Call(_sub, (self, other))
-    return Call(_sub_scaled, (self, other), (alpha,))
+        return _sub, (self, other), (), ()
+    return _sub_scaled, (self, other), (alpha,), ()
 
 
 @function
@@ -232,12 +232,12 @@ def rsub(input: Tensor, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
 def div(self: Tensor, other: Tensor | Number, *, rounding_mode: str | None = None) -> Call:
     """Return the quotient, rounded down for "floor" and towards 0 for "trunc"."""
     if rounding_mode is None:
-        return Call(_div, (self, other))
+        return _div, (self, other), (), ()
     if rounding_mode not in _div_rounded:
         raise RuntimeError(
             f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
         )
-    return Call(_div_rounded[rounding_mode], (self, other), static=(("rounding_mode", rounding_mode),))
+    return _div_rounded[rounding_mode], (self, other), (), (("rounding_mode", rounding_mode),)
 
 
 @elementwise
@@ -245,7 +245,7 @@ def pow(self: Tensor | Number, exponent: Tensor | Number) -> Call:
     """Return the power of a tensor or of a number."""
     if isinstance(exponent, int) and exponent < 0 and isinstance(self, Tensor) and self.dtype.kind < Kind.FLOAT:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
-    return Call(_pow if isinstance(self, Tensor) else _pow_of_number, (self, exponent))
+    return (_pow if isinstance(self, Tensor) else _pow_of_number, (self, exponent), (), ())
 
 
 @elementwise
@@ -259,37 +259,37 @@ def clamp(self: Tensor, min: Tensor | Number | None = None, max: Tensor | Number
         return clamp_max(self, max)
     if isinstance(min, Tensor) is not isinstance(max, Tensor):
         raise TypeError("clamp() takes two tensors, or two numbers, as its bounds")
-    return Call(_clamp, (self, min, max))
+    return _clamp, (self, min, max), (), ()
 
 
 @elementwise
 def clamp_min(self: Tensor, min: Any) -> Call:
     """Return the elements, or the bound if they are below."""
-    return Call(_clamp_one["clamp_min"], (self, min))
+    return _clamp_one["clamp_min"], (self, min), (), ()
 
 
 @elementwise
 def clamp_max(self: Tensor, max: Any) -> Call:
     """Return the elements, or the bound if they are above."""
-    return Call(_clamp_one["clamp_max"], (self, max))
+    return _clamp_one["clamp_max"], (self, max), (), ()
 
 
 @elementwise
 def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Call:
     """Return ``self + value * tensor1 * tensor2``."""
-    return Call(_addcmul, (self, tensor1, tensor2), (value,))
+    return _addcmul, (self, tensor1, tensor2), (value,), ()
 
 
 @elementwise
 def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Call:
     """Return ``self + value * tensor1 / tensor2``."""
-    return Call(_addcdiv, (self, tensor1, tensor2), (value,))
+    return _addcdiv, (self, tensor1, tensor2), (value,), ()
 
 
 @elementwise
 def lerp(self: Tensor, end: Tensor, weight: Tensor | Number) -> Call:
     """Return ``self + weight * (end - self)``."""
-    return Call(_lerp, (self, end, weight))
+    return _lerp, (self, end, weight), (), ()
 
 
 @function
@@ -387,7 +387,7 @@ ONLY_NEW = ("maximum", "minimum")
 
 
 def _plan_of_two(function: Elementwise) -> Callable[..., Call]:
-    return lambda self, other: Call(function, (self, other))
+    return lambda self, other: (function, (self, other), (), ())
 
 
 for _name, _function in OF_TWO.items():

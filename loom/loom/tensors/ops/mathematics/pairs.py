@@ -93,7 +93,7 @@ ONLY_NEW = ("logaddexp", "logaddexp2", "fmax", "fmin")
 
 
 def _plan(function: Elementwise) -> Callable[..., Call]:
-    return lambda self, other: Call(function, (self, other))
+    return lambda self, other: (function, (self, other), (), ())
 
 
 for _name, _function in OF_TWO.items():

@@ -49,7 +49,7 @@ FUNCTIONS: dict[str, Derivative] = {
 
 
 def _plan(function: Elementwise) -> Any:
-    return lambda self: Call(function, (self,))
+    return lambda self: (function, (self,), (), ())
 
 
 for _name, _derivative in FUNCTIONS.items():
@@ -64,7 +64,7 @@ for _name, _of in {"arccosh": "acosh", "arcsinh": "asinh", "arctanh": "atanh"}.i
 @elementwise
 def logit(self: Tensor, eps: float | None = None) -> Call:
     """Return ``log(x / (1 - x))``, of elements that are first kept ``eps`` away from 0 and 1."""
-    return Call(_logit, (self,), static=(("eps", eps),))
+    return _logit, (self,), (), (("eps", eps),)
 
 
 @elementwise
@@ -72,7 +72,7 @@ def nan_to_num(
     self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Call:
     """Return the elements, and numbers for those that are none, or infinite."""
-    return Call(_nan_to_num, (self,), static=(("nan", nan), ("posinf", posinf), ("neginf", neginf)))
+    return _nan_to_num, (self,), (), (("nan", nan), ("posinf", posinf), ("neginf", neginf))
 
 
 @method
