@@ -9,13 +9,14 @@ as its distance and its length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
 from loom.errors import ProtocolMismatch
 from loom.tensors.dtypes import DType, dtype_named
+from loom.tensors.sending.repeats import Repeats, whole
 
 NEAR = 4096
 """Ids back to which a tensor is named by its distance."""
@@ -34,10 +35,6 @@ MOST_FORMS = 8192
 
 MOST_VALUES = 4
 """Different numbers with which a command is numbered; then its numbers go along each time."""
-
-SHORTEST_COPY = 4
-HISTORY = 1 << 15
-"""Commands of the past that a copy may be of, at least."""
 
 
 class T(NamedTuple):
@@ -135,7 +132,7 @@ class Encoder:
         self._values: list[Any] = []
         self._first = 1
         self._anew = False
-        self._past = _Past()
+        self._past = Repeats()
 
     def __len__(self) -> int:
         return len(self._sequence)
@@ -231,7 +228,7 @@ class Encoder:
         self._numbers.clear()
         self._frees.clear()
         self._seen.clear()
-        self._past = _Past()
+        self._past = Repeats()
 
 
 class Decoder:
@@ -263,89 +260,11 @@ class Decoder:
                 self._past.clear()
             self.forms.extend(Form(*each) for each in batch.forms)
             self.commands.extend(batch.commands)
-            sequence = self._whole(batch.sequence)
+            sequence = whole(self._past, batch.sequence)
             self._next += sum(self.forms[self.commands[number][0]].outs for number in sequence)
         except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
             raise ProtocolMismatch(f"these are no commands for tensors: {error}") from error
         return Decoded(batch.first, batch.anew, sequence, iter(batch.values))
-
-    def _whole(self, sequence: Iterable[int]) -> list[int]:
-        past = self._past
-        begin = len(past)
-        each = iter(sequence)
-        for number in each:
-            if number >= 0:
-                past.append(number)
-                continue
-            start, length = len(past) + number, next(each, 0)
-            if start < 0 or not 0 < length <= -number:
-                raise ValueError("a copy of what was not there")
-            past.extend(past[start : start + length])
-        found = past[begin:]
-        _shorten(past)
-        return found
-
-
-class _Past:
-    """The sequence of the past, in which a repeated part of the new one is found."""
-
-    def __init__(self) -> None:
-        self._past: list[int] = []
-        self._gone = 0
-        self._places: dict[tuple[int, ...], int] = {}
-
-    def shorten(self, sequence: list[int]) -> list[int]:
-        """Return a sequence with copies for what was there before."""
-        past, places, gone = self._past, self._places, self._gone
-        result: list[int] = []
-        at, end = 0, len(sequence)
-        # Parts of `SHORTEST_COPY` commands: that which begins at each command, and that which each one ends.
-        begun = list(_parts(sequence))
-        ended = list(_parts([*[-1] * (SHORTEST_COPY - 1 - len(past)), *past[1 - SHORTEST_COPY :], *sequence]))
-        while at < end:
-            now = len(past)
-            start = places.get(begun[at], -1) - gone if at < len(begun) else -1
-            if start >= 0:
-                length = _common(past, start, sequence, at)
-                result += (start - now, length)
-                past += sequence[at : at + length]
-            else:
-                length = 1
-                result.append(sequence[at])
-                past.append(sequence[at])
-            place = now + gone + 1 - SHORTEST_COPY
-            if length == 1:
-                places[ended[at]] = place
-            else:
-                places.update(zip(ended[at : at + length], range(place, place + length), strict=True))
-            at += length
-        self._gone += _shorten(past)
-        if len(places) > 4 * HISTORY:
-            self._places = {key: place for key, place in places.items() if place >= self._gone}
-        return result
-
-
-def _parts(sequence: list[int]) -> Iterator[tuple[int, ...]]:
-    """Return each part of `SHORTEST_COPY` numbers in a row."""
-    return zip(*[sequence[place:] for place in range(SHORTEST_COPY)], strict=False)
-
-
-def _common(past: list[int], start: int, sequence: list[int], at: int) -> int:
-    """Return how far the past from ``start`` and the sequence from ``at`` are the same."""
-    most = min(len(past) - start, len(sequence) - at)
-    if past[start : start + most] == sequence[at : at + most]:
-        return most
-    length = SHORTEST_COPY
-    while past[start + length] == sequence[at + length]:
-        length += 1
-    return length
-
-
-def _shorten(past: list[int]) -> int:
-    """Forget the oldest, when there are many; return how many. Both sides do so after each batch."""
-    gone = len(past) - HISTORY if len(past) > 2 * HISTORY else 0
-    del past[:gone]
-    return gone
 
 
 _TENSOR, _NUMBER, _DTYPE, _SLICE, _ELLIPSIS, _LIST, _COMPLEX = range(1, 8)

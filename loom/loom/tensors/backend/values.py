@@ -12,7 +12,7 @@ import torch
 from loom.tensors.backend import functions, reading
 from loom.tensors.backend.watching import Watched
 from loom.tensors.commands import Decoder, Form, S, T
-from loom.tensors.dispatch import Failure
+from loom.tensors.sending.dispatch import Failure
 from loom.tensors.dtypes import DType
 
 Step = tuple[Callable[..., Any], tuple[int, ...], Any, int, int, tuple[int, ...]]

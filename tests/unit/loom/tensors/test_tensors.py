@@ -322,7 +322,7 @@ def test_what_is_not_sent_is_said_by_the_next_read() -> None:
     run, failed = workers.run, threading.Event()
 
     class Lost:
-        def call(self, *args: Any) -> Any:
+        def call_one(self, *args: Any) -> Any:
             failed.set()
             raise loom.SessionClosed("the session is over")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import CodeType, FrameType
 
-_FOLDER = __file__.rpartition("/")[0]
+_FOLDER = __file__.rpartition("/sending/")[0]
 _own_files: set[str] = set()
 """The files of this package that queue operations, as code objects name them."""
 

@@ -14,7 +14,7 @@ from loom.errors import Invalid, LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
 from loom.tensors.commands import FREE, Encoder, Form, Numbered
 from loom.tensors.placements import spread
-from loom.tensors.sites import Site, caller_site, place_of
+from loom.tensors.sending.sites import Site, caller_site, place_of
 
 MOST_COMMANDS = 512
 """Commands of a batch."""
