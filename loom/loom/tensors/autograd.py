@@ -36,6 +36,7 @@ class Node:
         name: str,
         backward: Backward,
         inputs: Sequence[Tensor],
+        metas: Sequence[Meta],
         saves: Sequence[int],
         numbers: tuple[Any, ...],
         static: Any,
@@ -47,11 +48,13 @@ class Node:
         """Whether it has several results, so that their gradients come in a dictionary by place."""
         self.number = next(_numbers)
         self._backward: Backward | None = backward
-        self.edges: list[Edge] = [
-            None if not each._needs else each if each._node is None else (each._node, each._place)
-            for each in inputs
-        ]
-        self.metas: list[Meta] = [each._meta or each.meta for each in inputs]
+        self.edges: list[Edge] = []
+        for each in inputs:
+            self.edges.append(
+                None if not each._needs else each if each._node is None else (each._node, each._place)
+            )
+        self.metas = metas
+        """What is known of the inputs."""
         self.numbers = numbers
         """The operation's numbers."""
         self.static = static

@@ -150,10 +150,10 @@ class Encoder:
         if form.generation != self._generation:
             self._number_form(form)
         now = self.next_id
-        command: Command = (
-            form.number,
-            *[ident - now if now - ident <= PASSING else self._named(ident, now) for ident in tensors],
-        )
+        named = [form.number]
+        for ident in tensors:
+            named.append(ident - now if now - ident <= PASSING else self._named(ident, now))  # noqa: PERF401
+        command: Command = tuple(named)
         if numbers:
             command = self._with_numbers(command, numbers)
         number = self._numbers.get(command)
@@ -164,9 +164,9 @@ class Encoder:
         return now
 
     def _named(self, ident: int, now: int) -> int:
-        uses = self._uses
-        used = uses[ident] = uses.get(ident, 0) + 1
-        distance = now - ident
+        used, distance = self._uses.get(ident, 0), now - ident
+        if used <= STAYS[0]:
+            self._uses[ident] = used = used + 1
         return ident if distance > NEAR or (used > STAYS[0] and distance > STAYS[1]) else -distance
 
     def free(self, form: Numbered, ident: int) -> None:

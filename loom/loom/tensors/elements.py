@@ -37,10 +37,10 @@ class Elements:
     def tolist(self) -> Any:
         """Return nested lists of numbers; a number if there is no dimension."""
         flat: list[Any] = list(self._numbers())
-        for size in reversed(self.shape[1:]):
-            flat = [flat[at : at + size] for at in range(0, len(flat), size)] if size else []
         if not self.shape:
             return flat[0]
+        for size in reversed(self.shape[1:]):
+            flat = [flat[at : at + size] for at in range(0, len(flat), size)] if size else []
         if 0 in self.shape:
             return _empty(self.shape)
         return flat

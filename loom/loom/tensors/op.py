@@ -89,36 +89,43 @@ class Op:
         """
         try:
             home = inputs[0]._home
-            metas = tuple([each._meta for each in inputs])
+            metas: tuple[Any, ...]
+            idents: tuple[int, ...]
+            if len(inputs) == 1:  # a comprehension would be a call of its own
+                metas, idents = (inputs[0]._meta,), (inputs[0]._value.id,)
+            else:
+                metas = tuple([each._meta for each in inputs])
+                idents = tuple([each._value.id for each in inputs])
         except AttributeError:
             raise self._not_tensors(inputs) from None
         key = (self, static, metas, tuple(map(type, numbers))) if numbers else (self, static, metas)
         found = home.known.get(key)
         if found is None:
             found = self._learn(home, inputs, numbers, static)
+            metas = tuple([each.meta for each in inputs])
         form, out, sizes = found
-        ident = home.put(form, [each._value.id for each in inputs], numbers, sizes)
+        ident = home.put(form, idents, numbers, sizes)
         if home.recorder is not None:
             home.recorder.note(form, inputs, numbers, ident)
         freed = home.freed
         if type(out) is Meta:
-            differentiable = self._backward is not None and grad_enabled.get()
+            backward = self._backward if grad_enabled.get() else None
             if self._view:
                 base = inputs[0]._base
                 result = Tensor(home, Value(freed, ident), out, base)
                 result._rebased = base.rebased
-                if differentiable:
+                if backward is not None:
                     result._origin = origin_of(self, inputs, numbers, static)
             else:
                 result = Tensor(home, Value(freed, ident), out)
-            if differentiable:
+            if backward is not None:
                 needs = False
                 for each in inputs:
                     if each._rebased >= 0 and each._rebased != each._base.rebased:
                         current(each)
                     needs = needs or each._needs
                 if needs and out.dtype.kind >= 2:
-                    node = Node(self.name, self._backward, inputs, self._saves, numbers, static, False)
+                    node = Node(self.name, backward, inputs, metas, self._saves, numbers, static, False)
                     result._needs, result._node = True, node
                     if self._saves_results:
                         value = result._value
@@ -197,7 +204,8 @@ class Op:
             change = node = self.node((before, *inputs[1:]), numbers, static)
             if whole is not target:
                 part = of_part(change, views)
-                node = Node(self.name, part, (_as_it_was(whole), *inputs[1:]), (), (), (), False)
+                of = (_as_it_was(whole), *inputs[1:])
+                node = Node(self.name, part, of, [each.meta for each in of], (), (), (), False)
         target._base.version += 1
         if needed:
             target._base.rebased += 1
@@ -231,7 +239,8 @@ class Op:
     def node(self, inputs: Sequence[Tensor], numbers: tuple[Any, ...], static: Any, several: bool = False) -> Node:
         """Return the operation as a part of a history."""
         assert self._backward is not None
-        return Node(self.name, self._backward, inputs, self._saves, numbers, static, several)
+        metas = [each.meta for each in inputs]
+        return Node(self.name, self._backward, inputs, metas, self._saves, numbers, static, several)
 
     def _differentiate(
         self, inputs: Sequence[Tensor], numbers: tuple[Any, ...], static: Any, results: Sequence[Tensor]

@@ -12,7 +12,6 @@ from loom.tensors import optim
 from loom.tensors.autograd import backward, first_grad
 from loom.tensors.commands import Form, Numbered, T
 from loom.tensors.compiled import Compiled, Recorder
-from loom.tensors.sending.dispatch import Dispatcher
 from loom.tensors.dtypes import dtype_named
 from loom.tensors.elements import Elements
 from loom.tensors.making import Making
@@ -21,6 +20,7 @@ from loom.tensors.named import NamedTensors
 from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module
 from loom.tensors.placements import WHOLE, Placement, spread, unpacked
+from loom.tensors.sending.dispatch import Dispatcher
 from loom.tensors.sending.sites import caller_site
 from loom.tensors.tensor import Tensor, Value, enable_grad, grad_enabled, no_grad
 from loom.tensors.watching.watch import Watch, Watches, Watching

@@ -235,7 +235,9 @@ class Dispatcher:
         answers = self._each(found)
         values = answers[0][1]
         with self._lock:
-            self._note([failures for failures, _ in answers], asked.batch, self._reading.pop(asked.batch, []))
+            sites = self._reading.pop(asked.batch, [])
+            if failures := [failures for failures, _ in answers if failures]:
+                self._note(failures, asked.batch, sites)
             while self._sent and self._sent[0].number < asked.batch:
                 self._settle(self._sent.popleft())
         for value in values:
@@ -273,7 +275,8 @@ class Dispatcher:
 
     def _settle(self, sent: _Sent) -> None:
         """Take in what became of a batch."""
-        self._note(self._each(sent.answer.get()), sent.number, sent.sites)
+        if failures := [each for each in self._each(sent.answer.get()) if each]:
+            self._note(failures, sent.number, sent.sites)
 
     def _note(self, failures: Sequence[Sequence[Failure]], batch: int, sites: list[Site | None]) -> None:
         """Remember what failed in some worker."""
