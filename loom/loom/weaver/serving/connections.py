@@ -21,6 +21,7 @@ from loom.weaver.keys import EVERYONE, Grant
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.everyone import Everyone
+from loom.weaver.serving.intake import Intake, Source
 from loom.weaver.serving.operations import OPERATIONS
 from loom.weaver.serving.processes import find_process
 from loom.weaver.serving.user_weaver import ThreadletPeer, UserWeaver
@@ -53,9 +54,10 @@ _CHANGING = frozenset(name for name, operation in OPERATIONS.items() if operatio
 
 
 class Peers:
-    """The open connections."""
+    """The open connections, and the turns in which the threadlets' data is handled."""
 
     def __init__(self) -> None:
+        self.intake = Intake()
         self.links: set[ThreadletLink] = set()
         self.callers: set[RequestConnection] = set()
 
@@ -239,7 +241,7 @@ def _user(grant: Grant, user: str | None, everyone: bool = True) -> str:
     return user
 
 
-class ThreadletLink(Connection, ThreadletPeer):
+class ThreadletLink(Connection, ThreadletPeer, Source):
     """The connection of a threadlet. It belongs to the weaver of a user once its hello has shown a key."""
 
     def __init__(self, users: Users, peers: Peers) -> None:
@@ -247,6 +249,7 @@ class ThreadletLink(Connection, ThreadletPeer):
         self.process: psutil.Process | None = None
         self._users = users
         self._peers = peers
+        self._refused = False
         self._of: UserWeaver | None = None
         self._introduced: Replica | None = None
         """The replica of the hello, which `_introduce` handles once."""
@@ -258,6 +261,20 @@ class ThreadletLink(Connection, ThreadletPeer):
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
 
     def data_received(self, data: bytes) -> None:
+        self._peers.intake.take(self, data)
+
+    def read(self, more: bool) -> None:
+        if self._refused or self.transport.is_closing():
+            return
+        if more:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def handle(self, data: bytes) -> None:
         try:
             frames = self.splitter.feed(data)
             if frames and self._of is None:
@@ -272,6 +289,7 @@ class ThreadletLink(Connection, ThreadletPeer):
             self._of.plan_commit()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._peers.intake.finish(self)
         self._hello_timer.cancel()
         self._peers.links.discard(self)
         if self._of is not None:
@@ -292,7 +310,8 @@ class ThreadletLink(Connection, ThreadletPeer):
             self.write(pack(Refusal(error.code, str(error)).to_body()))
             self.close()
         self.splitter = Splitter(0)
-        self.transport.pause_reading()
+        self.read(False)
+        self._refused = True
 
     def _introduce(self, replica: Replica) -> None:
         self._introduced = replica
