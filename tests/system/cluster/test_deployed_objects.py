@@ -19,6 +19,7 @@ from tests.support.cluster.network import NGINX_PORT
 from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
 from tests.system.cluster.test_kubernetes_job import Program, gone, program
+from tests.system.cluster.test_loom_pods import NEXT_DATA_SERVER_FAILS
 
 pytestmark = [skipped_if(missing()), pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -129,6 +130,7 @@ def test_an_object_in_pods_of_its_own_is_called_over_the_sessions_websocket_by_s
             assert second.until("resumed")["values"] == list(range(40, 60))
         first.go_on()
         assert first.until("shared")["value"] == 59
+    assert not any("inaudible" in line for line in first.said)
 
     with objects(cluster, project, "existing") as third:
         existing = third.until("existing")
@@ -185,6 +187,21 @@ def test_http_is_kubetorchs_own_way(cluster: OneMachineCluster, project: Path, n
         assert (function["value"], function["named"]) == (42, 8)
         run.until("closed")
     assert gone(cluster, "plain", "doubled")
+
+
+def test_a_pod_that_kubetorch_leaves_without_the_class_is_deployed_again_for_a_call_over_http(
+    cluster: OneMachineCluster, project: Path, shared: Path, no_pods_left: None
+) -> None:
+    (shared / "sitecustomize.py").write_text(NEXT_DATA_SERVER_FAILS)
+    (shared / "fail").touch()
+
+    with objects(cluster, project, "http_again", str(shared)) as run:
+        assert run.until("made")["value"] == 11
+        run.until("closed")
+
+    assert not (shared / "fail").exists()
+    assert any("deploying Shelf again (1 of at most 2 times)" in line for line in run.said)
+    assert gone(cluster, "unlucky")
 
 
 def test_the_public_way_of_kubetorch_deploys_the_pods_of_a_job_too(

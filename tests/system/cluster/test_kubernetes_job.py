@@ -102,19 +102,20 @@ class Program:
 
     def __init__(self, process: subprocess.Popen[str], cluster: OneMachineCluster) -> None:
         self.process = process
+        self.said: list[str] = []
+        """The lines of its output that were read."""
         self._cluster = cluster
 
     def until(self, event: str) -> dict[str, Any]:
         """What it says when it comes to a point."""
         assert self.process.stdout is not None
-        said = []
         for line in self.process.stdout:
-            said.append(line)
+            self.said.append(line)
             if line.startswith("{"):
                 found: dict[str, Any] = json.loads(line)
                 if found["event"] == event:
                     return found
-        raise AssertionError(f"it ended before {event}:\n{''.join(said[-60:])}\n{self._what_pods_say()}")
+        raise AssertionError(f"it ended before {event}:\n{''.join(self.said[-60:])}\n{self._what_pods_say()}")
 
     def _what_pods_say(self) -> str:
         said = []

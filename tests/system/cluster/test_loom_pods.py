@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,13 +105,6 @@ def test_labels_that_no_pod_has(run: Program) -> None:
 
     assert refused["error"] == "DeploymentFailed"
     assert "no pod in namespace default has the labels app=nobody" in refused["text"]
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that all pods share; they have a /tmp of their own each."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        yield Path(folder)
 
 
 WITHOUT = """

@@ -44,6 +44,7 @@ def held():
     """An object in pods of its own; its program stays, is cut off, and ends without tearing it down."""
     shelf = loom.cls(Shelf).to(compute(2), init_args={"start": 10}, connection_mode="websocket", stream_logs=False)
     say("made", name=shelf.name, value=shelf.put(1), where=shelf.where())
+    shelf.talk("inaudible")
     say("calls", **{
         "error": error_of(shelf.take, 100),
         "refused": error_of(shelf.put),
@@ -136,6 +137,14 @@ def http():
         function = loom.fn(doubled).to(compute(), connection_mode="http")
         say("function", value=function(21), named=loom.fn("doubled")(4))
         function.teardown()
+    say("closed")
+
+
+def http_again():
+    """Kubetorch's server fails to load the class, once, by what is in the folder that it is given."""
+    pods = compute(env_vars={"PYTHONPATH": sys.argv[2]})
+    with loom.cls(Shelf, "unlucky").to(pods, init_args={"start": 10}, connection_mode="http") as shelf:
+        say("made", value=shelf.put(1))
     say("closed")
 
 
