@@ -1,5 +1,8 @@
 """A stand-in for uv in a pod without a network: installs nothing, and fails for what is not there. A test tool.
 
+A package that is there in another version than is wanted stands for the wanted one, which uv would fetch: images
+name versions, and a new environment has the newest ones.
+
 The first argument is the Python interpreter's; the rest is uv's: ``pip install`` with options and requirements.
 """
 
@@ -25,13 +28,15 @@ def _problem(word: str) -> str:
         wanted = Requirement(word)
     except InvalidRequirement:
         return f"{word}: only requirements by name are known here"
+    return "" if _version(wanted.name) else f"{wanted.name} is not installed, and there is no network"
+
+
+def _version(name: str) -> str | None:
+    """The version of a package that is installed here."""
     try:
-        found = importlib.metadata.version(wanted.name)
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return f"{wanted.name} is not installed, and there is no network"
-    if not wanted.specifier.contains(found, prereleases=True):
-        return f"{word} is wanted, {wanted.name} {found} is installed, and there is no network"
-    return ""
+        return None
 
 
 def _problem_of_path(path: Path) -> str:
@@ -44,7 +49,9 @@ def _problem_of_path(path: Path) -> str:
             zipfile.ZipFile(path).close()
         except (InvalidWheelFilename, zipfile.BadZipFile) as error:
             return f"Failed to read {path}: {error}"
-        return _problem(f"{name}=={version}")
+        if (found := _version(name)) != str(version):
+            return f"{path} has {name} {version}, and {found or 'none'} is installed here"
+        return ""
     project = path / "pyproject.toml"
     if not project.exists():
         return f"{path.resolve()} does not appear to be a Python project, as `pyproject.toml` is not there"
