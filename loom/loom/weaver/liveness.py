@@ -88,6 +88,8 @@ class Liveness:
             if now < due:
                 return self.schedule(replica, due)
             return self.fail(replica, Cause.SILENT, f"not connected for {now - replica.link_lost:.1f} s", now)
+        if replica.link.has_unheard:  # the weaver is late, and not the replica
+            return self.schedule(replica, now + timing.beat)
         due = replica.heard + silence
         if now >= due:
             self._outbox.close(replica.link)

@@ -16,6 +16,11 @@ class Peer:
 
     replica: Replica | None = None
 
+    @property
+    def has_unheard(self) -> bool:
+        """Whether something has come from the threadlet that the weaver has had no time to take yet."""
+        return False
+
 
 @dataclass(slots=True)
 class Output:

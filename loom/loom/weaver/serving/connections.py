@@ -260,6 +260,10 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
         self._peers.links.add(self)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
 
+    @property
+    def has_unheard(self) -> bool:
+        return bool(self.unhandled)
+
     def data_received(self, data: bytes) -> None:
         self._peers.intake.take(self, data)
 

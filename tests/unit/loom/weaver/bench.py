@@ -19,6 +19,13 @@ START = 1_700_000_000.0
 class Threadlet(Peer):
     """One end of a link without a socket."""
 
+    unheard = False
+    """Whether it has said what the weaver has not taken yet."""
+
+    @property
+    def has_unheard(self) -> bool:
+        return self.unheard
+
     def __init__(self, bench: Bench, replica: str, **hello: Any) -> None:
         self.bench = bench
         self.told: list[list[Any]] = []

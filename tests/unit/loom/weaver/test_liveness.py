@@ -76,6 +76,22 @@ def test_a_connection_on_which_nothing_comes_is_given_up(bench: Bench) -> None:
     assert (closed, recovering, bench.state()) == (True, "recovering", "failed")
 
 
+def test_a_replica_to_which_the_weaver_comes_late_is_neither_silent_nor_stalled(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    for step in range(1, 30):
+        threadlet.step(step)
+        bench.wait(0.1)
+    threadlet.unheard = True
+
+    bench.wait(60)
+
+    assert (threadlet.closed, bench.state()) == (False, "running")
+    assert "stalled" not in bench.kinds()
+    threadlet.unheard = False
+    bench.wait(4.25)
+    assert threadlet.closed
+
+
 def test_a_process_that_is_dead_has_failed_at_once_and_only_once(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0", session="s", procs="trainers", rank=3)
     Threadlet(bench, "train_1", session="s", procs="trainers", rank=4)
