@@ -241,6 +241,8 @@ class Decoder:
     def __init__(self, first: int = 1) -> None:
         self.forms: list[Form] = []
         self.commands: list[Command] = []
+        self._outs: list[int] = []
+        """How many results each command has."""
         self._past: list[int] = []
         self._next = first
 
@@ -257,11 +259,13 @@ class Decoder:
             if batch.anew:
                 self.forms.clear()
                 self.commands.clear()
+                self._outs.clear()
                 self._past.clear()
             self.forms.extend(Form(*each) for each in batch.forms)
             self.commands.extend(batch.commands)
+            self._outs.extend(self.forms[each[0]].outs for each in batch.commands)
             sequence = whole(self._past, batch.sequence)
-            self._next += sum(self.forms[self.commands[number][0]].outs for number in sequence)
+            self._next += sum(map(self._outs.__getitem__, sequence))
         except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
             raise ProtocolMismatch(f"these are no commands for tensors: {error}") from error
         return Decoded(batch.first, batch.anew, sequence, iter(batch.values))

@@ -57,18 +57,21 @@ class Values:
         self.data = iter(data)
         failures: list[Failure] = []
         tensors, steps = self.tensors, self._steps
+        tensor_of = tensors.__getitem__
         for place, number in enumerate(sequence):
             call, near, fixed, varying, outs, changes = steps[number]
+            if call is _free:
+                (ident,) = near
+                tensors.pop(now + ident if ident < 0 else ident, None)
+                continue
             idents = [now + ident if ident < 0 else ident for ident in near]
-            values = fixed or [next(numbers) for _ in range(varying)]
+            values = fixed or ([next(numbers) for _ in range(varying)] if varying else ())
             try:
-                result = call([tensors[ident] for ident in idents], values)
+                result = call(list(map(tensor_of, idents)), values)
                 if outs == 1:
                     tensors[now] = result
                 elif outs:
                     tensors.update(zip(range(now, now + outs), result, strict=True))
-                elif call is _free:
-                    tensors.pop(idents[0], None)
             except Exception as error:  # noqa: BLE001 - it is told to whoever reads
                 if self.sharding is not None:
                     self.sharding.failed(error)
@@ -155,6 +158,8 @@ class Values:
         ]
         if tensors_at == [(at, at) for at in range(many)] and not numbers_at and not holes:
             kwargs = dict(zip(keys, made[many:], strict=True))
+            if not kwargs:
+                return lambda tensors, numbers: function(*tensors)
             return lambda tensors, numbers: function(*tensors, **kwargs)
 
         def call(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
