@@ -98,6 +98,21 @@ def is_dense(shape: Shape, strides: Shape) -> bool:
     return True
 
 
+def check_written(meta: Meta) -> None:
+    """Check that no elements share memory, as far as strides of 0 show it.
+
+    Raises:
+        RuntimeError: some do, in torch's words.
+    """
+    if not meta.contiguous and any(
+        stride == 0 and size > 1 for size, stride in zip(meta.shape, meta.strides, strict=True)
+    ):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location. Please clone() the tensor before performing the operation."
+        )
+
+
 def broadcast(*shapes: Shape) -> Shape:
     """Return the shape to which shapes are broadcast.
 

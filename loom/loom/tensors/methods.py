@@ -37,11 +37,12 @@ from loom.tensors.ops.layouts import (
     layout,
     like,
     masking,
+    scattering,
     selecting,
     sequences,
     stacking,
 )
-from loom.tensors.ops.mathematics import cumulative, distances, pairs, products, quantiles, special
+from loom.tensors.ops.mathematics import cumulative, distances, linalg, pairs, products, quantiles, special
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
 
@@ -61,6 +62,7 @@ MODULES = (
     joining,
     layout,
     like,
+    linalg,
     linear,
     losses,
     masking,
@@ -76,6 +78,7 @@ MODULES = (
     quantiles,
     reductions,
     resizing,
+    scattering,
     selecting,
     sequences,
     sharding,
@@ -106,6 +109,7 @@ def put() -> None:
         setattr(Tensors, alias, dtype_named(alias))
     for name, function in sequences.MAKERS.items():
         setattr(Tensors, name, function)
+    setattr(Tensors, "linalg", linalg.linalg)  # noqa: B010
     for name, function in {**methods, **functions}.items():
         if not name.startswith("__") and not hasattr(Tensors, name):
             free = name in functions or name in NUMBER_FIRST

@@ -9,7 +9,7 @@ from typing import Any
 from loom.tensors.autograd import Node
 from loom.tensors.commands import S, T
 from loom.tensors.dtypes import DEFAULT, DType, Kind, bool_, of_scalar, result_type, uint8
-from loom.tensors.metas import Meta, pointwise_meta
+from loom.tensors.metas import Meta, check_written, pointwise_meta
 from loom.tensors.op import ELEMENTWISE, Op, methods
 from loom.tensors.tensor import Tensor
 
@@ -87,11 +87,8 @@ class Elementwise:
         Raises:
             RuntimeError: elements of that operand share memory, or the result does not fit there.
         """
-        if not self._overlapping and _overlaps(operands[0].meta):
-            raise RuntimeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-                "location. Please clone() the tensor before performing the operation."
-            )
+        if not self._overlapping:
+            check_written(operands[0].meta)
         op, tensors, numbers = self.prepared(operands, further)
         return op.in_place(tensors, numbers, static)
 
@@ -188,13 +185,6 @@ class Elementwise:
         return {name: place for place, name in enumerate(tensors)}, {
             name: place for place, name in enumerate(numbers)
         }
-
-
-def _overlaps(meta: Meta) -> bool:
-    """Tell whether several elements share memory, as far as strides of 0 show it."""
-    return not meta.contiguous and any(
-        stride == 0 and size > 1 for size, stride in zip(meta.shape, meta.strides, strict=True)
-    )
 
 
 def _parameters(derivative: Derivative) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loom.tensors.dtypes import DType
-from loom.tensors.metas import Meta, Shape, broadcast
+from loom.tensors.metas import Meta, Shape, broadcast, check_written
 from loom.tensors.op import Op, Rule, function, method
 from loom.tensors.ops.sharding import shared
 from loom.tensors.tensor import Tensor, grad_enabled
@@ -277,6 +277,18 @@ def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: floa
 @method
 def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
     return _baddbmm((self, batch1, batch2), (), (("beta", beta), ("alpha", alpha)))
+
+
+@method
+def addmm_(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    check_written(self.meta)
+    return _addmm.in_place((self, mat1, mat2), (), (("beta", beta), ("alpha", alpha)))
+
+
+@method
+def baddbmm_(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    check_written(self.meta)
+    return _baddbmm.in_place((self, batch1, batch2), (), (("beta", beta), ("alpha", alpha)))
 
 
 def _linear_rule(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> Meta:

@@ -8,7 +8,7 @@ from math import prod as product
 from typing import Any
 
 from loom.tensors.dtypes import DType, Kind, bool_, dtype_named, int64, uint8
-from loom.tensors.metas import Meta, Shape, wrapped
+from loom.tensors.metas import Meta, Shape, check_written, wrapped
 from loom.tensors.op import Op, Rule, method
 from loom.tensors.tensor import Tensor
 
@@ -353,6 +353,31 @@ def cumsum(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
 @method
 def cumprod(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return _cumprod((self,), (), _along(dim, dtype))
+
+
+@method
+def cumsum_(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    return _cumulated(_cumsum, self, dim, dtype)
+
+
+@method
+def cumprod_(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    return _cumulated(_cumprod, self, dim, dtype)
+
+
+def _cumulated(op: Op, tensor: Tensor, dim: int, dtype: Any) -> Tensor:
+    """Queue a cumulative operation in place, which never gives another dtype."""
+    own = tensor.dtype
+    wanted = own if dtype is None else dtype_named(dtype)
+    if wanted is not own:
+        raise RuntimeError(
+            f"Bad in-place call: input tensor dtype {own.scalar_name} and output tensor dtype "
+            f"{wanted.scalar_name} should match"
+        )
+    if own is bool_:
+        raise NotImplementedError(f"\"{op.name}_out_cpu\" not implemented for 'Bool'")
+    check_written(tensor.meta)
+    return op.in_place((tensor,), (), _along(dim, own))
 
 
 def _along(dim: int, dtype: Any) -> tuple[tuple[str, Any], ...]:

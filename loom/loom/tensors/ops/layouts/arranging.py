@@ -194,6 +194,16 @@ def triu(self: Tensor, diagonal: int = 0) -> Tensor:
     return _triu((self,), (), (int(diagonal),))
 
 
+@method
+def tril_(self: Tensor, diagonal: int = 0) -> Tensor:
+    return _tril.in_place((self,), (), (int(diagonal),))
+
+
+@method
+def triu_(self: Tensor, diagonal: int = 0) -> Tensor:
+    return _triu.in_place((self,), (), (int(diagonal),))
+
+
 def _embed_rule(metas: Metas, numbers: Any, static: Any) -> Meta:
     (meta,) = metas
     offset, *dims = static

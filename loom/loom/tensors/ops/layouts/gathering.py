@@ -80,7 +80,9 @@ def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
     return _gather((self, index), (), (int(dim),))
 
 
-def _scatter_rule(name: str) -> Any:
+def scatter_rule(name: str) -> Any:
+    """Return the rule of what an index scatters along a dimension, which is the first static argument."""
+
     def rule(metas: Metas, numbers: Any, static: Any) -> Meta:
         own, index, *source = metas
         dim = wrapped(static[0], len(own.shape))
@@ -106,9 +108,9 @@ def _scatter_add_backward(node: Any, grad: Tensor) -> Grads:
     return grad, None, gather(grad, node.static[0], node[1]) if node.needs(2) else None
 
 
-_scatter = Op("scatter", _scatter_rule("scatter"), _scatter_backward, (1,), arguments=_arguments)
-_scatter_number = Op("scatter", _scatter_rule("scatter"), _scatter_backward, (1,), arguments=_arguments)
-_scatter_add = Op("scatter_add", _scatter_rule("scatter_add"), _scatter_add_backward, (1,), arguments=_arguments)
+_scatter = Op("scatter", scatter_rule("scatter"), _scatter_backward, (1,), arguments=_arguments)
+_scatter_number = Op("scatter", scatter_rule("scatter"), _scatter_backward, (1,), arguments=_arguments)
+_scatter_add = Op("scatter_add", scatter_rule("scatter_add"), _scatter_add_backward, (1,), arguments=_arguments)
 
 
 @method
