@@ -26,7 +26,7 @@ from loom.tensors.ops import (
     softmax,
 )
 from loom.tensors.ops import functions as of_one
-from loom.tensors.ops.images import padding, resizing, transposed, windows
+from loom.tensors.ops.images import folding, padding, resizing, transposed, windows
 from loom.tensors.ops.layouts import (
     arranging,
     assigning,
@@ -57,6 +57,7 @@ MODULES = (
     distances,
     einsum,
     entropy,
+    folding,
     gathering,
     indexing,
     joining,

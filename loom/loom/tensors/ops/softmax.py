@@ -8,9 +8,9 @@ from typing import Any
 from loom.tensors.commands import T
 from loom.tensors.dtypes import DEFAULT, Kind, dtype_named
 from loom.tensors.metas import Meta, wrapped
-from loom.tensors.op import Op, method
+from loom.tensors.op import Op, function, method
 from loom.tensors.ops.reductions import Dims, options, reduction, restored
-from loom.tensors.tensor import Tensor, grad_enabled
+from loom.tensors.tensor import Tensor, grad_enabled, no_grad
 
 
 def _normalised(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> Meta:
@@ -87,3 +87,25 @@ def log_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
 def logsumexp(self: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     static = (("dim", ()), ("keepdim", bool(keepdim))) if dim is None or dim == () else options(dim, keepdim)
     return _logsumexp((self,), (), static)
+
+
+@function
+def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
+    """Return a sample of the Gumbel-softmax distribution; see ``torch.nn.functional.gumbel_softmax``.
+
+    Args:
+        tau: the temperature.
+        hard: whether the sample is a one-hot vector, whose gradient is that of the soft one.
+        eps: unused, as in torch.
+    """
+    home = logits._home
+    with no_grad():
+        noise = -home.empty_like(logits).exponential_().log()
+    soft = softmax((logits + noise) / tau, dim)
+    if not hard:
+        return soft
+    with no_grad():
+        index = soft.max(dim, keepdim=True)[1]
+        one_hot = home.zeros_like(logits).scatter_(dim, index, 1.0)
+    found: Tensor = one_hot - soft.detach() + soft
+    return found

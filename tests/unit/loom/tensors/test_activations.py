@@ -129,3 +129,15 @@ def test_what_is_no_tensor_is_refused(lt: Tensors) -> None:
         lt.ones(2).matmul(2)
     with pytest.raises(TypeError, match="must be Tensor"):
         lt.add(2, 3)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_gumbel_softmax_draws_torchs_numbers(lt: Tensors, dim: int, hard: bool) -> None:
+    logits = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+
+    def work(ns: Any, x: Any) -> Any:
+        (ns if ns is torch else lt).manual_seed(3)
+        return ns.nn.functional.gumbel_softmax(x, 0.5, hard, dim=dim)
+
+    agree(lt, work, [plain(logits, requires_grad=True)], second=not hard)

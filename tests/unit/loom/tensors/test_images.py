@@ -136,3 +136,36 @@ def test_norms_of_images(lt: Tensors, x: Operand) -> None:
     agree(lt, lambda ns, x, w, b: ns.nn.functional.instance_norm(x, weight=w, bias=b), [x, weight, bias])
     agree(lt, lambda ns, x, m, v: (ns.nn.functional.instance_norm(x, m, v), m, v), [x, means, variances])
     agree(lt, lambda ns, x: ns.nn.functional.local_response_norm(x, 3), [x])
+
+
+@given(st.data())
+def test_windows_as_columns_and_back(lt: Tensors, data: Any) -> None:
+    pairs = st.one_of(st.integers(1, 2), st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    kernel, dilation, stride = data.draw(pairs), data.draw(pairs), data.draw(pairs)
+    padding = data.draw(st.integers(0, 1))
+    lead = data.draw(st.sampled_from([(2, 3), (3,), (0, 2), ()]))
+    x = data.draw(operands((*lead, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))))
+
+    def work(ns: Any, x: Any) -> Any:
+        functional = ns.nn.functional
+        columns = functional.unfold(x, kernel, dilation, padding, stride)
+        return columns, functional.fold(columns * 1, tuple(x.shape[-2:]), kernel, dilation, padding, stride)
+
+    agree(lt, work, [x])
+
+
+FOLDED = [
+    ("no image", lambda functional, x: functional.unfold(x[0], 1)),
+    ("too large", lambda functional, x: functional.unfold(x, 9)),
+    ("no window", lambda functional, x: functional.unfold(x, 0)),
+    ("no step", lambda functional, x: functional.unfold(x, 1, stride=0)),
+    ("ints", lambda functional, x: functional.unfold(x.long(), 1)),
+    ("no columns", lambda functional, x: functional.fold(x[0, 0], (2, 2), 1)),
+    ("channels", lambda functional, x: functional.fold(x, (2, 2), (2, 2))),
+    ("blocks", lambda functional, x: functional.fold(x, (2, 2), 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "work"), FOLDED, ids=[name for name, _ in FOLDED])
+def test_what_does_not_fold_is_refused(lt: Tensors, name: str, work: Any) -> None:
+    agree(lt, lambda ns, x: work(ns.nn.functional, x), [of(2, 3, 5)])

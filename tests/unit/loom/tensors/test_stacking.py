@@ -91,7 +91,7 @@ def test_random_numbers_are_torchs(lt: Tensors) -> None:
     def work(ns: Any) -> Any:
         x = ns.zeros(50)
         with ns.no_grad():
-            found = [x.normal_(1, 2) * 1, x.uniform_(-1, 1) * 1]
+            found = [x.normal_(1, 2) * 1, x.uniform_(-1, 1) * 1, x.exponential_(2) * 1]
         return [
             *found,
             ns.randint(2, 9, (20,)),

@@ -68,6 +68,7 @@ def full_like(input: Tensor, fill_value: Any, *, dtype: Any = None, requires_gra
 
 _normal = Elementwise("normal", kept, flat, further=("mean", "std"))
 _uniform = Elementwise("uniform", kept, flat, further=("from", "to"))
+_exponential = Elementwise("exponential", kept, flat, further=("lambd",))
 _bernoulli = Elementwise("bernoulli", kept, flat)
 
 
@@ -92,6 +93,15 @@ def uniform_(self: Tensor, from_: float = 0, to: float = 1) -> Tensor:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={from_} > to={to}")
     _check_floating("check_uniform_bounds", self)
     return _uniform.in_place(self, further=(float(from_), float(to)))
+
+
+@method
+def exponential_(self: Tensor, lambd: float = 1) -> Tensor:
+    """Replace each element by one of an exponential distribution."""
+    if lambd <= 0:
+        raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={lambd}")
+    _check_floating("exponential", self)
+    return _exponential.in_place(self, further=(float(lambd),))
 
 
 @method

@@ -68,7 +68,8 @@ def _transposed(tensor: Tensor) -> Tensor:
 
 
 def _scaled(factor: Tensor, matrix: Tensor) -> Tensor:
-    return factor.unsqueeze(-1).unsqueeze(-1) * matrix
+    scaled: Tensor = factor.unsqueeze(-1).unsqueeze(-1) * matrix
+    return scaled
 
 
 # Inverses and equations
@@ -200,7 +201,7 @@ def slogdet(self: Tensor) -> SLogDet:
 def logdet(self: Tensor) -> Tensor:
     """Return the logarithms of determinants; nan where one is negative."""
     sign, size = slogdet(self)
-    return self._home.where(sign == -1, float("nan"), size)  # type: ignore[no-any-return]
+    return self._home.where(sign.eq(-1), float("nan"), size)  # type: ignore[no-any-return]
 
 
 # Factors
@@ -258,7 +259,7 @@ def _qr_backward(node: Any, grads: Any) -> tuple[Tensor]:
         if rest is not None:
             through = last.matmul(_transposed(rest))
             of_q = through if of_q is None else of_q + through
-    lower = 0 if of_r is None else r.matmul(_transposed(of_r))
+    lower: Any = 0 if of_r is None else r.matmul(_transposed(of_r))
     lower = lower if of_q is None else lower - _transposed(of_q).matmul(q)
     symmetric = lower.tril() + _transposed(lower.tril(-1))
     found = q.matmul(symmetric) if of_q is None else of_q + q.matmul(symmetric)
