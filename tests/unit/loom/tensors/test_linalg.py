@@ -111,3 +111,5 @@ def test_a_singular_matrix_is_said_by_the_next_read(lt: Tensors) -> None:
     found = lt.linalg.inv(lt.ones(2, 2))
     with pytest.raises(loom.OperationFailed, match=r"linalg\.inv.*singular"):
         found.tolist()
+    with pytest.raises(loom.OperationFailed, match="singular"):
+        lt.synchronize()

@@ -348,6 +348,7 @@ def test_a_reset_frees_all_that_has_no_name() -> None:
     lt.named["w"] = w
     lt.reset()
     assert (lt.memory(), lt._dispatcher.bytes) == ({}, 0)
+    lt.synchronize()
     assert not lt._dispatcher._workers.values.tensors
     for gone in (y, x * 2.0):
         with pytest.raises(RuntimeError, match=r"freed by lt\.reset\(\): make it again"):
