@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import json
 import secrets
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.cluster import OneMachineCluster, PodInfo, missing
@@ -109,25 +111,41 @@ class Program:
     def until(self, event: str) -> dict[str, Any]:
         """What it says when it comes to a point."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append(line)
-            if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                if found["event"] == event:
-                    return found
-        raise AssertionError(f"it ended before {event}:\n{''.join(self.said[-60:])}\n{self._what_pods_say()}")
+        try:
+            for line in self.process.stdout:
+                self.said.append(line)
+                if line.startswith("{"):
+                    found: dict[str, Any] = json.loads(line)
+                    if found["event"] == event:
+                        return found
+        except pytest.fail.Exception as timeout:
+            raise AssertionError(f"it did not come to {event}:\n{self._told()}\n{stacks()}") from timeout
+        raise AssertionError(f"it ended before {event}:\n{self._told()}")
 
-    def _what_pods_say(self) -> str:
-        said = []
+    def _told(self) -> str:
+        """What the program and the pods have said last."""
+        told = ["".join(self.said[-60:])]
         for pod in self._cluster.pods():
             log = self._cluster.execute(pod.name, ["sh", "-c", "tail -n 30 ~/.loom/pod/keeper.log || true"])
-            said.append(f"pod {pod.name} at {pod.address}:\n{self._cluster.logs(pod.name)[-1500:]}\n{log}")
-        return "\n".join(said)
+            told.append(f"pod {pod.name} at {pod.address}:\n{self._cluster.logs(pod.name)[-1500:]}\n{log}")
+        return "\n".join(told)
 
     def go_on(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
+
+
+def stacks() -> str:
+    """Where the Python processes that this one has started are: what a test that hangs waits for."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, subprocess.TimeoutExpired):
+            if "python" not in process.name():
+                continue
+            command = ["py-spy", "dump", "--nonblocking", "--pid", str(process.pid)]
+            found.append(subprocess.run(command, capture_output=True, text=True, timeout=10).stdout)
+    return "\n".join(found)
 
 
 @contextmanager
