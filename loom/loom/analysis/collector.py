@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from functools import partial
+from itertools import compress, islice
 from operator import not_
 
 from loom.analysis.evidence import Evidence, Largest, Problems
-from loom.analysis.scanner import Batch, Row, Scanner, as_text, problem
-from loom.analysis.statistics import Series
+from loom.analysis.scanner import KEPT, Batch, Scanner, as_text, problem
+from loom.analysis.statistics import Series, Sums
 from loom.analysis.trackers import Pairs, Steps, Together, Ways
 from loom.timing.lines import FORMS
 
@@ -42,7 +43,7 @@ class Rank:
 
     steps: Metric = field(default_factory=lambda: Metric(Series(2000), Largest(OF_A_RANK)))
     """Milliseconds of each step."""
-    waits: Series = field(default_factory=lambda: Series(2000))
+    waits: Sums = field(default_factory=Sums)
     """Milliseconds that it waited for each batch."""
 
 
@@ -65,22 +66,15 @@ METRICS = {
 }
 """The event and the field of each metric."""
 
-_PLACES = {name: {each.name: place for place, each in enumerate(form.fields, 2)} for name, form in FORMS.items()}
-"""The place of each field of an event in a row."""
-
-_COUNTERS = ("step", "target_step", "target_batch")
-"""Numbers that tell events apart: nothing is made of them."""
+_PLACES = {name: {each.name: place for place, each in enumerate(kept, 2)} for name, kept in KEPT.items()}
+"""The place of each field of an event in its columns."""
 _BY_EVENT = {
     name: [(metric, _PLACES[name][of]) for metric, (event, of) in METRICS.items() if event == name]
     for name in FORMS
 }
 _NUMBERS = {
-    name: [
-        place
-        for place, each in enumerate(form.fields, 2)
-        if each.required and each.digits is not None and (name == "barrier" or each.name not in _COUNTERS)
-    ]
-    for name, form in FORMS.items()
+    name: [place for place, each in enumerate(kept, 2) if each.required and each.digits is not None]
+    for name, kept in KEPT.items()
 }
 """The places of the numbers that an event always has, and of which something is made."""
 _NO_NEGATIVES = {
@@ -94,6 +88,7 @@ _NO_NEGATIVES = {
 _DUR = _PLACES["gen.batch.done"]["dur_ms"]
 _WAIT, _WALL = _PLACES["ckpt.wait.done"]["wait_ms"], _PLACES["step.complete"]["wall"]
 _OP, _RPC = _PLACES["weights.rpc.done"]["op"], _PLACES["weights.rpc.done"]["rpc_ms"]
+_RELOAD = ("reload_weights", b"reload_weights")
 _FOLLOWED = {
     "weights.client.send",
     "weights.client.done",
@@ -142,14 +137,13 @@ class Collector:
     def take(self, batch: Batch) -> None:
         """Take account of the events of a block."""
         columns = {}
-        for name in batch.rows:
+        for name in batch.columns:
             columns[name] = numbers = self._numbers(batch, name)
-            rows = batch.rows[name]  # without broken ones
-            self.counts[name] += len(rows)
+            self.counts[name] += len(batch.columns[name][0])  # without broken ones
             for metric, place in _BY_EVENT[name]:
                 found = self.metrics[metric]
                 found.series.extend(numbers[place])
-                found.largest.extend(numbers[place], _in(batch, rows))
+                found.largest.extend(numbers[place], partial(batch.evidence, name))
         self._check(batch, columns)
         self._by_rank(batch, columns)
         self._follow(batch, columns)
@@ -162,14 +156,13 @@ class Collector:
 
     def _numbers(self, batch: Batch, name: str) -> dict[int, list[float]]:
         """Return the columns of numbers of an event. Events with an impossible one are named, and taken out."""
-        rows = batch.rows[name]
-        columns = list(zip(*rows, strict=True))
+        columns = batch.columns[name]
         found = {place: list(map(float, columns[place])) for place in _NUMBERS[name]}
         for place in _NO_NEGATIVES[name]:
             if min(found[place], default=0.0) < 0:
                 good = [value >= 0 for value in found[place]]
-                for row in compress(rows, map(not_, good)):
-                    self._scanner.broken(batch, row[0], f"{name} with {_name_at(name, place)} below zero")
+                for position in compress(columns[0], map(not_, good)):
+                    self._scanner.broken(batch, position, f"{name} with {_name_at(name, place)} below zero")
                 batch.keep(name, good)
                 return self._numbers(batch, name) if any(good) else {at: [] for at in found}
         return found
@@ -195,8 +188,8 @@ class Collector:
 
     def _contradict(self, batch: Batch, name: str, off: Sequence[bool], why: str) -> None:
         if any(off):
-            for row in compress(batch.rows[name], off):
-                self._contradictions.add(lambda row=row: problem(batch, row[0], why))  # type: ignore[misc]
+            for position in compress(batch.columns[name][0], off):
+                self._contradictions.add(partial(problem, batch, position, why))
 
     def _by_rank(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
         for name in ("train.step.done", "train.batch.wait"):
@@ -209,14 +202,13 @@ class Collector:
                     if len(self.ranks) >= RANKS:
                         continue
                     rank = self.ranks[int(number)] = Rank()
-                mine = [value == number for value in ranks]
-                values = list(compress(took, mine))
+                mine = [index for index, value in enumerate(ranks) if value == number]
+                values = [took[index] for index in mine]
                 if name == "train.batch.wait":
                     rank.waits.extend(values)
                     continue
-                rows = list(compress(batch.rows[name], mine))
                 rank.steps.series.extend(values)
-                rank.steps.largest.extend(values, _in(batch, rows))
+                rank.steps.largest.extend(values, partial(_evidence_of, batch, name, mine))
 
     def _follow(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
         """Take account of what depends on the order of events, or on several of them."""
@@ -248,36 +240,40 @@ class Collector:
         self.batches.flush()
         self.pairs.flush()
         self._note_ways(batch, columns)
-        if rows := batch.rows.get("weights.rpc.done"):
-            reloads = [row for row in rows if as_text(row[_OP]) == "reload_weights"]
-            self.reload_ms.series.extend([float(row[_RPC]) for row in reloads])
-            self.reload_ms.largest.extend([float(row[_RPC]) for row in reloads], _in(batch, reloads))
+        if found := batch.columns.get("weights.rpc.done"):
+            reloads = [index for index, op in enumerate(found[_OP]) if op in _RELOAD]
+            values = [columns["weights.rpc.done"][_RPC][index] for index in reloads]
+            self.reload_ms.series.extend(values)
+            self.reload_ms.largest.extend(values, partial(_evidence_of, batch, "weights.rpc.done", reloads))
 
     def _note_ways(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
         if self.ways.full:
             return
         for name, what in _TIMES.items():
-            if rows := batch.rows.get(name):
-                place = _PLACES[name]["t"]
-                times = [None if row[place] is None else float(row[place]) for row in rows]
-                self.ways.note(what, [as_text(row[1]) for row in rows], times)
-        if rows := batch.rows.get("weights.client.done"):
+            if found := batch.columns.get(name):
+                times = [None if time is None else float(time) for time in found[_PLACES[name]["t"]]]
+                self.ways.note(what, list(map(as_text, found[1])), times)
+        if found := batch.columns.get("weights.client.done"):
             wall, *_ = columns["weights.client.done"].values()
-            self.ways.note("wall_ms", [as_text(row[1]) for row in rows], wall)
+            self.ways.note("wall_ms", list(map(as_text, found[1])), wall)
         self.ways.flush()
 
     def _timeline(self, batch: Batch) -> None:
-        rows = [row for name in TIMELINE for row in batch.rows.get(name, ())[-LAST:]]
-        rows.sort(key=lambda row: row[0])
-        for row in rows[-LAST:]:
-            self.timeline.append((batch.times.get(row[0]), batch.evidence(row)))
+        shown = [
+            (position, name, index)
+            for name in TIMELINE
+            if (found := batch.columns.get(name))
+            for index, position in islice(enumerate(found[0]), max(0, len(found[0]) - LAST), None)
+        ]
+        for position, name, index in sorted(shown)[-LAST:]:
+            self.timeline.append((batch.times.get(position), batch.evidence(name, index)))
 
 
 def _name_at(name: str, place: int) -> str:
-    """Return the name of the field at a place in a row."""
-    return FORMS[name].fields[place - 2].name
+    """Return the name of the field at a place in the columns of an event."""
+    return KEPT[name][place - 2].name
 
 
-def _in(batch: Batch, rows: Sequence[Row]) -> Callable[[int], Evidence]:
-    """Return what finds the line of a row by its index."""
-    return lambda index: batch.evidence(rows[index])
+def _evidence_of(batch: Batch, name: str, indices: Sequence[int], index: int) -> Evidence:
+    """Return the line of one of some events of a name."""
+    return batch.evidence(name, indices[index])

@@ -86,5 +86,6 @@ class Largest:
 def readable(line: bytes) -> str:
     """Return a line without colours and control characters, not longer than `LINE`."""
     text = COLOURS.sub(b"", line[: 4 * LINE]).decode(errors="replace").strip()
-    text = "".join(character if character.isprintable() else " " for character in text)
+    if not text.isprintable():
+        text = "".join(character if character.isprintable() else " " for character in text)
     return text if len(text) <= LINE else text[: LINE - 1] + "…"

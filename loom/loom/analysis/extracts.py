@@ -18,12 +18,17 @@ class Extracts:
 
     def take(self, batch: Batch) -> None:
         """Keep lines of a block, as long as there is room."""
-        names = [name for name in batch.rows if _tag(name) not in self._full]
-        rows = [(row, _tag(name)) for name in names for row in batch.rows[name][:MOST]]
-        for row, tag in sorted(rows, key=lambda each: each[0][0]):
+        names = [name for name in batch.columns if _tag(name) not in self._full]
+        places = [
+            (position, index, name)
+            for name in names
+            for index, position in enumerate(batch.columns[name][0][:MOST])
+        ]
+        for _, index, name in sorted(places):
+            tag = _tag(name)
             kept = self.lines.setdefault(tag, [])
             if len(kept) < MOST:
-                kept.append(batch.evidence(row))
+                kept.append(batch.evidence(name, index))
             else:
                 self._full.add(tag)
 

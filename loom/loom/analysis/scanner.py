@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import compress
@@ -19,11 +20,19 @@ from loom.analysis.evidence import COLOURS, Evidence, Problem, Problems, readabl
 from loom.analysis.sources import Block
 from loom.timing.lines import FORMS, Field, Form, parse_line
 
-Row = tuple[Any, ...]
-"""An event: its position in the block, its trace id or None, and its fields in the order of the form.
+Columns = list[Sequence[Any]]
+"""The events of a name: their positions in the block, their trace ids, and their `KEPT` fields.
 
-A number may be text.
+What an event lacks is None. A number may be text.
 """
+
+_UNUSED = ("url", "path", "step", "target_step", "target_batch")
+"""Fields of which nothing is made, but of the barrier."""
+KEPT = {
+    name: [each for each in form.fields if name == "barrier" or each.name not in _UNUSED] or [form.fields[0]]
+    for name, form in FORMS.items()
+}
+"""The fields of each event that are taken from its lines: one or more."""
 
 _BEGINNING = (
     r"\[(?:weights|ckpt|gen|rollout|train)\][^\n]*|\bStep \d+ (?:begins|complete)[^\n]*|\bHit async barrier[^\n]*"
@@ -40,12 +49,15 @@ class Batch:
 
     file: str
     block: Block
-    rows: dict[str, list[Row]] = field(default_factory=dict)
+    columns: dict[str, Columns] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     """The names of all events, in the order of their lines."""
     times: dict[int, float] = field(default_factory=dict)
     """Times of events by position, in seconds, as far as their lines say them for all hosts alike."""
 
+    positions: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in FORMS})
+    rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: {name: [] for name in FORMS})
+    """The trace id and the fields of each event, until `finish` makes columns of them."""
     _counted: tuple[int, int] = (0, 0)
     """A position, and the number of line ends before it."""
 
@@ -59,21 +71,30 @@ class Batch:
         self._counted = (begin, ends)
         return self.block.line + ends, data[begin : end if end >= 0 else None]
 
-    def add(self, name: str, row: Row) -> None:
+    def add(self, name: str, position: int, row: tuple[Any, ...]) -> None:
         """Add an event."""
         self.order.append(name)
-        self.rows.setdefault(name, []).append(row)
+        self.positions[name].append(position)
+        self.rows[name].append(row)
+
+    def finish(self) -> None:
+        """Make columns of the events; none is added after that."""
+        names = [name for name in FORMS if self.positions[name]]
+        for name in sorted(names, key=lambda name: self.positions[name][0]):
+            self.columns[name] = [self.positions[name], *zip(*self.rows[name], strict=True)]
+        self.rows.clear()
 
     def keep(self, name: str, good: list[bool]) -> None:
         """Take out the events of a name that are not good."""
-        self.rows[name] = list(compress(self.rows[name], good))
+        self.columns[name] = [list(compress(column, good)) for column in self.columns[name]]
         each = iter(good)
         self.order = [one for one in self.order if one != name or next(each)]
 
-    def evidence(self, row: Row) -> Evidence:
-        """Return the line of an event."""
-        number, line = self.line_at(row[0])
-        return Evidence(self.file, number, readable(line), as_text(row[1]))
+    def evidence(self, name: str, index: int) -> Evidence:
+        """Return the line of an event, by its index among those of its name."""
+        positions, traces, *_ = self.columns[name]
+        number, line = self.line_at(positions[index])
+        return Evidence(self.file, number, readable(line), as_text(traces[index]))
 
 
 class Scanner:
@@ -94,22 +115,24 @@ class Scanner:
             block = Block(COLOURS.sub(b"", block.data), block.line)
         lines, records = Batch(file, block), Batch(file, block)
         pattern, heads = _pattern()
+        take = {
+            last: (name, groups, lines.positions[name].append, lines.rows[name].append)
+            for last, (name, groups) in heads.items()
+        }
         for match in pattern.finditer(block.data):
-            head = heads.get(match.lastindex)
-            if head is not None:
-                name, groups = head
+            if (found := take.get(match.lastindex)) is not None:
+                name, groups, place, add = found
                 lines.order.append(name)
-                row = (match.start(), *match.group(*groups))
-                if (rows := lines.rows.get(name)) is None:
-                    lines.rows[name] = [row]
-                else:
-                    rows.append(row)
+                place(match.start())
+                add(match.group(*groups))
             elif match["json"] is not None:
                 self._json(match[0], match.start(), lines, records)
             elif (level := match["level"]) is not None:
                 self.async_level = int(level)
             else:
                 self._parse(match[0], match.start(), lines)
+        lines.finish()
+        records.finish()
         return lines, records
 
     def broken(self, batch: Batch, position: int, why: str) -> None:
@@ -123,8 +146,8 @@ class Scanner:
         except ValueError as error:
             return self.broken(lines, position, str(error))
         if line is not None:
-            given = (line.fields.get(each.name) for each in FORMS[line.name].fields)
-            lines.add(line.name, (position, line.trace, *given))
+            given = (line.fields.get(each.name) for each in KEPT[line.name])
+            lines.add(line.name, position, (line.trace, *given))
         elif _CUT.match(said):
             self.broken(lines, position, "no such event, or a line that was cut off")
 
@@ -152,7 +175,7 @@ class Scanner:
         time = record.get("t")
         if isinstance(time, (int, float)):
             records.times[position] = float(time)
-        records.add(name, (position, record.get("trace"), *(record.get(each.name) for each in FORMS[name].fields)))
+        records.add(name, position, (record.get("trace"), *(record.get(each.name) for each in KEPT[name])))
 
 
 def problem(batch: Batch, position: int, why: str) -> Problem:
@@ -176,20 +199,22 @@ def as_text(value: object) -> str | None:
 def _pattern() -> tuple[re.Pattern[bytes], dict[int | None, tuple[str, tuple[int, ...]]]]:
     """Return the expression, and by the number of its last group the name of an event and the groups of its row.
 
-    Each alternative begins with a literal character, for which Python's expressions look quickly.
+    Each alternative begins with a literal character, for which Python's expressions look quickly. For speed also no
+    group begins before a literal, what may be missing is an alternative and not a repetition, and sets have no
+    classes such as that of all spaces.
     """
     heads: dict[int | None, tuple[str, tuple[int, ...]]] = {}
     tagged: dict[str, list[str]] = {}
     sentences: list[str] = []
     group = 1  # the trace id's, which has to come first
     for name, form in sorted(FORMS.items(), key=lambda each: _place(each[1])):
-        groups = range(group + 2, group + 2 + len(form.fields))
+        groups = range(group + 2, group + 2 + len(KEPT[name]))
         heads[group + 1] = (name, (1, *groups))
-        group += 1 + len(form.fields)
+        group += 1 + len(groups)
         if form.sentence:
-            sentences.append(_sentence(form))
+            sentences.append(_sentence(name, form))
         else:
-            tagged.setdefault(_tag(form), []).append(_fields(form))
+            tagged.setdefault(_tag(form), []).append(_fields(name, form))
     tags = [f"{tag}{_TRACE if tag == _WEIGHTS else ''} *(?:{'|'.join(events)})" for tag, events in tagged.items()]
     other = [
         rf"(?:{'|'.join(tagged)})[^\n]*)",
@@ -204,7 +229,10 @@ def _pattern() -> tuple[re.Pattern[bytes], dict[int | None, tuple[str, tuple[int
 
 
 _WEIGHTS = r"weights\]"
-_TRACE = r"\[([\w.-]+)\]"
+_TRACE = r"\[([A-Za-z0-9_.-]+)\]"
+_BETWEEN = r"(?:\ |\)?\ +\(?)"
+"""What stands before a field: most often one space."""
+_END = r"(?=\n|\)?[ \t]*\r?$)"
 
 
 def _place(form: Form) -> tuple[bool, bool, str]:
@@ -216,22 +244,25 @@ def _tag(form: Form) -> str:
     return re.escape(form.head[1:].partition("]")[0]) + r"\]"
 
 
-def _sentence(form: Form) -> str:
+def _sentence(name: str, form: Form) -> str:
     assert form.sentence is not None
     text = re.escape(form.sentence[1:])
     for each in form.fields:
-        text = text.replace(rf"\{{{each.name}\}}", _value(each))
+        text = text.replace(rf"\{{{each.name}\}}", _value(name, each))
     first = form.sentence[0]
     return rf"{first}(?<=\b{first})({text}{_END})"
 
 
-def _fields(form: Form) -> str:
-    text = re.escape(form.head.removeprefix("[weights][ID]").rpartition("]")[2].strip())
+def _fields(name: str, form: Form) -> str:
+    fields = ""
     for each in form.fields:
-        part = rf"\)?\ +\(?{each.name}={_value(each)}"
-        text += part if each.required else f"(?:{part})?"
-    return f"({text}{_END})"
+        part = f"{_BETWEEN}{each.name}={_value(name, each)}"
+        fields += part if each.required else f"(?:{part}|)"
+    return f"{re.escape(form.head.removeprefix('[weights][ID]').rpartition(']')[2].strip())}({fields}{_END})"
 
 
-def _value(each: Field) -> str:
-    return r"([^\s\"()]+)" if each.digits is None else r"(-?\d+)" if each.digits == 0 else r"(-?\d+(?:\.\d*)?)"
+def _value(name: str, each: Field) -> str:
+    text = (
+        r"[^ \t\n\r\f\v\"()]+" if each.digits is None else "-?[0-9]+" if each.digits == 0 else r"-?[0-9]+\.?[0-9]*"
+    )
+    return f"({text})" if each in KEPT[name] else text

@@ -41,64 +41,39 @@ class Stats:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class Series:
-    """The values of a metric, which come in batches.
+class Sums:
+    """Count, sum, mean, minimum and maximum of values, which come in batches."""
 
-    Args:
-        distinct: as `DISTINCT`.
-    """
-
-    def __init__(self, distinct: int = DISTINCT) -> None:
+    def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
         self.min = math.inf
         self.max = -math.inf
         self.first = 0.0
-        self.exact = True
-        """Whether percentiles are exact."""
-        self.points = EvenSample(POINTS)
-        """Some of the values, in their order."""
         self._mean = 0.0
-        self._squares = 0.0
-        """Sum of the squared distances from the mean."""
-        self._distinct = distinct
-        self._values: Counter[float] = Counter()
-        self._rounded: Counter[str] = Counter()
 
     def extend(self, values: Sequence[float]) -> None:
         """Add finite values."""
-        if not values:
-            return
+        if values:
+            self._add(values)
+
+    def _add(self, values: Sequence[float]) -> float:
+        """Add one value or more, and return their mean."""
         if not self.count:
             self.first = values[0]
         count, total = len(values), math.fsum(values)
         mean = total / count
-        squares = math.fsum([(value - mean) ** 2 for value in values])
-        both = self.count + count
-        delta = mean - self._mean
-        self._squares += squares + delta * delta * self.count * count / both  # Chan, Golub and LeVeque, 1979
-        self._mean += delta * count / both
-        self.count = both
+        self.count += count
         self.total += total
+        self._mean += (mean - self._mean) * count / self.count
         self.min = min(self.min, min(values))
         self.max = max(self.max, max(values))
-        self.points.extend(values)
-        if self.exact:
-            self._values.update(values)
-            if len(self._values) > self._distinct:
-                self._round()
-        else:
-            self._rounded.update(map(_DIGITS, values))
+        return mean
 
     @property
     def mean(self) -> float:
         """The mean, or 0.0 without values."""
         return self._mean
-
-    @property
-    def stddev(self) -> float:
-        """The standard deviation of the population."""
-        return math.sqrt(self._squares / self.count) if self.count else 0.0
 
     @property
     def steady_total(self) -> float:
@@ -118,6 +93,47 @@ class Series:
     @property
     def _starts_slowly(self) -> bool:
         return self.count >= FIRST_OF and self.first >= self.max > self.min
+
+
+class Series(Sums):
+    """All statistics of values, which come in batches.
+
+    Args:
+        distinct: as `DISTINCT`.
+    """
+
+    def __init__(self, distinct: int = DISTINCT) -> None:
+        super().__init__()
+        self.exact = True
+        """Whether percentiles are exact."""
+        self.points = EvenSample(POINTS)
+        """Some of the values, in their order."""
+        self._squares = 0.0
+        """Sum of the squared distances from the mean."""
+        self._distinct = distinct
+        self._values: Counter[float] = Counter()
+        self._rounded: Counter[str] = Counter()
+
+    def _add(self, values: Sequence[float]) -> float:
+        before, mean_before = self.count, self._mean
+        mean = super()._add(values)
+        delta = mean - mean_before
+        squares = math.fsum([(value - mean) ** 2 for value in values])
+        # Chan, Golub and LeVeque, 1979
+        self._squares += squares + delta * delta * before * len(values) / self.count
+        self.points.extend(values)
+        if self.exact:
+            self._values.update(values)
+            if len(self._values) > self._distinct:
+                self._round()
+        else:
+            self._rounded.update(map(_DIGITS, values))
+        return mean
+
+    @property
+    def stddev(self) -> float:
+        """The standard deviation of the population."""
+        return math.sqrt(self._squares / self.count) if self.count else 0.0
 
     def percentiles(self, *percents: float) -> list[float]:
         """Return percentiles, in ascending order of ``percents``."""

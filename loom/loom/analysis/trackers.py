@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
-from loom.analysis.statistics import EvenSample, Series
+from loom.analysis.statistics import EvenSample, Sums
 
 OPEN = 20_000
 """Updates whose way is looked at, and of which a part is kept until the rest comes, from this file or another."""
@@ -27,13 +28,14 @@ class Together:
     """
 
     def __init__(self, parts: int) -> None:
-        self.parts = [Series(distinct=1) for _ in range(parts)]
+        self.parts = [Sums() for _ in range(parts)]
         """The numbers of the longest event of each group."""
         self._open = 0
         self._longest: tuple[float, ...] | None = None
-        self.of_step = [0.0] * parts
+        self._of_step: tuple[float, ...] | None = None
         """The sum of the groups since the last step ended."""
         self._closed: list[tuple[float, ...]] = []
+        self._nothing = (0.0,) * parts
 
     def begin(self) -> None:
         """Note that an event began."""
@@ -49,16 +51,18 @@ class Together:
 
     def close(self) -> None:
         """Note that nothing goes on any more, whatever has begun."""
-        if self._longest is not None:
-            self._closed.append(self._longest)
-            self.of_step = [total + part for total, part in zip(self.of_step, self._longest, strict=True)]
-        self._open, self._longest = 0, None
+        if (longest := self._longest) is not None:
+            self._closed.append(longest)
+            of_step = self._of_step
+            self._of_step = longest if of_step is None else tuple(map(add, of_step, longest))
+            self._longest = None
+        self._open = 0
 
-    def end_step(self) -> list[float]:
+    def end_step(self) -> tuple[float, ...]:
         """Close, and return the sum of the groups of the step."""
         self.close()
-        found, self.of_step = self.of_step, [0.0] * len(self.parts)
-        return found
+        found, self._of_step = self._of_step, None
+        return self._nothing if found is None else found
 
     def flush(self) -> None:
         """Take account of the groups that are complete."""
@@ -83,7 +87,7 @@ class Steps:
     def add(self, parts: tuple[float, float, float, float, float]) -> None:
         """Add a step."""
         self.count += 1
-        self._totals = [total + part for total, part in zip(self._totals, parts, strict=True)]
+        self._totals = list(map(add, self._totals, parts))
         if len(self._first) < STARTING:
             self._first.append(parts)
 
@@ -115,11 +119,11 @@ class Ways:
     """How long updates were on each part of their way, as far as their lines have the times."""
 
     def __init__(self) -> None:
-        self.accept = Series()
+        self.accept = Sums()
         """Milliseconds from the order to its first byte at the server: the client's pool, network, accept queue."""
-        self.handle = Series()
+        self.handle = Sums()
         """Milliseconds from there to the engine's beginning: the server's event loop and handlers."""
-        self.back = Series()
+        self.back = Sums()
         """Milliseconds from the engine's end to the client: the server's event loop and the network."""
         self._open: dict[object, _Way] = {}
         self._touched: set[object] = set()

@@ -138,7 +138,7 @@ def test_an_event_in_a_log_and_in_json_counts_once(tmp_path: Path) -> None:
 
 def test_every_event_of_the_table_is_found_by_the_quick_expression() -> None:
     from loom.analysis.evidence import Problems
-    from loom.analysis.scanner import Scanner
+    from loom.analysis.scanner import KEPT, Scanner
     from loom.analysis.sources import Block
     from loom.timing.lines import format_line
 
@@ -153,9 +153,9 @@ def test_every_event_of_the_table_is_found_by_the_quick_expression() -> None:
     found, _ = scanner.scan("x", Block("\n".join(lines).encode(), 1))
 
     assert found.order == list(FORMS)
-    for name, form in FORMS.items():
-        ((_, trace, *fields),) = found.rows[name]
+    for name, kept in KEPT.items():
+        _, (trace,), *fields = found.columns[name]
         assert trace == (b"abc123" if name.startswith("weights.") else None)
-        for each, value in zip(form.fields, fields, strict=True):
+        for each, (value,) in zip(kept, fields, strict=True):
             said = value.decode()
             assert said == values[each.name] if each.digits is None else float(said) == 7
