@@ -15,6 +15,8 @@ from loom.cli.demos.training import DemoTraining, summarize
 from loom.train import Timeouts, digits
 
 BOUND = 120.0
+BACK_WITHIN = 180.0
+"""Seconds in which a pod is back on a busy machine, which may have to be deployed again."""
 
 
 class Counter(loom.Actor):
@@ -75,7 +77,7 @@ def training(job):
         if event.kind == "group_restored":
             say("restored", seconds=event.data["seconds"], host=event.data["host"])
             break
-    for event in job.events(timeout=BOUND):
+    for event in job.events(timeout=BACK_WITHIN):
         if event.name == "host_back":
             say("host_back")
             break
