@@ -83,6 +83,8 @@ describe('a delta', () => {
       workers: [{ address: 'tcp://w:1', reachable: true }],
     });
     expect(store.devices[0]).toMatchObject({ state: 'failed', reason: 'Xid 79', status: { utilization: 0.4 } });
+    expect(store.deviceStatus('g')).toEqual({ utilization: 0.4 });
+    expect(store.deviceStatus('h')).toBeNull();
     expect(store.policies).toEqual({ '*': 'stop' });
     expect(store.workers).toHaveLength(1);
   });

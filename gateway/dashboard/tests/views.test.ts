@@ -103,6 +103,44 @@ describe('each view', () => {
   });
 });
 
+describe('a row of the table of replicas', () => {
+  it('is seldom updated while it is out of sight, and at once when it comes in sight', async () => {
+    const tell: ((from: number, until: number) => void)[] = [];
+    vi.stubGlobal(
+      'IntersectionObserver',
+      class extends NoObserver {
+        constructor(seen: (entries: object[]) => void) {
+          super();
+          tell.push((top, bottom) => seen([{ boundingClientRect: { top: 0 }, intersectionRect: { top, bottom } }]));
+        }
+      },
+    );
+    await open('#/replicas');
+    const { store } = await import('../src/lib/page');
+    const stepAfter = (change: () => void): string => {
+      change();
+      store.flush();
+      flushSync();
+      return find('replica-table')!.querySelector('[data-replica="train_0@s1"] td:nth-child(4)')!.textContent;
+    };
+    const report = (step: number): void =>
+      store.handleWebSocketMessage({ type: 'delta', replicas: { 'train_0@s1': { step } } });
+    const sight = (from: number, until: number): void => tell.forEach((one) => one(from, until));
+    const place = [...find('replica-table')!.querySelectorAll('[data-replica]')].findIndex(
+      (one) => one instanceof HTMLElement && one.dataset['replica'] === 'train_0@s1',
+    );
+    store.now = 8000 - place + 1; // the row's turn was a second ago
+    expect(stepAfter(() => report(101))).toBe('101');
+    sight(2000, 2100);
+    expect(stepAfter(() => report(102))).toBe('101');
+    expect(stepAfter(() => (store.now += 7))).toBe('102');
+    store.now += 1;
+    expect(stepAfter(() => report(103))).toBe('102');
+    expect(stepAfter(() => sight(0, 100))).toBe('103');
+    expect(stepAfter(() => report(104))).toBe('104');
+  });
+});
+
 describe('a job on the overview', () => {
   it('is seldom updated while its card is out of sight, and at once when it comes in sight', async () => {
     const observers: ((isIntersecting: boolean) => void)[] = [];

@@ -1,6 +1,6 @@
 /** The devices. One that changes becomes another object, so that components see which have. */
 
-import type { Delta, DeviceInfo } from '../types';
+import type { Delta, DeviceInfo, DeviceStatus } from '../types';
 
 export class Devices {
   #byUuid = new Map<string, DeviceInfo>();
@@ -9,17 +9,27 @@ export class Devices {
     return [...this.#byUuid.values()];
   }
 
+  status(uuid: string): DeviceStatus | null {
+    return this.#byUuid.get(uuid)?.status ?? null;
+  }
+
   replace(devices: readonly DeviceInfo[]): void {
     this.#byUuid = new Map(devices.map((one) => [one.uuid, one]));
   }
 
-  /** Take what a delta says of devices; return whether it says something. */
-  take({ devices = {}, device_states: states = {} }: Delta): boolean {
+  /** Take the statuses of a delta; return whether it has some. */
+  takeStatuses({ devices = {} }: Delta): boolean {
     let changed = false;
     for (const uuid in devices) {
       this.#change(uuid, { status: devices[uuid]! });
       changed = true;
     }
+    return changed;
+  }
+
+  /** Take what else a delta says of devices; return whether it says something. */
+  take({ device_states: states = {} }: Delta): boolean {
+    let changed = false;
     for (const uuid in states) {
       const one = states[uuid];
       if (one) this.#byUuid.set(uuid, { ...one, status: this.#byUuid.get(uuid)?.status ?? null });

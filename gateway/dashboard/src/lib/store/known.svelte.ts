@@ -7,6 +7,7 @@ import { isShown } from '../shown.svelte';
 import type {
   Delta,
   DeviceInfo,
+  DeviceStatus,
   GoodputRecord,
   Incoming,
   PolicyAction,
@@ -31,7 +32,7 @@ import { Steps } from './steps';
 import type { Need, Subscriptions } from './subscriptions';
 
 const SETTLED: ReadonlySet<string> = new Set(['running', 'paused', 'draining', 'stalled', 'recovering', 'failed', 'finished', 'registering']);
-const SUBJECTS = ['structure', 'states', 'reports', 'configs', 'jobs', 'devices', 'events', 'commands', 'live'] as const;
+const SUBJECTS = ['structure', 'states', 'reports', 'configs', 'jobs', 'devices', 'statuses', 'events', 'commands', 'live'] as const;
 // With a command to ten thousand replicas, or while as many register, these change as often.
 const SELDOM = { structure: 250, configs: 1000 };
 
@@ -97,9 +98,16 @@ export abstract class Known {
     return found ? copyOf(found) : null;
   }
 
+  /** The devices, for readers that do not need to know of new statuses. */
   get devices(): DeviceInfo[] {
     this.changes.read('devices');
     return this.#devices.list();
+  }
+
+  /** The newest status of a device. */
+  deviceStatus(uuid: string): DeviceStatus | null {
+    for (const one of ['devices', 'statuses'] as const) this.changes.read(one);
+    return this.#devices.status(uuid);
   }
 
   /** The events, the oldest first. */
@@ -252,6 +260,7 @@ export abstract class Known {
       this.changes.note('jobs');
     }
     if (this.#jobs.sample(this.clock())) this.changes.note('jobs');
+    if (this.#devices.takeStatuses(message)) this.changes.note('statuses');
     if (this.#devices.take(message)) this.changes.note('devices');
     this.#takeCommon(message);
   }
