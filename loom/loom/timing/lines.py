@@ -94,12 +94,14 @@ def format_line(name: str, trace: object, fields: Mapping[str, object]) -> str |
     if form.sentence:
         values = {field.name: _text(fields.get(field.name, "?"), field) for field in form.fields}
         return form.sentence.format_map(values)
-    text = form.head.replace("[ID]", f"[{trace or '-'}]") if "[ID]" in form.head else form.head
-    for field in form.fields:
-        key, digits, _ = field
+    text, behind, parts = _PARTS[name]
+    if behind is not None:
+        text += f"{trace or '-'}{behind}"
+    for key, part, field in parts:
         value = fields.get(key)
-        if value.__class__ is float and digits is not None:  # most of them, and this is a third of the time
-            text += f" {key}={value:.{digits}f}"
+        kind = value.__class__
+        if field.digits is not None and (kind is float or (kind is int and -_EXACT < value < _EXACT)):  # type: ignore[operator]
+            text += part % value
         elif value is not None:
             text += f" {key}={_text(value, field)}"
     return text
@@ -177,6 +179,17 @@ def _parse_sentence(text: str) -> Line:
     raise ValueError(f"other words than expected in {text[:40]!r}")
 
 
+_EXACT = 1 << 53
+"""Integers below this are the same as floats."""
+_PARTS = {
+    name: (
+        form.head.partition("ID]")[0],
+        form.head.partition("ID")[2] or None,
+        tuple((field.name, f" {field.name}=%.{field.digits}f", field) for field in form.fields),
+    )
+    for name, form in FORMS.items()
+}
+"""What is before the trace id, what is behind it, and the fields, of the line of each event."""
 _NUMBER = tuple(f"{{:.{digits}f}}".format for digits in range(4))
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _PLAIN = re.compile(r'[^\s"\x00-\x1f\x7f]*[^\s"\x00-\x1f\x7f,;)]')

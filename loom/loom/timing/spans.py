@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 
 from loom.timing import clock, otlp
-from loom.timing.files import HOST, EventFile
-from loom.timing.lines import format_line
+from loom.timing.files import HOST, EventFile, encode_flat, who
+from loom.timing.lines import FORMS, format_line
 from loom.timing.trace_ids import checked_trace, current_trace, reset
 
 Record = dict[str, object]
@@ -26,6 +26,8 @@ _around: ContextVar[tuple[str, str] | None] = ContextVar("loom_span", default=No
 
 _RESERVED = frozenset({"name", "time", "host", "pid", "trace"})
 """Keys of a record that no field replaces: a field of such a name gets a ``_`` behind it."""
+_SPECIAL = _RESERVED | {"t", "role"}
+"""Keys of a record."""
 
 
 class _Recorder:
@@ -37,6 +39,7 @@ class _Recorder:
         self.listeners: list[Sink] = []
         url = otlp.endpoint(os.environ)
         self.exporter = otlp.Exporter(url, os.environ) if url else None
+        self.pid = 0
         self.read_environment()
         self.after_fork()
 
@@ -48,6 +51,7 @@ class _Recorder:
     def after_fork(self) -> None:
         """Take what belongs to one process."""
         self.pid = os.getpid()
+        self._who = who(self.pid, self.role)
         self._spans = count(random.SystemRandom().getrandbits(63))
 
     def span_id(self) -> str:
@@ -66,8 +70,23 @@ class _Recorder:
         if self.exporter:
             sinks.append(self.exporter.take)
         self.sinks = (*sinks, *self.listeners)
+        self._direct = not self.exporter and not self.listeners
+        self._who = who(self.pid, self.role)
 
     def record(self, name: str, start: float, unix: float, trace: str | None, fields: Record) -> None:
+        """Give an event to the sinks. The fields are the recorder's from then on."""
+        if self._direct and _SPECIAL.isdisjoint(fields):
+            # Nearly all events, without a record. The code of an event is seldom in the processor's caches.
+            t, file, line = _micro(start), self.file, None
+            if file is not None:
+                line = encode_flat(name, t, _micro(unix), self._who, trace, fields)
+                if line is not None:
+                    file.append(line)
+            if file is None or line is not None:
+                if self.lines and name in FORMS:
+                    fields["t"] = t
+                    self._write_line(name, trace, fields)
+                return
         if not _RESERVED.isdisjoint(fields):
             fields = {f"{key}_" if key in _RESERVED else key: value for key, value in fields.items()}
         record: Record = {
@@ -78,8 +97,11 @@ class _Recorder:
             sink(record)
 
     def write_line(self, record: Record) -> None:
+        self._write_line(str(record["name"]), record["trace"], record)
+
+    def _write_line(self, name: str, trace: object, fields: Record) -> None:
         try:
-            line = format_line(str(record["name"]), record["trace"], record)
+            line = format_line(name, trace, fields)
             if line is not None:
                 sys.stdout.write(line + "\n")
                 sys.stdout.flush()

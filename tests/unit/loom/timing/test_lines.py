@@ -77,6 +77,24 @@ SEED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (2.7, "3"),
+        (-0.2, "-0"),
+        (True, "1"),
+        ("4", "4"),
+        (2**53 + 1, "9007199254740992"),
+        (10**400, "?"),
+        ("x", "?"),
+    ],
+)
+def test_a_number_of_another_kind_is_rounded_to_the_digits_of_its_field(step, said):
+    fields = {"step": step, "write_ms": 3}
+    assert format_line("ckpt.write.done", None, fields) == f"[ckpt] write.done step={said} write_ms=3.0"
+    assert format_line("ckpt.write.done", None, {"write_ms": float("nan")}) == "[ckpt] write.done write_ms=nan"
+
+
 def test_the_table_is_covered():
     assert {name for _, name, _, _ in SEED} == set(FORMS)
 

@@ -185,32 +185,58 @@ def test_what_json_does_not_have_is_text(tmp_path):
     assert recorder.file.lost == 1
 
 
-RECORDS = (
-    {
-        "name": "load",
-        "t": 0.25,
-        "role": None,
-        "path": '/é\u2028\x1f"',
-        "rows": 10**30,
-        "lost": float("nan"),
-        "all": True,
-    },
-    {"name": "load", "t": 1e-7, "wall_ms": float("-inf"), "half": "\ud800"},
-    {"name": "load", "path": Path("/é"), "rows": [1, True, {"a": 0.5}], "raw": b"\xff", "ids": {3}},
+FLAT = (
+    {},
+    {"path": '/é\u2028\x1f"', "rows": 10**30, "tiny": 1e-7, "large": 1e300, "all": True, "none": None, "é": -0.0},
+    {"half": "\ud800"},
+)
+OTHERS = (
+    {"lost": float("nan")},
+    {"wall_ms": float("-inf"), "half": "\ud800"},
+    {"path": Path("/é"), "rows": [1, True, {"a": 0.5}], "raw": b"\xff", "ids": {3}},
 )
 
 
-@pytest.mark.parametrize("without", ["pydantic", "json's C encoder"])
-@pytest.mark.parametrize("record", RECORDS)
-def test_a_record_reads_the_same_whatever_encodes_it(monkeypatch, without, record):
-    if without == "pydantic":
-        monkeypatch.setitem(sys.modules, "pydantic_core", None)
-        assert files._encoder.__wrapped__() is files._encode_any
-        encode = files._encode_any
-    else:
-        monkeypatch.setattr("json.encoder.c_make_encoder", None)
-        encode = files._any_encoder()
-    assert repr(json.loads(encode(record))) == repr(json.loads(files._encoder()(record)))
+@pytest.mark.parametrize("fields", [*FLAT, *OTHERS])
+def test_a_record_reads_the_same_whatever_encodes_it(monkeypatch, tmp_path, fields):
+    configure(folder=tmp_path, role='a"b')
+    event("load", **fields)
+    (line,) = recorder.file.path.read_text().splitlines()
+    said = json.loads(line)
+    record = {
+        "name": "load", "t": said["t"], "time": said["time"], "host": files.HOST, "pid": os.getpid(),
+        "role": 'a"b', "trace": None, **fields,
+    }  # fmt: skip
+    monkeypatch.setattr("json.encoder.c_make_encoder", None)
+
+    assert (
+        repr(said) == repr(json.loads(files._any_encoder()(record))) == repr(json.loads(files._encode_any(record)))
+    )
+    assert (files.encode_flat("load", 1.0, 2.0, files.who(1, None), "abc", fields) is None) == (fields in OTHERS)
+
+
+def test_a_field_may_replace_the_time_and_the_role(tmp_path):
+    configure(folder=tmp_path, role="trainer")
+    event("load", t=0.5, role="generator")
+    record = json.loads(recorder.file.path.read_text())
+    assert (record["t"], record["role"]) == (0.5, "generator")
+
+
+@pytest.mark.parametrize("stop", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)"])
+def test_the_last_event_of_a_process_that_is_killed_is_in_its_file_and_in_its_log(tmp_path, stop):
+    code = f"""
+import os, signal
+from loom.timing import configure, event, span
+configure(folder={str(tmp_path)!r}, lines=True)
+with span("load", path="/x"):
+    for step in range(1, 4): event("ckpt.write.done", step=step, write_ms=234.5)
+    {stop}
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (file,) = tmp_path.iterdir()
+    assert ended.returncode in (-9, 1)
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3]
+    assert ended.stdout.splitlines() == [f"[ckpt] write.done step={step} write_ms=234.5" for step in (1, 2, 3)]
 
 
 def test_a_record_leaves_a_generator_as_it_is(tmp_path):
