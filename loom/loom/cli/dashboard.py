@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import webbrowser
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Annotated
 
 import typer
@@ -26,11 +26,12 @@ def dashboard(
     command runs, and forwards, until Ctrl-C.
     """
     address = access.gateway().page("view" if view else None)
-    if browser and webbrowser.open(address):
-        typer.echo(f"opened {address.partition('#')[0]} in a browser")
-    else:
-        typer.echo(address)
-    if access.forward is not None:
-        typer.echo(f"forwarding to {access.forward.name} until Ctrl-C", err=True)
-        with suppress(KeyboardInterrupt):
+    # Whoever sees the address may press Ctrl-C.
+    with nullcontext() if access.forward is None else suppress(KeyboardInterrupt):
+        if browser and webbrowser.open(address):
+            typer.echo(f"opened {address.partition('#')[0]} in a browser")
+        else:
+            typer.echo(address)
+        if access.forward is not None:
+            typer.echo(f"forwarding to {access.forward.name} until Ctrl-C", err=True)
             threading.Event().wait()
