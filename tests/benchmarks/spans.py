@@ -1,9 +1,9 @@
 """What `loom.timing` costs: one event and one span, and all those of a step of reinforcement learning.
 
 One step is short: it computes for `STEP` seconds, and in it is every event that the pipeline of `loom.rl` has in a
-step with four generators, written to a file and as lines. Its share is the time within the calls over the whole of
-the step. The other one is that of the shipped task, in a session of a cluster on this machine. Its share is what
-the events of all its processes cost, at the cost of an event in the short step, as if none were at the same time.
+step with four generators, written to a file and as lines. The other one is that of the shipped task, in a session
+of a cluster on this machine. The share is the CPU time within `loom.timing`, that of the threads which write
+included, of the CPU time that all processes of the step take.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import psutil
 
 import loom
 from loom.rl import arithmetic_run
-from loom.timing import configure, event, span, trace
+from loom.timing import configure, event, flush, span, trace
 from loom.timing.spans import recorder
+from loom.timing.writer import Writer
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import budgeted
+from tests.benchmarks.spent import Spent, in_all_processes, measured, read
 
 __all__ = ["SpansPlan", "measure"]
 
@@ -44,15 +52,17 @@ class SpansPlan:
     calls: int = 20_000
     """Events, and spans, in each round."""
     steps: int = 20
-    shipped: int = 30
+    shipped: int = 100
     """Steps of the shipped task."""
 
 
 def measure(plan: SpansPlan, command: str, say: Callable[[str], object] = lambda text: None) -> BudgetReport:
     """Measure events and spans with and without a file, and a step."""
     found: dict[str, list[float]] = {}
-    costs: list[float] = []
     shares: list[float] = []
+    shipped: list[float] = []
+    cores: list[float] = []
+    rates: list[float] = []
     for number in range(plan.rounds):
         say(f"round {number + 1} of {plan.rounds}")
         for where in ("nothing listens", "with a file"):
@@ -60,11 +70,11 @@ def measure(plan: SpansPlan, command: str, say: Callable[[str], object] = lambda
                 found.setdefault(f"event, {where}", []).append(_per_call(_event, plan.calls))
                 found.setdefault(f"span, {where}", []).append(_per_call(_span, plan.calls))
         with _recording(file=True, lines=True):
-            spent, took = _spent(plan.steps)
-        costs.append(spent / plan.steps / EVENTS)
-        shares.append(spent / took)
-    say("the shipped task")
-    rate = _events_a_second(plan.shipped)
+            shares.append(_share_of_steps(plan.steps))
+        one = _share_of_the_shipped_task(plan.shipped)
+        shipped.append(one.share)
+        cores.append(one.cores)
+        rates.append(one.rate)
     micro = {name: tuple(1e6 * one for one in each) for name, each in found.items()}
     here = "µs"
     budgets = (
@@ -74,16 +84,16 @@ def measure(plan: SpansPlan, command: str, say: Callable[[str], object] = lambda
         budgeted(
             "instrumentation of the shipped task",
             "instrumentation of a step of the shipped task",
-            "time in events / step",
-            [rate * cost for cost in costs],
+            "CPU time in events / of the step",
+            shipped,
         ),
     )
-    micro["event in a step"] = tuple(1e6 * cost for cost in costs)
-    figures = tuple(Figure(name, here, each) for name, each in micro.items())
-    notes = (
-        f"a step computes for {STEP * 1000:g} ms and has {EVENTS} events, to a file and as lines",
-        f"all processes of the shipped task together have {rate:.3g} events a second",
+    figures = (
+        *(Figure(name, here, each) for name, each in micro.items()),
+        Figure("events, spans and traces of the shipped task", "a second", tuple(rates)),
+        Figure("what the shipped task takes", "cores", tuple(cores)),
     )
+    notes = (f"a step computes for {STEP * 1000:g} ms and has {EVENTS} events, to a file and as lines",)
     return BudgetReport("spans", command, describe_machine(), asdict(plan), budgets, figures, notes)
 
 
@@ -113,31 +123,81 @@ def _per_call(call: Callable[[], None], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         call()
+    flush()
     return (time.perf_counter() - start) / calls
 
 
-def _spent(steps: int) -> tuple[float, float]:
-    """Return the seconds within the events of steps, and those of the steps."""
-    spent = 0.0
-    began = time.perf_counter()
-    for step in range(steps):
-        start = time.perf_counter()
-        _events_of(step)
-        spent += time.perf_counter() - start
-        _compute()
-    return spent, time.perf_counter() - began
+def _share_of_steps(steps: int) -> float:
+    """Return the share of the events of steps, and of writing them."""
+    written: list[Spent] = []
+    with patch.object(Writer, "flush", measured(Writer.flush, written)):
+        spent = 0.0
+        began = time.perf_counter()
+        for step in range(steps):
+            start = time.thread_time()
+            _events_of(step)
+            spent += time.thread_time() - start
+            _compute()
+        flush()
+        took = time.perf_counter() - began
+    return (spent + sum(one.seconds for one in written)) / took
 
 
-def _events_a_second(steps: int) -> float:
-    """Return how many events the processes of the shipped task have in a second of its steps."""
-    with tempfile.TemporaryDirectory(prefix="loom-benchmark-") as folder, loom.local(hosts=1) as job:
-        job.print_logs = False
-        job.run(arithmetic_run(Path(folder), steps=steps, generators=GENERATORS).run, name="rl")
-        files = Path(folder, "timing").glob("*.jsonl")
-        found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    began = min(one["t"] for one in found if one["name"] == "step.begin")
-    ended = max(one["t"] for one in found if one["name"] == "step.complete")
-    return sum(began <= one["t"] <= ended for one in found) / (ended - began)
+class _Shipped(NamedTuple):
+    """What the events of the shipped task cost."""
+
+    share: float
+    """Of the CPU time of all processes of the session."""
+    cores: float
+    """Seconds of CPU time a second."""
+    rate: float
+    """Events, spans and traces a second."""
+
+
+def _share_of_the_shipped_task(steps: int) -> _Shipped:
+    with tempfile.TemporaryDirectory(prefix="loom-benchmark-") as name:
+        found, folder = Path(name, "found"), Path(name, "run")
+        with in_all_processes(found), loom.local(hosts=1) as job, _CpuTime() as cpu:
+            job.print_logs = False
+            job.run(arithmetic_run(folder, steps=steps, generators=GENERATORS).run, name="rl")
+        texts = [file.read_text() for file in folder.glob("timing/*.jsonl")]
+        events = [json.loads(line) for text in texts for line in text.splitlines()]
+        began = min(one["t"] for one in events if one["name"] == "step.begin")
+        ended = max(one["t"] for one in events if one["name"] == "step.complete")
+        spent = read(found, began, ended)
+    cores = cpu.between(began, ended) / (ended - began)
+    took = sum(one.seconds for one in spent) / (ended - began)
+    return _Shipped(took / cores, cores, len(spent) / (ended - began))
+
+
+class _CpuTime:
+    """The CPU time of all processes that this one has started, looked at once a second while a block runs."""
+
+    def __enter__(self) -> _CpuTime:
+        self._seen: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def between(self, began: float, ended: float) -> float:
+        """Return the seconds between two times of this host's clock, on the line through the looks around them."""
+        times, seconds = zip(*self._seen, strict=True)
+        return float(np.interp(ended, times, seconds) - np.interp(began, times, seconds))
+
+    def _watch(self) -> None:
+        this = psutil.Process()
+        while not self._over.wait(1):
+            total = 0.0
+            for process in this.children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    used = process.cpu_times()
+                    total += used.user + used.system
+            self._seen.append((time.monotonic(), total))
 
 
 def _events_of(step: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from loom.timing.clock import now
 from loom.timing.first_byte import FirstByte
-from loom.timing.spans import Span, configure, event, span
+from loom.timing.spans import Span, configure, event, flush, span
 from loom.timing.trace_ids import current_trace, trace
 
-__all__ = ["FirstByte", "Span", "configure", "current_trace", "event", "now", "span", "trace"]
+__all__ = ["FirstByte", "Span", "configure", "current_trace", "event", "flush", "now", "span", "trace"]

@@ -9,11 +9,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 MAX_BYTES = 64 << 20
 """Bytes of a file; at them it becomes ``HOST-PID.1.jsonl``, and the one before that is deleted."""
+AT_ONCE = 1 << 20
+"""Bytes that are written at once, or one line."""
 RETRY_S = 5.0
 """Seconds until a file that could not be opened is tried again."""
 
@@ -48,29 +50,41 @@ class EventFile:
         """The file of this process."""
         return self.folder / f"{HOST}-{os.getpid()}.jsonl"
 
-    def write(self, record: dict[str, object]) -> None:
-        """Append a record as a line."""
-        try:
-            line = _encode_any(record) + b"\n"
-        except (TypeError, ValueError, RecursionError) as error:  # a field that contains itself, or keys of no text
-            return self._count(error)
-        self.append(line)
-
-    def append(self, line: bytes) -> None:
-        """Append a line with its end."""
+    def append(self, lines: Sequence[str]) -> None:
+        """Append lines of ASCII with their ends."""
         with self._lock:
-            try:
-                if self._descriptor < 0 or self._pid != os.getpid() or self._size + len(line) > self.max_bytes:
-                    self._open(len(line))
-                if self._torn:
-                    line = b"\n" + line
-                written = os.write(self._descriptor, line)
-                self._size += written
-                self._torn = written < len(line)
-                if self._torn:
-                    raise OSError(28, f"{written} of {len(line)} bytes were written")
-            except OSError as error:
-                self._count(error)
+            group: list[str] = []
+            size = 0
+            for line in lines:
+                if group and size + len(line) > min(AT_ONCE, self.max_bytes):
+                    self._append("".join(group).encode())
+                    group, size = [], 0
+                group.append(line)
+                size += len(line)
+            self._append("".join(group).encode())
+
+    def leave_out(self, error: Exception, events: int = 1) -> None:
+        """Count events that were not written."""
+        self.lost += events
+        if not self._said:
+            self._said = True
+            _log.warning("cannot write timing events to %s, and leaves them out: %s", self.folder, error)
+
+    def _append(self, lines: bytes) -> None:
+        end = b"\n" if self._torn else b""  # of the line that was cut off
+        written = 0
+        try:
+            if self._descriptor < 0 or self._pid != os.getpid() or self._size + len(lines) > self.max_bytes:
+                self._open(len(lines))
+            written = os.write(self._descriptor, end + lines)
+            self._size += written
+            self._torn = self._torn and not written
+            if written < len(end) + len(lines):
+                raise OSError(28, f"{written} of {len(lines)} bytes were written")
+        except OSError as error:
+            whole = max(written - len(end), 0)
+            self._torn = self._torn or lines[:whole][-1:] not in (b"", b"\n")
+            self.leave_out(error, lines.count(b"\n", whole))
 
     def close(self) -> None:
         """Close the file."""
@@ -96,12 +110,6 @@ class EventFile:
             descriptor, size = os.open(path, flags, 0o600), 0
         self._descriptor, self._pid, self._size, self._retry_at = descriptor, os.getpid(), size, 0.0
 
-    def _count(self, error: Exception) -> None:
-        self.lost += 1
-        if not self._said:
-            self._said = True
-            _log.warning("cannot write timing events to %s, and leaves them out: %s", self.folder, error)
-
 
 def plain(value: object) -> object:
     """Return a value that JSON has: the number of a numpy or torch scalar, or else its text."""
@@ -114,6 +122,8 @@ def plain(value: object) -> object:
     return str(value)
 
 
+PLAIN = frozenset((int, float, str, bool, type(None)))
+"""The classes of values that nobody can change, and of which `encode_flat` makes JSON."""
 _quoted = json.encoder.encode_basestring_ascii
 _LARGEST = sys.float_info.max
 
@@ -123,10 +133,21 @@ def who(pid: int, role: str | None) -> str:
     return f'"host":{_quoted(HOST)},"pid":{pid},"role":{"null" if role is None else _quoted(role)}'
 
 
+_keys: dict[str, str] = {}
+"""What comes before the value of a field, by its key: a program has few."""
+
+
+def _key(key: str) -> str:
+    if len(_keys) > 1000:
+        _keys.clear()
+    text = _keys[key] = f",{_quoted(key)}:"
+    return text
+
+
 def encode_flat(
     name: str, t: float, unix: float, who: str, trace: str | None, fields: Mapping[str, object]
-) -> bytes | None:
-    """Return the line of an event, sooner than any encoder does; None if its fields are not plain values.
+) -> str | None:
+    """Return the line of an event, in ASCII, sooner than any encoder does; None if its fields are not plain values.
 
     Args:
         name: the name of the event.
@@ -138,36 +159,48 @@ def encode_flat(
     """
     try:
         trace = "null" if trace is None else _quoted(trace)
-        text = f'{{"name":{_quoted(name)},"t":{t!r},"time":{unix!r},{who},"trace":{trace}'
+        text = f'{{"name":{_quoted(name)},"t":{t:.6f},"time":{unix:.6f},{who},"trace":{trace}'
         for key, value in fields.items():
+            text += _keys.get(key) or _key(key)
             kind = value.__class__
             if kind is float:
                 if not -_LARGEST <= value <= _LARGEST:  # type: ignore[operator]
                     return None
-                text += f",{_quoted(key)}:{value!r}"
+                text += repr(value)
             elif kind is str:
-                text += f",{_quoted(key)}:{_quoted(value)}"  # type: ignore[arg-type]
+                text += _quoted(value)  # type: ignore[arg-type]
             elif kind is int:
-                text += f",{_quoted(key)}:{value}"
+                text += repr(value)
             elif value is None:
-                text += f",{_quoted(key)}:null"
+                text += "null"
             elif kind is bool:
-                text += f",{_quoted(key)}:{'true' if value else 'false'}"
+                text += "true" if value else "false"
             else:
                 return None
-        return (text + "}\n").encode()
+        return text + "}\n"
     except (TypeError, ValueError):  # a name that is no text, or more digits than Python makes of an integer
         return None
 
 
-def _any_encoder() -> Callable[[dict[str, object]], bytes]:
+def _any_encoder() -> Callable[[dict[str, object]], str]:
     """Return what makes JSON of any record. `json.JSONEncoder` makes a C encoder for each, which takes longer."""
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         encode = json.JSONEncoder(default=plain, separators=(",", ":")).encode
-        return lambda record: encode(record).encode()
+        return encode
     pieces = make(None, plain, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
-    return lambda record: "".join(pieces(record, 0)).encode()
+    return lambda record: "".join(pieces(record, 0))
 
 
 _encode_any = _any_encoder()
+
+
+def encode(record: dict[str, object]) -> str:
+    """Return the line of a record, in ASCII, with its end.
+
+    Raises:
+        TypeError: a key is no text.
+        ValueError: a field contains itself.
+        RecursionError: fields lie too deep in each other.
+    """
+    return _encode_any(record) + "\n"

@@ -91,19 +91,27 @@ def format_line(name: str, trace: object, fields: Mapping[str, object]) -> str |
     form = FORMS.get(name)
     if form is None:
         return None
+    whole, keys, texts = _WHOLE[name]
+    try:  # nearly all events have all fields
+        values = [fields[key] for key in keys]
+        for place in texts:
+            value = values[place]
+            if value.__class__ is not str or not _PLAIN.fullmatch(value):
+                raise TypeError
+        if form.sentence is None:
+            return whole % (trace or "-", *values)
+        return whole % (*values,)
+    except (KeyError, TypeError, OverflowError):
+        pass
     if form.sentence:
-        values = {field.name: _text(fields.get(field.name, "?"), field) for field in form.fields}
-        return form.sentence.format_map(values)
-    text, behind, parts = _PARTS[name]
-    if behind is not None:
-        text += f"{trace or '-'}{behind}"
-    for key, part, field in parts:
-        value = fields.get(key)
-        kind = value.__class__
-        if field.digits is not None and (kind is float or (kind is int and -_EXACT < value < _EXACT)):  # type: ignore[operator]
-            text += part % value
-        elif value is not None:
-            text += f" {key}={_text(value, field)}"
+        return form.sentence.format_map(
+            {field.name: _text(fields.get(field.name, "?"), field) for field in form.fields}
+        )
+    text = form.head.replace("[ID]", f"[{trace or '-'}]")
+    for field in form.fields:
+        value = fields.get(field.name)
+        if value is not None:
+            text += f" {field.name}={_text(value, field)}"
     return text
 
 
@@ -179,17 +187,25 @@ def _parse_sentence(text: str) -> Line:
     raise ValueError(f"other words than expected in {text[:40]!r}")
 
 
-_EXACT = 1 << 53
-"""Integers below this are the same as floats."""
-_PARTS = {
+def _whole(form: Form) -> str:
+    """Return the line of an event with all its fields, for the operator ``%``."""
+    parts = {field.name: "%s" if field.digits is None else f"%.{field.digits}f" for field in form.fields}
+    if form.sentence:
+        return form.sentence.format_map(parts)
+    # A line without a trace id takes its place in no characters.
+    head = form.head.replace("[ID]", "[%s]") if "[ID]" in form.head else f"%.0s{form.head}"
+    return head + "".join(f" {name}={part}" for name, part in parts.items())
+
+
+_WHOLE = {
     name: (
-        form.head.partition("ID]")[0],
-        form.head.partition("ID")[2] or None,
-        tuple((field.name, f" {field.name}=%.{field.digits}f", field) for field in form.fields),
+        _whole(form),
+        tuple(field.name for field in form.fields),
+        tuple(place for place, field in enumerate(form.fields) if field.digits is None),
     )
     for name, form in FORMS.items()
 }
-"""What is before the trace id, what is behind it, and the fields, of the line of each event."""
+"""The whole line of each event, the names of its fields, and the places of those that are texts."""
 _NUMBER = tuple(f"{{:.{digits}f}}".format for digits in range(4))
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _PLAIN = re.compile(r'[^\s"\x00-\x1f\x7f]*[^\s"\x00-\x1f\x7f,;)]')

@@ -6,21 +6,30 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
-from contextvars import ContextVar, Token
-from itertools import count
+from collections.abc import Callable, Sequence
+from contextvars import Context, ContextVar, Token, copy_context
+from itertools import count, groupby
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from loom.timing import clock, otlp
-from loom.timing.files import HOST, EventFile, encode_flat, who
+from loom.timing.clock import monotonic
+from loom.timing.files import HOST, PLAIN, EventFile, encode, encode_flat, who
 from loom.timing.lines import FORMS, format_line
-from loom.timing.trace_ids import checked_trace, current_trace, reset
+from loom.timing.trace_ids import checked_trace, reset, trace_here
+from loom.timing.writer import Writer
 
 Record = dict[str, object]
 Sink = Callable[[Record], None]
+Ended = tuple[float, int, object]
+"""What a span is beside an event: its milliseconds, its id, and `_around` at its begin."""
+Entry = tuple[str, float, str | None, Record, Context | None, Ended | None]
+"""What waits to be written: a name, when by this host's clock, the trace id, the fields, and where lines go."""
+Written = tuple[str | None, str | None, Context | None]
+"""The line of a file, that of a log, and where this one goes."""
 
-_around: ContextVar[tuple[str, str] | None] = ContextVar("loom_span", default=None)
+_around: ContextVar[tuple[int, int] | None] = ContextVar("loom_span", default=None)
 """The ids of the span around what runs now, and of the outermost one."""
 
 
@@ -40,6 +49,7 @@ class _Recorder:
         url = otlp.endpoint(os.environ)
         self.exporter = otlp.Exporter(url, os.environ) if url else None
         self.pid = 0
+        self._writer = Writer(self._write)
         self.read_environment()
         self.after_fork()
 
@@ -52,62 +62,133 @@ class _Recorder:
         """Take what belongs to one process."""
         self.pid = os.getpid()
         self._who = who(self.pid, self.role)
-        self._spans = count(random.SystemRandom().getrandbits(63))
+        self.spans = count(random.SystemRandom().getrandbits(63))
+        self._writer.after_fork()
 
     def span_id(self) -> str:
-        return f"{next(self._spans) & 0xFFFFFFFFFFFFFFFF:016x}"
+        return _hex(next(self.spans))
 
     def set_folder(self, folder: str | os.PathLike[str] | None) -> None:
+        self.flush()
         if self.file:
             self.file.close()
         self.file = EventFile(folder) if folder else None
         self.refresh()
 
     def refresh(self) -> None:
-        sinks: list[Sink] = [self.file.write] if self.file else []
-        if self.lines:
-            sinks.append(self.write_line)
+        sinks: list[Sink] = [self._take] if self.file or self.lines else []
         if self.exporter:
             sinks.append(self.exporter.take)
         self.sinks = (*sinks, *self.listeners)
         self._direct = not self.exporter and not self.listeners
         self._who = who(self.pid, self.role)
 
-    def record(self, name: str, start: float, unix: float, trace: str | None, fields: Record) -> None:
-        """Give an event to the sinks. The fields are the recorder's from then on."""
-        if self._direct and _SPECIAL.isdisjoint(fields):
-            # Nearly all events, without a record. The code of an event is seldom in the processor's caches.
-            t, file, line = _micro(start), self.file, None
-            if file is not None:
-                line = encode_flat(name, t, _micro(unix), self._who, trace, fields)
-                if line is not None:
-                    file.append(line)
-            if file is None or line is not None:
-                if self.lines and name in FORMS:
-                    fields["t"] = t
-                    self._write_line(name, trace, fields)
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def record(
+        self, name: str, start: float, trace: str | None, fields: Record, ended: Ended | None = None
+    ) -> None:
+        """Give an event or a span to the sinks. The fields are the recorder's from then on."""
+        if self._direct:
+            for value in fields.values():
+                if value.__class__ not in PLAIN:
+                    break
+            else:  # nearly all events
+                self._writer.take((name, start, trace, fields, copy_context() if self.lines else None, ended))
                 return
-        if not _RESERVED.isdisjoint(fields):
-            fields = {f"{key}_" if key in _RESERVED else key: value for key, value in fields.items()}
-        record: Record = {
-            "name": name, "t": _micro(start), "time": _micro(unix), "host": HOST, "pid": self.pid,
-            "role": self.role, "trace": trace, **fields,
-        }  # fmt: skip
+        if ended is not None:
+            fields = _with(fields, ended, trace)
+        unix = time.time() - clock.monotonic() + start
+        record = self._record(name, _micro(start + clock.offset().seconds), unix, trace, fields)
         for sink in self.sinks:
             sink(record)
 
-    def write_line(self, record: Record) -> None:
-        self._write_line(str(record["name"]), record["trace"], record)
+    def _record(self, name: str, t: float, unix: float, trace: str | None, fields: Record) -> Record:
+        if not _RESERVED.isdisjoint(fields):
+            fields = {f"{key}_" if key in _RESERVED else key: value for key, value in fields.items()}
+        return {
+            "name": name, "t": t, "time": _micro(unix), "host": HOST, "pid": self.pid,
+            "role": self.role, "trace": trace, **fields,
+        }  # fmt: skip
 
-    def _write_line(self, name: str, trace: object, fields: Record) -> None:
+    def _take(self, record: Record) -> None:
+        """Have a record written as it is now: what it holds may change."""
+        line = self._encoded(record) if self.file else None
+        text = format_line(str(record["name"]), record["trace"], record) if self.lines else None
+        self._writer.take((line, text, copy_context()))
+
+    def _write(self, entries: Sequence[Entry | Written]) -> None:
+        offset, unix = clock.offset().seconds, time.time() - monotonic()
+        written = [entry if len(entry) == 3 else self._written(entry, offset, unix) for entry in entries]
+        lines = [line for line, _, _ in written if line is not None]
+        if lines and self.file:
+            self.file.append(lines)
+        texts = ((text, context) for _, text, context in written if text is not None)
+        for stream, some in groupby(texts, _stream):
+            try:
+                stream.write("".join([f"{text}\n" for text, _ in some]))
+                stream.flush()
+            except Exception:  # noqa: BLE001 - it is closed, full, in use, or a program's own: the work goes on
+                self.lines = False
+                self.refresh()
+
+    def _written(self, entry: Entry, offset: float, unix: float) -> Written:
+        name, start, trace, fields, context, ended = entry
+        if ended is not None:
+            fields = _with(fields, ended, trace)
+        t = _micro(start + offset)
+        if "t" in fields:
+            given = fields["t"]
+            if isinstance(given, float) and 0 <= given < _LATEST:
+                t = _micro(given)
+                del fields["t"]
+        line = None
+        if self.file:
+            if _SPECIAL.isdisjoint(fields):
+                line = encode_flat(name, t, start + unix, self._who, trace, fields)
+            if line is None:
+                line = self._encoded(self._record(name, t, start + unix, trace, fields))
+        if context is None or name not in FORMS:
+            return line, None, None
+        fields.setdefault("t", t)
+        return line, format_line(name, trace, fields), context
+
+    def _encoded(self, record: Record) -> str | None:
         try:
-            line = format_line(name, trace, fields)
-            if line is not None:
-                sys.stdout.write(line + "\n")
-                sys.stdout.flush()
-        except (OSError, ValueError):  # stdout is closed or full: the caller's work goes on
-            self.lines = False
-            self.refresh()
+            return encode(record)
+        except (TypeError, ValueError, RecursionError) as error:
+            if self.file:
+                self.file.leave_out(error)
+            return None
+
+
+def _with(fields: Record, ended: Ended, trace: str | None) -> Record:
+    """Return the fields of a span."""
+    dur_ms, id, around = ended
+    fields = {"dur_ms": round(dur_ms, 4), **fields, "span": _hex(id), "parent": None}
+    if isinstance(around, tuple):
+        parent, root = around
+        fields["parent"] = _hex(parent)
+        if trace is None:
+            fields["root"] = _hex(root)
+    return fields
+
+
+def _hex(id: int) -> str:
+    return f"{id & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def _stream(line: tuple[str | None, Context | None]) -> TextIO:
+    """Return where `sys.stdout` writes in the context of an event: the driver's writes to the run of the caller."""
+    stream = sys.stdout
+    here = getattr(stream, "here", None)
+    found: TextIO = stream if here is None or line[1] is None else line[1].run(here)
+    return found
+
+
+_LATEST = 1e12
+"""Seconds, of which `_micro` makes an integer that a float holds."""
 
 
 def _micro(seconds: float) -> float:
@@ -129,6 +210,7 @@ def configure(*, folder: Path | None = None, lines: bool | None = None, role: st
         lines: whether events that have a log line are written to stdout, so that a session's logs have them.
         role: what this process is: ``orchestrator``, ``trainer``, ``generator``, …
     """
+    recorder.flush()
     if role is not None:
         recorder.role = role
     if lines is not None:
@@ -137,6 +219,14 @@ def configure(*, folder: Path | None = None, lines: bool | None = None, role: st
         recorder.set_folder(folder)
     else:
         recorder.refresh()
+
+
+def flush() -> None:
+    """Write what this process has recorded. It happens by itself each second, and when a process ends.
+
+    A process that ends by ``os._exit`` calls it before.
+    """
+    recorder.flush()
 
 
 def listen(sink: Sink) -> Callable[[], None]:
@@ -161,7 +251,7 @@ def event(name: str, /, *, trace: str | None = None, **fields: object) -> None:
         fields: what JSON can hold. ``t`` replaces the time of the event, in seconds of `loom.timing.now`.
     """
     if recorder.sinks:
-        recorder.record(name, clock.now(), time.time(), (trace and checked_trace(trace)) or current_trace(), fields)
+        recorder.record(name, monotonic(), (trace and checked_trace(trace)) or trace_here(), fields)
 
 
 class span:  # noqa: N801 - it reads as a function, like Monarch's
@@ -174,7 +264,7 @@ class span:  # noqa: N801 - it reads as a function, like Monarch's
         True
     """
 
-    __slots__ = ("_began", "_id", "_token", "_unix", "dur_ms", "fields", "name", "trace")
+    __slots__ = ("_began", "_id", "_token", "dur_ms", "fields", "name", "trace")
 
     def __init__(self, name: str, /, **fields: object) -> None:
         self.name = name
@@ -183,20 +273,19 @@ class span:  # noqa: N801 - it reads as a function, like Monarch's
         """The trace id in which the block began."""
         self.dur_ms: float | None = None
         """The milliseconds of the block, when it has ended."""
-        self._token: Token[tuple[str, str] | None] | None = None
+        self._token: Token[tuple[int, int] | None] | None = None
 
     def set(self, **fields: object) -> None:
         """Add fields, or replace them."""
         self.fields.update(fields)
 
     def __enter__(self) -> Span:
-        self.trace = current_trace()
+        self.trace = trace_here()
         if recorder.sinks:
-            self._id = recorder.span_id()
+            self._id = id = next(recorder.spans)
             around = _around.get()
-            self._token = _around.set((self._id, around[1] if around else self._id))
-            self._unix = time.time()
-        self._began = clock.monotonic()
+            self._token = _around.set((id, around[1] if around else id))
+        self._began = monotonic()
         return self
 
     def drop(self) -> None:
@@ -208,20 +297,15 @@ class span:  # noqa: N801 - it reads as a function, like Monarch's
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.dur_ms = (clock.monotonic() - self._began) * 1000
-        if self._token is None:
+        self.dur_ms = (monotonic() - self._began) * 1000
+        token = self._token
+        if token is None:
             return
-        around = self._token.old_value
-        reset(_around, self._token)
+        reset(_around, token)
         if kind is not None:
             self.fields["error"] = kind.__name__
-        ids: Record = {"span": self._id, "parent": None}
-        if isinstance(around, tuple):
-            ids["parent"] = around[0]
-            if self.trace is None:
-                ids["root"] = around[1]
-        fields: Record = {"dur_ms": round(self.dur_ms, 4), **self.fields, **ids}
-        recorder.record(self.name, self._began + clock.offset().seconds, self._unix, self.trace, fields)
+        ended = (self.dur_ms, self._id, token.old_value)
+        recorder.record(self.name, self._began, self.trace, self.fields.copy(), ended)
 
 
 Span = span
@@ -234,5 +318,4 @@ def record_call(name: str, started: float, ended: float, trace: str | None, **fi
             "dur_ms": round((ended - started) * 1000, 4), "span": recorder.span_id(), "parent": None, **fields
         }  # fmt: skip
         # It ended a while ago, if this thread had to wait since.
-        age, now, wall = time.perf_counter() - started, clock.now(), time.time()
-        recorder.record(name, now - age, wall - age, trace, fields)
+        recorder.record(name, monotonic() - (time.perf_counter() - started), trace, fields)

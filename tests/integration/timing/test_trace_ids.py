@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 from typing import Any
 
 import pytest
@@ -129,13 +130,13 @@ def test_garbage_for_a_trace_id_is_none(job: loom.Job, actors: Any, monkeypatch:
 
 
 def test_a_call_in_a_trace_is_a_span_here(job: loom.Job, actors: Any) -> None:
-    spans: list[dict[str, Any]] = []
-    end = listen(spans.append)
+    calls: queue.Queue[dict[str, Any]] = queue.Queue()
+    end = listen(lambda span: calls.put(span) if span["name"] == "call" else None)
     try:
         with timing.trace("abc"):
             actors.slice(gpus=0).here.call_one().get()
+        call = calls.get(timeout=30)  # recorded when the answer is there, or soon after
     finally:
         end()
-    (call,) = [span for span in spans if span["name"] == "call"]
     assert (call["trace"], call["endpoint"], call["pid"]) == ("abc", "here", os.getpid())
     assert call["dur_ms"] >= call["rpc_ms"] > 0

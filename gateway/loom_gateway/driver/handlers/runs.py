@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.errors import LoomError, NameTaken, NoSuchRun, OperationCancelled, OperationFailed, TooManyRuns
+from loom.timing import flush
 from loom.timing.trace_ids import begin_trace, checked_trace
 from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, RunChanged, StartRun
 from loom.wire.codec import Encoder
@@ -146,6 +147,7 @@ class Runs:
 
     def _encode(self, run: Run, value: Any, error: BaseException | None) -> None:
         """Encode a result or an exception as the run's answer. In the run's thread."""
+        flush()
         encoder = self._context.encoder
         status = RunState.DONE if error is None else RunState.FAILED
         if error is not None and run.thread.was_cancelled(error):

@@ -52,6 +52,8 @@ class RunOutput:
         self._changed = changed
         self._log = log
         self.processes = StartedProcesses()
+        self.streams: dict[int, io.TextIOBase] = {}
+        """What writes to it, by the stream."""
         # A deque instead of a lock: a run that is cancelled while it holds a lock would never release it.
         self._incoming: deque[tuple[int, str]] = deque()
         self._notified = False  # whether the loop will take what came in
@@ -168,6 +170,26 @@ class _RoutedBytes(io.RawIOBase):
         return len(data)
 
 
+class _RunStream(io.TextIOBase):
+    """The ``sys.stdout`` or ``sys.stderr`` of a run, for any context."""
+
+    def __init__(self, output: RunOutput, own: TextIO, stream: int) -> None:
+        self._output = output
+        self._own = own
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if text:
+            self._output.write(self._stream, text)
+            self._own.write(text)  # so that the driver's own output has the last words if it dies
+        return len(text)
+
+    def flush(self) -> None:
+        self._own.flush()
+
+
 class _RoutedStream(io.TextIOBase):
     """The replacement of ``sys.stdout`` or ``sys.stderr`` for the whole process."""
 
@@ -175,16 +197,19 @@ class _RoutedStream(io.TextIOBase):
         self._own = own
         self._stream = stream
 
-    def write(self, text: str) -> int:
+    def here(self) -> Any:
+        """Return the stream to which this one writes in this context."""
         output = _current.get()
         if output is None:
-            return self._own.write(text)
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if text:
-            output.write(self._stream, text)
-            self._own.write(text)  # so that the driver's own output has the last words if it dies
-        return len(text)
+            return self._own
+        found = output.streams.get(self._stream)
+        if found is None:
+            found = output.streams[self._stream] = _RunStream(output, self._own, self._stream)
+        return found
+
+    def write(self, text: str) -> int:
+        written: int = self.here().write(text)
+        return written
 
     def flush(self) -> None:
         self._own.flush()

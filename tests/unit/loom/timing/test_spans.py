@@ -1,13 +1,15 @@
 import json
 import os
+import queue
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from loom.timing import clock, configure, current_trace, event, files, span, trace
+from loom.timing import clock, configure, current_trace, event, files, flush, span, trace, writer
 from loom.timing.files import EventFile
 from loom.timing.lines import parse_line
 from loom.timing.spans import listen, recorder
@@ -20,6 +22,11 @@ def fresh():
     recorder.lines = False
     recorder.role = None
     recorder.refresh()
+
+
+def written() -> list[dict]:
+    flush()
+    return [json.loads(line) for line in recorder.file.path.read_text().splitlines()]
 
 
 @pytest.fixture
@@ -36,8 +43,7 @@ def test_an_event_has_the_names_of_the_contract(tmp_path):
     with trace("abc") as id:
         event("load", rows=3)
 
-    (line,) = recorder.file.path.read_text().splitlines()
-    record = json.loads(line)
+    (record,) = written()
     assert id == "abc"
     assert list(record) == ["name", "t", "time", "host", "pid", "role", "trace", "rows"]
     assert (record["name"], record["pid"], record["role"], record["trace"]) == (
@@ -52,6 +58,7 @@ def test_an_event_has_the_names_of_the_contract(tmp_path):
 def test_files_are_their_users_alone(tmp_path):
     configure(folder=tmp_path / "timing")
     event("load")
+    flush()
     assert stat.S_IMODE((tmp_path / "timing").stat().st_mode) == 0o700
     assert stat.S_IMODE(recorder.file.path.stat().st_mode) == 0o600
 
@@ -103,6 +110,7 @@ def test_lines_go_to_stdout(capfd):
     event("ckpt.write.done", step=3, write_ms=234.5)
     event("load", rows=3)
     event("weights.rpc.start", trace="abc", op="update_weights")
+    flush()
     first, second = capfd.readouterr().out.splitlines()
     assert first == "[ckpt] write.done step=3 write_ms=234.5"
     assert abs(parse_line(second).fields["t"] - clock.now()) < 60
@@ -115,6 +123,7 @@ def test_a_closed_stdout_ends_the_lines_only(monkeypatch, seen):
     configure(lines=True)
     event("ckpt.wait.start", target_step=1)
     event("ckpt.wait.start", target_step=2)
+    flush()
     assert len(seen) == 2
     assert not recorder.lines
 
@@ -138,7 +147,7 @@ def test_the_environment_says_where(tmp_path):
 def test_a_file_is_rotated_and_bounded(tmp_path):
     file = EventFile(tmp_path, max_bytes=1000)
     for i in range(200):
-        file.write({"name": "load", "i": i})
+        file.append([files.encode({"name": "load", "i": i})])
     file.close()
     assert len(list(tmp_path.iterdir())) == 2
     assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
@@ -151,11 +160,32 @@ def test_a_full_disk_is_counted_and_said_once(caplog):
         pytest.skip("no /dev/full")
     file = EventFile("/dev")
     file._descriptor, file._pid = os.open("/dev/full", os.O_WRONLY), os.getpid()
-    for _ in range(3):
-        file.write({"name": "load"})
+    file.append(["a\n"])
+    file.append(["b\n", "c\n"])
     file.close()
     assert file.lost == 3
     assert len(caplog.records) == 1
+
+
+def test_a_disk_that_fills_cuts_off_one_line_and_counts_what_follows(monkeypatch, tmp_path):
+    file = EventFile(tmp_path)
+    rest = [5, 0, 100]
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: rest.pop(0)]))
+    file.append(["one\n", "two\n", "three\n"])
+    file.append(["four\n"])
+    file.append(["five\n"])
+    assert file.path.read_text() == "one\nt\nfive\n"
+    assert file.lost == 3
+
+
+def test_many_lines_at_once_are_rotated_and_bounded(tmp_path):
+    file = EventFile(tmp_path, max_bytes=1000)
+    file.append([f"{i:04}\n" for i in range(1000)])
+    file.close()
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    assert file.path.read_text().splitlines() == [f"{i:04}" for i in range(800, 1000)]
+    assert file.lost == 0
 
 
 def test_a_folder_that_cannot_be_made_loses_events_and_nothing_else(tmp_path, caplog):
@@ -163,6 +193,7 @@ def test_a_folder_that_cannot_be_made_loses_events_and_nothing_else(tmp_path, ca
     configure(folder=tmp_path / "file" / "folder")
     event("load")
     event("load")
+    flush()
     assert recorder.file.lost == 2
     assert len(caplog.records) == 1
 
@@ -170,7 +201,7 @@ def test_a_folder_that_cannot_be_made_loses_events_and_nothing_else(tmp_path, ca
 def test_a_file_that_is_a_link_is_not_followed(tmp_path):
     file = EventFile(tmp_path)
     file.path.symlink_to(tmp_path / "other")
-    file.write({"name": "load"})
+    file.append(["a\n"])
     assert file.lost == 1
     assert not (tmp_path / "other").exists()
 
@@ -181,7 +212,8 @@ def test_what_json_does_not_have_is_text(tmp_path):
     circle.append(circle)
     event("load", path=tmp_path, circle=None)
     event("load", circle=circle)
-    assert json.loads(recorder.file.path.read_text())["path"] == str(tmp_path)
+    (record,) = written()
+    assert record["path"] == str(tmp_path)
     assert recorder.file.lost == 1
 
 
@@ -201,8 +233,7 @@ OTHERS = (
 def test_a_record_reads_the_same_whatever_encodes_it(monkeypatch, tmp_path, fields):
     configure(folder=tmp_path, role='a"b')
     event("load", **fields)
-    (line,) = recorder.file.path.read_text().splitlines()
-    said = json.loads(line)
+    (said,) = written()
     record = {
         "name": "load", "t": said["t"], "time": said["time"], "host": files.HOST, "pid": os.getpid(),
         "role": 'a"b', "trace": None, **fields,
@@ -218,30 +249,128 @@ def test_a_record_reads_the_same_whatever_encodes_it(monkeypatch, tmp_path, fiel
 def test_a_field_may_replace_the_time_and_the_role(tmp_path):
     configure(folder=tmp_path, role="trainer")
     event("load", t=0.5, role="generator")
-    record = json.loads(recorder.file.path.read_text())
-    assert (record["t"], record["role"]) == (0.5, "generator")
+    event("load", t=2)
+    event("load", t=float("inf"))
+    first, second, third = written()
+    assert (first["t"], first["role"]) == (0.5, "generator")
+    assert (second["t"], third["t"]) == (2, float("inf"))
 
 
-@pytest.mark.parametrize("stop", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)"])
-def test_the_last_event_of_a_process_that_is_killed_is_in_its_file_and_in_its_log(tmp_path, stop):
+def test_a_process_that_is_killed_has_written_what_it_recorded_a_second_ago(tmp_path):
     code = f"""
-import os, signal
-from loom.timing import configure, event, span
+import time
+from loom.timing import configure, event
 configure(folder={str(tmp_path)!r}, lines=True)
-with span("load", path="/x"):
-    for step in range(1, 4): event("ckpt.write.done", step=step, write_ms=234.5)
-    {stop}
+for step in range(3): event("ckpt.write.done", step=step, write_ms=234.5)
+time.sleep(100)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        said = [process.stdout.readline() for _ in range(3)]  # the lines are written after the file
+        process.kill()
     (file,) = tmp_path.iterdir()
-    assert ended.returncode in (-9, 1)
-    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3]
-    assert ended.stdout.splitlines() == [f"[ckpt] write.done step={step} write_ms=234.5" for step in (1, 2, 3)]
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [0, 1, 2]
+    assert said == [f"[ckpt] write.done step={step} write_ms=234.5\n" for step in range(3)]
+
+
+@pytest.mark.parametrize("last", ["pass", "sys.exit(1)", "1 / 0", "flush(); os._exit(1)"])
+def test_a_process_that_ends_has_written_all(tmp_path, last):
+    code = f"""
+import os, sys
+from loom.timing import configure, event, flush
+configure(folder={str(tmp_path)!r})
+for step in range(3): event("ckpt.write.done", step=step, write_ms=234.5)
+{last}
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    (file,) = tmp_path.iterdir()
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_of_multiprocessing_has_written_all(tmp_path, method):
+    code = f"""
+import multiprocessing
+from loom.timing import configure, event
+def work(): event("load", rows=3)
+if __name__ == "__main__":
+    event("before")
+    process = multiprocessing.get_context({method!r}).Process(target=work)
+    process.start()
+    process.join()
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    environment = {**os.environ, "LOOM_TIMING_DIR": str(tmp_path / "timing")}
+    subprocess.run([sys.executable, "-W", "ignore", script], env=environment, check=True)
+    texts = [file.read_text() for file in (tmp_path / "timing").iterdir()]
+    found = [[json.loads(line)["name"] for line in text.splitlines()] for text in texts]
+    assert sorted(found) == [["before"], ["load"]]
+
+
+def test_many_threads_lose_nothing_and_write_each_event_once(tmp_path):
+    configure(folder=tmp_path)
+
+    def many(of: int) -> None:
+        for number in range(2000):
+            event("load", number=of * 2000 + number)
+            if number % 500 == 0:
+                flush()
+
+    threads = [threading.Thread(target=many, args=(of,)) for of in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(record["number"] for record in written()) == list(range(8000))
+
+
+def test_what_waits_is_bounded(monkeypatch):
+    monkeypatch.setattr(writer, "EVERY", 100.0)
+    written: list[int] = []
+    one = writer.Writer(written.extend)
+    for number in range(writer.MOST):
+        one.take(number)
+    assert written == []
+    one.take(writer.MOST)
+    assert written == list(range(writer.MOST + 1))
+
+
+def test_where_no_thread_can_start_an_event_is_written_at_once(monkeypatch):
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    written: list[int] = []
+    one = writer.Writer(written.extend)
+    one.take(1)
+    one.take(2)
+    assert written == [1, 2]
+
+
+def test_a_burst_after_a_pause_is_written_by_itself(monkeypatch):
+    monkeypatch.setattr(writer, "EVERY", 0.01)
+    came = queue.Queue()
+    one = writer.Writer(came.put)
+    for number in range(3):
+        one.take(number)
+        assert came.get(timeout=30) == [number]
+        for thread in threading.enumerate():
+            if thread.name == "loom-timing" and thread._target == one._run:
+                thread.join(30)
+
+
+def test_what_changes_after_its_event_is_written_as_it_was(tmp_path):
+    configure(folder=tmp_path)
+    rows = [1]
+    event("load", rows=rows)
+    rows.append(2)
+    assert written()[0]["rows"] == [1]
 
 
 def test_a_record_leaves_a_generator_as_it_is(tmp_path):
+    configure(folder=tmp_path)
     rows = iter(range(3))
-    EventFile(tmp_path).write({"name": "load", "rows": rows})
+    event("load", rows=rows)
     assert list(rows) == [0, 1, 2]
 
 

@@ -1,0 +1,89 @@
+"""What the events of a process cost it, measured where they happen: CPU time within the calls of `loom.timing`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from loom import timing
+from loom.timing import clock, spans, trace_ids, writer
+
+__all__ = ["Spent", "begin", "in_all_processes", "measured", "read"]
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class Spent(NamedTuple):
+    """What a call of `loom.timing` took."""
+
+    t: float
+    """Seconds of the session's clock."""
+    what: str
+    seconds: float
+    """CPU time of the thread."""
+
+
+@contextmanager
+def in_all_processes(folder: Path) -> Iterator[None]:
+    """Have every Python that starts meanwhile measure, and write what it finds to a file in a folder."""
+    root = Path(__file__).parents[2]
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(f"from {__name__} import begin\n\nbegin({str(folder)!r})\n")
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(root), *([before] if before else ())])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def begin(folder: str) -> None:
+    """Measure from now on, before anything else has imported `loom.timing`."""
+    found: list[Spent] = []
+    timing.event = spans.event = measured(spans.event, found)
+    spans.record_call = measured(spans.record_call, found)
+    for cls in (spans.span, trace_ids.trace):
+        cls.__enter__ = measured(cls.__enter__, found)  # type: ignore[method-assign]
+        cls.__exit__ = measured(cls.__exit__, found)  # type: ignore[method-assign]
+    flush = measured(writer.Writer.flush, found)
+
+    @functools.wraps(flush)
+    def flush_and_note(self: writer.Writer[Any]) -> None:
+        flush(self)
+        with Path(folder, f"{os.getpid()}.jsonl").open("a") as file:
+            file.writelines(json.dumps(one) + "\n" for one in found)
+        found.clear()
+
+    writer.Writer.flush = flush_and_note  # type: ignore[method-assign]
+
+
+def read(folder: Path, began: float, ended: float) -> list[Spent]:
+    """Return what all processes have spent between two times."""
+    texts = (file.read_text() for file in folder.glob("*.jsonl"))
+    every = (Spent(*json.loads(line)) for text in texts for line in text.splitlines())
+    return [one for one in every if began <= one.t <= ended]
+
+
+def measured(function: C, found: list[Spent]) -> C:
+    """Return a function that also notes the CPU time of each call."""
+    name = function.__qualname__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = time.thread_time()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            took = time.thread_time() - before
+            found.append(Spent(clock.now(), name, took))
+
+    return call  # type: ignore[return-value]
