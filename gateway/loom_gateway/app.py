@@ -15,6 +15,7 @@ from loom._version import __version__
 from loom.errors import LoomError, WrongArguments
 from loom.process import tasks
 from loom.proof.forwarded import PROOF_PATH
+from loom.timing import flush
 from loom.token_file import ADMIN
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
@@ -117,6 +118,7 @@ def create_app(
         await supervisor.close(manager.end_sessions)
         await manager.close()
         access.audit.close()
+        flush()  # uvicorn ends the process by the signal that it got
 
     app = FastAPI(
         title="Loom gateway",

@@ -1,9 +1,10 @@
 """What `loom.timing` costs: one event and one span, and all those of a step of reinforcement learning.
 
-One step is short: it computes for `STEP` seconds, and in it is every event that the pipeline of `loom.rl` has in a
-step with four generators, written to a file and as lines. The other one is that of the shipped task, in a session
-of a cluster on this machine. The share is the CPU time within `loom.timing`, that of the threads which write
-included, of the CPU time that all processes of the step take.
+The step is that of the shipped task, in a session of a cluster on this machine. Its share is the CPU time within
+`loom.timing`, that of the threads which write included, of the CPU time that all processes of the step take.
+
+The other step computes for `STEP` seconds in one process, and in it is every event that the pipeline of `loom.rl`
+has in a step with four generators, written to a file and as lines.
 """
 
 from __future__ import annotations
@@ -80,18 +81,15 @@ def measure(plan: SpansPlan, command: str, say: Callable[[str], object] = lambda
     budgets = (
         budgeted("event to a file", "event, with a file", here, micro.pop("event, with a file")),
         budgeted("event, nothing listens", "event, nothing listens", here, micro.pop("event, nothing listens")),
-        budgeted("instrumentation of a step", "instrumentation of a step", "time in events / step", shares),
         budgeted(
-            "instrumentation of the shipped task",
-            "instrumentation of a step of the shipped task",
-            "CPU time in events / of the step",
-            shipped,
+            "instrumentation of a step", "instrumentation of a step", "CPU time in events / of the step", shipped
         ),
     )
     figures = (
         *(Figure(name, here, each) for name, each in micro.items()),
-        Figure("events, spans and traces of the shipped task", "a second", tuple(rates)),
-        Figure("what the shipped task takes", "cores", tuple(cores)),
+        Figure("events, spans and traces of these steps", "a second", tuple(rates)),
+        Figure("what these steps take", "cores", tuple(cores)),
+        Figure(f"events of a step of {STEP * 1000:g} ms", "CPU time in events / of the step", tuple(shares)),
     )
     notes = (f"a step computes for {STEP * 1000:g} ms and has {EVENTS} events, to a file and as lines",)
     return BudgetReport("spans", command, describe_machine(), asdict(plan), budgets, figures, notes)

@@ -13,6 +13,7 @@ import sys
 
 from loom.process.capabilities import forbid_new_privileges, keep_only
 from loom.process.listen import announce
+from loom.timing import flush
 from loom.wire.bodies import OpenSession
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifeline.line import PATIENCE
@@ -111,6 +112,7 @@ def main() -> None:
     # Monarch's `shutdown_context` would close this process's channel. A worker that has something for an actor here
     # takes that for a failure, and ends (torchmonarch 0.7: ``hyperactor::client``). What is left here ends anyway.
     # Threads may still run user code from run(); the session is over all the same.
+    flush()
     sys.stdout.flush()
     sys.stderr.flush()
     lifetime.over()

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TextIO
 
 from loom.timing import clock, otlp
-from loom.timing.clock import monotonic
 from loom.timing.files import HOST, PLAIN, EventFile, encode, encode_flat, who
 from loom.timing.lines import FORMS, format_line
 from loom.timing.trace_ids import checked_trace, reset, trace_here
@@ -119,8 +118,14 @@ class _Recorder:
         self._writer.take((line, text, copy_context()))
 
     def _write(self, entries: Sequence[Entry | Written]) -> None:
-        offset, unix = clock.offset().seconds, time.time() - monotonic()
-        written = [entry if len(entry) == 3 else self._written(entry, offset, unix) for entry in entries]
+        offset, unix = clock.offset().seconds, time.time() - clock.monotonic()
+        written: list[Written] = []
+        for entry in entries:
+            try:
+                written.append(entry if len(entry) == 3 else self._written(entry, offset, unix))
+            except Exception as error:  # noqa: BLE001 - a name that is no text, or whatever else a program gives
+                if self.file:
+                    self.file.leave_out(error)
         lines = [line for line, _, _ in written if line is not None]
         if lines and self.file:
             self.file.append(lines)
@@ -251,7 +256,7 @@ def event(name: str, /, *, trace: str | None = None, **fields: object) -> None:
         fields: what JSON can hold. ``t`` replaces the time of the event, in seconds of `loom.timing.now`.
     """
     if recorder.sinks:
-        recorder.record(name, monotonic(), (trace and checked_trace(trace)) or trace_here(), fields)
+        recorder.record(name, clock.monotonic(), (trace and checked_trace(trace)) or trace_here(), fields)
 
 
 class span:  # noqa: N801 - it reads as a function, like Monarch's
@@ -285,7 +290,7 @@ class span:  # noqa: N801 - it reads as a function, like Monarch's
             self._id = id = next(recorder.spans)
             around = _around.get()
             self._token = _around.set((id, around[1] if around else id))
-        self._began = monotonic()
+        self._began = clock.monotonic()
         return self
 
     def drop(self) -> None:
@@ -297,7 +302,7 @@ class span:  # noqa: N801 - it reads as a function, like Monarch's
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.dur_ms = (monotonic() - self._began) * 1000
+        self.dur_ms = (clock.monotonic() - self._began) * 1000
         token = self._token
         if token is None:
             return
@@ -318,4 +323,4 @@ def record_call(name: str, started: float, ended: float, trace: str | None, **fi
             "dur_ms": round((ended - started) * 1000, 4), "span": recorder.span_id(), "parent": None, **fields
         }  # fmt: skip
         # It ended a while ago, if this thread had to wait since.
-        recorder.record(name, monotonic() - (time.perf_counter() - started), trace, fields)
+        recorder.record(name, clock.monotonic() - (time.perf_counter() - started), trace, fields)

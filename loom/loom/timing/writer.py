@@ -64,10 +64,9 @@ class Writer(Generic[T]):
         if not self._ends:
             self._ends = True
             atexit.register(self.flush)
-            if (
-                "multiprocessing.util" in sys.modules
-            ):  # its processes end by `os._exit`, after finalizers of its own
-                sys.modules["multiprocessing.util"].Finalize(None, self.flush, exitpriority=0)
+            # A process of `multiprocessing` ends by `os._exit`, after finalizers of its own.
+            if (util := sys.modules.get("multiprocessing.util")) is not None:
+                util.Finalize(None, self.flush, exitpriority=0)
         try:
             threading.Thread(target=self._run, name="loom-timing", daemon=True).start()
         except RuntimeError:  # the interpreter is ending, or there may be no more threads

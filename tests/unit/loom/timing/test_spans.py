@@ -367,6 +367,15 @@ def test_what_changes_after_its_event_is_written_as_it_was(tmp_path):
     assert written()[0]["rows"] == [1]
 
 
+def test_a_name_that_is_no_text_costs_its_event_only(tmp_path):
+    configure(folder=tmp_path, lines=True)
+    event("first")
+    event(["load"])
+    event("second")
+    assert [record["name"] for record in written()] == ["first", "second"]
+    assert recorder.file.lost == 1
+
+
 def test_a_record_leaves_a_generator_as_it_is(tmp_path):
     configure(folder=tmp_path)
     rows = iter(range(3))
