@@ -63,7 +63,7 @@ class Writer(Generic[T]):
         self._runs = True
         if not self._ends:
             self._ends = True
-            atexit.register(self.flush)
+            atexit.register(self._end)
             # A process of `multiprocessing` ends by `os._exit`, after finalizers of its own.
             if (util := sys.modules.get("multiprocessing.util")) is not None:
                 util.Finalize(None, self.flush, exitpriority=0)
@@ -72,6 +72,14 @@ class Writer(Generic[T]):
         except RuntimeError:  # the interpreter is ending, or there may be no more threads
             self._runs = False
             self.flush()
+
+    def _end(self) -> None:
+        """Write what waits, and each further entry at once: of a function that `atexit` calls after this one."""
+        self.flush()
+        self.take = self._take_at_once  # type: ignore[method-assign]
+
+    def _take_at_once(self, entry: T) -> None:
+        self._write([entry])
 
     def _run(self) -> None:
         goes_on = True

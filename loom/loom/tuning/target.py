@@ -31,6 +31,9 @@ STEP_TIMEOUT = 3600.0
 POINTS = 5_000
 """Values of a metric that are read at a time."""
 
+LATE = 10.0
+"""Seconds that lines are waited for: a process writes those of its events once a second."""
+
 TAIL = 20_000
 """Lines at the end of a log that are read first."""
 
@@ -166,15 +169,23 @@ class TunedRun:
         Raises:
             WrongState: the log does not have them.
         """
-        for tail in (TAIL, None):
-            read = functools.partial(self._logs, tail=tail)
-            lines = self._patiently(lambda read=read: list(read()))  # type: ignore[misc]
-            if part := _between(lines, first, last):
+        until = time.monotonic() + LATE
+        while time.monotonic() < until:
+            if part := self._lines(first, last):
                 return analyze(sources=[sources.session(self.session, part)])
+            time.sleep(LOOK_EVERY)
         raise WrongState(
             f"the log of session {self.session!r} does not have the steps {first} to {last} of the run: start its "
             "Orchestrator with lines=True, which is the default"
         )
+
+    def _lines(self, first: int, last: int) -> list[dict[str, Any]]:
+        for tail in (TAIL, None):
+            read = functools.partial(self._logs, tail=tail)
+            lines = self._patiently(lambda read=read: list(read()))  # type: ignore[misc]
+            if (part := _between(lines, first, last)) or len(lines) < TAIL:
+                return part
+        return []
 
     def measure(self, first: int, last: int) -> tuple[Measurement, Analysis]:
         """Return what some steps, which are complete, came to."""

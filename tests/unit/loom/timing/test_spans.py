@@ -272,18 +272,19 @@ time.sleep(100)
     assert said == [f"[ckpt] write.done step={step} write_ms=234.5\n" for step in range(3)]
 
 
-@pytest.mark.parametrize("last", ["pass", "sys.exit(1)", "1 / 0", "flush(); os._exit(1)"])
+@pytest.mark.parametrize("last", ["pass", "sys.exit(1)", "1 / 0", "event('last', step=3); flush(); os._exit(1)"])
 def test_a_process_that_ends_has_written_all(tmp_path, last):
     code = f"""
-import os, sys
+import atexit, os, sys
 from loom.timing import configure, event, flush
+atexit.register(event, "last", step=3)
 configure(folder={str(tmp_path)!r})
 for step in range(3): event("ckpt.write.done", step=step, write_ms=234.5)
 {last}
 """
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     (file,) = tmp_path.iterdir()
-    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [0, 1, 2]
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

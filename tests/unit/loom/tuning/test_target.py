@@ -109,7 +109,23 @@ def test_steps_are_cut_out_of_the_log(run: TunedRun) -> None:
     assert measured.steps_per_hour == pytest.approx(3600 / found.metrics["step_s"].mean)
 
 
-def test_steps_that_the_log_does_not_have_are_named(run: TunedRun) -> None:
+def test_lines_that_come_late_are_waited_for(
+    weaver: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "LOOK_EVERY", 0.001)
+    lines = log(tmp_path)
+    asked = iter(range(5))
+
+    def logs(tail: int | None) -> list[dict[str, Any]]:
+        return lines if next(asked) == 4 else []
+
+    measured, _ = TunedRun(weaver, logs, "rl").measure(5, 9)
+    assert (measured.first, measured.last) == (5, 9)
+
+
+def test_steps_that_the_log_does_not_have_are_named(run: TunedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(target, "LATE", 0.01)
     with pytest.raises(WrongState, match="does not have the steps 15 to 25 of the run: start its Orchestrator"):
         run.measure(15, 25)
 
