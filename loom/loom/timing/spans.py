@@ -227,7 +227,7 @@ def configure(*, folder: Path | None = None, lines: bool | None = None, role: st
 
 
 def flush() -> None:
-    """Write what this process has recorded. It happens by itself each second, and when a process ends.
+    """Write what this process has recorded. It happens by itself within a second, and when a process ends.
 
     A process that ends by ``os._exit`` calls it before.
     """

@@ -22,7 +22,7 @@ MOST = 10_000
 
 
 class Writer(Generic[T]):
-    """Gives entries to a function in a thread, every second, and at the end of the process.
+    """Gives entries to a function: one after a quiet second at once, others in a thread, and at the process's end.
 
     A process that is killed, or ends by ``os._exit``, loses what waits. `take` may be called from a signal handler
     or a finalizer.
@@ -71,7 +71,7 @@ class Writer(Generic[T]):
             threading.Thread(target=self._run, name="loom-timing", daemon=True).start()
         except RuntimeError:  # the interpreter is ending, or there may be no more threads
             self._runs = False
-            self.flush()
+        self.flush()
 
     def _end(self) -> None:
         """Write what waits, and each further entry at once: of a function that `atexit` calls after this one."""
@@ -85,6 +85,6 @@ class Writer(Generic[T]):
         goes_on = True
         while goes_on:
             time.sleep(EVERY)
-            # A thread for each burst: an idle process stays asleep.
+            # A thread for each burst: an idle process stays asleep, and its next entry is written at once.
             goes_on = self._runs = bool(self._waiting)
             self.flush()

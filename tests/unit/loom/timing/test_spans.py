@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -329,11 +330,12 @@ def test_what_waits_is_bounded(monkeypatch):
     monkeypatch.setattr(writer, "EVERY", 100.0)
     written: list[int] = []
     one = writer.Writer(written.extend)
-    for number in range(writer.MOST):
+    one.take(0)
+    for number in range(1, writer.MOST + 1):
         one.take(number)
-    assert written == []
-    one.take(writer.MOST)
-    assert written == list(range(writer.MOST + 1))
+    assert written == [0]
+    one.take(writer.MOST + 1)
+    assert written == list(range(writer.MOST + 2))
 
 
 def test_where_no_thread_can_start_an_event_is_written_at_once(monkeypatch):
@@ -348,16 +350,21 @@ def test_where_no_thread_can_start_an_event_is_written_at_once(monkeypatch):
     assert written == [1, 2]
 
 
-def test_a_burst_after_a_pause_is_written_by_itself(monkeypatch):
-    monkeypatch.setattr(writer, "EVERY", 0.01)
-    came = queue.Queue()
-    one = writer.Writer(came.put)
-    for number in range(3):
-        one.take(number)
-        assert came.get(timeout=30) == [number]
-        for thread in threading.enumerate():
-            if thread.name == "loom-timing" and thread._target == one._run:
-                thread.join(30)
+def test_the_first_of_a_burst_is_written_at_once_and_the_others_by_a_thread(monkeypatch):
+    seconds, came = queue.Queue(), queue.Queue()
+    monkeypatch.setattr(writer, "time", SimpleNamespace(sleep=lambda _: seconds.get(timeout=30)))
+    one = writer.Writer(lambda entries: came.put((threading.current_thread().name, entries)))
+    here = threading.current_thread().name
+    for _ in range(3):
+        for number in range(3):
+            one.take(number)
+        assert came.get_nowait() == (here, [0])
+        seconds.put(1)
+        assert came.get(timeout=30) == ("loom-timing", [1, 2])
+        (thread,) = [each for each in threading.enumerate() if getattr(each, "_target", None) == one._run]
+        seconds.put(1)  # nothing has come
+        thread.join(30)
+    assert came.empty()
 
 
 def test_what_changes_after_its_event_is_written_as_it_was(tmp_path):
