@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,16 +75,26 @@ def read(folder: Path, began: float, ended: float) -> list[Spent]:
 
 
 def measured(function: C, found: list[Spent]) -> C:
-    """Return a function that also notes the CPU time of each call."""
+    """Return a function that also notes the CPU time of each call, but for those within another one."""
     name = function.__qualname__
+    look = time.thread_time
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = time.thread_time()
+        if getattr(_here, "within", False):
+            return function(*args, **kwargs)
+        _here.within = True
+        first = look()
+        before = look()
         try:
             return function(*args, **kwargs)
         finally:
-            took = time.thread_time() - before
-            found.append(Spent(clock.now(), name, took))
+            after = look()
+            _here.within = False
+            # Two looks one after the other differ by what a look takes.
+            found.append(Spent(clock.now(), name, after - before - (before - first)))
 
     return call  # type: ignore[return-value]
+
+
+_here = threading.local()

@@ -24,9 +24,9 @@ Sink = Callable[[Record], None]
 Ended = tuple[float, int, object]
 """What a span is beside an event: its milliseconds, its id, and `_around` at its begin."""
 Entry = tuple[str, float, str | None, Record, Context | None, Ended | None]
-"""What waits to be written: a name, when by this host's clock, the trace id, the fields, and where lines go."""
+"""What waits to be written: a name, when by this host's clock, the trace id, the fields, and whose the line is."""
 Written = tuple[str | None, str | None, Context | None]
-"""The line of a file, that of a log, and where this one goes."""
+"""The line of a file, that of a log, and whose this one is."""
 
 _around: ContextVar[tuple[int, int] | None] = ContextVar("loom_span", default=None)
 """The ids of the span around what runs now, and of the outermost one."""
@@ -80,6 +80,7 @@ class _Recorder:
             sinks.append(self.exporter.take)
         self.sinks = (*sinks, *self.listeners)
         self._direct = not self.exporter and not self.listeners
+        self._routed = self.lines and hasattr(sys.stdout, "here")
         self._who = who(self.pid, self.role)
 
     def flush(self) -> None:
@@ -94,7 +95,7 @@ class _Recorder:
                 if value.__class__ not in PLAIN:
                     break
             else:  # nearly all events
-                self._writer.take((name, start, trace, fields, copy_context() if self.lines else None, ended))
+                self._writer.take((name, start, trace, fields, copy_context() if self._routed else None, ended))
                 return
         if ended is not None:
             fields = _with(fields, ended, trace)
@@ -119,17 +120,21 @@ class _Recorder:
 
     def _write(self, entries: Sequence[Entry | Written]) -> None:
         offset, unix = clock.offset().seconds, time.time() - clock.monotonic()
-        written: list[Written] = []
+        lines: list[str] = []
+        texts: list[tuple[str, Context | None]] = []
         for entry in entries:
             try:
-                written.append(entry if len(entry) == 3 else self._written(entry, offset, unix))
+                line, text, context = entry if len(entry) == 3 else self._written(entry, offset, unix)
             except Exception as error:  # noqa: BLE001 - a name that is no text, or whatever else a program gives
                 if self.file:
                     self.file.leave_out(error)
-        lines = [line for line, _, _ in written if line is not None]
+                continue
+            if line is not None:
+                lines.append(line)
+            if text is not None:
+                texts.append((text, context))
         if lines and self.file:
             self.file.append(lines)
-        texts = ((text, context) for _, text, context in written if text is not None)
         for stream, some in groupby(texts, _stream):
             try:
                 stream.write("".join([f"{text}\n" for text, _ in some]))
@@ -142,21 +147,22 @@ class _Recorder:
         name, start, trace, fields, context, ended = entry
         if ended is not None:
             fields = _with(fields, ended, trace)
-        t = _micro(start + offset)
+        t = start + offset
         if "t" in fields:
             given = fields["t"]
             if isinstance(given, float) and 0 <= given < _LATEST:
-                t = _micro(given)
+                t = given
                 del fields["t"]
         line = None
         if self.file:
             if _SPECIAL.isdisjoint(fields):
                 line = encode_flat(name, t, start + unix, self._who, trace, fields)
             if line is None:
-                line = self._encoded(self._record(name, t, start + unix, trace, fields))
-        if context is None or name not in FORMS:
+                line = self._encoded(self._record(name, _micro(t), start + unix, trace, fields))
+        if not self.lines or name not in FORMS:
             return line, None, None
-        fields.setdefault("t", t)
+        if "t" not in fields:
+            fields["t"] = t
         return line, format_line(name, trace, fields), context
 
     def _encoded(self, record: Record) -> str | None:

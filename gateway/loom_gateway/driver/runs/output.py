@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TextIO
 
+from loom.timing.spans import recorder
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
 from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
 
@@ -246,6 +247,7 @@ def route_output() -> None:
             handler.setStream(sys.stderr)
     threading.Thread.start = _passing_on(threading.Thread.start)  # type: ignore[assignment,method-assign]
     note_processes(_current_processes)
+    recorder.refresh()
 
 
 def _current_processes() -> StartedProcesses | None:
