@@ -37,7 +37,8 @@ SET_UPS = (
     SetUp("client's pool", Place.POOL, 36, 40, 0.025, pool=12, budget="order beside a full pool"),
     SetUp("accept queue", Place.ACCEPT, 36, 40, 0.025, accepted=12, budget="order beside a full accept queue"),
     SetUp("event loop", Place.LOOP, 24, 40, 0.025, decode_s=0.004, budget="order beside a busy event loop"),
-    SetUp("engine's lock", Place.ENGINE, 12, 4, 0.4),
+    # No divisor of the plan's period: all orders would come at the same moment of a step.
+    SetUp("engine's lock", Place.ENGINE, 12, 4, 0.53),
 )
 
 
