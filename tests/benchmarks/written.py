@@ -51,6 +51,7 @@ BUDGETS = {
     "event to a file": Budget("at most", 20.0),
     "event, nothing listens": Budget("at most", 1.0),
     "instrumentation of a step": Budget("at most", 0.005),
+    "instrumentation of the shipped task": Budget("at most", 0.005),
     "operation on a tensor": Budget("at most", 25.0),
     "operation of a sequence that repeats": Budget("at most", 10.0),
     "operation of a compiled function": Budget("at most", 2.0),
