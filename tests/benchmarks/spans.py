@@ -1,10 +1,9 @@
 """What `loom.timing` costs: one event and one span, and all those of a step of reinforcement learning.
 
-The step is that of the shipped task, in a session of a cluster on this machine. Its share is the CPU time within
-`loom.timing`, that of the threads which write included, of the CPU time that all processes of the step take.
-
-The other step computes for `STEP` seconds in one process, and in it is every event that the pipeline of `loom.rl`
-has in a step with four generators, written to a file and as lines.
+One step computes for `STEP` seconds in one process, and in it is every event that the pipeline of `loom.rl` has in
+a step with four generators, written to a file and as lines. The other one is that of the shipped task, in a session
+of a cluster on this machine. The share is the CPU time within `loom.timing`, that of the threads which write
+included, of the CPU time that all processes of the step take.
 """
 
 from __future__ import annotations

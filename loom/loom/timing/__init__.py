@@ -3,7 +3,7 @@
 They are written as JSON lines (``$LOOM_TIMING_DIR``) and as log lines (``$LOOM_TIMING_LINES=1``), and `loom trace`
 collects them from every process of a session. When nobody asked for them, they cost less than a microsecond.
 
-- `loom.timing.spans` records; `loom.timing.files` writes the file of a process.
+- `loom.timing.spans` records; `loom.timing.writer` has it written, and `loom.timing.files` writes a process's file.
 - `loom.timing.lines` has the log lines, for writing and reading.
 - `loom.timing.clock` puts the clocks of several hosts on one line.
 """

@@ -69,8 +69,11 @@ class Writer(Generic[T]):
                 util.Finalize(None, self.flush, exitpriority=0)
         try:
             threading.Thread(target=self._run, name="loom-timing", daemon=True).start()
-        except RuntimeError:  # the interpreter is ending, or there may be no more threads
+        except BaseException as error:
             self._runs = False
+            if not isinstance(error, RuntimeError):  # Ctrl-C, or the end of a run
+                raise
+            # The interpreter is ending, or there may be no more threads: each entry is written at once.
         self.flush()
 
     def _end(self) -> None:
