@@ -19,6 +19,7 @@ from tests.benchmarks import (
     analyze,
     calls,
     doors,
+    gpus,
     lanes,
     large,
     meshes,
@@ -308,6 +309,17 @@ def measure_tensors(
     """Lazy tensors: an operation on the laptop, the way through the gateway, a read, and a training step."""
     plan = tensors.TensorsPlan(rounds)
     _report(lambda say: tensors.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("gpus")
+def measure_gpus(
+    rounds: Rounds = gpus.GpusPlan.rounds,
+    as_json: Json = False,
+    write: Write = None,
+) -> None:
+    """What Loom does with a GPU: NVML, tensors in calls, NCCL and FSDP2, checkpoints, restarts, lazy tensors."""
+    plan = gpus.GpusPlan(rounds)
+    _report(lambda say: gpus.measure(plan, _command(), say), as_json, False, write)
 
 
 @app.command("recovery")

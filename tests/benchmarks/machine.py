@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from loom.devices import local_devices
+
 __all__ = ["Machine", "cpu_seconds", "describe_machine"]
 
 PACKAGES = ("torchmonarch", "monarch-loom", "websockets", "uvicorn", "uvloop")
@@ -23,14 +25,20 @@ class Machine:
     packages: dict[str, str]
     """Versions; ``"none"`` for what is not installed."""
 
+    gpus: tuple[str, ...] = ()
+    """The model of each GPU."""
+
     def __str__(self) -> str:
         packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
-        return f"{self.cores} cores, {self.cpu}, Python {self.python}, {packages}"
+        gpus = "".join(f"{model}, " for model in self.gpus)
+        return f"{self.cores} cores, {self.cpu}, {gpus}Python {self.python}, {packages}"
 
 
 def describe_machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(cores, _cpu_model(), platform.python_version(), {name: _version(name) for name in PACKAGES})
+    gpus = tuple(device.type for device in local_devices() if device.kind == "gpu")
+    packages = {name: _version(name) for name in PACKAGES}
+    return Machine(cores, _cpu_model(), platform.python_version(), packages, gpus)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -16,6 +16,7 @@ import torch
 from loom.tensors.backend.checkpoints import load, save
 from loom.tensors.backend.values import Values
 from loom.tensors.tensors import Tensors
+from tests.support.torch_agreement import DEVICE
 
 BOUND = 120.0
 """Seconds for an answer of a process."""
@@ -46,8 +47,8 @@ class NearWorker:
     sizes: Mapping[str, int] = {"gpus": 1}
 
     def __init__(self) -> None:
-        self.values = Values(torch.device("cpu"), {})
-        self.begin = _Endpoint(lambda program: ["cpu"])
+        self.values = Values(torch.device(DEVICE), {})
+        self.begin = _Endpoint(lambda program: [DEVICE])
         self.run = _Endpoint(lambda program, *batch: [self.values.run(*batch)])
         self.read = _Endpoint(lambda program, *batch: [self.values.read(*batch)])
         self.save = _Endpoint(lambda *args: [save(self.values, 0, *args)])

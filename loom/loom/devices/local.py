@@ -45,14 +45,16 @@ def own_devices() -> list[LocalDevice]:
 def own_torch_device(device: str) -> str:
     """Return the device that torch has for this process: ``cuda:N`` for ``"cuda"``, any other as it is.
 
-    N is ``LOCAL_RANK``, or 0 where ``CUDA_VISIBLE_DEVICES`` leaves only one GPU to this process.
+    N is ``LOCAL_RANK``, or 0 where ``CUDA_VISIBLE_DEVICES`` leaves only one GPU to this process. As for
+    `own_devices`, processes in excess of the GPUs share them, in turn.
     """
     if device != "cuda":
         return device
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None and "," not in chosen:
         return "cuda:0"
-    return f"cuda:{_local_rank() or 0}"
+    rank, gpus = _local_rank() or 0, sum(one.kind == "gpu" for one in local_devices())
+    return f"cuda:{rank % gpus if gpus else rank}"
 
 
 def device_status(devices: Sequence[LocalDevice] | None = None) -> dict[str, DeviceUse]:

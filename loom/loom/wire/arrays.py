@@ -145,9 +145,10 @@ def _near_top(obj: Any, least: int, depth: int, seen: dict[int, Any]) -> Any:
 def take_apart(obj: Any, least: int = IN_BAND) -> Carried | None:
     """Take an object apart; return None for kinds that cannot be, which pickle in the usual way.
 
-    This takes apart ``bytes``, ``bytearray`` and numpy arrays of at least ``least`` bytes, and dense tensors in
-    main memory of any size, so that the driver can pass them on without torch. A tensor without gaps keeps its
-    strides; of one with gaps, such as a column of a matrix, only the elements travel.
+    This takes apart ``bytes``, ``bytearray`` and numpy arrays of at least ``least`` bytes, and dense tensors of any
+    size in main memory or on a GPU, so that the driver can pass them on without torch, and without a GPU. A tensor
+    without gaps keeps its strides; of one with gaps, such as a column of a matrix, only the elements travel. One of
+    a GPU is put on the GPU with the same number where it arrives, or left in main memory if there is none.
     """
     kind = type(obj)
     if kind is bytes or kind is bytearray:
@@ -203,7 +204,7 @@ def _tensor(obj: Any) -> Carried | None:
     if kind is not torch.Tensor and not is_parameter:
         return None
     plain = (
-        obj.device.type == "cpu"
+        obj.device.type in ("cpu", "cuda")
         and obj.layout is torch.strided
         and not (obj.is_quantized or obj.is_conj() or obj.is_neg())
         and not (vars(obj) or obj._backward_hooks)
@@ -214,14 +215,16 @@ def _tensor(obj: Any) -> Carried | None:
         data = obj.detach()
         if not _is_dense(data):
             data = data.contiguous()
+        data = data.cpu()
         size, stride = tuple(data.shape), data.stride()
         try:
             view = _memory_of(data)
         except RuntimeError:  # the tensor has no memory of its own, for example inside torch.func
             return None
-    buffer = pickle.PickleBuffer(view)
-    rebuilt = _Reduced(_rebuild_tensor, buffer, data.dtype, size, stride, obj.requires_grad, is_parameter)
-    return _taken_apart(rebuilt)
+    memory = pickle.PickleBuffer(view), data.dtype, size, stride
+    if obj.is_cuda:
+        return _taken_apart(_Reduced(_rebuild_on_gpu, obj.device.index, *memory, obj.requires_grad, is_parameter))
+    return _taken_apart(_Reduced(_rebuild_tensor, *memory, obj.requires_grad, is_parameter))
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -255,11 +258,33 @@ def _rebuild_tensor(
     requires_grad: bool,
     is_parameter: bool,
 ) -> Any:
+    return _with_gradient(_from_memory(data, dtype, size, stride), requires_grad, is_parameter)
+
+
+def _rebuild_on_gpu(
+    index: int,
+    data: Buffer,
+    dtype: Any,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Any:
+    tensor = _from_memory(data, dtype, size, stride)
+    cuda = sys.modules["torch"].cuda
+    if cuda.is_available() and index < cuda.device_count():
+        tensor = tensor.to(f"cuda:{index}")
+    return _with_gradient(tensor, requires_grad, is_parameter)
+
+
+def _from_memory(data: Buffer, dtype: Any, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
     torch = sys.modules["torch"]  # imported by the pickle, which names the dtype
     if len(data):
-        tensor = torch.frombuffer(data, dtype=dtype).as_strided(size, stride)
-    else:
-        tensor = torch.empty_strided(size, stride, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype).as_strided(size, stride)
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+def _with_gradient(tensor: Any, requires_grad: bool, is_parameter: bool) -> Any:
     if is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad)
+        return sys.modules["torch"].nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor

@@ -20,6 +20,8 @@ ANSWERS_WITHIN = 5.0
 """Seconds for each look at the driver's clock."""
 SENT_WITHIN = 30.0
 """Seconds beyond those of a collection until its result must be there."""
+PROFILED_WITHIN = 150.0
+"""The same with kernels: torch's profiler takes long to start for a GPU, and to tell what it has seen."""
 
 
 def correct_clock(calls: Calls) -> clock.Offset:
@@ -43,7 +45,8 @@ def collect_spans(calls: Calls, seconds: float, kernels: bool) -> list[ProcessSp
     """
     if not calls.knows_traces:
         raise NotSupported("this session's driver is of a version that knows no spans: open a new session")
-    found: list[ProcessSpans] = calls.ask(CollectSpans(seconds, kernels), key=None).get(seconds + SENT_WITHIN)
+    within = seconds + (PROFILED_WITHIN if kernels else SENT_WITHIN)
+    found: list[ProcessSpans] = calls.ask(CollectSpans(seconds, kernels), key=None).get(within)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from typing import Any, cast
@@ -20,6 +21,8 @@ from loom_gateway.driver.timing.span_actor import SpanActor
 
 ANSWERS_WITHIN = 10.0
 """Seconds that a process has for each answer, in addition to those of the collection."""
+PROFILES_WITHIN = 60.0
+"""Seconds, instead of those, that it has to start torch's profiler and to give what that has seen."""
 MOST_PROCESSES = 64
 """Processes that are asked; of a larger session the first ones of each proc mesh."""
 MOST_RECORDS = 100_000
@@ -71,6 +74,8 @@ class SpanCollector:
         self._collecting = True
         try:
             places = self._places()
+            if request.kernels:
+                await asyncio.gather(*(self._prepare(entry, rank) for entry, rank in places))
             own = Collection()
             try:
                 asked = self._ask_laptop(request.seconds) if laptop else []
@@ -106,16 +111,22 @@ class SpanCollector:
         finally:
             del self._laptops[number]
 
+    async def _prepare(self, entry: Entry, rank: int) -> None:
+        with contextlib.suppress(Exception):  # whatever it is, it is told when the collection begins
+            prepared = self._actors.of(entry, rank).prepare.call_one().as_asyncio()
+            await asyncio.wait_for(prepared, PROFILES_WITHIN)
+
     async def _process(self, entry: Entry, rank: int, request: CollectSpans, most: int) -> ProcessSpans | None:
         name = f"{entry.name}[{rank}]"
+        within = PROFILES_WITHIN if request.kernels else ANSWERS_WITHIN
         try:
             actor = self._actors.of(entry, rank)
             await _begin(actor, request.kernels, most)
             await asyncio.sleep(request.seconds)
             end = actor.end.call_one(name).as_asyncio()
-            return _checked(await asyncio.wait_for(end, ANSWERS_WITHIN))
+            return _checked(await asyncio.wait_for(end, within))
         except asyncio.TimeoutError:
-            return no_spans(name, f"no answer in {ANSWERS_WITHIN:g} s: the process is gone or its interpreter busy")
+            return no_spans(name, f"no answer in {within:g} s: the process is gone or its interpreter busy")
         except Exception as error:  # noqa: BLE001 - Monarch's errors about a dead process, which are of many kinds
             return no_spans(name, f"{type(error).__name__}: {error!s:.300}")
 

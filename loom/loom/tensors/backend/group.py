@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -83,16 +83,37 @@ class Group:
         if _GLOO not in distributed.Backend.backend_list:
             distributed.Backend.register_backend(_GLOO, _gloo, devices=["cpu"])
         cuda = self._device.type == "cuda"
+        meeting, size = (
+            self._store or TCPStore(*store, is_master=False, wait_for_workers=False),
+            math.prod(sizes.values()),
+        )
         if cuda:
             torch.cuda.set_device(self._device)
+            meeting.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(self._device).uuid))
+            check_gpus([meeting.get(f"gpu/{other}").decode() for other in range(size)])
         distributed.init_process_group(
             f"cpu:{_GLOO},cuda:nccl" if cuda else f"cpu:{_GLOO}",
-            store=self._store or TCPStore(*store, is_master=False, wait_for_workers=False),
+            store=meeting,
             rank=rank,
-            world_size=math.prod(sizes.values()),
+            world_size=size,
             timeout=timedelta(seconds=PATIENCE),
         )
         return distributed.init_device_mesh(self._device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def check_gpus(uuids: Sequence[str]) -> None:
+    """Check that each process has a GPU of its own, as NCCL wants it; gloo has no operations for tensors on GPUs.
+
+    Raises:
+        RuntimeError: two have the same.
+    """
+    for rank, uuid in enumerate(uuids):
+        if uuid in uuids[:rank]:
+            raise RuntimeError(
+                f"processes {uuids.index(uuid)} and {rank} share the GPU {uuid}, and NCCL spreads tensors over "
+                "processes with a GPU each: spawn no more than there are GPUs, or use loom.tensors.on(procs, "
+                'device="cpu")'
+            )
 
 
 def _sockets() -> dict[str, int]:

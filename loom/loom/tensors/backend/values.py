@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -48,6 +49,8 @@ class Values:
         self._decoder = Decoder()
         self._calls: list[Callable[..., Any]] = []
         self._steps: list[Step] = []
+        self._buried: Held | None = None
+        """The tensors of a GPU that computes no more. To free them there could end this process."""
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, batch: int, commands: bytes, data: Sequence[bytes]) -> list[Failure]:
@@ -77,9 +80,12 @@ class Values:
                     self.sharding.failed(error)
                 failure = next((each for each in map(self._known, idents) if isinstance(each, Failure)), None)
                 if failure is None:
-                    like = next(each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins")
-                    failure = Failure(batch, place, like, self._text(number, error, idents))
-                    failures.append(failure)
+                    failure = Failure(batch, place, _like(error), self._text(number, error, idents))
+                    failure = self._without_gpu(error, failure) or failure
+                    if failure.batch in (batch, -1):
+                        failures.append(failure)
+                    tensors = self.tensors  # others, if the GPU is gone
+                    tensor_of = tensors.__getitem__
                 tensors.update(dict.fromkeys((*range(now, now + outs), *(idents[k] for k in changes)), failure))
             now += outs
         return failures
@@ -101,8 +107,43 @@ class Values:
             what: the ``elements``, the ``layout``, the ``placements``, or the ``bytes`` in this process.
         """
         failures = [] if commands is None else self.run(batch, commands, data)
-        found = [self._given(self.tensors[ident], what) for ident in idents]
+        if not idents and self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except torch.AcceleratorError as error:
+                if (gone := self._without_gpu(error)) is not None:
+                    failures.append(gone)
+        found = [self._read(ident, what) for ident in idents]
         return failures, found if self._answers or what == "bytes" else []
+
+    def _read(self, ident: int, what: str) -> Any:
+        try:
+            return self._given(self.tensors[ident], what)
+        except (RuntimeError, MemoryError) as error:
+            if self.sharding is not None:
+                self.sharding.failed(error)
+            return self._without_gpu(error) or Failure(-1, -1, _like(error), f"it cannot be read: {error}")
+
+    def _without_gpu(self, error: Exception, failure: Failure | None = None) -> Failure | None:
+        """Return why there are no tensors any more, if an error means that the GPU has ended this process's work.
+
+        A GPU notices late that an index is out of range, say, and then refuses all that follows. So nobody knows
+        which operation it was, but where each is waited for.
+        """
+        if not isinstance(error, torch.AcceleratorError):
+            return None
+        if self._buried is None:
+            try:
+                torch.cuda.synchronize(self.device)
+            except torch.AcceleratorError:
+                pass
+            else:
+                return None  # an error of one operation
+            if failure is None or os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+                failure = Failure(-1, -1, "RuntimeError", str(error).strip().partition("\n")[0] + _UNKNOWN)
+            self._buried, self.tensors = self.tensors, Held()
+            self.tensors.gone = failure._replace(text=failure.text + _NO_GPU)
+        return self.tensors.gone
 
     def _given(self, value: Any, what: str) -> Any:
         if isinstance(value, Failure):
@@ -226,6 +267,18 @@ class Values:
         form = self._decoder.forms[self._decoder.commands[number][0]]
         found: str | None = getattr(error, "loom_operation", None)
         return found or _named(form, [self.tensors.get(ident) for ident in idents], error)
+
+
+_UNKNOWN = (
+    ": an operation before had an input of which a GPU notices late that it is wrong, such as an index out of "
+    "range. Processes with CUDA_LAUNCH_BLOCKING=1 in their environment tell which one it was"
+)
+_NO_GPU = ". The GPU computes nothing more for this process: go on from a checkpoint with lt.restore()"
+
+
+def _like(error: Exception) -> str:
+    """Return the name of an error's built-in class."""
+    return next(each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins")
 
 
 def _sharding(group: Any) -> Any:

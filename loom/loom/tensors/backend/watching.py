@@ -193,6 +193,8 @@ def _finite(values: torch.Tensor) -> _Piece:
 
 def _masked(values: torch.Tensor) -> _Piece:
     """Look at values on a GPU, which is asked for nothing that would wait for it."""
+    if not values.numel():
+        return _finite(values)._replace(sums=_finite(values).sums.to(values.device))
     finite = values.isfinite()
     low, high = values.where(finite, math.inf).amin(), values.where(finite, -math.inf).amax()
     plain = values.where(finite, 0.0)

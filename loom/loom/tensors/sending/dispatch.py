@@ -39,7 +39,7 @@ class Failure(NamedTuple):
 
     batch: int
     place: int
-    """The command's place in its batch."""
+    """The command's place in its batch; -1 if it is of no command."""
     like: str
     """The name of the exception's built-in class."""
     text: str
@@ -281,7 +281,8 @@ class Dispatcher:
     def _note(self, failures: Sequence[Sequence[Failure]], batch: int, sites: list[Site | None]) -> None:
         """Remember what failed in some worker."""
         for failure in {each.place: each for of_one in reversed(failures) for each in of_one}.values():
-            self._failed[batch, failure.place] = sites[failure.place]
+            if failure.place >= 0:
+                self._failed[batch, failure.place] = sites[failure.place]
             if len(self._failed) > MOST_FAILURES:
                 del self._failed[next(iter(self._failed))]
             if len(self._unsaid) < MOST_FAILURES:

@@ -32,9 +32,11 @@ class TrainingState:
         torch.manual_seed(trainer.seed)
         self.model = trainer.build().to(trainer.device)
         if job.members > 1 and job.parallel == "fsdp":
+            from torch.distributed import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
-            fully_shard(self.model)
+            # By itself it takes a GPU wherever there is one, also for a model on the CPU.
+            fully_shard(self.model, mesh=init_device_mesh(torch.device(trainer.device).type, (job.members,)))
         self.parameters = [one for one in self.model.parameters() if one.requires_grad]
         self.outer = OuterOptimizer(self.parameters) if job.averaging is Averaging.DILOCO else None
         self._use_optimizer(config.current.optimizer)

@@ -166,6 +166,17 @@ def test_torch_gets_the_gpu_of_the_local_rank(
     assert own_torch_device(device) == own
 
 
+@pytest.mark.parametrize(("rank", "own"), [("1", "cuda:1"), ("2", "cuda:0"), ("5", "cuda:1")])
+def test_processes_in_excess_of_the_gpus_share_them(
+    install: Install, monkeypatch: pytest.MonkeyPatch, rank: str, own: str
+) -> None:
+    install(2)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+
+    assert own_torch_device("cuda") == own
+    assert own_devices()[0].uuid == f"GPU-{own[-1]}"
+
+
 def test_a_mig_slice_has_its_own_memory_and_the_sensors_of_its_gpu(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:

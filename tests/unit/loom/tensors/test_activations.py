@@ -9,7 +9,17 @@ import torch
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import FLOATS, INTS, agree, broadcastable, given, operands, plain, shapes
+from tests.support.torch_agreement import (
+    FLOATS,
+    INTS,
+    agree,
+    broadcastable,
+    given,
+    of_the_cpu,
+    operands,
+    plain,
+    shapes,
+)
 
 KINDS = (torch.float64, torch.float64, torch.float32, torch.int64, torch.bool)
 FLOAT64 = [torch.float64]
@@ -131,6 +141,7 @@ def test_what_is_no_tensor_is_refused(lt: Tensors) -> None:
         lt.add(2, 3)
 
 
+@of_the_cpu
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("dim", [-1, 0])
 def test_gumbel_softmax_draws_torchs_numbers(lt: Tensors, dim: int, hard: bool) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from loom.tensors.tensors import Tensors
 from tests.support.near_tensors import near_tensors
+from tests.support.torch_agreement import of_the_cpu
 
 
 @pytest.fixture
@@ -147,6 +148,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(own: Tensors, kind: str, caplog: 
     assert "work is not compiled" in warning
 
 
+@of_the_cpu
 def test_a_failure_within_names_its_operation(own: Tensors) -> None:
     total = own.zeros(2, 2)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import Operand, agree, given, operands, plain, to_torch
+from tests.support.torch_agreement import Operand, agree, given, of_the_cpu, operands, plain, to_torch
 from tests.unit.loom.tensors.test_mathematics import of
 
 FLOAT64 = [torch.float64]
@@ -87,6 +87,7 @@ def test_sequences(lt: Tensors) -> None:
         agree(lt, work, [])
 
 
+@of_the_cpu
 def test_random_numbers_are_torchs(lt: Tensors) -> None:
     def work(ns: Any) -> Any:
         x = ns.zeros(50)

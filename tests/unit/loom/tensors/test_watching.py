@@ -26,6 +26,7 @@ from loom.tensors.watching.summaries import (
 )
 from loom.tensors.watching.watch import PLOTTED
 from tests.support.near_tensors import NearWorker, NearWorkers, near_tensors
+from tests.support.torch_agreement import of_the_cpu
 
 
 @pytest.fixture
@@ -506,6 +507,7 @@ def test_bad_input_is_refused(own: Tensors) -> None:
     assert not own.watched()
 
 
+@of_the_cpu
 def test_a_gradient_that_failed_is_told_with_its_cause_and_the_next_one_counts(own: Tensors) -> None:
     w = own.tensor([1.0], requires_grad=True)
     watch = own.watch(w, "w")
