@@ -163,8 +163,9 @@ def measure(plan: GpusPlan, command: str, say: Callable[[str], object] = lambda 
                 "restart": lambda: _killed(job),
             }.items():
                 say(f"round {number + 1} of {plan.rounds}: {name}")
-                for key, value in measured().items():
-                    found.setdefault(key, []).append(value)
+                for (what, unit), value in measured().items():
+                    say(f"{what}: {value:.4g} {unit}")
+                    found.setdefault((what, unit), []).append(value)
     figures = tuple(Figure(name, unit, tuple(values)) for (name, unit), values in found.items())
     notes = (
         f"{len(GPUS)} GPU{'s' if len(GPUS) > 1 else ''}; a group over NCCL has a process on each",

@@ -83,10 +83,8 @@ class Group:
         if _GLOO not in distributed.Backend.backend_list:
             distributed.Backend.register_backend(_GLOO, _gloo, devices=["cpu"])
         cuda = self._device.type == "cuda"
-        meeting, size = (
-            self._store or TCPStore(*store, is_master=False, wait_for_workers=False),
-            math.prod(sizes.values()),
-        )
+        meeting = self._store or TCPStore(*store, is_master=False, wait_for_workers=False)
+        size = math.prod(sizes.values())
         if cuda:
             torch.cuda.set_device(self._device)
             meeting.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(self._device).uuid))

@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_there(own: Tensors, monkeyp
     x = own.ones(3)
     with monkeypatch.context() as full:
         full.setattr(torch.Tensor, "cpu", lambda self: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
-        with pytest.raises(loom.OperationFailed, match="^it cannot be read: no room"):
+        with pytest.raises(loom.OperationFailed, match=r"^it cannot be read: no room"):
             x.tolist()
     assert x.tolist() == [1.0] * 3
 

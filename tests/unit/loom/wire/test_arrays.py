@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loom.errors import UnpicklableError
-from loom.wire.arrays import IN_BAND, Carried, take_apart
+from loom.wire.arrays import IN_BAND, Carried, _rebuild_on_gpu, take_apart
 from loom.wire.codec import Decoder, dumps, loads
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import CHUNK_SIZE, ChunkInbox, ChunkOutbox, Pieces
@@ -104,6 +104,19 @@ def test_a_parameter_stays_one(way: Any) -> None:
 def test_whether_a_tensor_requires_a_gradient_is_kept(way: Any) -> None:
     assert way(torch.ones(LARGE, requires_grad=True)).requires_grad
     assert not way(torch.nn.Parameter(torch.ones(LARGE), requires_grad=False)).requires_grad
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_tensor_of_a_gpu_that_is_not_here_is_in_main_memory(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    """On GPUs themselves: tests/system/gpu."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    data = bytearray(torch.arange(6.0).numpy().tobytes())
+
+    read = _rebuild_on_gpu(1, data, torch.float32, (3, 2), (1, 3), True, True)
+
+    assert (type(read), read.device.type, read.requires_grad) == (torch.nn.Parameter, "cpu", True)
+    assert read.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
 
 
 def test_a_tensor_is_not_copied_into_the_pickle() -> None:
