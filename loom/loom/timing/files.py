@@ -6,11 +6,12 @@ import json
 import logging
 import os
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from loom.timing.shapes import quoted
 
 MAX_BYTES = 64 << 20
 """Bytes of a file; at them it becomes ``HOST-PID.1.jsonl``, and the one before that is deleted."""
@@ -122,64 +123,9 @@ def plain(value: object) -> object:
     return str(value)
 
 
-PLAIN = frozenset((int, float, str, bool, type(None)))
-"""The classes of values that nobody can change, and of which `encode_flat` makes JSON."""
-_quoted = json.encoder.encode_basestring_ascii
-_LARGEST = sys.float_info.max
-
-
 def who(pid: int, role: str | None) -> str:
     """Return the members of a record that are the same in all records of a process, as JSON."""
-    return f'"host":{_quoted(HOST)},"pid":{pid},"role":{"null" if role is None else _quoted(role)}'
-
-
-_keys: dict[str, str] = {}
-"""What comes before the value of a field, by its key: a program has few."""
-
-
-def _key(key: str) -> str:
-    if len(_keys) > 1000:
-        _keys.clear()
-    text = _keys[key] = f",{_quoted(key)}:"
-    return text
-
-
-def encode_flat(
-    name: str, t: float, unix: float, who: str, trace: str | None, fields: Mapping[str, object]
-) -> str | None:
-    """Return the line of an event, in ASCII, sooner than any encoder does; None if its fields are not plain values.
-
-    Args:
-        name: the name of the event.
-        t: seconds of the session's clock.
-        unix: seconds since 1970.
-        who: what `who` returns.
-        trace: the trace id.
-        fields: no key of a record is among them.
-    """
-    try:
-        trace = "null" if trace is None else _quoted(trace)
-        text = f'{{"name":{_quoted(name)},"t":{t:.6f},"time":{unix:.6f},{who},"trace":{trace}'
-        for key, value in fields.items():
-            text += _keys.get(key) or _key(key)
-            kind = value.__class__
-            if kind is float:
-                if not -_LARGEST <= value <= _LARGEST:  # type: ignore[operator]
-                    return None
-                text += repr(value)
-            elif kind is str:
-                text += _quoted(value)  # type: ignore[arg-type]
-            elif kind is int:
-                text += repr(value)
-            elif value is None:
-                text += "null"
-            elif kind is bool:
-                text += "true" if value else "false"
-            else:
-                return None
-        return text + "}\n"
-    except (TypeError, ValueError):  # a name that is no text, or more digits than Python makes of an integer
-        return None
+    return f'"host":{quoted(HOST)},"pid":{pid},"role":{"null" if role is None else quoted(role)}'
 
 
 def _any_encoder() -> Callable[[dict[str, object]], str]:

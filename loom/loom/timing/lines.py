@@ -91,18 +91,6 @@ def format_line(name: str, trace: object, fields: Mapping[str, object]) -> str |
     form = FORMS.get(name)
     if form is None:
         return None
-    whole, keys, texts = _WHOLE[name]
-    try:  # nearly all events have all fields
-        values = [fields[key] for key in keys]
-        for place in texts:
-            value = values[place]
-            if value.__class__ is not str or not _PLAIN.fullmatch(value):
-                raise TypeError
-        if form.sentence is None:
-            return whole % (trace or "-", *values)
-        return whole % (*values,)
-    except (KeyError, TypeError, OverflowError):
-        pass
     if form.sentence:
         return form.sentence.format_map(
             {field.name: _text(fields.get(field.name, "?"), field) for field in form.fields}
@@ -151,7 +139,7 @@ def _text(value: object, field: Field) -> str:
     if field.digits is None:
         text = str(value)
         # Quoted if what is in it would end the field or the line, or is taken for what stands behind the field.
-        return text if _PLAIN.fullmatch(text) else json.dumps(text)
+        return text if is_plain(text) else json.dumps(text)
     try:
         return _NUMBER[field.digits](float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -187,28 +175,10 @@ def _parse_sentence(text: str) -> Line:
     raise ValueError(f"other words than expected in {text[:40]!r}")
 
 
-def _whole(form: Form) -> str:
-    """Return the line of an event with all its fields, for the operator ``%``."""
-    parts = {field.name: "%s" if field.digits is None else f"%.{field.digits}f" for field in form.fields}
-    if form.sentence:
-        return form.sentence.format_map(parts)
-    # A line without a trace id takes its place in no characters.
-    head = form.head.replace("[ID]", "[%s]") if "[ID]" in form.head else f"%.0s{form.head}"
-    return head + "".join(f" {name}={part}" for name, part in parts.items())
-
-
-_WHOLE = {
-    name: (
-        _whole(form),
-        tuple(field.name for field in form.fields),
-        tuple(place for place, field in enumerate(form.fields) if field.digits is None),
-    )
-    for name, form in FORMS.items()
-}
-"""The whole line of each event, the names of its fields, and the places of those that are texts."""
 _NUMBER = tuple(f"{{:.{digits}f}}".format for digits in range(4))
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_PLAIN = re.compile(r'[^\s"\x00-\x1f\x7f]*[^\s"\x00-\x1f\x7f,;)]')
+is_plain = re.compile(r'[^\s"\x00-\x1f\x7f]*[^\s"\x00-\x1f\x7f,;)]').fullmatch
+"""Say whether a text stands in a line as it is."""
 _FIELD = re.compile(r'\(?\b([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"]+)')
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from loom.timing import clock, otlp
-from loom.timing.files import HOST, PLAIN, EventFile, encode, encode_flat, who
+from loom.timing import clock, files, otlp, shapes
+from loom.timing.files import HOST, EventFile, who
 from loom.timing.lines import FORMS, format_line
+from loom.timing.shapes import PLAIN
 from loom.timing.trace_ids import checked_trace, reset, trace_here
 from loom.timing.writer import Writer
 
@@ -153,13 +154,13 @@ class _Recorder:
             if isinstance(given, float) and 0 <= given < _LATEST:
                 t = given
                 del fields["t"]
-        line = None
-        if self.file:
-            if _SPECIAL.isdisjoint(fields):
-                line = encode_flat(name, t, start + unix, self._who, trace, fields)
-            if line is None:
-                line = self._encoded(self._record(name, _micro(t), start + unix, trace, fields))
-        if not self.lines or name not in FORMS:
+        says = self.lines and name in FORMS
+        if self.file and _SPECIAL.isdisjoint(fields):
+            lines = shapes.encode(name, t, start + unix, self._who, trace, fields, says)
+            if lines is not None:
+                return *lines, context
+        line = self._encoded(self._record(name, _micro(t), start + unix, trace, fields)) if self.file else None
+        if not says:
             return line, None, None
         if "t" not in fields:
             fields["t"] = t
@@ -167,7 +168,7 @@ class _Recorder:
 
     def _encoded(self, record: Record) -> str | None:
         try:
-            return encode(record)
+            return files.encode(record)
         except (TypeError, ValueError, RecursionError) as error:
             if self.file:
                 self.file.leave_out(error)

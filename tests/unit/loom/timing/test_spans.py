@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loom.timing import clock, configure, current_trace, event, files, flush, span, trace
+from loom.timing import clock, configure, current_trace, event, files, flush, shapes, span, trace
 from loom.timing.files import EventFile
 from loom.timing.lines import parse_line
 from loom.timing.spans import listen, recorder
@@ -242,7 +242,8 @@ def test_a_record_reads_the_same_whatever_encodes_it(monkeypatch, tmp_path, fiel
     assert (
         repr(said) == repr(json.loads(files._any_encoder()(record))) == repr(json.loads(files._encode_any(record)))
     )
-    assert (files.encode_flat("load", 1.0, 2.0, files.who(1, None), "abc", fields) is None) == (fields in OTHERS)
+    lines = shapes.encode("load", 1.0, 2.0, files.who(1, None), "abc", fields, False)
+    assert (lines is None) == (fields in OTHERS)
 
 
 def test_a_field_may_replace_the_time_and_the_role(tmp_path):
