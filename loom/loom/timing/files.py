@@ -54,10 +54,15 @@ class EventFile:
     def append(self, lines: Sequence[str]) -> None:
         """Append lines of ASCII with their ends."""
         with self._lock:
+            most = min(AT_ONCE, self.max_bytes)
+            whole = "".join(lines)
+            if len(whole) <= most:
+                self._append(whole.encode())
+                return
             group: list[str] = []
             size = 0
             for line in lines:
-                if group and size + len(line) > min(AT_ONCE, self.max_bytes):
+                if group and size + len(line) > most:
                     self._append("".join(group).encode())
                     group, size = [], 0
                 group.append(line)

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar, Token, copy_context
 from itertools import count, groupby
 from pathlib import Path
@@ -122,7 +122,8 @@ class _Recorder:
     def _write(self, entries: Sequence[Entry | Written]) -> None:
         offset, unix = clock.offset().seconds, time.time() - clock.monotonic()
         lines: list[str] = []
-        texts: list[tuple[str, Context | None]] = []
+        texts: list[str] = []
+        contexts: list[Context | None] = []
         for entry in entries:
             try:
                 line, text, context = entry if len(entry) == 3 else self._written(entry, offset, unix)
@@ -133,12 +134,13 @@ class _Recorder:
             if line is not None:
                 lines.append(line)
             if text is not None:
-                texts.append((text, context))
+                texts.append(text)
+                contexts.append(context)
         if lines and self.file:
             self.file.append(lines)
-        for stream, some in groupby(texts, _stream):
+        for stream, some in _by_stream(texts, contexts):
             try:
-                stream.write("".join([f"{text}\n" for text, _ in some]))
+                stream.write("\n".join([*some, ""]))
                 stream.flush()
             except Exception:  # noqa: BLE001 - it is closed, full, in use, or a program's own: the work goes on
                 self.lines = False
@@ -191,12 +193,17 @@ def _hex(id: int) -> str:
     return f"{id & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
-def _stream(line: tuple[str | None, Context | None]) -> TextIO:
-    """Return where `sys.stdout` writes in the context of an event: the driver's writes to the run of the caller."""
+def _by_stream(texts: Sequence[str], contexts: Sequence[Context | None]) -> Iterable[tuple[TextIO, Iterable[str]]]:
+    """Return the texts by where `sys.stdout` writes in their contexts: the driver's writes to the caller's run."""
+    if not texts:
+        return []
     stream = sys.stdout
     here = getattr(stream, "here", None)
-    found: TextIO = stream if here is None or line[1] is None else line[1].run(here)
-    return found
+    if here is None:
+        return [(stream, texts)]
+    streams = [stream if context is None else context.run(here) for context in contexts]
+    groups = groupby(zip(streams, texts, strict=True), lambda each: each[0])
+    return ((found, [text for _, text in some]) for found, some in groups)
 
 
 _LATEST = 1e12
