@@ -223,7 +223,7 @@ def _tensor(obj: Any) -> Carried | None:
             return None
     memory = pickle.PickleBuffer(view), data.dtype, size, stride
     if obj.is_cuda:
-        return _taken_apart(_Reduced(_rebuild_on_gpu, obj.device.index, *memory, obj.requires_grad, is_parameter))
+        return _taken_apart(_Reduced(_rebuild_on_gpu, obj.device.index, memory, obj.requires_grad, is_parameter))
     return _taken_apart(_Reduced(_rebuild_tensor, *memory, obj.requires_grad, is_parameter))
 
 
@@ -261,16 +261,8 @@ def _rebuild_tensor(
     return _with_gradient(_from_memory(data, dtype, size, stride), requires_grad, is_parameter)
 
 
-def _rebuild_on_gpu(
-    index: int,
-    data: Buffer,
-    dtype: Any,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
-    requires_grad: bool,
-    is_parameter: bool,
-) -> Any:
-    tensor = _from_memory(data, dtype, size, stride)
+def _rebuild_on_gpu(index: int, memory: tuple[Any, ...], requires_grad: bool, is_parameter: bool) -> Any:
+    tensor = _from_memory(*memory)
     cuda = sys.modules["torch"].cuda
     if cuda.is_available() and index < cuda.device_count():
         tensor = tensor.to(f"cuda:{index}")

@@ -113,7 +113,7 @@ def test_a_tensor_of_a_gpu_that_is_not_here_is_in_main_memory(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     data = bytearray(torch.arange(6.0).numpy().tobytes())
 
-    read = _rebuild_on_gpu(1, data, torch.float32, (3, 2), (1, 3), True, True)
+    read = _rebuild_on_gpu(1, (data, torch.float32, (3, 2), (1, 3)), True, True)
 
     assert (type(read), read.device.type, read.requires_grad) == (torch.nn.Parameter, "cpu", True)
     assert read.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
