@@ -93,6 +93,10 @@ class TrainerActor(TrainerModel, Actor):
                 import torch
 
                 torch.cuda.set_device(self.device)  # for this thread, in which NCCL looks for it
+            if assignment.job.backend == "nccl":
+                # Without it torchft warns, and may wait half an hour for a group that has lost a member.
+                seconds = str(assignment.job.timeouts.collective)
+                os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", seconds)
             if assignment.job.members > 1 and not self._joined:
                 self._join_group(assignment, rank)
             from loom.train.loop.loop import TrainingLoop

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from loom.train import FaultTolerantJob, TrainerActor
+import pytest
+
+from loom.train import FaultTolerantJob, Timeouts, TrainerActor
 from loom.train.controller.group import ReplicaGroup
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.job_events import JobEvents
 from loom.train.controller.summaries import GroupStatus
 from loom.train.controller.usable_devices import UsableDevices
+from loom.train.settings import Ending
 
 
 class OnGpus(TrainerActor):
@@ -187,3 +191,17 @@ def test_a_job_hears_of_devices_when_what_it_may_use_changes() -> None:
 
     assert [one.refused.keys() for one in heard] == [{"GPU-1"}]
     assert [one.occupied for one in heard] == [{"GPU-2": "train_spare_x"}]
+
+
+@pytest.mark.parametrize(("own", "found"), [(None, "7.0"), ("30", "30")])
+def test_nccl_waits_as_long_as_the_job_says(monkeypatch: pytest.MonkeyPatch, own: str | None, found: str) -> None:
+    monkeypatch.setitem(os.environ, "TORCH_NCCL_NONBLOCKING_TIMEOUT", own or "")  # so that it is put back
+    if own is None:
+        del os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"]
+    job: Any = SimpleNamespace(backend="nccl", members=1, timeouts=Timeouts(collective=7.0))
+    assignment: Any = SimpleNamespace(job=job, replica="train_0")
+
+    report = TrainerActor()._train(assignment, 0)
+
+    assert report.ending is Ending.FAILED, "there is no more of an assignment"
+    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == found
