@@ -20,6 +20,7 @@ from loom.cli.app import app
 from loom.errors import LimitReached, NotAGateway, NotSupported
 from loom.rest import Gateway
 from loom.timing.collecting import ProcessSpans
+from loom_gateway.driver.timing.collector import ANSWERS_WITHIN
 from loom_proxy.local import LocalCluster
 from loom_proxy.session.spans import collect_spans, correct_clock
 
@@ -267,6 +268,37 @@ def test_operators_of_torch_are_in_it(job: loom.Job) -> None:
     multiplied = [record for record in operators if record["name"] == "aten::mm"]
     assert multiplied
     assert min(call["t"] for call in calls) - 0.1 <= multiplied[0]["t"] <= calls[-1]["t"] + 1.0
+
+
+class SlowToProfile(Worker):
+    """torch's profiler takes as long to start here, the first time, as for a GPU."""
+
+    @loom.endpoint
+    def be_slow(self) -> None:
+        from loom.timing import kernels
+
+        start = kernels._started
+
+        def slowly(torch: Any) -> Any:
+            kernels._started = start
+            time.sleep(ANSWERS_WITHIN + 1)
+            return start(torch)
+
+        kernels._started = slowly
+
+
+@pytest.mark.slow
+def test_a_profiler_that_is_slow_to_start_is_waited_for(job: loom.Job) -> None:
+    pytest.importorskip("torch")
+    worker = job.hosts.slice(hosts=0).spawn_procs(name="slow").spawn("worker", SlowToProfile)
+    worker.multiply.call_one().get()
+    worker.be_slow.call_one().get()
+    found = collect(job, 0.5, lambda: worker.multiply.call_one().get(), kernels=True)
+    process = by_name(found, "slow[0]")
+    assert process["problem"] is None
+    assert any(record["name"] == "aten::mm" for record in process["records"])
+    laptop = by_name(found, "laptop")
+    assert len([record for record in laptop["records"] if record["name"] == "call"]) > 0
 
 
 def test_the_command_writes_a_file_that_only_its_user_reads(

@@ -21,8 +21,10 @@ from loom_gateway.driver.timing.span_actor import SpanActor
 
 ANSWERS_WITHIN = 10.0
 """Seconds that a process has for each answer, in addition to those of the collection."""
+PREPARED_WITHIN = 20.0
+"""Seconds that all wait for torch's profiler to start in each, before they begin to collect."""
 PROFILES_WITHIN = 60.0
-"""Seconds, instead of those, that it has to start torch's profiler and to give what that has seen."""
+"""Seconds, instead of `ANSWERS_WITHIN`, for what that profiler has seen."""
 MOST_PROCESSES = 64
 """Processes that are asked; of a larger session the first ones of each proc mesh."""
 MOST_RECORDS = 100_000
@@ -114,7 +116,7 @@ class SpanCollector:
     async def _prepare(self, entry: Entry, rank: int) -> None:
         with contextlib.suppress(Exception):  # whatever it is, it is told when the collection begins
             prepared = self._actors.of(entry, rank).prepare.call_one().as_asyncio()
-            await asyncio.wait_for(prepared, PROFILES_WITHIN)
+            await asyncio.wait_for(prepared, PREPARED_WITHIN)
 
     async def _process(self, entry: Entry, rank: int, request: CollectSpans, most: int) -> ProcessSpans | None:
         name = f"{entry.name}[{rank}]"
