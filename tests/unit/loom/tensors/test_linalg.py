@@ -80,6 +80,49 @@ def test_qr(lt: Tensors, part: Any, mode: str, data: Any) -> None:
     agree_with_either_backward(lt, lambda ns, x: ns.linalg.qr(x, mode)[part], [x], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("part", ["values", "left", "right", "all"])
+@given(st.data())
+def test_svd(lt: Tensors, part: str, full: bool, data: Any) -> None:
+    rows, columns = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    x = data.draw(matrices(rows, columns, dtype=torch.float64))
+
+    def work(ns: Any, x: Any) -> Any:
+        # Without a part that is the same for all vectors, of which no gradient is known.
+        u, s, v = ns.linalg.svd(x, full)
+        least = min(rows, columns)
+        u, v = u[..., :least].abs(), v[..., :least, :].abs()
+        return {"values": s, "left": u, "right": v, "all": (u @ s.diag_embed() @ v, s)}[part]
+
+    agree_with_either_backward(lt, work, [x], rtol=1e-4, atol=1e-4, strides=False)
+
+
+@given(st.data())
+def test_singular_values(lt: Tensors, data: Any) -> None:
+    x = data.draw(matrices(data.draw(st.integers(0, 4)), data.draw(st.integers(1, 4)), dtype=torch.float64))
+    agree_with_either_backward(lt, lambda ns, x: ns.linalg.svdvals(x), [x], rtol=1e-4, atol=1e-4)
+    agree(lt, lambda ns, x: ns.linalg.svd(x).U.detach(), [x], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("unitriangular", [False, True])
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+@given(st.data())
+def test_triangular_equations(lt: Tensors, left: bool, upper: bool, unitriangular: bool, data: Any) -> None:
+    size, others = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    batch = data.draw(st.sampled_from([(), (2,)]))
+    dtype = data.draw(DTYPES)  # of both: torch misreads the memory of a second one
+    one = data.draw(matrices(size, size, batch, dtype))
+    inner = (size, others) if left else (others, size)
+    shape = data.draw(st.sampled_from([inner, inner, (*batch, *inner), (size + 1, size + 1), (size,)]))
+    other = data.draw(operands(shape, (dtype,)))
+
+    def work(ns: Any, x: Any, y: Any) -> Any:
+        return ns.linalg.solve_triangular(x, y, upper=upper, left=left, unitriangular=unitriangular)
+
+    agree_with_either_backward(lt, work, [one, other], rtol=1e-3, atol=1e-3)
+
+
 @given(st.data())
 def test_equations(lt: Tensors, data: Any) -> None:
     size, columns = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
@@ -113,3 +156,12 @@ def test_a_singular_matrix_is_said_by_the_next_read(lt: Tensors) -> None:
         found.tolist()
     with pytest.raises(loom.OperationFailed, match="singular"):
         lt.synchronize()
+
+
+def test_triangular_equations_of_two_dtypes_and_of_integers_are_refused(lt: Tensors) -> None:
+    with pytest.raises(
+        RuntimeError, match="the same dtype, but found A of type Float and B"
+    ):
+        lt.linalg.solve_triangular(lt.ones(2, 2), lt.ones(2, 2, dtype=lt.float64), upper=True)
+    with pytest.raises(NotImplementedError, match="triangular_solve"):
+        lt.linalg.solve_triangular(*[lt.ones(2, 2, dtype=lt.int64)] * 2, upper=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from loom.tensors.dtypes import Kind
-from loom.tensors.metas import Meta, Shape, broadcast, contiguous_strides
-from loom.tensors.op import Op, method, methods
+from loom.tensors.metas import Meta, Shape, broadcast
+from loom.tensors.op import method, methods
+from loom.tensors.ops.mathematics.matrices import Metas, by_columns, checked, op_of, scaled, transposed
+from loom.tensors.ops.mathematics.singular import svd, svdvals
 from loom.tensors.tensor import Tensor
-
-Metas = Sequence[Meta]
 
 
 class SLogDet(NamedTuple):
@@ -35,58 +33,21 @@ class QR(NamedTuple):
     R: Tensor
 
 
-def _by_columns(shape: Shape, like: Meta) -> Meta:
-    """Return what torch's routines give: matrices whose columns lie in memory one after the other."""
-    if len(shape) < 2:
-        return Meta(shape, like.dtype)
-    *batch, rows, columns = shape
-    strides = contiguous_strides((*batch, columns, rows))
-    return Meta(shape, like.dtype, (*strides[:-2], 1, max(rows, 1)))
-
-
-def _checked(name: str, meta: Meta, square: bool = True) -> None:
-    shape = meta.shape
-    if len(shape) < 2:
-        raise RuntimeError(f"linalg.{name}: The input tensor A must have at least 2 dimensions.")
-    if square and shape[-1] != shape[-2]:
-        raise RuntimeError(
-            f"linalg.{name}: A must be batches of square matrices, but they are {shape[-2]} by {shape[-1]} matrices"
-        )
-    if meta.dtype.kind < Kind.FLOAT:
-        kind = meta.dtype.scalar_name
-        if name == "eigh":
-            raise NotImplementedError(f"\"linalg_eigh_cpu\" not implemented for '{kind}'")
-        raise RuntimeError(f"linalg.{name}: Expected a floating point or complex tensor as input. Got {kind}")
-
-
-def _op(name: str, rule: Callable[[Metas, Any], Any], *args: Any) -> Op:
-    return Op(f"linalg.{name}", lambda metas, numbers, static: rule(metas, static), *args)
-
-
-def _transposed(tensor: Tensor) -> Tensor:
-    return tensor.transpose(-2, -1)  # type: ignore[no-any-return]
-
-
-def _scaled(factor: Tensor, matrix: Tensor) -> Tensor:
-    scaled: Tensor = factor.unsqueeze(-1).unsqueeze(-1) * matrix
-    return scaled
-
-
 # Inverses and equations
 
 
 def _inverse_rule(metas: Metas, static: Any) -> Meta:
     (meta,) = metas
-    _checked("inv", meta)
-    return _by_columns(meta.shape, meta)
+    checked("inv", meta)
+    return by_columns(meta.shape, meta)
 
 
 def _inverse_backward(node: Any, grad: Tensor) -> tuple[Tensor]:
-    turned = _transposed(node.result())
+    turned = transposed(node.result())
     return (-turned.matmul(grad).matmul(turned),)
 
 
-_inverse = _op("inv", _inverse_rule, _inverse_backward, (), (0,))
+_inverse = op_of("inv", _inverse_rule, _inverse_backward, (), (0,))
 
 
 def inv(A: Tensor) -> Tensor:  # noqa: N803
@@ -100,7 +61,7 @@ def _is_vector(one: Shape, other: Shape) -> bool:
 
 def _solution_rule(metas: Metas, static: Any) -> Meta:
     one, other = metas
-    _checked("solve", one)
+    checked("solve", one)
     if one.dtype is not other.dtype:
         raise RuntimeError(
             f"linalg.solve: Expected A and B to have the same dtype, but found A of type {one.dtype.scalar_name} "
@@ -116,22 +77,22 @@ def _solution_rule(metas: Metas, static: Any) -> Meta:
             f"{shape[-2]}x{shape[-1]})"
         )
     found = (*broadcast(one.shape[:-2], shape[:-2]), *shape[-2:])
-    return _by_columns(found if shape is other.shape else found[:-1], one)
+    return by_columns(found if shape is other.shape else found[:-1], one)
 
 
 def _solution_backward(node: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     one, other = node[0], node.metas[1].shape
     vector = _is_vector(one.shape, other)
-    solved = solve(_transposed(one), grad)
+    solved = solve(transposed(one), grad)
     if not node.needs(0):
         return None, solved
     result = node.result()
     if vector:
         return -solved.unsqueeze(-1).matmul(result.unsqueeze(-2)), solved
-    return -solved.matmul(_transposed(result)), solved
+    return -solved.matmul(transposed(result)), solved
 
 
-_solve = _op("solve", _solution_rule, _solution_backward, (0,), (0,))
+_solve = op_of("solve", _solution_rule, _solution_backward, (0,), (0,))
 
 
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803
@@ -149,7 +110,71 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803
             "linalg.solve: Vector broadcasting of the left hand side is not supported for left=False. In this case "
             "linalg.solve is equivalent to B / A.squeeze(-1)"
         )
-    return _transposed(_solve((_transposed(A), _transposed(B))))
+    return transposed(_solve((transposed(A), transposed(B))))
+
+
+def _triangular_rule(metas: Metas, static: Any) -> Meta:
+    one, other = metas
+    checked("solve_triangular", one)
+    if len(other.shape) < 2:
+        raise RuntimeError("linalg.solve_triangular: The input tensor B must have at least 2 dimensions.")
+    if one.dtype is not other.dtype:
+        raise RuntimeError(
+            f"linalg.solve_triangular: Expected A and B to have the same dtype, but found A of type "
+            f"{one.dtype.scalar_name} and B of type {other.dtype.scalar_name} instead"
+        )
+    size, (rows, columns) = one.shape[-1], other.shape[-2:]
+    left = dict(static)["left"]
+    if size != (rows if left else columns):
+        equation = "AX = B" if left else "XA = B"
+        raise RuntimeError(
+            f"linalg.solve_triangular: Incompatible shapes of A and B for the equation {equation} "
+            f"({size}x{size} and {rows}x{columns})"
+        )
+    return by_columns((*broadcast(one.shape[:-2], other.shape[:-2]), rows, columns), one)
+
+
+def _triangular_backward(node: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    how = dict(node.static)
+    of_other = solve_triangular(
+        transposed(node[0]),
+        grad,
+        upper=not how["upper"],
+        left=how["left"],
+        unitriangular=how["unitriangular"],
+    )
+    if not node.needs(0):
+        return None, of_other
+    result = transposed(node.result())
+    of_one = -of_other.matmul(result) if how["left"] else -result.matmul(of_other)
+    beside = 1 if how["unitriangular"] else 0
+    return of_one.triu(beside) if how["upper"] else of_one.tril(-beside), of_other
+
+
+_solve_triangular = op_of("solve_triangular", _triangular_rule, _triangular_backward, (0,), (0,))
+
+
+def solve_triangular(
+    A: Tensor,  # noqa: N803
+    B: Tensor,  # noqa: N803
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Tensor:
+    """Return ``X`` of ``A @ X = B``, or of ``X @ A = B`` if not ``left``, of triangular matrices.
+
+    Args:
+        A: of them only the upper or the lower half is read.
+        B: matrices.
+        upper: whether it is the upper half.
+        left: on which side of ``X`` they are.
+        unitriangular: whether the diagonal is taken for ones.
+
+    Raises:
+        RuntimeError: shapes or dtypes do not fit.
+    """
+    return _solve_triangular((A, B), (), (("upper", upper), ("left", left), ("unitriangular", unitriangular)))
 
 
 # Determinants
@@ -157,14 +182,14 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803
 
 def _determinant_rule(metas: Metas, static: Any) -> Meta:
     (meta,) = metas
-    _checked("det", meta)
+    checked("det", meta)
     return Meta(meta.shape[:-2], meta.dtype)
 
 
-_determinant = _op(
+_determinant = op_of(
     "det",
     _determinant_rule,
-    lambda node, grad: (_scaled(grad * node.result(), _transposed(inv(node[0]))),),
+    lambda node, grad: (scaled(grad * node.result(), transposed(inv(node[0]))),),
     (0,),
     (0,),
 )
@@ -178,15 +203,15 @@ def det(self: Tensor) -> Tensor:
 
 def _sign_rule(metas: Metas, static: Any) -> tuple[Meta, Meta]:
     (meta,) = metas
-    _checked("slogdet", meta)
+    checked("slogdet", meta)
     found = Meta(meta.shape[:-2], meta.dtype)
     return found, found
 
 
-_sign_and_log = _op(
+_sign_and_log = op_of(
     "slogdet",
     _sign_rule,
-    lambda node, grads: (_scaled(grads[1], _transposed(inv(node[0]))) if 1 in grads else None,),
+    lambda node, grads: (scaled(grads[1], transposed(inv(node[0]))) if 1 in grads else None,),
     (0,),
 )
 
@@ -209,22 +234,22 @@ def logdet(self: Tensor) -> Tensor:
 
 def _cholesky_rule(metas: Metas, static: Any) -> Meta:
     (meta,) = metas
-    _checked("cholesky", meta)
-    return _by_columns(meta.shape, meta)
+    checked("cholesky", meta)
+    return by_columns(meta.shape, meta)
 
 
 def _cholesky_backward(node: Any, grad: Tensor) -> tuple[Tensor]:
     lower, of_lower = node.result(), grad
     if dict(node.static)["upper"]:
-        lower, of_lower = _transposed(lower), _transposed(grad)
-    inner = _transposed(lower).matmul(of_lower).tril()
+        lower, of_lower = transposed(lower), transposed(grad)
+    inner = transposed(lower).matmul(of_lower).tril()
     inner = inner - 0.5 * inner.diagonal(0, -2, -1).diag_embed()
     inverse = inv(lower)
-    found = _transposed(inverse).matmul(inner).matmul(inverse)
-    return (0.5 * (found + _transposed(found)),)
+    found = transposed(inverse).matmul(inner).matmul(inverse)
+    return (0.5 * (found + transposed(found)),)
 
 
-_cholesky = _op("cholesky", _cholesky_rule, _cholesky_backward, (), (0,))
+_cholesky = op_of("cholesky", _cholesky_rule, _cholesky_backward, (), (0,))
 
 
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:  # noqa: N803
@@ -234,7 +259,7 @@ def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:  # noqa: N803
 
 def _qr_rule(metas: Metas, static: Any) -> tuple[Meta, Meta]:
     (meta,) = metas
-    _checked("qr", meta, square=False)
+    checked("qr", meta, square=False)
     *batch, rows, columns = meta.shape
     mode = dict(static)["mode"]
     if mode not in ("reduced", "complete"):
@@ -242,7 +267,7 @@ def _qr_rule(metas: Metas, static: Any) -> tuple[Meta, Meta]:
             f"qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'"
         )
     inner = rows if mode == "complete" else min(rows, columns)
-    return _by_columns((*batch, rows, inner), meta), _by_columns((*batch, inner, columns), meta)
+    return by_columns((*batch, rows, inner), meta), by_columns((*batch, inner, columns), meta)
 
 
 def _qr_backward(node: Any, grads: Any) -> tuple[Tensor]:
@@ -257,20 +282,20 @@ def _qr_backward(node: Any, grads: Any) -> tuple[Tensor]:
         last = node[0].narrow(-1, rows, columns - rows)
         r, of_r = r.narrow(-1, 0, rows), None if of_r is None else of_r.narrow(-1, 0, rows)
         if rest is not None:
-            through = last.matmul(_transposed(rest))
+            through = last.matmul(transposed(rest))
             of_q = through if of_q is None else of_q + through
-    lower: Any = 0 if of_r is None else r.matmul(_transposed(of_r))
-    lower = lower if of_q is None else lower - _transposed(of_q).matmul(q)
-    symmetric = lower.tril() + _transposed(lower.tril(-1))
+    lower: Any = 0 if of_r is None else r.matmul(transposed(of_r))
+    lower = lower if of_q is None else lower - transposed(of_q).matmul(q)
+    symmetric = lower.tril() + transposed(lower.tril(-1))
     found = q.matmul(symmetric) if of_q is None else of_q + q.matmul(symmetric)
-    found = _transposed(solve(r, _transposed(found)))
+    found = transposed(solve(r, transposed(found)))
     if rows >= columns:
         return (found,)
     last = q.matmul(rest) if rest is not None else node.home.zeros_like(last)
     return (node.home.cat([found, last], -1),)
 
 
-_qr = _op("qr", _qr_rule, _qr_backward, (0,), (0, 1))
+_qr = op_of("qr", _qr_rule, _qr_backward, (0,), (0, 1))
 
 
 def qr(A: Tensor, mode: str = "reduced") -> QR:  # noqa: N803
@@ -283,15 +308,15 @@ def qr(A: Tensor, mode: str = "reduced") -> QR:  # noqa: N803
 
 def _eigen_rule(metas: Metas, static: Any) -> tuple[Meta, Meta]:
     (meta,) = metas
-    _checked("eigh", meta)
+    checked("eigh", meta)
     if dict(static)["UPLO"] not in ("L", "U"):
         raise RuntimeError(f"Expected UPLO argument to be 'L' or 'U', but got {dict(static)['UPLO']}")
-    return Meta(meta.shape[:-1], meta.dtype), _by_columns(meta.shape, meta)
+    return Meta(meta.shape[:-1], meta.dtype), by_columns(meta.shape, meta)
 
 
 def _eigen_backward(node: Any, grads: Any) -> tuple[Tensor]:
     values, vectors = node.result(0), node.result(1)
-    turned = _transposed(vectors)
+    turned = transposed(vectors)
     inner = grads[0].diag_embed() if 0 in grads else None
     if 1 in grads:
         gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
@@ -301,7 +326,7 @@ def _eigen_backward(node: Any, grads: Any) -> tuple[Tensor]:
     return (vectors.matmul(inner).matmul(turned),)
 
 
-_eigen = _op("eigh", _eigen_rule, _eigen_backward, (), (0, 1))
+_eigen = op_of("eigh", _eigen_rule, _eigen_backward, (), (0, 1))
 
 
 def eigh(A: Tensor, UPLO: str = "L") -> Eigen:  # noqa: N803
@@ -315,7 +340,17 @@ def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:  # noqa: N803
 
 
 linalg = SimpleNamespace(
-    cholesky=cholesky, det=det, eigh=eigh, eigvalsh=eigvalsh, inv=inv, qr=qr, slogdet=slogdet, solve=solve
+    cholesky=cholesky,
+    det=det,
+    eigh=eigh,
+    eigvalsh=eigvalsh,
+    inv=inv,
+    qr=qr,
+    slogdet=slogdet,
+    solve=solve,
+    solve_triangular=solve_triangular,
+    svd=svd,
+    svdvals=svdvals,
 )
 """What `loom.tensors.tensors.Tensors.linalg` has."""
 
