@@ -159,9 +159,7 @@ def test_a_singular_matrix_is_said_by_the_next_read(lt: Tensors) -> None:
 
 
 def test_triangular_equations_of_two_dtypes_and_of_integers_are_refused(lt: Tensors) -> None:
-    with pytest.raises(
-        RuntimeError, match="the same dtype, but found A of type Float and B"
-    ):
+    with pytest.raises(RuntimeError, match="the same dtype, but found A of type Float and B"):
         lt.linalg.solve_triangular(lt.ones(2, 2), lt.ones(2, 2, dtype=lt.float64), upper=True)
     with pytest.raises(NotImplementedError, match="triangular_solve"):
         lt.linalg.solve_triangular(*[lt.ones(2, 2, dtype=lt.int64)] * 2, upper=True)
