@@ -1,7 +1,7 @@
 """The lines of events, by a function for each kind of event: a name, its fields, and their classes.
 
 A program has few kinds of events, and many of each kind. A function in which the fields are written out makes a
-line in half the time of a loop over them.
+line in two thirds of the time of a loop over them.
 """
 
 from __future__ import annotations
