@@ -28,7 +28,7 @@ LONG = 2.0
 SHORT = 60.0
 """Seconds that a test takes at most to have its turn."""
 
-TURN = 120.0
+TURN = 60.0
 """Seconds that the tests of a turn take together, one after the other."""
 
 UNKNOWN = 120.0

@@ -211,6 +211,13 @@ def workers_that_answer(cluster: OneMachineCluster) -> int:
     return int(json.loads(ready)["workers_reachable"])
 
 
+def knows_the_workers(cluster: OneMachineCluster) -> bool:
+    """Whether the gateway has found the pods of the workers that run now."""
+    log = cluster.logs(the_gateway(cluster).name, NAMESPACE)
+    found = log.rpartition("the workers: ")[2].partition("\n")[0]
+    return all(f"{pod.address}:" in found for pod in cluster.pods("loom-worker", NAMESPACE))
+
+
 def test_a_worker_that_is_stuck_is_not_ready_and_is_started_again(cluster: OneMachineCluster) -> None:
     def described() -> dict[str, Any]:
         found: dict[str, Any] = cluster.described("loom-worker-1", NAMESPACE)["status"]["containerStatuses"][0]
@@ -227,6 +234,8 @@ def test_a_worker_that_is_stuck_is_not_ready_and_is_started_again(cluster: OneMa
         pod["containers"][0][name] |= changes
     path.write_text(yaml.safe_dump_all(manifests))
     ran(cluster, deploy()[2:])
+    # Before, its answer may be about the pods that these have replaced.
+    cluster.wait_until(lambda: knows_the_workers(cluster), 60.0, "the gateway to know the new workers")
     cluster.wait_until(lambda: workers_that_answer(cluster) == 2, 60.0, "the workers to answer the gateway")
     first = cluster.pod("loom-worker-1", NAMESPACE)
     assert first.pid is not None
