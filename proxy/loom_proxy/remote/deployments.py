@@ -75,13 +75,22 @@ class Deployment:
             prefixes = list(self.reload_prefixes)
             deployed = module.to(self.compute, get_if_exists=self.get_if_exists, reload_prefixes=prefixes, **given)
         except Exception as error:
-            raise DeploymentFailed(
-                f"Kubetorch has not deployed {self.name} in namespace {self.compute.namespace}: "
-                f"{error or type(error).__name__}"
-            ) from error
+            raise self._failed(error) from error
+
+        def again() -> None:
+            try:
+                deployed.to(self.compute, **given)
+            except Exception as error:
+                raise self._failed(error) from error
+
         # What was there before is another program's, to which deploying again would give a new object.
-        again = (lambda: deployed.to(self.compute, **given)) if deployed is module else None
-        return service_of(deployed, timeout, self.target, again), deployed.teardown
+        return service_of(deployed, timeout, self.target, again if deployed is module else None), deployed.teardown
+
+    def _failed(self, error: Exception) -> DeploymentFailed:
+        return DeploymentFailed(
+            f"Kubetorch has not deployed {self.name} in namespace {self.compute.namespace}: "
+            f"{error or type(error).__name__}"
+        )
 
     def _base(self) -> str:
         return base_name(self.name)

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from loom.errors import (
+    DeploymentFailed,
     EndpointNotFound,
     InvalidAddress,
     LoomError,
@@ -103,7 +104,10 @@ class Service:
                     logger.warning(
                         "deploying %s again (%d of at most %d times): %s", self.called, again, MOST_AGAIN, loading
                     )
-                    self._deploy_again()
+                    try:
+                        self._deploy_again()
+                    except DeploymentFailed as error:  # not fatal: Kubetorch gives pods a minute, and they may come
+                        logger.warning("%s", error)
                     until = time.monotonic() + within
             time.sleep(ASK_AGAIN)
 

@@ -14,7 +14,7 @@ import loom
 from tests.support.ordinary_classes import AsyncShop, OutOfStock, power
 from tests.support.pod_server import pod_server
 
-pytest.importorskip("kubetorch")
+kubetorch = pytest.importorskip("kubetorch")
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,42 @@ def test_a_server_that_is_loading_is_asked_again() -> None:
                 shop.buy(5, timeout=0.5)
         finally:
             server.shutdown()
+
+
+def test_a_deployment_that_fails_again_is_told_and_the_pods_are_asked_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("loom_proxy.remote.kubetorch.LOADED_WITHIN", 0.3)
+    loading = (503, '{"detail": "Server is loading the callable. Please retry in a moment."}')
+    tried = []
+
+    class Late(Module):
+        """The same, of a cluster that is too slow for Kubetorch's minute after the first time."""
+
+        def to(self, compute: Any, **options: Any) -> Late:
+            tried.append(options)
+            if len(tried) > 1:
+                Loading.answers = [(200, "5")] if len(tried) == 3 else [loading]
+                raise kubetorch.ServiceTimeoutError("Service shop not ready after 60s")
+            return self
+
+        def teardown(self) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Loading) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        late = Late(f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr("kubetorch.cls", lambda target, name: late)
+        compute = kubetorch.Compute(cpus=1, namespace="research")
+        shop = loom.cls(AsyncShop, "shop").to(compute, connection_mode="http")
+        try:
+            Loading.answers = [loading]
+            assert shop.buy(5) == 5
+        finally:
+            server.shutdown()
+    told = [one.getMessage() for one in caplog.records if one.name == "loom_proxy.remote.kubetorch"]
+    why = "Kubetorch has not deployed shop in namespace research: Service shop not ready after 60s"
+    assert [line for line in told if "has not" in line] == [why] * 2
 
 
 def test_nobody_there_is_an_error() -> None:

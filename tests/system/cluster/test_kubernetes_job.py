@@ -27,7 +27,7 @@ from tests.support.paths import ROOT
 from tests.system.cluster.test_pages import IMAGES
 from tests.system.images.test_manifests import BASE
 
-pytestmark = [skipped_if(missing()), pytest.mark.timeout(600)]  # 390 s beside a second cluster
+pytestmark = [skipped_if(missing()), pytest.mark.timeout(900)]  # 460 s beside three other clusters
 
 PROGRAM = ROOT / "tests/support/cluster/programs" / "digits.py"
 

@@ -15,7 +15,7 @@ from loom.cli.demos.training import DemoTraining, summarize
 from loom.train import Timeouts, digits
 
 BOUND = 120.0
-BACK_WITHIN = 180.0
+BACK_WITHIN = 300.0
 """Seconds in which a pod is back on a busy machine, which may have to be deployed again."""
 
 
