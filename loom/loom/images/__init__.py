@@ -39,6 +39,12 @@ DISTRIBUTION = "monarch-loom"
 IN_POD = "monarch-loom-source"
 """The folder in a pod's working directory to which the source of an unreleased Loom is synced."""
 
+OF_SOURCE = ("pyproject.toml", "README.md", "LICENSE", "loom/", "gateway/", "proxy/")
+"""What of a folder with Loom's code is synced to a pod: all that a build takes, and no token or key beside it."""
+
+NOT_OF_SOURCE = ("node_modules", "/gateway/dashboard/tests", "*.egg-info", "*.env", ".*", "/*")
+"""What is not. As in ``.dockerignore``."""
+
 MONARCH = "torchmonarch"
 
 
@@ -144,7 +150,8 @@ def _with_loom(image: kubetorch.Image, requirements: list[str], source: str | Pa
     if isinstance(origin, Path):
         origin = _existing(origin.expanduser().resolve())
         to = IN_POD if origin.is_dir() else origin.name
-        image.copy(str(origin), to, contents=origin.is_dir())
+        rules = [f"--include=/{name}" for name in OF_SOURCE] + [f"--exclude={name}" for name in NOT_OF_SOURCE]
+        image.copy(str(origin), to, contents=origin.is_dir(), filter_options=" ".join(rules * origin.is_dir()))
         origin = f"./{to}"
     return image.pip_install([f"--no-deps {shlex.quote(origin)}"])
 

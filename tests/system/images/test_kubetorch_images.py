@@ -142,6 +142,38 @@ def test_a_loom_that_is_not_released_is_synced(
     assert image.contents.splitlines()[-1] == f"RUN $KT_PIP_INSTALL_CMD --no-deps ./{copy['dest']}"
 
 
+def test_of_a_checkout_a_pod_gets_what_a_build_takes_and_no_token(tmp_path: Path) -> None:
+    source, pod = tmp_path / "source", tmp_path / "pod"
+    wanted = {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "loom/loom/__init__.py",
+        "gateway/loom_gateway/dashboard/static/index.html",
+        "proxy/loom_proxy/job.py",
+    }
+    beside = {
+        "images/kubernetes/base/token.env",
+        "server.key",
+        "gateway/dashboard/node_modules/vite/index.js",
+        "gateway/dashboard/tests/test_it.ts",
+        "tests/loom/test_it.py",
+        "loom/prod.env",
+        "loom/.netrc",
+        ".env",
+    }
+    for name in wanted | beside:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).touch()
+    (copy,) = images.cpu_image(source).copy_operations
+    pod.mkdir()
+
+    # Kubetorch puts defaults of its own between what is included and what is not.
+    subprocess.run(["rsync", "-aL", *copy["filter_options"].split(), f"{source}/", pod], check=True, timeout=20)
+
+    assert {str(path.relative_to(pod)) for path in pod.rglob("*") if path.is_file()} == wanted
+
+
 def test_a_checkout_that_nobody_installed_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
