@@ -355,6 +355,7 @@ class SessionManager:
         await self.end_all()
         if self._spare is not None:
             await _end_spare(self._spare)
+        self._ports.close()
         self.folder.remove()
 
     async def end_all(self) -> None:

@@ -24,10 +24,9 @@ class Bound:
     def getsockname(self) -> tuple[str, int]:
         return "", self._port
 
-    def __enter__(self) -> Bound:
-        return self
+    def setsockopt(self, *option: int) -> None: ...
 
-    def __exit__(self, *error: object) -> None: ...
+    def close(self) -> None: ...
 
 
 class Kernel:
@@ -52,6 +51,40 @@ def test_a_port_that_was_given_is_free_to_be_listened_on(tmp_path: Path) -> None
     assert _is_free("127.0.0.1", port)
     with socket.create_server(("127.0.0.1", port)):
         assert not _is_free("127.0.0.1", port)
+
+
+def test_a_port_that_was_given_is_chosen_for_nobody_before_and_after_a_driver_listens(tmp_path: Path) -> None:
+    ports = FreshPorts(str(tmp_path / "ports"))
+    port = ports.take()
+    for _ in range(2):
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass  # as a driver and its worker do
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    ports.close()
+    with socket.socket() as other:
+        other.bind(("", port))
+
+
+def test_of_many_ports_the_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loom_gateway.sessions.driver_ports.HELD", 2)
+    ports = FreshPorts(str(tmp_path / "ports"))
+    free = []
+    for port in [ports.take() for _ in range(3)]:
+        with socket.socket() as other:
+            free.append(_bindable(other, port))
+    assert free == [True, False, False]
+    ports.close()
+
+
+def _bindable(sock: socket.socket, port: int) -> bool:
+    try:
+        sock.bind(("", port))
+    except OSError:
+        return False
+    return True
 
 
 def test_when_none_is_left_they_are_given_again(tmp_path: Path) -> None:

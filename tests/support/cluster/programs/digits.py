@@ -65,7 +65,7 @@ def demo(job):
 def training(job):
     """A training that loses a pod, and later the laptop's link."""
     hosts = job.hosts.extent.nelements
-    settings = {"pace": 0.03, "spares": 0, "evaluate_every": 100, "timeouts": Timeouts(), "stuck": 30.0}
+    settings = {"pace": 0.1, "spares": 0, "evaluate_every": 100, "timeouts": Timeouts(), "stuck": 30.0}
     run = digits.start(job, hosts, 100_000, **settings)
     follow = job.weaver.events(after=0, follow=True)
     events = (event for event in follow if (event.replica or "").startswith("train_"))  # the demo's are digits_…
