@@ -174,6 +174,16 @@ def test_of_a_checkout_a_pod_gets_what_a_build_takes_and_no_token(tmp_path: Path
     assert {str(path.relative_to(pod)) for path in pod.rglob("*") if path.is_file()} == wanted
 
 
+def test_a_pod_gets_of_a_checkout_what_the_images_get() -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")]
+    kept = {rule[1:] for rule in rules if rule[0] == "!" and not rule.startswith("!images/")}
+    assert {name.rstrip("/") for name in images.OF_SOURCE} == kept | {"LICENSE"}
+    of_python = {"**/__pycache__", "**/*.py[cod]"}  # which Kubetorch leaves out by itself
+    left_out = {rule.removeprefix("**/") for rule in rules if rule[0] not in "!*" or rule.startswith("**/")}
+    left_out -= {rule.removeprefix("**/") for rule in of_python}
+    assert {Path(rule).name for rule in left_out} <= {Path(name).name for name in images.NOT_OF_SOURCE}
+
+
 def test_a_checkout_that_nobody_installed_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
