@@ -113,7 +113,9 @@ def deploy(
     done = cluster.laptop.run(command, cwd=project, timeout=110.0, env=env)
     found = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ANSWERS", "ERROR"))]
     logs = "\n".join(cluster.logs(pod.name)[-3000:] for pod in cluster.pods())
-    assert found, f"{done.stdout}\n{done.stderr}\n{logs}"
+    said = f"{done.stdout}\n{done.stderr}\n{logs}"
+    assert found, said
+    print(said)  # shown if the test fails
     return json.loads(found[0][1])
 
 

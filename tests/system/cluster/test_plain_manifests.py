@@ -213,8 +213,7 @@ def workers_that_answer(cluster: OneMachineCluster) -> int:
 
 def knows_the_workers(cluster: OneMachineCluster) -> bool:
     """Whether the gateway has found the pods of the workers that run now."""
-    log = cluster.logs(the_gateway(cluster).name, NAMESPACE)
-    found = log.rpartition("the workers: ")[2].partition("\n")[0]
+    found = cluster.execute(the_gateway(cluster).name, ["cat", "/var/lib/loom/workers.json"], NAMESPACE)
     return all(f"{pod.address}:" in found for pod in cluster.pods("loom-worker", NAMESPACE))
 
 
