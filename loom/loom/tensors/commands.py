@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from loom.errors import ProtocolMismatch
-from loom.tensors.dtypes import DType, dtype_named
+from loom.tensors.dtypes import DType, dtype_named, plain
 from loom.tensors.sending.repeats import Repeats, whole
 
 NEAR = 4096
@@ -67,10 +67,16 @@ class Form(NamedTuple):
 class Numbered:
     """A form in an encoder's hands, for commands with numbers of these types."""
 
-    __slots__ = ("form", "generation", "number")
+    __slots__ = ("form", "generation", "number", "outs", "packable")
 
     def __init__(self, form: Form) -> None:
         self.form = form
+        self.outs = form.outs
+        self.packable = _packable(form)
+        try:
+            msgpack.packb(self.packable)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TypeError(f"an argument cannot be sent to the workers: {error}") from None
         self.generation = -1
         """The numbering in which it has its number."""
         self.number = 0
@@ -138,11 +144,15 @@ class Encoder:
         return len(self._sequence)
 
     def form(self, form: Form, types: tuple[type, ...] = ()) -> Numbered:
-        """Return a form for `put`, with numbers of these types. It is good for as long as this encoder."""
+        """Return a form for `put`, with numbers of these types. It is good for as long as this encoder.
+
+        Raises:
+            TypeError: an argument is nothing that travels.
+        """
         key = (_hashable(form), types)
         numbered = self._forms.get(key)
         if numbered is None:
-            numbered = self._forms[key] = Numbered(form)
+            numbered = self._forms[key] = Numbered(form._replace(args=plain(form.args), kwargs=plain(form.kwargs)))
         return numbered
 
     def put(self, form: Numbered, tensors: Sequence[int], numbers: tuple[Any, ...] = ()) -> int:
@@ -150,17 +160,29 @@ class Encoder:
         if form.generation != self._generation:
             self._number_form(form)
         now = self.next_id
-        named = [form.number]
-        for ident in tensors:
-            named.append(ident - now if now - ident <= PASSING else self._named(ident, now))  # noqa: PERF401
-        command: Command = tuple(named)
+        command: Command
+        if len(tensors) == 1:
+            (one,) = tensors
+            command = (form.number, one - now if now - one <= PASSING else self._named(one, now))
+        elif len(tensors) == 2:
+            one, other = tensors
+            command = (
+                form.number,
+                one - now if now - one <= PASSING else self._named(one, now),
+                other - now if now - other <= PASSING else self._named(other, now),
+            )
+        else:
+            command = (
+                form.number,
+                *[each - now if now - each <= PASSING else self._named(each, now) for each in tensors],
+            )
         if numbers:
             command = self._with_numbers(command, numbers)
         number = self._numbers.get(command)
         if number is None:
             number = self._number(command)
         self._sequence.append(number)
-        self.next_id = now + form.form.outs
+        self.next_id = now + form.outs
         return now
 
     def _named(self, ident: int, now: int) -> int:
@@ -185,7 +207,7 @@ class Encoder:
         """Return what was added since the last call."""
         sequence = self._past.shorten(self._sequence)
         batch = Batch(self._first, self._anew, self._new_forms, self._new_commands, sequence, self._values)
-        packed: bytes = msgpack.packb(batch)
+        packed: bytes = msgpack.packb(batch, default=_packable)
         self._first, self._anew = self.next_id, False
         self._new_forms, self._new_commands, self._sequence, self._values = [], [], [], []
         if len(self._numbers) > MOST_COMMANDS or self._many_forms > MOST_FORMS:
@@ -213,7 +235,7 @@ class Encoder:
     def _number_form(self, form: Numbered) -> None:
         form.number, form.generation = self._many_forms, self._generation
         self._many_forms += 1
-        self._new_forms.append(_packable(form.form))
+        self._new_forms.append(form.packable)
 
     def _number(self, command: Command) -> int:
         number = self._numbers[command] = len(self._numbers)
@@ -269,6 +291,22 @@ class Decoder:
         except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
             raise ProtocolMismatch(f"these are no commands for tensors: {error}") from error
         return Decoded(batch.first, batch.anew, sequence, iter(batch.values))
+
+
+def check_number(number: object) -> None:
+    """Check that a number can travel.
+
+    Raises:
+        OverflowError: it has more than 64 bits, in torch's words.
+        TypeError: it is none.
+    """
+    if isinstance(number, int):
+        if not -(1 << 63) <= number < 1 << 64:
+            raise OverflowError(
+                "int too big to convert" if number > 0 else "can't convert negative int to unsigned"
+            )
+    elif not isinstance(number, (float, complex)):
+        raise TypeError(f"a number is needed, not {type(number).__name__}")
 
 
 _TENSOR, _NUMBER, _DTYPE, _SLICE, _ELLIPSIS, _LIST, _COMPLEX = range(1, 8)

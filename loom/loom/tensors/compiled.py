@@ -123,7 +123,7 @@ class Compiled:
         )
         for k, base in body.changed:
             (given[k]._base if base is None else base).version += 1
-        made = [Tensor(home, Value(home.freed, first + n), meta) for n, meta in enumerate(body.metas)]
+        made = [Tensor(home, Value(home.queue, first + n), meta) for n, meta in enumerate(body.metas)]
         sources = {"given": given, "kept": body.kept, "made": made}
         return _filled(body.results, sources)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cache
+from typing import Any
 
 
 class Kind(IntEnum):
@@ -100,6 +101,30 @@ def of_scalar(value: object) -> DType:
         case complex():
             return complex64
     raise TypeError(f"a number is needed, not {type(value).__name__}")
+
+
+PLAIN = frozenset((bool, int, float, complex))
+"""Python's types of numbers."""
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy as Python's, also within tuples, lists and slices; everything else as it is."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([plain(each) for each in value])
+    if kind is slice:
+        return slice(plain(value.start), plain(value.stop), plain(value.step))
+    if kind.__module__ == "numpy" and hasattr(value, "item") and value.shape == ():
+        return value.item()
+    return value
+
+
+def plain_numbers(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return numbers as Python's."""
+    for each in numbers:
+        if type(each) not in PLAIN:
+            return tuple(map(plain, numbers))
+    return numbers
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loom.tensors.commands import Form, S
-from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64
+from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64, plain
 from loom.tensors.elements import pack
 from loom.tensors.metas import Meta, Shape
 from loom.tensors.placements import WHOLE, largest_part, packed
@@ -21,7 +21,7 @@ class Making:
 
     if TYPE_CHECKING:
         mesh: dict[str, int]
-        freed: Any
+        queue: Any
         form: Callable[..., Any]
         join: Callable[[], None]
         _queue: Callable[..., int]
@@ -80,16 +80,17 @@ class Making:
         requires_grad: bool = False,
         placements: Placements = None,
     ) -> Tensor:
+        fill_value = plain(fill_value)
         if dtype is None:
             kind = {bool: "bool", int: "int64", complex: "complex64"}.get(type(fill_value), DEFAULT.name)
         else:
             kind = dtype_named(dtype).name
-        meta = Meta(tuple(size), dtype_named(kind))
+        meta = Meta(_size((size,)), dtype_named(kind))
         form = Form(".made", ("full", meta.shape, S(0)), (("dtype", meta.dtype),), numbers=1)
         return self._made(form, meta, requires_grad, (fill_value,), placements=placements)
 
     def eye(self, n: int, m: int | None = None, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        meta = Meta((n, n if m is None else m), _dtype(dtype))
+        meta = Meta(_size((n, n if m is None else m)), _dtype(dtype))
         form = Form(".made", ("eye", *meta.shape), (("dtype", meta.dtype),))
         return self._made(form, meta, requires_grad)
 
@@ -101,6 +102,7 @@ class Making:
         Raises:
             RuntimeError: the step leads away from the end, or is 0.
         """
+        start, end, step = plain(start), plain(end), plain(step)
         if end is None:
             start, end = 0, start
         if step == 0:
@@ -121,7 +123,7 @@ class Making:
 
     def seed(self, number: int) -> None:
         """Let every process draw the random numbers of a seed from here on."""
-        self._queue(self.form(Form(".seed", (S(0),), numbers=1, outs=0), (int,)), (), (number,))
+        self._queue(self.form(Form(".seed", (S(0),), numbers=1, outs=0), (int,)), (), (plain(number),))
 
     manual_seed = seed
 
@@ -148,14 +150,15 @@ class Making:
             form = form._replace(function=".made_spread", args=(how, *form.args))
             size = largest_part(meta.shape, how, self.mesh) * meta.dtype.itemsize
         number = self.form(form, tuple(map(type, numbers)))
-        tensor = Tensor(self, Value(self.freed, self._queue(number, (), numbers, (size,), data)), meta)
+        tensor = Tensor(self, Value(self.queue, self._queue(number, (), numbers, (size,), data)), meta)
         return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _size(size: tuple[Any, ...]) -> Shape:
     """Return the shape of ``zeros(2, 3)`` and of ``zeros((2, 3))``."""
     if len(size) == 1 and not isinstance(size[0], int):
-        size = tuple(size[0])
+        size = (plain(size[0]),) if hasattr(size[0], "item") else tuple(size[0])
+    size = plain(size)
     for each in size:
         if each < 0:
             raise RuntimeError(

@@ -25,7 +25,7 @@ class NamedTensors(MutableMapping[str, Tensor]):
         (kind, shape, strides), needs = self._home._dispatcher.kept()[name]
         ident = self._home._queue(self._home.form(Form(".kept", (name,))), ())
         meta = Meta(tuple(shape), dtype_named(kind), tuple(strides))
-        tensor = Tensor(self._home, Value(self._home.freed, ident), meta)
+        tensor = Tensor(self._home, Value(self._home.queue, ident), meta)
         return tensor.requires_grad_() if needs else tensor
 
     def __delitem__(self, name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from loom.tensors.autograd import Backward, Node, of_part
 from loom.tensors.commands import Form, S, T
+from loom.tensors.dtypes import plain, plain_numbers
 from loom.tensors.metas import Meta
 from loom.tensors.tensor import Tensor, Value, grad_enabled
 from loom.tensors.views import current, give_history, origin_of, whole_of
@@ -101,23 +102,24 @@ class Op:
         key = (self, static, metas, tuple(map(type, numbers))) if numbers else (self, static, metas)
         found = home.known.get(key)
         if found is None:
+            numbers, static = plain_numbers(numbers), plain(static)
             found = self._learn(home, inputs, numbers, static)
             metas = tuple([each.meta for each in inputs])
         form, out, sizes = found
         ident = home.put(form, idents, numbers, sizes)
         if home.recorder is not None:
             home.recorder.note(form, inputs, numbers, ident)
-        freed = home.freed
+        queue = home.queue
         if type(out) is Meta:
             backward = self._backward if grad_enabled.get() else None
             if self._view:
                 base = inputs[0]._base
-                result = Tensor(home, Value(freed, ident), out, base)
+                result = Tensor(home, Value(queue, ident), out, base)
                 result._rebased = base.rebased
                 if backward is not None:
                     result._origin = origin_of(self, inputs, numbers, static)
             else:
-                result = Tensor(home, Value(freed, ident), out)
+                result = Tensor(home, Value(queue, ident), out)
             if backward is not None:
                 needs = False
                 for each in inputs:
@@ -149,7 +151,7 @@ class Op:
             home.recorder.refusal = f"the shape of what {self.name} gives depends on elements"
         base = inputs[0]._base if self._view else None
         results = tuple(
-            Tensor(home, Value(home.freed, ident + place), meta, base) for place, meta in enumerate(metas)
+            Tensor(home, Value(home.queue, ident + place), meta, base) for place, meta in enumerate(metas)
         )
         if base is not None:
             for each in results:
@@ -166,6 +168,7 @@ class Op:
         """
         target = whole = inputs[0]
         home = target._home
+        numbers, static = plain_numbers(numbers), plain(static)
         needed = False
         if grad_enabled.get():
             needs = any(list(map(_needs, inputs)))

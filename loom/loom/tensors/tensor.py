@@ -21,7 +21,7 @@ grad_enabled: ContextVar[bool] = ContextVar("loom_tensors_grad", default=True)
 class Home(Protocol):
     """What the tensors of one mesh share: see `loom.tensors.tensors.Tensors`."""
 
-    freed: deque[int]
+    queue: deque[Any]
     device: str
 
     def meta_of(self, tensor: Tensor) -> Meta: ...
@@ -31,10 +31,10 @@ class Home(Protocol):
 class Value:
     """A tensor in the cluster by its id. When the last handle of it dies, it is freed there."""
 
-    __slots__ = ("_freed", "id", "known", "rebased", "version")
+    __slots__ = ("_queue", "id", "known", "rebased", "version")
 
-    def __init__(self, freed: deque[int], ident: int) -> None:
-        self._freed = freed
+    def __init__(self, queue: deque[Any], ident: int) -> None:
+        self._queue = queue
         self.id = ident
         self.version = 0
         """How often the memory of this tensor was changed in place; of a view, see its base."""
@@ -44,7 +44,7 @@ class Value:
         """Its elements and the version at which they were read, if they are few."""
 
     def __del__(self) -> None:
-        self._freed.append(self.id)
+        self._queue.append(self.id)
 
 
 class Tensor:
@@ -57,6 +57,9 @@ class Tensor:
         "__weakref__", "_base", "_grad", "_home", "_hooks", "_meta", "_needs", "_node", "_origin", "_place",
         "_rebased", "_retains", "_value",
     )  # fmt: skip
+
+    __array_priority__ = 1000
+    """Numpy leaves operators to tensors, as to those of torch."""
 
     def __init__(self, home: Any, value: Value, meta: Meta | None, base: Value | None = None) -> None:
         self._home = home

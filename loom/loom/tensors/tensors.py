@@ -42,7 +42,7 @@ class Tensors(Making):
     def __init__(self, workers: Any, spawn: Callable[[Any], Any] | None = None) -> None:
         self._spawn = spawn
         self._dispatcher = Dispatcher(workers)
-        self.freed = self._dispatcher.freed
+        self.queue = self._dispatcher.queue
         self.put = self._dispatcher.put
         self.form = self._dispatcher.form
         self.join = self._dispatcher.join
@@ -164,7 +164,7 @@ class Tensors(Making):
                 f"{function} has no gradient here: give it x.detach(), or call it within lt.no_grad()"
             )
         form = self.form(Form(function.removeprefix("torch."), *holed, tensors=len(tensors)))
-        return Tensor(self, Value(self.freed, self._queue(form, tensors)), None)
+        return Tensor(self, Value(self.queue, self._queue(form, tensors)), None)
 
     def synchronize(self) -> None:
         """Wait until everything that was queued is done.

@@ -8,7 +8,7 @@ from typing import Any
 
 from loom.tensors.autograd import Node
 from loom.tensors.commands import S, T
-from loom.tensors.dtypes import DEFAULT, DType, Kind, bool_, of_scalar, result_type, uint8
+from loom.tensors.dtypes import DEFAULT, DType, Kind, bool_, of_scalar, plain, result_type, uint8
 from loom.tensors.metas import Meta, check_written, pointwise_meta
 from loom.tensors.op import ELEMENTWISE, Op, methods
 from loom.tensors.tensor import Tensor
@@ -101,6 +101,8 @@ class Elementwise:
         types = tuple(map(type, operands))
         found = self._of_types.get(types)
         if found is None:
+            operands = plain(operands)
+            types = tuple(map(type, operands))
             self._check(operands)
             pattern = tuple([isinstance(each, Tensor) for each in operands])
             if pattern not in self._ops:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loom.tensors.dtypes import Kind
+from loom.tensors.dtypes import Kind, plain
 from loom.tensors.op import methods
 from loom.tensors.ops.elementwise import OPERAND
 from loom.tensors.ops.functions import positive
@@ -22,10 +22,14 @@ OPERATORS = {
 COMMUTATIVE = ("add", "mul", "and", "or", "xor")
 
 
-def _operator(name: str, call: Callable[[Any, Any], Any]) -> None:
-    """Make a function an operator that leaves operands of other types to these."""
+def _operator(name: str, call: Callable[[Any, Any], Any], reflected: bool = False) -> None:
+    """Make a function an operator that leaves operands of other types to these, but for an array after a tensor."""
 
     def operator(self: Tensor, other: Any) -> Any:
+        if not isinstance(other, OPERAND):
+            other = plain(other)
+            if type(other).__module__ == "numpy" and not reflected:
+                other = self._home.tensor(other)
         return call(self, other) if isinstance(other, OPERAND) else NotImplemented
 
     operator.__name__ = operator.__qualname__ = f"__{name}__"
@@ -45,7 +49,7 @@ for _name, _of in OPERATORS.items():
     _operator(_name, methods[_of])
     _operator(f"i{_name}", methods[f"{_of}_"])
     if not _name.endswith("shift"):
-        _operator(f"r{_name}", _reflected(_name, methods[_of]))
+        _operator(f"r{_name}", _reflected(_name, methods[_of]), reflected=True)
 for _name in COMPARISONS:
     _operator(_name, methods[_name])
 

@@ -7,7 +7,7 @@ from math import inf
 from math import prod as product
 from typing import Any
 
-from loom.tensors.dtypes import DType, Kind, bool_, dtype_named, int64, uint8
+from loom.tensors.dtypes import DType, Kind, bool_, dtype_named, int64, plain, uint8
 from loom.tensors.metas import Meta, Shape, check_written, wrapped
 from loom.tensors.op import Op, Rule, method
 from loom.tensors.tensor import Tensor
@@ -68,12 +68,19 @@ def _restored(node: Any, tensor: Tensor) -> Tensor:
     return restored(tensor, node.metas[0].shape, options.get("dim"), options.get("keepdim", False))
 
 
+def _dims(dim: Dims) -> int | tuple[int, ...] | None:
+    if dim is None or type(dim) is int:
+        return dim
+    dim = plain(dim)
+    return dim if isinstance(dim, int) else tuple(dim)
+
+
 def options(dim: Dims, keepdim: bool, dtype: Any = None) -> tuple[tuple[str, Any], ...]:
     """Return the static arguments of a reduction."""
     kind = () if dtype is None else (("dtype", dtype_named(dtype)),)
-    if dim is None or dim == ():
+    dims = _dims(dim)
+    if dims is None or dims == ():
         return (("dim", ()), ("keepdim", True), *kind) if keepdim else kind
-    dims = dim if isinstance(dim, int) else tuple(dim)
     return (("dim", dims), ("keepdim", bool(keepdim)), *kind)
 
 
@@ -211,7 +218,7 @@ def mean(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = Non
 
 @method
 def prod(self: Tensor, dim: int | None = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    if not (dim is None or isinstance(dim, int)):
+    if not (dim is None or isinstance(plain(dim), int)):
         raise TypeError(f"prod() takes one dimension, not {dim}")
     return _prod((self,), (), options(dim, keepdim, dtype))
 
@@ -270,7 +277,7 @@ def _varied_options(
         dim, unbiased = None, dim
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
-    dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
+    dims = _dims(dim)
     return (("dim", dims), ("correction", correction), ("keepdim", bool(keepdim)))
 
 
@@ -279,7 +286,7 @@ def norm(
     self: Tensor, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> Tensor:
     order = 2.0 if p is None or p == "fro" else float(p)
-    dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
+    dims = _dims(dim)
     if p == "fro" and isinstance(dims, tuple) and len(dims) > 2:
         raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {' '.join(map(str, dims))}")
     kind = () if dtype is None else (("dtype", dtype_named(dtype)),)

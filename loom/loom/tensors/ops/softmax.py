@@ -85,8 +85,7 @@ def log_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
 
 @method
 def logsumexp(self: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
-    static = (("dim", ()), ("keepdim", bool(keepdim))) if dim is None or dim == () else options(dim, keepdim)
-    return _logsumexp((self,), (), static)
+    return _logsumexp((self,), (), options(dim, keepdim) or (("dim", ()), ("keepdim", False)))
 
 
 @function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,21 +13,23 @@ from uuid import uuid4
 
 from loom.errors import Invalid, LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
-from loom.tensors.commands import FREE, Encoder, Form, Numbered
+from loom.tensors.commands import FREE, Encoder, Form, Numbered, check_number
 from loom.tensors.placements import spread
 from loom.tensors.sending.sites import Site, caller_site, place_of
 
-MOST_COMMANDS = 512
+MOST_COMMANDS = 2048
 """Commands of a batch."""
 MOST_BYTES = 4 << 20
 """Bytes of data of a batch, from which on it is sent."""
 MOST_FAILURES = 1000
 """Failures whose lines are remembered."""
 SOON = 0.001
-"""Seconds after which a batch is sent if it does not fill."""
+"""Seconds after which a batch is sent if it does not fill, and nothing is on its way."""
+LATEST = 0.02
+"""Seconds for which a batch that does not fill waits for the answer of the one before."""
 IDLE = 2.0
 """Seconds without a command after which the thread that sends ends."""
-MOST_BATCHES = 64
+MOST_BATCHES = 16
 """Batches that are not done yet; whoever adds one more waits."""
 MOST_BYTES_WAITING = 64 << 20
 """Bytes of data in them."""
@@ -74,13 +77,21 @@ class Dispatcher:
         self._joined = self.size == 1
         self._encoder = Encoder()
         self._free_form = self._encoder.form(FREE)
-        self.freed: deque[int] = deque()
-        """Ids of tensors whose handles have died. A finalizer may run at any time, and only appends to it."""
+        self.queue: deque[Any] = deque()
+        """What is not encoded yet, in its order: commands, and ids of tensors whose handles have died.
+
+        A command is its form, tensors, numbers, bytes of new memory, and line. A finalizer may run at any time, and
+        only appends to it."""
+        self._next = self._encoder.next_id
+        """The id of the next result."""
         self._sites: list[Site | None] = []
+        """The lines of the commands that are encoded and not sent."""
         self._data: list[bytes] = []
         self._data_size = 0
         self._lock = threading.RLock()
         self._some = threading.Event()
+        self._due = False
+        """Whether the thread that sends knows of what was put in."""
         self._sends = False
         self._sent: deque[_Sent] = deque()
         self._reading: dict[int, list[Site | None]] = {}
@@ -140,36 +151,39 @@ class Dispatcher:
 
         Raises:
             LimitReached: its results are more than the limit of memory leaves room for.
+            OverflowError: a number has more than 64 bits.
+            TypeError: what is to be a number is none.
         """
+        for each in numbers:
+            if type(each) is not float:
+                check_number(each)
         site = self.site or caller_site()
+        queue = self.queue
         with self._lock:
-            if self.freed:
-                self._free()
-            if self.limit is not None and self.bytes + sum(sizes) > self.limit:
-                raise self._no_room(sum(sizes))
-            result = ident = self._encoder.put(form, tensors, numbers)
-            self._sites.append(site)
-            for size in sizes:
-                self.held[result] = size, site
-                self.bytes += size
-                result += 1
+            if self.limit is not None:
+                self._encode()
+                if self.bytes + sum(sizes) > self.limit:
+                    raise self._no_room(sum(sizes))
+            ident = self._next
+            self._next = ident + form.outs
+            queue.append((form, tensors, numbers, sizes, site))
             if data is not None:
                 self._data.append(data)
                 self._data_size += len(data)
-            many = len(self._sites)
+            many = len(queue)
             if many >= MOST_COMMANDS or self._data_size >= MOST_BYTES:
                 self.flush()
                 return ident
-        if many == 1:
+        if not self._due:
             self._send_soon()
         return ident
 
     def flush(self) -> None:
         """Send what was put in."""
         with self._lock:
-            if not self._sites and not self.freed:
+            self._encode()
+            if not self._sites:
                 return
-            self._free()
             commands, data, sites, size = self._take()
             answer = self._call(self._workers.run, self._batch, commands, data)
             self._sent.append(_Sent(self._batch, answer, sites, size))
@@ -207,7 +221,7 @@ class Dispatcher:
         All workers are asked, as each may have a part; the first one answers.
         """
         with self._lock:
-            self._free()
+            self._encode()
             commands, data, sites, _ = self._take() if self._sites else (None, [], [], 0)
             number = self._batch
             self._reading[number] = sites
@@ -262,16 +276,27 @@ class Dispatcher:
         self._data, self._sites, self._data_size = [], [], 0
         return taken
 
-    def _free(self) -> None:
-        freed, form, free, held = self.freed, self._free_form, self._encoder.free, self.held
-        while freed:
-            ident = freed.popleft()
-            free(form, ident)
-            self._sites.append(None)
-            if self._checkpoint is not None and ident < self._checkpoint[1]:
-                self._freed_since.add(ident)
-            if ident in held:
-                self.bytes -= held.pop(ident)[0]
+    def _encode(self) -> None:
+        """Encode what was put in, and count its memory."""
+        queue, sites, held, most = self.queue, self._sites, self.held, self._checkpoint
+        put, free, free_form = self._encoder.put, self._encoder.free, self._free_form
+        while queue:
+            each = queue.popleft()
+            if type(each) is int:
+                free(free_form, each)
+                sites.append(None)
+                if most is not None and each < most[1]:
+                    self._freed_since.add(each)
+                if each in held:
+                    self.bytes -= held.pop(each)[0]
+                continue
+            form, tensors, numbers, sizes, site = each
+            result = put(form, tensors, numbers)
+            sites.append(site)
+            for size in sizes:
+                held[result] = size, site
+                self.bytes += size
+                result += 1
 
     def _settle(self, sent: _Sent) -> None:
         """Take in what became of a batch."""
@@ -323,11 +348,12 @@ class Dispatcher:
         with self._lock:
             path, mark = self._checkpoint
             self._begin(workers)
+            self._encode()
             self._take()
             self._sent.clear()
             self._reading.clear()
             self._unsaid.clear()
-            self._free()
+            self._encode()
             self._encoder.restart()
             self._sites.clear()
             self.era += 1
@@ -342,13 +368,14 @@ class Dispatcher:
     def forget(self) -> None:
         """Hold nothing any more."""
         with self._lock:
+            self._encode()
             self.held.clear()
             self.bytes = 0
 
     def by_process(self) -> list[int]:
         """Wait for the bytes that each worker holds, in their order."""
         with self._lock:
-            self._free()
+            self._encode()
             asked = self.ask(list(self.held), "bytes")
         found = asked.future.get()
         self.answer(asked, found)
@@ -357,7 +384,7 @@ class Dispatcher:
     def by_line(self) -> dict[str, int]:
         """Return the bytes of a worker that has every tensor whole, by the line that made them, the most first."""
         with self._lock:
-            self._free()
+            self._encode()
             held = list(self.held.values())
         lines: dict[str, int] = {}
         for size, site in held:
@@ -373,8 +400,9 @@ class Dispatcher:
         )
 
     def _send_soon(self) -> None:
-        self._some.set()
         with self._lock:
+            self._due = True
+            self._some.set()
             if not self._sends:
                 self._sends = True
                 start_thread("loom-tensors", self._send)
@@ -384,7 +412,9 @@ class Dispatcher:
         while True:
             while self._some.wait(IDLE):
                 time.sleep(SOON)
-                self._some.clear()
+                self._await_answer()
+                self._some.clear()  # first: whoever puts in meanwhile is sent below
+                self._due = False
                 try:
                     self.flush()
                 except Exception as error:  # noqa: BLE001 - whoever queues or reads next is told
@@ -393,3 +423,11 @@ class Dispatcher:
                 if not self._some.is_set():
                     self._sends = False
                     return
+
+    def _await_answer(self) -> None:
+        """Wait a little while the workers are busy: each batch costs as much as dozens of commands."""
+        with self._lock:
+            answer = self._sent[-1].answer if self._sent else None
+        if answer is not None:
+            with contextlib.suppress(Exception):  # it is told when the batch is settled
+                answer.get(timeout=LATEST)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from operator import index as to_int
 from typing import Any
 
 from loom.tensors.commands import Form, S
-from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64
+from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64, plain
 from loom.tensors.metas import Meta
 from loom.tensors.tensor import Tensor
 
@@ -16,7 +17,11 @@ MAKERS: dict[str, Callable[..., Any]] = {}
 
 
 def _maker(function: Callable[..., Any]) -> Callable[..., Any]:
-    MAKERS[function.__name__] = function
+    @wraps(function)
+    def make(lt: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(lt, *plain(args), **{name: plain(each) for name, each in kwargs.items()})
+
+    MAKERS[function.__name__] = make
     return function
 
 
