@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from loom.errors import NotSupported
+from loom.tensors.dtypes import Kind
 from loom.tensors.metas import Meta, is_dense
 from loom.tensors.tensor import Tensor, Value, grad_mode
 from loom.tensors.views import Origin, current
@@ -234,7 +236,7 @@ class _Walk:
                 _accumulate(tensor, grad, self._create_graph, False)
         if id(node) in self._nodes_wanted:
             self._found.update({(id(node), place): grad for place, grad in grads.items()})
-        found = node.grads(grads if node.several else grads[0])
+        found = node.grads(grads if node.several else grads[0]) if _is_real(node, grads) else _complex(node, grads)
         for edge, meta, grad in zip(node.edges, node.metas, found, strict=True):
             if edge is not None and grad is not None:
                 self._give(edge, fitted(grad, meta))
@@ -258,12 +260,42 @@ class _Walk:
             there[place] = there[place].add(grad) if place in there else grad
 
 
+def _is_real(node: Node, grads: dict[int, Tensor]) -> bool:
+    metas = (*node.metas, *[each._meta for each in grads.values()])
+    return all(meta is None or meta.dtype.kind is not Kind.COMPLEX for meta in metas)
+
+
+def _complex(node: Node, grads: dict[int, Tensor]) -> Grads:
+    """Return the gradients of an operation on complex numbers, by torch's convention: conjugated.
+
+    What an operation has as its gradients are its derivatives, which is as much where it is holomorphic.
+
+    Raises:
+        NotSupported: it is not.
+    """
+    if node.name not in ("abs", "conj_physical") and not any(
+        each.dtype.kind is Kind.COMPLEX for each in grads.values()
+    ):
+        raise NotSupported(
+            f"the gradient of {node.name}() by complex numbers is not computed here: write it with abs() and "
+            "conj(), or give it x.detach()"
+        )
+    turned = {place: each.conj() for place, each in grads.items()}
+    found = node.grads(turned if node.several else turned[0])
+    return [each if each is None else each.conj() for each in found]
+
+
 def fitted(grad: Tensor, meta: Meta) -> Tensor:
     """Return a gradient with an input's shape and dtype: summed where the input was broadcast."""
     own = grad.meta
     if own.shape != meta.shape:
         grad = summed_to(grad, meta.shape)
-    return grad.to(meta.dtype) if own.dtype is not meta.dtype else grad
+    if own.dtype is meta.dtype:
+        return grad
+    if own.dtype.kind is Kind.COMPLEX and meta.dtype.kind is not Kind.COMPLEX:
+        grad = grad._real_part()
+    cast: Tensor = grad.to(meta.dtype)
+    return cast
 
 
 def summed_to(grad: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -39,10 +39,6 @@ class DType:
     def is_complex(self) -> bool:
         return self.kind is Kind.COMPLEX
 
-    @property
-    def is_differentiable(self) -> bool:
-        return self.kind >= Kind.FLOAT
-
     def __repr__(self) -> str:
         return f"loom.tensors.{self.name}"
 
@@ -70,6 +66,11 @@ _NAMED = {each.name: each for each in ALL} | {
 
 DEFAULT = float32
 """The type of floats of Python, as in torch."""
+
+
+def real_of(dtype: DType) -> DType:
+    """Return the type of the parts of complex numbers; any other type itself."""
+    return {complex64: float32, complex128: float64}.get(dtype, dtype)
 
 
 def dtype_named(name: object) -> DType:

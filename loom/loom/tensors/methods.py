@@ -42,7 +42,16 @@ from loom.tensors.ops.layouts import (
     sequences,
     stacking,
 )
-from loom.tensors.ops.mathematics import cumulative, distances, linalg, pairs, products, quantiles, special
+from loom.tensors.ops.mathematics import (
+    complexes,
+    cumulative,
+    distances,
+    linalg,
+    pairs,
+    products,
+    quantiles,
+    special,
+)
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
 
@@ -51,6 +60,7 @@ MODULES = (
     arranging,
     assigning,
     casts,
+    complexes,
     convolution,
     cumulative,
     dimensions,
@@ -111,6 +121,9 @@ def put() -> None:
     for name, function in sequences.MAKERS.items():
         setattr(Tensors, name, function)
     setattr(Tensors, "linalg", linalg.linalg)  # noqa: B010
+    setattr(Tensors, "Tensor", Tensor)  # noqa: B010
+    setattr(Tensors, "is_tensor", staticmethod(lambda value: isinstance(value, Tensor)))  # noqa: B010
+    setattr(Tensors, "numel", staticmethod(Tensor.numel))  # noqa: B010
     for name, function in {**methods, **functions}.items():
         if not name.startswith("__") and not hasattr(Tensors, name):
             free = name in functions or name in NUMBER_FIRST

@@ -172,7 +172,7 @@ class Op:
         needed = False
         if grad_enabled.get():
             needs = any(list(map(_needs, inputs)))
-            needed = self._backward is not None and needs and target.meta.dtype.is_differentiable
+            needed = self._backward is not None and needs and target.meta.dtype.kind >= 2
             if target._needs and target._node is None:
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
             if needed or target._needs:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loom.errors import NotSupported
-from loom.tensors.dtypes import DType
+from loom.tensors.dtypes import DType, Kind, of_scalar
 from loom.tensors.metas import Meta, Shape
 from loom.tensors.views import current
 
@@ -180,7 +180,7 @@ class Tensor:
                     "variable in a subgraph that doesn't require differentiation use var_no_grad = var.detach()."
                 )
             return self
-        if requires_grad and not self.dtype.is_differentiable:
+        if requires_grad and self.dtype.kind < Kind.FLOAT:
             raise RuntimeError("only Tensors of floating point dtype can require gradients")
         self._needs = requires_grad
         return self
@@ -225,6 +225,26 @@ class Tensor:
     def detach(self) -> Tensor:
         """Return the same tensor without its history."""
         return Tensor(self._home, self._value, self._meta, self._base)
+
+    def detach_(self) -> Tensor:
+        """Forget the history of this handle.
+
+        Raises:
+            RuntimeError: it is a view, in torch's words.
+        """
+        if self._base is not self._value:
+            raise RuntimeError(
+                "Can't detach views in-place; use detach() instead. If you are using DistributedDataParallel (DDP) "
+                "for training, and gradient_as_bucket_view is set as True, gradients are views of DDP buckets, and "
+                "hence detach_() cannot be called on these gradients."
+            )
+        self._needs, self._node, self._place = False, None, 0
+        return self
+
+    @property
+    def grad_fn(self) -> Any:
+        """The operation that made it, if gradients pass it; None for a leaf."""
+        return current(self)._node
 
     @property
     def data(self) -> Tensor:
@@ -322,6 +342,11 @@ class Tensor:
             raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
 
+    def __copy__(self) -> Tensor:
+        copy = self.detach()
+        copy._needs, copy._node, copy._place = current(self)._needs, self._node, self._place
+        return copy
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if self._node is not None:
             raise RuntimeError(
@@ -358,6 +383,17 @@ class Tensor:
         return f"tensor({what}, dtype={meta.dtype.name}{grad}{made})"
 
 
+def check_no_complex(name: str, *operands: Any) -> None:
+    """Check that an operation is one that is computed here for these operands.
+
+    Raises:
+        NotSupported: they are complex.
+    """
+    kinds = [each.dtype.kind if isinstance(each, Tensor) else of_scalar(each).kind for each in operands]
+    if Kind.COMPLEX in kinds:
+        raise NotSupported(f"{name}() of complex numbers is not computed here: queue torch's own by lt.call()")
+
+
 class Handle:
     """A hook of a tensor, which `remove` takes away."""
 
@@ -380,6 +416,19 @@ def grad_mode(enabled: bool) -> Iterator[None]:
         yield
     finally:
         grad_enabled.reset(token)
+
+
+class set_grad_enabled:  # noqa: N801 - as torch calls it
+    """Build a graph, or none, from here on; as a context manager, within the block."""
+
+    def __init__(self, mode: bool) -> None:
+        self._token = grad_enabled.set(mode)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        grad_enabled.reset(self._token)
 
 
 def no_grad() -> Any:

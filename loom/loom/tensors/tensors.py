@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, overload
@@ -22,7 +23,7 @@ from loom.tensors.nn.module import Module
 from loom.tensors.placements import WHOLE, Placement, spread, unpacked
 from loom.tensors.sending.dispatch import Dispatcher
 from loom.tensors.sending.sites import caller_site
-from loom.tensors.tensor import Tensor, Value, enable_grad, grad_enabled, no_grad
+from loom.tensors.tensor import Tensor, Value, enable_grad, grad_enabled, no_grad, set_grad_enabled
 from loom.tensors.watching.watch import Watch, Watches, Watching
 
 FEW = 4096
@@ -58,8 +59,11 @@ class Tensors(Making):
 
     # Gradients
 
-    no_grad = staticmethod(no_grad)
+    no_grad = inference_mode = staticmethod(no_grad)
     enable_grad = staticmethod(enable_grad)
+    set_grad_enabled = set_grad_enabled
+    is_grad_enabled = staticmethod(grad_enabled.get)
+    pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
 
     def grad(
         self,

@@ -125,6 +125,11 @@ def reshaped(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return tensor.reshape(shape)
 
 
+def real_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the real parts of complex numbers, in memory of their own."""
+    return tensor.real.clone(memory_format=torch.contiguous_format)
+
+
 def matmul_backward(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the gradients of both factors of a product of matrices."""
     return grad.mm(right.t()), left.t().mm(grad)
@@ -187,6 +192,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     ".linear_backward": linear_backward,
     ".matmul_backward": matmul_backward,
     ".places": places,
+    ".real_part": real_part,
     ".reshaped": reshaped,
     ".setitem": setitem,
     ".with_item": with_item,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod, sqrt
 from typing import Any
 
+from loom.tensors.nn import utils
 from loom.tensors.nn.module import Module, ModuleList, Parameter, Sequential
 from loom.tensors.tensor import Tensor
 
@@ -187,7 +188,7 @@ class Flatten(Module):
 
 
 class _Function(Module):
-    """A function of one tensor as a module; its arguments are the function's."""
+    """A function as a module; its further arguments are the function's."""
 
     name: str
 
@@ -196,7 +197,7 @@ class _Function(Module):
         self._args, self._kwargs = args, kwargs
 
     def forward(self, *given: Tensor) -> Tensor:
-        return getattr(given[0], self.name)(*given[1:], *self._args, **self._kwargs)  # type: ignore[no-any-return]
+        return getattr(given[0]._home, self.name)(*given, *self._args, **self._kwargs)  # type: ignore[no-any-return]
 
 
 class Identity(Module):
@@ -206,7 +207,7 @@ class Identity(Module):
         return x
 
 
-_FUNCTIONS = {
+FUNCTIONS = {
     "ReLU": "relu", "GELU": "gelu", "Tanh": "tanh", "Sigmoid": "sigmoid", "SiLU": "silu", "ELU": "elu",
     "LeakyReLU": "leaky_relu", "Softplus": "softplus", "Softmax": "softmax", "LogSoftmax": "log_softmax",
     "CrossEntropyLoss": "cross_entropy", "MSELoss": "mse_loss", "L1Loss": "l1_loss", "NLLLoss": "nll_loss",
@@ -216,7 +217,7 @@ _FUNCTIONS = {
 
 PLAIN: dict[str, type] = {
     each.__name__: each for each in (Dropout, Flatten, Identity, Module, ModuleList, Parameter, Sequential)
-} | {name: type(name, (_Function,), {"name": function}) for name, function in _FUNCTIONS.items()}
+} | {name: type(name, (_Function,), {"name": function}) for name, function in FUNCTIONS.items()}
 """Modules without parameters of their own, and what modules are made with."""
 
 MADE: dict[str, type] = {each.__name__: each for each in (Conv2d, Embedding, LayerNorm, Linear, MultiheadAttention)}
@@ -233,6 +234,9 @@ class Layers:
         """The functions, as in `torch.nn.functional`."""
         return self._lt
 
+    utils = utils
+    """What clips gradients, as in `torch.nn.utils`."""
+
     def __getattr__(self, name: str) -> Any:
         found = PLAIN.get(name)
         if found is None:
@@ -243,4 +247,4 @@ class Layers:
         return found
 
     def __dir__(self) -> list[str]:
-        return sorted((*PLAIN, *MADE, "functional"))
+        return sorted((*PLAIN, *MADE, "functional", "utils"))

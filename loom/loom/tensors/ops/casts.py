@@ -11,6 +11,9 @@ from loom.tensors.op import Op, method, methods
 from loom.tensors.ops.elementwise import Elementwise, Number, flat, kept, promoted, same
 from loom.tensors.tensor import Tensor
 
+DEVICES = ("cpu", "cuda", "loom")
+"""Names of devices, which code of torch may ask for."""
+
 
 def _as_contiguous(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> Meta:
     return Meta(metas[0].shape, metas[0].dtype)
@@ -25,15 +28,28 @@ _zero = Elementwise("zero", kept, flat, overlapping=True)
 
 
 @method
-def to(self: Tensor, dtype: Any, copy: bool = False) -> Tensor:
+def to(
+    self: Tensor,
+    *wanted: Any,
+    dtype: Any = None,
+    device: Any = None,
+    copy: bool = False,
+    non_blocking: bool = False,
+) -> Tensor:
     """Return the tensor with a dtype, or with that of another tensor.
 
     Args:
         self: the tensor, which is returned itself if it has the dtype.
-        dtype: the dtype, or a tensor that has it.
+        wanted: the dtype, or a tensor that has it. A device makes no difference: a tensor stays in its workers.
+        dtype: the same by name.
+        device: makes no difference.
         copy: whether to return a copy in any case.
+        non_blocking: makes no difference: nothing waits.
     """
-    kind = dtype.dtype if isinstance(dtype, Tensor) else dtype_named(dtype)
+    for each in wanted:
+        of_device = not isinstance(each, Tensor) and str(each).partition(":")[0] in DEVICES
+        dtype = dtype if of_device or isinstance(each, bool) else each
+    kind = self.dtype if dtype is None else dtype.dtype if isinstance(dtype, Tensor) else dtype_named(dtype)
     if kind is self.dtype:
         return _clone(self) if copy else self
     return _to(self, static=(("dtype", kind),))
@@ -58,9 +74,9 @@ def contiguous(self: Tensor) -> Tensor:
 
 
 @method
-def copy_(self: Tensor, src: Tensor) -> Tensor:
-    """Replace the elements by those of another tensor."""
-    return _copy.in_place(self, src)
+def copy_(self: Tensor, src: Tensor | Number) -> Tensor:
+    """Replace the elements by those of another tensor, or by a number."""
+    return _copy.in_place(self, src) if isinstance(src, Tensor) else fill_(self, src)
 
 
 @method

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import log, pi, sqrt
 from typing import Any
 
-from loom.tensors.dtypes import DType, Kind, int64, uint8
+from loom.tensors.dtypes import DType, Kind, int64, real_of, uint8
 from loom.tensors.metas import Meta
 from loom.tensors.op import method, methods
 from loom.tensors.ops.elementwise import (
@@ -67,6 +67,17 @@ def _squared(metas: Sequence[Meta], numbers: tuple[Any, ...], further: Mapping[s
     return int64 if dtype.kind is Kind.BOOL else dtype
 
 
+def _size(metas: Sequence[Meta], numbers: tuple[Any, ...], further: Mapping[str, Any]) -> DType:
+    return real_of(metas[0].dtype)
+
+
+def _direction(x: Any) -> Any:
+    if x.dtype.kind is not Kind.COMPLEX:
+        return x.sign()
+    size = x.abs()
+    return x.conj() / chosen(size.eq(0), 1, size)
+
+
 _NEGATION = (
     "Negation, the `-` operator, on a bool tensor is not supported. "
     "If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
@@ -74,7 +85,7 @@ _NEGATION = (
 
 KEEPING: dict[str, Elementwise] = {
     "neg": Elementwise("neg", refusing(NO_BOOL, _NEGATION), lambda grad: -grad),
-    "abs": Elementwise("abs", lacking("abs_cpu", NO_BOOL), lambda grad, x: grad * x.sign()),
+    "abs": Elementwise("abs", lacking("abs_cpu", NO_BOOL, _size), lambda grad, x: grad * _direction(x)),
     "sign": Elementwise("sign", promoted, flat),
     "square": Elementwise("square", _squared, lambda grad, x: grad * (x * 2)),
     "relu": Elementwise(

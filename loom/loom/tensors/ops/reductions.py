@@ -7,7 +7,7 @@ from math import inf
 from math import prod as product
 from typing import Any
 
-from loom.tensors.dtypes import DType, Kind, bool_, dtype_named, int64, plain, uint8
+from loom.tensors.dtypes import DType, Kind, bool_, dtype_named, int64, plain, real_of, uint8
 from loom.tensors.metas import Meta, Shape, check_written, wrapped
 from loom.tensors.op import Op, Rule, method
 from loom.tensors.tensor import Tensor
@@ -103,7 +103,7 @@ def _averaged(dtype: DType, options: Any) -> DType:
 def _varied(dtype: DType, options: Any) -> DType:
     if dtype.kind < Kind.FLOAT:
         raise RuntimeError("std and var only support floating point and complex dtypes")
-    return dtype
+    return real_of(dtype)
 
 
 def _normed(dtype: DType, options: Any) -> DType:
@@ -111,7 +111,7 @@ def _normed(dtype: DType, options: Any) -> DType:
         raise RuntimeError(
             f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {dtype.scalar_name}"
         )
-    return options.get("dtype") or dtype
+    return real_of(options.get("dtype") or dtype)
 
 
 def _truth(dtype: DType, options: Any) -> DType:

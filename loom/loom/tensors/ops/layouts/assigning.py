@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from loom.tensors.commands import S, T
-from loom.tensors.dtypes import bool_
+from loom.tensors.dtypes import Kind, bool_
 from loom.tensors.metas import Meta, Shape, broadcast, pointwise_meta
 from loom.tensors.op import Op, method, methods
 from loom.tensors.ops.layouts.indexing import (
@@ -120,7 +120,7 @@ def setitem(self: Tensor, index: Any, value: Any) -> None:
         if not hasattr(value, "__array__"):
             raise TypeError(f"can't assign a {type(value).__name__} to a tensor")
         value = self._home.tensor(value)
-    if value._needs and not self.dtype.is_differentiable:
+    if value._needs and self.dtype.kind < Kind.FLOAT:
         value = value.detach()
     part = indexed_meta([each.meta for each in (self, *where.tensors)], where.items)
     kept = _without_lead(value.shape, 0 if part is None else len(part.shape))

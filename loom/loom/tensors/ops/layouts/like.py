@@ -129,6 +129,10 @@ def _itself(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return self
 
 
+def _adjoint(self: Tensor) -> Tensor:
+    return self.t().conj()  # type: ignore[no-any-return]
+
+
 for _name in ("cpu", "cuda"):
     methods[_name] = _itself
 methods["nelement"] = lambda self: self.numel()
@@ -136,5 +140,5 @@ methods["ndimension"] = lambda self: self.dim()
 methods["element_size"] = lambda self: self.dtype.itemsize
 properties["itemsize"] = property(lambda self: self.dtype.itemsize)
 properties["nbytes"] = property(lambda self: self.numel() * self.dtype.itemsize)
-properties["mH"] = property(lambda self: self.mT)
-properties["H"] = property(lambda self: self.t())
+properties["mH"] = property(lambda self: self.adjoint())
+properties["H"] = property(_adjoint)

@@ -54,8 +54,8 @@ def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
 
 @method
 def adjoint(self: Tensor) -> Tensor:
-    """Return matrices transposed."""
-    return self.mT  # type: ignore[no-any-return]
+    """Return matrices transposed and conjugated."""
+    return self.mT.conj()  # type: ignore[no-any-return]
 
 
 # Stacked

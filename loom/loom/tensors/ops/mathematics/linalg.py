@@ -9,7 +9,7 @@ from loom.tensors.metas import Meta, Shape, broadcast
 from loom.tensors.op import method, methods
 from loom.tensors.ops.mathematics.matrices import Metas, by_columns, checked, op_of, scaled, transposed
 from loom.tensors.ops.mathematics.singular import svd, svdvals
-from loom.tensors.tensor import Tensor
+from loom.tensors.tensor import Tensor, check_no_complex
 
 
 class SLogDet(NamedTuple):
@@ -225,6 +225,7 @@ def slogdet(self: Tensor) -> SLogDet:
 @method
 def logdet(self: Tensor) -> Tensor:
     """Return the logarithms of determinants; nan where one is negative."""
+    check_no_complex("logdet", self)
     sign, size = slogdet(self)
     return self._home.where(sign.eq(-1), float("nan"), size)  # type: ignore[no-any-return]
 

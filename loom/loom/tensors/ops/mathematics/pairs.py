@@ -21,7 +21,7 @@ from loom.tensors.ops.elementwise import (
     promoted,
     result_dtype,
 )
-from loom.tensors.tensor import Tensor
+from loom.tensors.tensor import Tensor, check_no_complex
 
 
 def _of_factor(grad: Any, x: Any, y: Any) -> Any:
@@ -109,6 +109,7 @@ def xlogy(input: Tensor | Number, other: Tensor | Number) -> Tensor:
 @function
 def float_power(input: Tensor | Number, exponent: Tensor | Number) -> Tensor:
     """Return the power in double precision."""
+    check_no_complex("float_power", input, exponent)
     base, power = (each.to(float64) if isinstance(each, Tensor) else each * 1.0 for each in (input, exponent))
     if isinstance(base, Tensor):
         return base.pow(power)  # type: ignore[no-any-return]

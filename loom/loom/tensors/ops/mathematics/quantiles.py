@@ -11,7 +11,7 @@ from loom.tensors.metas import Meta, wrapped
 from loom.tensors.op import Op, function, method
 from loom.tensors.ops.ordering import Selected
 from loom.tensors.ops.reductions import Dims
-from loom.tensors.tensor import Tensor
+from loom.tensors.tensor import Tensor, check_no_complex
 
 
 class Extremes(NamedTuple):
@@ -156,13 +156,14 @@ def cov(self: Tensor, *, correction: int = 1) -> Tensor:
         raise RuntimeError(f"cov(): expected input to have two or fewer dimensions but got {self.dim()}")
     rows = self if self.dim() == 2 else self.reshape(1, -1)
     apart = rows - rows.mean(1, True)
-    found = apart.matmul(apart.t()) / max(rows.shape[1] - correction, 0)
+    found = apart.matmul(apart.t().conj()) / max(rows.shape[1] - correction, 0)
     return found if self.dim() == 2 else found.reshape(())  # type: ignore[no-any-return]
 
 
 @method
 def corrcoef(self: Tensor) -> Tensor:
     """Return the correlations of variables, whose observations are rows."""
+    check_no_complex("corrcoef", self)
     found = cov(self)
     if not found.dim():
         return found / found

@@ -1,0 +1,29 @@
+"""Complex numbers: conjugates, and the real parts of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from loom.tensors.dtypes import Kind, real_of
+from loom.tensors.metas import Meta
+from loom.tensors.op import Op, method, methods
+from loom.tensors.ops.elementwise import Elementwise, promoted
+from loom.tensors.tensor import Tensor
+
+
+def _part(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> Meta:
+    return Meta(metas[0].shape, real_of(metas[0].dtype))
+
+
+_conj = Elementwise("conj_physical", promoted, lambda grad: conj(grad))
+_real_part = Op(".real_part", _part, lambda node, grad: (grad.to(node.metas[0].dtype),))
+
+
+@method
+def conj(self: Tensor) -> Tensor:
+    """Return the conjugates; the tensor itself if its elements are real."""
+    return _conj(self) if self.dtype.kind is Kind.COMPLEX else self
+
+
+methods["_real_part"] = lambda self: _real_part((self,))

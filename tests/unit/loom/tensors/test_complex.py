@@ -1,0 +1,120 @@
+"""Complex numbers: gradients by torch's convention, conjugates, and what is refused because it would be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from loom.errors import NotSupported
+from loom.tensors.tensors import Tensors
+
+X = [[1 + 2j, 0.5 - 1.5j], [-0.25 + 0.75j, 2 - 0.5j]]
+Y = [[0.5 + 1j, 1 - 1j], [2 + 0.5j, -1 + 0.25j]]
+REAL = [[0.5, -1.5], [2.0, 0.25]]
+
+HOLOMORPHIC: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "add": lambda m, x, y: x + y,
+    "sub": lambda m, x, y: x - 2 * y,
+    "mul": lambda m, x, y: x * y,
+    "a complex number": lambda m, x, y: x * (2 - 1j) + y,
+    "div": lambda m, x, y: x / y,
+    "a number over it": lambda m, x, y: (1 + 2j) / x + y,
+    "pow": lambda m, x, y: x**3 + y,
+    "square": lambda m, x, y: x.square() * y,
+    "exp": lambda m, x, y: x.exp() * y,
+    "log": lambda m, x, y: x.log() * y,
+    "sqrt": lambda m, x, y: x.sqrt() * y,
+    "sin": lambda m, x, y: x.sin() * y.cos(),
+    "tanh": lambda m, x, y: x.tanh() * y,
+    "reciprocal": lambda m, x, y: x.reciprocal() * y,
+    "matmul": lambda m, x, y: x @ y,
+    "a vector": lambda m, x, y: x @ y[0],
+    "einsum": lambda m, x, y: m.einsum("ij,kj->ik", x, y),
+    "adjoint": lambda m, x, y: x.adjoint() @ y,
+    "conj": lambda m, x, y: x.conj() * y,
+    "sum": lambda m, x, y: x.sum(0) * y,
+    "mean": lambda m, x, y: x.mean() * y,
+    "cumsum": lambda m, x, y: x.cumsum(1) * y,
+    "broadcast": lambda m, x, y: x[0] * y,
+    "cat": lambda m, x, y: m.cat([x, y]) * 1j,
+    "stack": lambda m, x, y: m.stack([x, y]).sum(0),
+    "views": lambda m, x, y: x.t().reshape(4)[1:].sum() * y.view(-1),
+    "index": lambda m, x, y: x[m.tensor([0, 0, 1])] * y[1],
+    "where": lambda m, x, y: m.where(m.tensor([[True, False], [False, True]]), x, y * 2j),
+    "in place": lambda m, x, y: (x * 1j).mul_(y).add_(x),
+    "in place on a part": lambda m, x, y: in_part(x * 1j, y),
+    "abs": lambda m, x, y: x.abs() * 2 + y.abs(),
+    "abs of a function": lambda m, x, y: (x * x * y).abs().log(),
+    "abs, squared": lambda m, x, y: (x @ y).abs().pow(2).sum(),
+    "real and complex": lambda m, x, y: x * m.tensor(REAL) + y,
+}
+
+
+def in_part(x: Any, y: Any) -> Any:
+    x[0].mul_(y[1])
+    return x
+
+
+def gradients(m: Any, work: Callable[[Any, Any, Any], Any]) -> list[Any]:
+    x, y = m.tensor(X, requires_grad=True), m.tensor(Y, requires_grad=True)
+    found = work(m, x, y)
+    grad = m.ones_like(found) * (1 if "complex" not in str(found.dtype) else 0.5 + 2j)
+    found.backward(grad)
+    return [found.tolist(), x.grad.tolist(), y.grad.tolist()]
+
+
+@pytest.mark.parametrize("name", HOLOMORPHIC)
+def test_gradients_of_complex_numbers_are_torchs(lt: Tensors, name: str) -> None:
+    for found, wanted in zip(gradients(lt, HOLOMORPHIC[name]), gradients(torch, HOLOMORPHIC[name]), strict=True):
+        assert torch.allclose(torch.tensor(found), torch.tensor(wanted), atol=1e-5)
+
+
+def test_a_real_number_has_a_real_gradient(lt: Tensors) -> None:
+    def gradient(m: Any) -> Any:
+        x = m.tensor(REAL, requires_grad=True)
+        (x * m.tensor(Y) * (1 - 3j)).abs().sum().backward()
+        return x.grad
+
+    found = gradient(lt)
+    assert found.dtype.name == "float32"
+    assert torch.allclose(torch.tensor(found.tolist()), gradient(torch), atol=1e-5)
+
+
+def test_the_gradient_of_a_size_of_nothing_is_nothing(lt: Tensors) -> None:
+    for m in (torch, lt):
+        x = m.tensor([0j, 3 + 4j], requires_grad=True)
+        x.abs().sum().backward()
+        assert torch.allclose(torch.tensor(x.grad.tolist()), torch.tensor([0j, 0.6 + 0.8j]))
+
+
+def test_gradients_of_gradients(lt: Tensors) -> None:
+    def second(m: Any) -> Any:
+        x = m.tensor(X, requires_grad=True)
+        (first,) = (m.grad if m is lt else torch.autograd.grad)((x**3).abs().sum(), [x], create_graph=True)
+        first.abs().sum().backward()
+        return x.grad.tolist()
+
+    assert torch.allclose(torch.tensor(second(lt)), torch.tensor(second(torch)), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["norm", "std", "var"])
+def test_what_is_not_holomorphic_has_no_gradient(lt: Tensors, name: str) -> None:
+    x = lt.tensor(X, requires_grad=True)
+    with pytest.raises(NotSupported, match=r"the gradient of .* by complex numbers is not computed here"):
+        getattr(x, name)().backward()
+
+
+@pytest.mark.parametrize("work", [lambda x: x.adjoint(), lambda x: x.mH, lambda x: x.H, lambda x: x.cov()])
+def test_conjugates(lt: Tensors, work: Callable[[Any], Any]) -> None:
+    assert torch.allclose(torch.tensor(work(lt.tensor(X)).tolist()), work(torch.tensor(X)), atol=1e-5)
+    assert torch.allclose(torch.tensor(work(lt.tensor(REAL)).tolist()), work(torch.tensor(REAL)), atol=1e-5)
+
+
+def test_what_would_be_wrong_is_refused(lt: Tensors) -> None:
+    x = lt.tensor(X)
+    for work in (lambda: x.corrcoef(), lambda: x.logdet(), lambda: lt.float_power(x, 2.0)):
+        with pytest.raises(NotSupported, match=r"\(\) of complex numbers is not computed here"):
+            work()

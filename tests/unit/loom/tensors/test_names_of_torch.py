@@ -1,0 +1,120 @@
+"""What code for torch asks of a namespace and of tensors, beside operations; and the modules that are functions."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from loom.tensors.nn import layers
+from loom.tensors.tensors import Tensors
+
+WORKS: dict[str, Callable[[Any], Any]] = {
+    "Tensor": lambda m: isinstance(m.ones(2), m.Tensor),
+    "is_tensor": lambda m: (m.is_tensor(m.ones(2)), m.is_tensor(2)),
+    "numel": lambda m: m.numel(m.ones(2, 3)),
+    "constants": lambda m: (m.pi, m.e, m.inf, math.isnan(m.nan)),
+    "to a device": lambda m: m.ones(2).to("cpu").tolist(),
+    "to a device by name": lambda m: m.ones(2).to(device="cpu", dtype=m.float64).dtype is m.float64,
+    "to a device and a dtype": lambda m: m.ones(2).to("cpu", m.float64, True).dtype is m.float64,
+    "to a dtype": lambda m: m.ones(2).to(m.int64).tolist(),
+    "to a tensor": lambda m: m.ones(2).to(m.ones(2, dtype=m.int64)).tolist(),
+    "copy_ of a number": lambda m: m.ones(2).copy_(3).tolist(),
+    "a copy": lambda m: copy.copy(m.ones(2)).tolist(),
+    "a copy's gradient": lambda m: copy.copy(m.ones(2, requires_grad=True) * 2).requires_grad,
+    "grad_fn": lambda m: (m.ones(2).grad_fn, (m.ones(2, requires_grad=True) * 2).grad_fn is None),
+    "detach_": lambda m: (m.ones(2, requires_grad=True) * 2).detach_().requires_grad,
+    "is_grad_enabled": lambda m: m.is_grad_enabled(),
+    "in no_grad": lambda m: in_block(m, m.no_grad()),
+    "in inference_mode": lambda m: in_block(m, m.inference_mode()),
+    "in set_grad_enabled": lambda m: in_block(m, m.set_grad_enabled(False)),
+    "the size of complex numbers": lambda m: m.tensor([3 + 4j]).abs().tolist(),
+    "their norm": lambda m: str(m.tensor([3 + 4j]).norm().dtype).rpartition(".")[2],
+    "their deviation": lambda m: str(m.tensor([3 + 4j, 1j]).std().dtype).rpartition(".")[2],
+}
+
+
+def in_block(m: Any, block: Any) -> tuple[bool, bool, bool]:
+    with block:
+        within = m.is_grad_enabled(), (m.ones(2, requires_grad=True) * 2).requires_grad
+    return (*within, m.is_grad_enabled())
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_a_name_is_as_in_torch(lt: Tensors, name: str) -> None:
+    assert WORKS[name](lt) == WORKS[name](torch)
+
+
+def test_a_grad_mode_that_is_set_stays(lt: Tensors) -> None:
+    for m in (torch, lt):
+        m.set_grad_enabled(False)
+        try:
+            assert not m.ones(2, requires_grad=True).mul(2).requires_grad
+        finally:
+            m.set_grad_enabled(True)
+        assert m.ones(2, requires_grad=True).mul(2).requires_grad
+
+
+def test_a_view_cannot_be_detached_in_place(lt: Tensors) -> None:
+    for m in (torch, lt):
+        with pytest.raises(RuntimeError, match="Can't detach views in-place"):
+            m.ones(4, requires_grad=True).mul(2).view(2, 2).detach_()
+
+
+OPERANDS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "Softmax": lambda m: (m.tensor([[0.5, -1.0, 2.0]]),),
+    "CrossEntropyLoss": lambda m: (m.tensor([[0.5, -1.0, 2.0]]), m.tensor([1])),
+    "NLLLoss": lambda m: (m.tensor([[-0.5, -1.0, -2.0]]), m.tensor([1])),
+    "BCELoss": lambda m: (m.tensor([0.5, 0.25]), m.tensor([1.0, 0.0])),
+    "MaxPool2d": lambda m: (m.arange(16).view(1, 1, 4, 4).float(),),
+    "AvgPool2d": lambda m: (m.arange(16).view(1, 1, 4, 4).float(),),
+}
+ARGUMENTS: dict[str, tuple[int, ...]] = {"Softmax": (1,), "LogSoftmax": (1,), "MaxPool2d": (2,), "AvgPool2d": (2,)}
+
+
+def operands(m: Any, name: str) -> tuple[Any, ...]:
+    if name in OPERANDS:
+        return OPERANDS[name](m)
+    one, other = m.tensor([[0.5, -1.0, 2.0]]), m.tensor([[1.0, 0.0, 1.0]])
+    return (one, other) if name.endswith("Loss") else (one,)
+
+
+@pytest.mark.parametrize("name", layers.FUNCTIONS)
+def test_a_function_is_a_module(lt: Tensors, name: str) -> None:
+    found = getattr(lt.nn, name)(*ARGUMENTS.get(name, ()))(*operands(lt, name))
+    wanted = getattr(torch.nn, name)(*ARGUMENTS.get(name, ()))(*operands(torch, name))
+    assert torch.allclose(torch.tensor(found.tolist()), wanted)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
+@pytest.mark.parametrize("max_norm", [0.5, 1000.0])
+def test_gradients_are_clipped_by_their_norm(lt: Tensors, max_norm: float, norm_type: float) -> None:
+    def clipped(m: Any) -> list[Any]:
+        one, other, without = (m.tensor([1.0, -2.0], requires_grad=True) for _ in range(3))
+        ((one * 3).sum() + (other * other).sum()).backward()
+        norm = m.nn.utils.clip_grad_norm_([one, other, without], max_norm, norm_type)
+        assert without.grad is None
+        return [norm.tolist(), *one.grad.tolist(), *other.grad.tolist()]
+
+    assert clipped(lt) == pytest.approx(clipped(torch))
+
+
+def test_gradients_are_clipped_by_their_elements(lt: Tensors) -> None:
+    def clipped(m: Any) -> Any:
+        x = m.tensor([1.0, -2.0, 0.1], requires_grad=True)
+        (x * x).sum().backward()
+        m.nn.utils.clip_grad_value_(x, 1.0)
+        return x.grad.tolist()
+
+    assert clipped(lt) == pytest.approx(clipped(torch))
+
+
+def test_without_gradients_there_is_nothing_to_clip(lt: Tensors) -> None:
+    for m in (torch, lt):
+        assert m.nn.utils.clip_grad_norm_([m.ones(2, requires_grad=True)], 1.0).item() == 0.0
+    with pytest.raises(ValueError, match="empty parameter list"):
+        lt.nn.utils.clip_grad_norm_([], 1.0)
