@@ -94,6 +94,9 @@ class Op:
             idents: tuple[int, ...]
             if len(inputs) == 1:  # a comprehension would be a call of its own
                 metas, idents = (inputs[0]._meta,), (inputs[0]._value.id,)
+            elif len(inputs) == 2:
+                one, other = inputs
+                metas, idents = (one._meta, other._meta), (one._value.id, other._value.id)
             else:
                 metas = tuple([each._meta for each in inputs])
                 idents = tuple([each._value.id for each in inputs])
