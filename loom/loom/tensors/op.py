@@ -136,9 +136,8 @@ class Op:
                         value = result._value
                         node.out = [(value, out, result._base, result._base.version)]
             return result
-        if out is None:
-            return self._several(inputs, numbers, static, ident, (None,))[0]
-        return self._several(inputs, numbers, static, ident, out)  # type: ignore[return-value]
+        found = self._several(inputs, numbers, static, ident, (None,) if out is None else out)
+        return found[0] if out is None else found  # type: ignore[return-value]
 
     def _several(
         self,
