@@ -45,16 +45,23 @@ class Container:
     reason: str = ""
     """Why it ended."""
     _killed: bool = False
+    _entered: tuple[int, int] | None = None
+    """Its process's id, and that of its first process, once that was in its file system."""
 
     @property
     def init(self) -> int | None:
         """The process id, on this machine, of the container's first process, once it has its file system."""
         if self.process is None or self.process.returncode is not None:
             return None
+        pid = self.process.pid
+        if self._entered is not None and self._entered[0] == pid:
+            return self._entered[1]
         with contextlib.suppress(OSError):
-            pid = self.process.pid
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            if children and ENTERING not in Path(f"/proc/{children[0]}/cmdline").read_bytes().split(b"\0")[:4]:
+            words = Path(f"/proc/{children[0]}/cmdline").read_bytes().split(b"\0") if children else []
+            # It is empty while another program takes the process over, and unshare's own just after the fork.
+            if any(words) and ENTERING not in words:
+                self._entered = pid, int(children[0])
                 return int(children[0])
         return None
 
