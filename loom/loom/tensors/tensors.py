@@ -22,7 +22,7 @@ from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module
 from loom.tensors.placements import WHOLE, Placement, spread, unpacked
 from loom.tensors.sending.dispatch import Dispatcher
-from loom.tensors.sending.sites import caller_site
+from loom.tensors.sending.sites import Site, caller_site
 from loom.tensors.tensor import Tensor, Value, enable_grad, grad_enabled, no_grad, set_grad_enabled
 from loom.tensors.watching.watch import Watch, Watches, Watching
 
@@ -302,10 +302,13 @@ class Tensors(Making):
             self.recorder.note(form, inputs, numbers, ident)
         return ident
 
-    @contextlib.contextmanager
     def _at_this_line(self) -> Any:
         """Name the line of the caller for all that is queued within."""
-        before, self._dispatcher.site = self._dispatcher.site, self._dispatcher.site or caller_site()
+        return self._at(self._dispatcher.site or caller_site())
+
+    @contextlib.contextmanager
+    def _at(self, site: Site | None) -> Any:
+        before, self._dispatcher.site = self._dispatcher.site, site
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from operator import is_
 from typing import Any
 
 from loom.tensors.autograd import Node
@@ -205,10 +206,16 @@ def elementwise(plan: Callable[..., Call]) -> Callable[..., Call]:
 
 def add_methods(name: str, plan: Callable[..., Call], in_place: bool = True) -> None:
     """Make what plans a call a method of tensors of some name; with an underscore, one in place."""
+    straight: dict[tuple[type, ...], Op] = {}
+    """The operation of tensors alone, by their types: then what is planned depends on nothing else."""
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
+        if not kwargs and (known := straight.get(tuple(map(type, args)))) is not None:
+            return known(args)
         function, operands, further, static = plan(*args, **kwargs)
         op, tensors, numbers = function.prepared(operands, further)
+        if len(tensors) == len(args) and all(map(is_, tensors, args)) and not (kwargs or numbers or static):
+            straight[tuple(map(type, args))] = op
         return op(tensors, numbers, static)
 
     def call_in_place(*args: Any, **kwargs: Any) -> Tensor:

@@ -208,7 +208,8 @@ _count_nonzero = Op("count_nonzero", reduction(lambda dtype, options: int64))
 
 @method
 def sum(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    return _sum((self,), (), options(dim, keepdim, dtype))
+    plainly = dim is None and not keepdim and dtype is None
+    return _sum((self,), (), () if plainly else options(dim, keepdim, dtype))
 
 
 @method

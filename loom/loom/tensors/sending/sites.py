@@ -6,8 +6,11 @@ import sys
 from types import CodeType, FrameType
 
 _FOLDER = __file__.rpartition("/sending/")[0]
-_own_files: set[str] = set()
-"""The files of this package that queue operations, as code objects name them."""
+MOST_FILES = 4096
+"""Files that are remembered: each cell of a notebook is one."""
+
+_is_own: dict[str, bool] = {}
+"""Whether a file is of this package, by the name that its code objects have."""
 
 Site = tuple[CodeType, int]
 """A line as a code object and a place in it, which cost little to keep."""
@@ -18,11 +21,13 @@ def caller_site() -> Site | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        file = code.co_filename
-        if file not in _own_files:
-            if not file.startswith(_FOLDER):
-                return code, frame.f_lasti
-            _own_files.add(file)
+        own = _is_own.get(code.co_filename)
+        if own is None:
+            if len(_is_own) >= MOST_FILES:
+                _is_own.clear()
+            own = _is_own[code.co_filename] = code.co_filename.startswith(_FOLDER)
+        if not own:
+            return code, frame.f_lasti
         frame = frame.f_back
     return None
 

@@ -137,6 +137,18 @@ def test_memory_is_known_by_line_and_limited() -> None:
     assert view.sum().item() == 0
 
 
+def test_gradients_are_held_by_the_line_that_asked_for_them() -> None:
+    lt = near_tensors()
+    x = lt.ones(1000, requires_grad=True)
+    (x * 2).sum().backward()
+    lines = {where.rpartition(":")[0].rpartition("/")[2]: held for where, held in lt.memory().items()}
+    assert lines == {"test_tensors.py": 4000}
+    (first,) = lt.grad((x * x).sum(), [x])
+    assert sum(lt.memory().values()) == 3 * 4000
+    assert all("test_tensors.py" in where for where in lt.memory())
+    del first
+
+
 def test_hooks_and_kept_gradients(lt: Tensors) -> None:
     seen: dict[str, list[Any]] = {"torch": [], "loom": []}
     for name, ns in (("torch", torch), ("loom", lt)):
