@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -426,8 +425,19 @@ class Dispatcher:
 
     def _await_answer(self) -> None:
         """Wait a little while the workers are busy: each batch costs as much as dozens of commands."""
+        # The first look is made alone: one of Monarch's futures can be waited for by several threads only after it.
         with self._lock:
-            answer = self._sent[-1].answer if self._sent else None
-        if answer is not None:
-            with contextlib.suppress(Exception):  # it is told when the batch is settled
-                answer.get(timeout=LATEST)
+            if not self._sent or _is_done(answer := self._sent[-1].answer, 0):
+                return
+        _is_done(answer, LATEST)
+
+
+def _is_done(answer: Any, seconds: float) -> bool:
+    """Wait for an answer; return whether it has come. An error in it is told when its batch is settled."""
+    try:
+        answer.get(timeout=seconds)
+    except TimeoutError:
+        return False
+    except Exception:  # noqa: BLE001
+        pass
+    return True
