@@ -125,7 +125,7 @@ def test_the_networks_of_hosts_break_and_are_whole_again(far: FarCluster) -> Non
         run.run()
 
         report = Report(run)
-        assert report.held, report.markdown()
+        assert report.ok, report.markdown()
         loss, bandwidth, partition, link = run.struck
         assert loss.removal[other]["dropped"] > 0
         assert bandwidth.removal[other]["was"]["qdisc"] == "tbf"
