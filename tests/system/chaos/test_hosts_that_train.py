@@ -35,6 +35,8 @@ FOLDER = Path("/mnt/checkpoints")
 CLONE_FS, CLONE_NEWNS = 0x00000200, 0x00020000
 
 STEPS = 1600
+FEWER_STEPS = 1200
+"""After as many, 97 % of the test digits are read."""
 PACE = 0.05
 CHECKPOINT_EVERY = 20
 
@@ -160,7 +162,7 @@ def test_a_group_that_is_cut_off_for_long_is_replaced_and_what_is_learnt_is_righ
 ) -> None:
     plan = tmp_path / "long-partition.yaml"
     plan.write_text(LONG)
-    training = alike_job(800, pace=PACE, checkpoints=str(disk), checkpoint_every=CHECKPOINT_EVERY)
+    training = alike_job(FEWER_STEPS, pace=PACE, checkpoints=str(disk), checkpoint_every=CHECKPOINT_EVERY)
 
     with loom.connect(far.url, far.token) as job:
         run = training.start(job)
@@ -175,4 +177,4 @@ def test_a_group_that_is_cut_off_for_long_is_replaced_and_what_is_learnt_is_righ
     assert "not answered" in failed.data["reason"]
     assert restored.data["pids"] != failed.data["pids"]
     assert restored.data["host"] != failed.data["host"]
-    assert_as_without_faults(summary, 800)
+    assert_as_without_faults(summary, FEWER_STEPS)
