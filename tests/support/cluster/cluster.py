@@ -229,7 +229,7 @@ class OneMachineCluster:
         self._ask("POST", "/cluster/apply", json=list(manifests))
 
     def remove(self, name: str, namespace: str = "default") -> None:
-        """Remove a workload, its pods, its Service and its headless Service."""
+        """Remove a workload, its pods, its Service and its headless Service, and what Kubetorch knows of it."""
         self._ask("POST", f"/cluster/remove/{namespace}/{name}")
 
     def run_container(

@@ -86,7 +86,7 @@ def make_app(state: State) -> FastAPI:
     _add_workloads(app, state, servers)
     _add_pods(app, state)
     _add_objects(app, state)
-    _add_cluster_tool(app, state)
+    _add_cluster_tool(app, state, servers)
     add_kubernetes_api(app, state)
 
     @app.websocket("/controller/ws/pods")
@@ -346,7 +346,7 @@ def _add_objects(app: FastAPI, state: State) -> None:
         raise NotFound(f'configmaps "{name}" not found')
 
 
-def _add_cluster_tool(app: FastAPI, state: State) -> None:
+def _add_cluster_tool(app: FastAPI, state: State, servers: Servers) -> None:
     """What tests do to the cluster, and Kubetorch never."""
 
     @app.get("/cluster/pods")
@@ -375,6 +375,7 @@ def _add_cluster_tool(app: FastAPI, state: State) -> None:
 
     @app.post("/cluster/remove/{namespace}/{name}")
     async def remove(namespace: str, name: str) -> dict[str, Any]:
+        servers.registered.pop((namespace, name), None)
         return {"removed": await state.remove(namespace, name, 0.0)}
 
     @app.post("/cluster/kill/{namespace}/{name}")

@@ -17,6 +17,8 @@ from loom.train import Timeouts, digits
 BOUND = 120.0
 BACK_WITHIN = 300.0
 """Seconds in which a pod is back on a busy machine, which may have to be deployed again."""
+PATIENCE = 120
+"""Seconds after which the kubelet starts a pod's server again that does not come up."""
 
 
 class Counter(loom.Actor):
@@ -44,13 +46,14 @@ def opened(how):
         return loom.KubernetesJob(selector={"app": "mine"}, name="chosen", service="mine-headless")
     if how == "meshes":
         meshes = {
-            "workers": kt.Compute(cpus=1, replicas=2, image=image),
-            "dataloaders": kt.Compute(cpus=1, replicas=1, image=image),
+            "workers": kt.Compute(cpus=1, replicas=2, image=image, launch_timeout=PATIENCE),
+            "dataloaders": kt.Compute(cpus=1, replicas=1, image=image, launch_timeout=PATIENCE),
         }
         return loom.KubernetesJob(meshes=meshes)
     if how == "http":
-        return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=3, image=image), transport="http")
-    return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=3))
+        compute = kt.Compute(cpus=1, replicas=3, image=image, launch_timeout=PATIENCE)
+        return loom.KubernetesJob(compute=compute, transport="http")
+    return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=3, launch_timeout=PATIENCE))
 
 
 def demo(job):
