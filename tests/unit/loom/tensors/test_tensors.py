@@ -7,6 +7,7 @@ import gc
 import pickle
 import random
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,22 @@ def test_memory_is_known_by_line_and_limited() -> None:
     del kept
     gc.collect()
     assert view.sum().item() == 0
+
+
+def test_what_is_queued_behind_handles_that_died_is_sent_by_itself() -> None:
+    lt = near_tensors()
+    x = lt.ones(2)
+    lt.synchronize()
+    for _ in range(3):
+        gone = x + 1
+        lt.synchronize()
+        del gone
+        y = x + 2
+        held = lt._dispatcher._workers.values.tensors
+        deadline = time.monotonic() + 30
+        while y._value.id not in held:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
 
 def test_gradients_are_held_by_the_line_that_asked_for_them() -> None:
