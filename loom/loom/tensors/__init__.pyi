@@ -12,12 +12,12 @@ from loom.tensors.dtypes import int16 as int16
 from loom.tensors.dtypes import int32 as int32
 from loom.tensors.dtypes import int64 as int64
 from loom.tensors.dtypes import uint8 as uint8
+from loom.tensors.grad_modes import enable_grad as enable_grad
+from loom.tensors.grad_modes import no_grad as no_grad
 from loom.tensors.place import on as on
 from loom.tensors.placements import Replicate as Replicate
 from loom.tensors.placements import Shard as Shard
 from loom.tensors.tensor import Tensor as Tensor
-from loom.tensors.tensor import enable_grad as enable_grad
-from loom.tensors.tensor import no_grad as no_grad
 from loom.tensors.tensors import Tensors as Tensors
 from loom.tensors.watching.watch import Watch as Watch
 from loom.tensors.watching.watch import Watches as Watches

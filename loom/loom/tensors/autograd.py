@@ -9,8 +9,9 @@ from typing import Any
 
 from loom.errors import NotSupported
 from loom.tensors.dtypes import Kind
+from loom.tensors.grad_modes import grad_mode
 from loom.tensors.metas import Meta, is_dense
-from loom.tensors.tensor import Tensor, Value, grad_mode
+from loom.tensors.tensor import Tensor, Value
 from loom.tensors.views import Origin, current
 
 Grads = Sequence[Tensor | None]

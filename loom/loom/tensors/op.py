@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from loom.tensors.autograd import Backward, Node, of_part
 from loom.tensors.commands import Form, S, T
 from loom.tensors.dtypes import plain, plain_numbers
+from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta
-from loom.tensors.tensor import Tensor, Value, grad_enabled
+from loom.tensors.tensor import Tensor, Value
 from loom.tensors.views import current, give_history, origin_of, whole_of
 
 MOST_KNOWN = 65_536

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from loom.tensors.tensor import Tensor, enable_grad, no_grad
+from loom.tensors.grad_modes import enable_grad, no_grad
+from loom.tensors.tensor import Tensor
 
 
 class Optimizer:

@@ -6,16 +6,12 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loom.errors import NotSupported
-from loom.tensors.dtypes import DType, Kind, of_scalar
+from loom.tensors.dtypes import DType, Kind
 from loom.tensors.metas import Meta, Shape
 from loom.tensors.views import current
-
-grad_enabled: ContextVar[bool] = ContextVar("loom_tensors_grad", default=True)
 
 
 class Home(Protocol):
@@ -383,17 +379,6 @@ class Tensor:
         return f"tensor({what}, dtype={meta.dtype.name}{grad}{made})"
 
 
-def check_no_complex(name: str, *operands: Any) -> None:
-    """Check that an operation is one that is computed here for these operands.
-
-    Raises:
-        NotSupported: they are complex.
-    """
-    kinds = [each.dtype.kind if isinstance(each, Tensor) else of_scalar(each).kind for each in operands]
-    if Kind.COMPLEX in kinds:
-        raise NotSupported(f"{name}() of complex numbers is not computed here: queue torch's own by lt.call()")
-
-
 class Handle:
     """A hook of a tensor, which `remove` takes away."""
 
@@ -406,36 +391,3 @@ class Handle:
 
     def remove(self) -> None:
         self._hooks.pop(self._number, None)
-
-
-@contextmanager
-def grad_mode(enabled: bool) -> Iterator[None]:
-    """Build a graph, or none, within the block."""
-    token = grad_enabled.set(enabled)
-    try:
-        yield
-    finally:
-        grad_enabled.reset(token)
-
-
-class set_grad_enabled:  # noqa: N801 - as torch calls it
-    """Build a graph, or none, from here on; as a context manager, within the block."""
-
-    def __init__(self, mode: bool) -> None:
-        self._token = grad_enabled.set(mode)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        grad_enabled.reset(self._token)
-
-
-def no_grad() -> Any:
-    """Build no graph within the block, or within the function that this decorates."""
-    return grad_mode(False)
-
-
-def enable_grad() -> Any:
-    """Build a graph within the block, also in one of `no_grad`."""
-    return grad_mode(True)

@@ -15,6 +15,7 @@ from loom.tensors.commands import Form, Numbered, T
 from loom.tensors.compiled import Compiled, Recorder
 from loom.tensors.dtypes import dtype_named
 from loom.tensors.elements import Elements
+from loom.tensors.grad_modes import enable_grad, grad_enabled, no_grad, set_grad_enabled
 from loom.tensors.making import Making
 from loom.tensors.metas import Meta
 from loom.tensors.named import NamedTensors
@@ -23,7 +24,7 @@ from loom.tensors.nn.module import Module
 from loom.tensors.placements import WHOLE, Placement, spread, unpacked
 from loom.tensors.sending.dispatch import Dispatcher
 from loom.tensors.sending.sites import Site, caller_site
-from loom.tensors.tensor import Tensor, Value, enable_grad, grad_enabled, no_grad, set_grad_enabled
+from loom.tensors.tensor import Tensor, Value
 from loom.tensors.watching.watch import Watch, Watches, Watching
 
 FEW = 4096

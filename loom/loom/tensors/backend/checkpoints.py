@@ -13,7 +13,7 @@ import torch
 
 from loom.errors import Invalid
 from loom.tensors.backend.values import Held
-from loom.tensors.sending.dispatch import Failure
+from loom.tensors.sending.batches import Failure
 
 _LOST = Failure(-1, 0, "RuntimeError", "it was made after the last checkpoint, and its process died: make it again")
 """What becomes of a tensor that no checkpoint has."""

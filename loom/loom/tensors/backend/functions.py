@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from loom.tensors.backend import watching
-from loom.tensors.sending.dispatch import Failure
+from loom.tensors.sending.batches import Failure
 
 RESET = Failure(-1, 0, "RuntimeError", "it was freed by lt.reset(): make it again")
 """What becomes of a tensor after `reset`."""

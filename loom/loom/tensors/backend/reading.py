@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from loom.tensors.sending.dispatch import Failure
+from loom.tensors.sending.batches import Failure
 
 Elements = tuple[str, tuple[int, ...], bytes]
 Layout = tuple[str, tuple[int, ...], tuple[int, ...]]

@@ -14,7 +14,7 @@ from loom.tensors.backend import functions, reading
 from loom.tensors.backend.watching import Watched
 from loom.tensors.commands import Decoder, Form, S, T
 from loom.tensors.dtypes import DType
-from loom.tensors.sending.dispatch import Failure
+from loom.tensors.sending.batches import Failure
 
 Step = tuple[Callable[..., Any], tuple[int, ...], Any, int, int, tuple[int, ...]]
 """What runs, its tensors, its numbers if it has them for good, how many come along, how many results it has, and

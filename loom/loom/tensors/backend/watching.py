@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from loom.tensors.sending.dispatch import Failure
+from loom.tensors.sending.batches import Failure
 from loom.tensors.watching.summaries import (
     MOST_HISTOGRAMS,
     MOST_NAMES,

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from loom.tensors.tensor import Tensor, no_grad
+from loom.tensors.grad_modes import no_grad
+from loom.tensors.tensor import Tensor
 
 
 class Parameter(Tensor):

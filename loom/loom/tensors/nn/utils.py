@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from loom.tensors.tensor import Tensor, no_grad
+from loom.tensors.grad_modes import no_grad
+from loom.tensors.tensor import Tensor
 
 
 def _listed(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:

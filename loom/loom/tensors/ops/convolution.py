@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from loom.tensors.commands import T
+from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta, Shape
 from loom.tensors.op import Arguments, Op, function
-from loom.tensors.tensor import Tensor, grad_enabled
+from loom.tensors.tensor import Tensor
 
 
 class Layout(NamedTuple):

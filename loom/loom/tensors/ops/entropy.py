@@ -7,10 +7,11 @@ from typing import Any
 
 from loom.tensors.commands import T
 from loom.tensors.dtypes import Kind, int64, uint8
+from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta
 from loom.tensors.op import Op, function
 from loom.tensors.ops.losses import reduce, reduction_number
-from loom.tensors.tensor import Tensor, grad_enabled
+from loom.tensors.tensor import Tensor
 
 
 def _likelihood(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> tuple[Meta, Meta]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loom.tensors.dtypes import DType
+from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta, Shape, broadcast, check_written
 from loom.tensors.op import Op, Rule, function, method
 from loom.tensors.ops.sharding import shared
-from loom.tensors.tensor import Tensor, grad_enabled
+from loom.tensors.tensor import Tensor
 
 
 def _check_dtypes(one: Meta, other: Meta) -> DType:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loom.tensors.dtypes import Kind
+from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta, broadcast, pointwise_meta
 from loom.tensors.op import Op, function
 from loom.tensors.ops.elementwise import result_dtype
-from loom.tensors.tensor import Tensor, grad_enabled
+from loom.tensors.tensor import Tensor
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 

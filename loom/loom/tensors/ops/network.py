@@ -8,9 +8,10 @@ from typing import Any
 
 from loom.tensors.commands import T
 from loom.tensors.dtypes import Kind, bool_, float32, float64
+from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta, Shape, pointwise_meta
 from loom.tensors.op import Op, function
-from loom.tensors.tensor import Tensor, grad_enabled
+from loom.tensors.tensor import Tensor
 
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 """The distance from 1 to the next number, by dtype."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from loom.tensors.commands import T
 from loom.tensors.dtypes import DEFAULT, Kind, dtype_named
+from loom.tensors.grad_modes import grad_enabled, no_grad
 from loom.tensors.metas import Meta, wrapped
 from loom.tensors.op import Op, function, method
 from loom.tensors.ops.reductions import Dims, options, reduction, restored
-from loom.tensors.tensor import Tensor, grad_enabled, no_grad
+from loom.tensors.tensor import Tensor
 
 
 def _normalised(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> Meta:

@@ -7,58 +7,29 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from loom.errors import Invalid, LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
 from loom.tensors.commands import FREE, Encoder, Form, Numbered, check_number
 from loom.tensors.placements import spread
+from loom.tensors.sending.batches import (
+    IDLE,
+    MOST_BATCHES,
+    MOST_BYTES,
+    MOST_BYTES_WAITING,
+    MOST_COMMANDS,
+    MOST_FAILURES,
+    SOON,
+    Asked,
+    Failure,
+    Sent,
+    await_answer,
+)
 from loom.tensors.sending.sites import Site, caller_site, place_of
 
-MOST_COMMANDS = 2048
-"""Commands of a batch."""
-MOST_BYTES = 4 << 20
-"""Bytes of data of a batch, from which on it is sent."""
-MOST_FAILURES = 1000
-"""Failures whose lines are remembered."""
-SOON = 0.001
-"""Seconds after which a batch is sent if it does not fill, and nothing is on its way."""
-LATEST = 0.02
-"""Seconds for which a batch that does not fill waits for the answer of the one before."""
-IDLE = 2.0
-"""Seconds without a command after which the thread that sends ends."""
-MOST_BATCHES = 16
-"""Batches that are not done yet; whoever adds one more waits."""
-MOST_BYTES_WAITING = 64 << 20
-"""Bytes of data in them."""
-
 _log = logging.getLogger("loom")
-
-
-class Failure(NamedTuple):
-    """What a worker says of a command that failed, or of one that needs its result."""
-
-    batch: int
-    place: int
-    """The command's place in its batch; -1 if it is of no command."""
-    like: str
-    """The name of the exception's built-in class."""
-    text: str
-
-
-class Asked(NamedTuple):
-    """A read on its way."""
-
-    batch: int
-    future: Any
-
-
-class _Sent(NamedTuple):
-    number: int
-    answer: Any
-    sites: list[Site | None]
-    size: int
 
 
 class Dispatcher:
@@ -92,7 +63,7 @@ class Dispatcher:
         self._due = False
         """Whether the thread that sends knows of what was put in."""
         self._sends = False
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[Sent] = deque()
         self._reading: dict[int, list[Site | None]] = {}
         """The lines of the commands of batches that go with a read."""
         self._batch = 0
@@ -185,7 +156,7 @@ class Dispatcher:
                 return
             commands, data, sites, size = self._take()
             answer = self._call(self._workers.run, self._batch, commands, data)
-            self._sent.append(_Sent(self._batch, answer, sites, size))
+            self._sent.append(Sent(self._batch, answer, sites, size))
             self._batch += 1
             waiting = sum(each.size for each in self._sent) if size or data else 0
             while len(self._sent) > MOST_BATCHES or (waiting > MOST_BYTES_WAITING and len(self._sent) > 1):
@@ -297,7 +268,7 @@ class Dispatcher:
                 self.bytes += size
                 result += 1
 
-    def _settle(self, sent: _Sent) -> None:
+    def _settle(self, sent: Sent) -> None:
         """Take in what became of a batch."""
         if failures := [each for each in self._each(sent.answer.get()) if each]:
             self._note(failures, sent.number, sent.sites)
@@ -411,7 +382,7 @@ class Dispatcher:
         while True:
             while self._some.wait(IDLE):
                 time.sleep(SOON)
-                self._await_answer()
+                await_answer(self._lock, self._sent)
                 self._some.clear()  # first: whoever puts in meanwhile is sent below
                 self._due = False
                 try:
@@ -422,22 +393,3 @@ class Dispatcher:
                 if not self._some.is_set():
                     self._sends = False
                     return
-
-    def _await_answer(self) -> None:
-        """Wait a little while the workers are busy: each batch costs as much as dozens of commands."""
-        # The first look is made alone: one of Monarch's futures can be waited for by several threads only after it.
-        with self._lock:
-            if not self._sent or _is_done(answer := self._sent[-1].answer, 0):
-                return
-        _is_done(answer, LATEST)
-
-
-def _is_done(answer: Any, seconds: float) -> bool:
-    """Wait for an answer; return whether it has come. An error in it is told when its batch is settled."""
-    try:
-        answer.get(timeout=seconds)
-    except TimeoutError:
-        return False
-    except Exception:  # noqa: BLE001
-        pass
-    return True

@@ -7,10 +7,11 @@ from operator import index
 from typing import Any
 
 from loom.errors import NotSupported
+from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta, wrapped
 from loom.tensors.op import Op, method, properties
 from loom.tensors.ops.layouts.layout import Metas, picked, positional, whole
-from loom.tensors.tensor import Tensor, grad_enabled
+from loom.tensors.tensor import Tensor
 
 
 def _permute_rule(metas: Metas, numbers: Any, static: Any) -> Meta:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loom.tensors.dtypes import Kind, real_of
+from loom.errors import NotSupported
+from loom.tensors.dtypes import Kind, of_scalar, real_of
 from loom.tensors.metas import Meta
 from loom.tensors.op import Op, method, methods
 from loom.tensors.ops.elementwise import Elementwise, promoted
@@ -27,3 +28,14 @@ def conj(self: Tensor) -> Tensor:
 
 
 methods["_real_part"] = lambda self: _real_part((self,))
+
+
+def check_no_complex(name: str, *operands: Any) -> None:
+    """Check that an operation is one that is computed here for these operands.
+
+    Raises:
+        NotSupported: they are complex.
+    """
+    kinds = [each.dtype.kind if isinstance(each, Tensor) else of_scalar(each).kind for each in operands]
+    if Kind.COMPLEX in kinds:
+        raise NotSupported(f"{name}() of complex numbers is not computed here: queue torch's own by lt.call()")

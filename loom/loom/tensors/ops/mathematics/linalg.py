@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from loom.tensors.metas import Meta, Shape, broadcast
 from loom.tensors.op import method, methods
+from loom.tensors.ops.mathematics.complexes import check_no_complex
 from loom.tensors.ops.mathematics.matrices import Metas, by_columns, checked, op_of, scaled, transposed
 from loom.tensors.ops.mathematics.singular import svd, svdvals
-from loom.tensors.tensor import Tensor, check_no_complex
+from loom.tensors.tensor import Tensor
 
 
 class SLogDet(NamedTuple):

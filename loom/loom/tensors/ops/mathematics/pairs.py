@@ -21,7 +21,8 @@ from loom.tensors.ops.elementwise import (
     promoted,
     result_dtype,
 )
-from loom.tensors.tensor import Tensor, check_no_complex
+from loom.tensors.ops.mathematics.complexes import check_no_complex
+from loom.tensors.tensor import Tensor
 
 
 def _of_factor(grad: Any, x: Any, y: Any) -> Any:

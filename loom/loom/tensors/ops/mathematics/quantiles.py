@@ -9,9 +9,10 @@ from loom.tensors.commands import T
 from loom.tensors.dtypes import Kind, float32, float64, int32, int64
 from loom.tensors.metas import Meta, wrapped
 from loom.tensors.op import Op, function, method
+from loom.tensors.ops.mathematics.complexes import check_no_complex
 from loom.tensors.ops.ordering import Selected
 from loom.tensors.ops.reductions import Dims
-from loom.tensors.tensor import Tensor, check_no_complex
+from loom.tensors.tensor import Tensor
 
 
 class Extremes(NamedTuple):
