@@ -58,7 +58,7 @@ def no_pods_left(cluster: OneMachineCluster) -> Iterator[None]:
     yield
     for service in {pod.owner for pod in cluster.pods()}:
         cluster.remove(service)
-    cluster.laptop.run(["kubectl", "delete", "networkpolicy", "--all"])
+    cluster.laptop.run(["kubectl", "delete", "networkpolicy", "--all"]).check_returncode()
 
 
 @pytest.fixture
