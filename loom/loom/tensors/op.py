@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from loom.tensors.autograd import Backward, Node, of_part
 from loom.tensors.commands import Form, S, T
-from loom.tensors.dtypes import plain, plain_numbers
+from loom.tensors.dtypes import Kind, plain, plain_numbers
 from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta
 from loom.tensors.tensor import Tensor, Value
@@ -21,6 +21,9 @@ ELEMENTWISE: set[str] = set()
 
 VIEWS: set[str] = set()
 """The functions whose result has the memory of their only tensor."""
+
+NO_COMPLEX: dict[str, type[Exception]] = {}
+"""The operations, by name, that torch does not have for complex numbers, and the error that it raises."""
 
 Rule = Callable[[Sequence[Meta], tuple[Any, ...], Any], "Meta | tuple[Meta | None, ...] | None"]
 """What an operation gives: of the tensors' metas, the numbers and the other arguments.
@@ -184,7 +187,8 @@ class Op:
                     raise RuntimeError(
                         "a view of a leaf Variable that requires grad is being used in an in-place operation."
                     )
-        out = self._rule([each.meta for each in inputs], numbers, static)
+        metas = [each.meta for each in inputs]
+        out = self._rule(metas, numbers, static)
         assert isinstance(out, Meta)
         own = target.meta
         if out.shape != own.shape:
@@ -196,6 +200,9 @@ class Op:
                 f"result type {out.dtype.scalar_name} can't be cast to the desired output type "
                 f"{own.dtype.scalar_name}"
             )
+        if out.dtype.kind is Kind.FLOAT and own.dtype.kind is Kind.COMPLEX:
+            raise RuntimeError(f"In-place {self.name} is not supported for complex tensors.")
+        self._check_complex(metas, numbers)
         before = _as_it_was(target, 0 in self._saves) if needed else target
         key = (self, "in place", static, len(inputs), tuple(map(type, numbers)))
         form = home.known.get(key)
@@ -224,12 +231,20 @@ class Op:
         place, wrong = next((place, each) for place, each in enumerate(inputs, 1) if not isinstance(each, Tensor))
         return TypeError(f"{self.name}(): argument (position {place}) must be Tensor, not {type(wrong).__name__}")
 
+    def _check_complex(self, metas: Sequence[Meta], numbers: tuple[Any, ...]) -> None:
+        error = NO_COMPLEX.get(self.name)
+        if error is None:
+            return
+        if any(each.dtype.kind is Kind.COMPLEX for each in metas) or any(type(each) is complex for each in numbers):
+            raise error(f'"{self.name}" not implemented for complex numbers')
+
     def _learn(self, home: Any, inputs: Sequence[Tensor], numbers: tuple[Any, ...], static: Any) -> Any:
         for each in inputs:
             if each._home is not home:
                 raise RuntimeError("Expected all tensors to be on the same mesh, but found those of two")
         metas = tuple([each.meta for each in inputs])
         out = self._rule(metas, numbers, static)
+        self._check_complex(metas, numbers)
         args, kwargs = self._arguments(len(inputs), len(numbers), static)
         given = out if isinstance(out, tuple) else (out,)
         outs = len(given)

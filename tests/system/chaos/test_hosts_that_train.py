@@ -100,6 +100,10 @@ def carried_out(plan: Path, far: FarCluster, report: Path) -> dict[str, Any]:
     return found
 
 
+NARRATED = ("bandwidth", "delay", "partition", "full_disk")
+"""The faults whose removal says what they did."""
+
+
 @pytest.mark.parametrize("trainer", [DigitsTrainer, DigitsAlike])
 def test_what_is_learnt_is_right_whatever_happens_to_networks_and_the_disk(
     far: FarCluster, disk: Path, tmp_path: Path, trainer: type[DigitsTrainer]
@@ -118,9 +122,9 @@ def test_what_is_learnt_is_right_whatever_happens_to_networks_and_the_disk(
         "loss", "bandwidth", "delay", "partition", "link_down", "full_disk", "corrupt_checkpoint"
     ]  # fmt: skip
     assert not any(one["failed"] for one in faults.values())
-    (narrow,), (held_up,), (cut,), (full,) = (
-        faults[kind]["removal"].values() for kind in ("bandwidth", "delay", "partition", "full_disk")
-    )
+    removals = {kind: list(faults[kind]["removal"].values()) for kind in NARRATED}
+    assert all(len(told) == 1 for told in removals.values()), faults
+    narrow, held_up, cut, full = (told for (told,) in removals.values())
     assert narrow["was"]["qdisc"] == "tbf"
     assert held_up["delayed"] > 0
     assert cut["dropped"] > 0

@@ -144,7 +144,7 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
     size = input.shape[place]
     if size % 2:
         raise RuntimeError(f"Halving dimension must be even, but dimension {place} is size {size}")
-    if input.dtype.kind < Kind.FLOAT:
+    if input.dtype.kind is not Kind.FLOAT:
         raise NotImplementedError(f"\"glu_cpu\" not implemented for '{input.dtype.scalar_name}'")
     half = size // 2
     return input.narrow(place, 0, half) * input.narrow(place, half, half).sigmoid()  # type: ignore[no-any-return]

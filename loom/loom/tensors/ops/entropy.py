@@ -145,7 +145,11 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     classes = 0 if input.dim() == 1 else 1
-    if input.shape == target.shape and target.dtype.kind >= Kind.FLOAT:
+    if input.shape == target.shape:
+        if target.dtype.kind is not Kind.FLOAT:
+            raise RuntimeError(
+                f"Expected floating point type for target with class probabilities, got {target.dtype.scalar_name}"
+            )
         return _of_probabilities(input, target, weight, classes, reduction, label_smoothing)
     log = input.log_softmax(classes)
     loss = nll_loss(log, target, weight, ignore_index, reduction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from loom.tensors.dtypes import Kind
+from loom.tensors.dtypes import DType, Kind
 from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.metas import Meta, broadcast, pointwise_meta
 from loom.tensors.op import Op, function
@@ -33,6 +33,18 @@ def reduce(losses: Tensor, reduction: str) -> Tensor:
     return losses if number == 0 else losses.mean() if number == 1 else losses.sum()
 
 
+def check_cast(found: DType, wanted: DType) -> None:
+    """Check that what is computed fits where torch puts it.
+
+    Raises:
+        RuntimeError: it is of a higher kind.
+    """
+    if found.kind > wanted.kind:
+        raise RuntimeError(
+            f"result type {found.scalar_name} can't be cast to the desired output type {wanted.scalar_name}"
+        )
+
+
 def _loss(name: str, like_input: bool = False) -> Callable[..., Meta]:
     """Return the rule of a loss.
 
@@ -42,7 +54,11 @@ def _loss(name: str, like_input: bool = False) -> Callable[..., Meta]:
     """
 
     def rule(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> Meta:
-        kind = metas[0].dtype if like_input else result_dtype(metas, ())
+        kind, found = metas[0].dtype, result_dtype(metas, ())
+        if like_input:
+            check_cast(found, kind)
+        else:
+            kind = found
         if kind.kind < Kind.FLOAT:
             raise NotImplementedError(f"\"{name}\" not implemented for '{kind.scalar_name}'")
         losses = pointwise_meta(metas[:1] if like_input else metas[:2], kind)
@@ -218,6 +234,20 @@ def binary_cross_entropy(
     return _bce_weighted((input, target, weight.expand(broadcast(input.shape, weight.shape))), (), static)
 
 
+def _of_logits(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> Meta:
+    """The rule of torch's ``(1 - target).mul_(input).sub_(log_sigmoid(input))``: the losses are like the target."""
+    prediction, target = metas
+    if prediction.dtype.kind is not Kind.FLOAT:
+        raise NotImplementedError(f"\"log_sigmoid_cpu\" not implemented for '{prediction.dtype.scalar_name}'")
+    if target.dtype.kind is Kind.BOOL:
+        raise RuntimeError(
+            "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or `logical_xor()` "
+            "operator instead."
+        )
+    check_cast(prediction.dtype, target.dtype)
+    return Meta((), target.dtype) if dict(static)["reduction"] else pointwise_meta([target], target.dtype)
+
+
 def _logits_backward(node: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     x, target = node[0], node[1]
     grad = scaled(node, grad)
@@ -229,7 +259,7 @@ def _logits_backward(node: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | N
 
 _logits = Op(
     "ops.aten.binary_cross_entropy_with_logits.default",
-    _loss("binary_cross_entropy_with_logits"),
+    _of_logits,
     _logits_backward,
     saves=(0, 1),
 )
@@ -267,6 +297,9 @@ def kl_div(
     log_target: bool = False,
 ) -> Tensor:
     """Return the divergence from a target to a prediction, which is given as logarithms."""
+    kinds = input.dtype.kind, target.dtype.kind
+    if Kind.COMPLEX in kinds or min(kinds) < Kind.FLOAT:
+        raise RuntimeError(f"kl_div: {'Complex' if Kind.COMPLEX in kinds else 'Integral'} inputs not supported.")
     if log_target:
         losses = target.exp().mul(target.sub(input))
     else:

@@ -118,3 +118,40 @@ def test_what_would_be_wrong_is_refused(lt: Tensors) -> None:
     for work in (lambda: x.corrcoef(), lambda: x.logdet(), lambda: lt.float_power(x, 2.0)):
         with pytest.raises(NotSupported, match=r"\(\) of complex numbers is not computed here"):
             work()
+
+
+ONE = """
+    amax amin aminmax argmax argmin argsort bernoulli ceil deg2rad digamma erf erfc erfinv floor frac isneginf
+    isposinf lgamma logit median msort nansum rad2deg relu round sign signbit sort trunc unique
+"""
+FUNCTIONAL = """
+    celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 selu softplus
+    softshrink
+"""
+TWO = """
+    atan2 cdist clamp clamp_max clamp_min copysign floor_divide fmax fmin fmod ge gt hypot le logaddexp2 lt maximum
+    minimum remainder xlogy
+"""
+LACKING: dict[str, Callable[[Any, Any, Any], Any]] = {
+    **{name: lambda m, x, y, name=name: getattr(m, name)(x) for name in ONE.split()},
+    **{name: lambda m, x, y, name=name: getattr(m.nn.functional, name)(x) for name in FUNCTIONAL.split()},
+    **{name: lambda m, x, y, name=name: getattr(m, name)(x, y) for name in TWO.split()},
+    "abs_": lambda m, x, y: x.abs_(),
+    "round_": lambda m, x, y: x.round_(),
+    "exponential_": lambda m, x, y: x.exponential_(),
+    "topk": lambda m, x, y: x.topk(1),
+    "kthvalue": lambda m, x, y: x.kthvalue(1),
+    "cummax": lambda m, x, y: x.cummax(0),
+    "softmax": lambda m, x, y: x.softmax(0),
+    "log_softmax": lambda m, x, y: x.log_softmax(0),
+    "max along a dimension": lambda m, x, y: x.max(0),
+    "a complex bound": lambda m, x, y: m.tensor(REAL) < 1j,
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_torch_does_not_have_for_complex_numbers_is_refused_at_its_line(lt: Tensors, name: str) -> None:
+    with pytest.raises((NotImplementedError, RuntimeError)) as wanted:
+        LACKING[name](torch, torch.tensor(X), torch.tensor(Y))
+    with pytest.raises(wanted.type):
+        LACKING[name](lt, lt.tensor(X), lt.tensor(Y))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -218,3 +219,28 @@ def test_other_bounds(lt: Tensors) -> None:
         lt.smooth_l1_loss(lt.zeros(2), lt.ones(2), beta=-1.0)  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match=r"label_smoothing must be between 0\.0 and 1\.0"):
         lt.cross_entropy(lt.zeros(2), lt.ones(2), label_smoothing=2)  # type: ignore[attr-defined]
+
+
+PAIRS = """
+    binary_cross_entropy binary_cross_entropy_with_logits cosine_similarity cross_entropy hinge_embedding_loss
+    huber_loss kl_div l1_loss margin_ranking_loss mse_loss multilabel_soft_margin_loss poisson_nll_loss
+    smooth_l1_loss soft_margin_loss triplet_margin_loss
+"""
+DTYPES = ("float16", "float32", "float64", "int64", "uint8", "bool", "complex64")
+
+
+@pytest.mark.parametrize("name", PAIRS.split())
+def test_each_pair_of_dtypes_has_torchs_dtype_or_its_error(lt: Tensors, name: str) -> None:
+    def found(ns: Any, kinds: tuple[str, str]) -> Any:
+        one, other = (ns.tensor([[0.25, 1], [0.5, 0]]).to(getattr(ns, kind)) for kind in kinds)
+        given = (one, one, other) if name in ("margin_ranking_loss", "triplet_margin_loss") else (one, other)
+        options = {} if name == "cosine_similarity" else {"reduction": "none"}
+        try:
+            return str(getattr(functional(ns), name)(*given, **options).dtype).rpartition(".")[2]
+        except (RuntimeError, TypeError) as error:
+            return error
+
+    for kinds in itertools.product(DTYPES, repeat=2):
+        wanted, ours = found(torch, kinds), found(lt, kinds)
+        same = isinstance(ours, type(wanted)) if isinstance(wanted, Exception) else ours == wanted
+        assert same, f"{kinds}: {ours!r}, not {wanted!r}"

@@ -8,9 +8,23 @@ from typing import Any
 from loom.errors import NotSupported
 from loom.tensors.dtypes import Kind, of_scalar, real_of
 from loom.tensors.metas import Meta
-from loom.tensors.op import Op, method, methods
+from loom.tensors.op import NO_COMPLEX, Op, method, methods
 from loom.tensors.ops.elementwise import Elementwise, promoted
 from loom.tensors.tensor import Tensor
+
+_NOT_IMPLEMENTED = """
+    adaptive_avg_pool2d amax amin atan2 avg_pool2d bernoulli binary_cross_entropy ceil celu clamp clamp_max
+    clamp_min copysign cummax cummin digamma elu erf erfc erfinv floor floor_divide fmod frac ge gelu gt
+    hardshrink hardsigmoid hardswish hardtanh huber_loss hypot kthvalue le leaky_relu lgamma log_softmax
+    logaddexp2 logit logsigmoid lt max_pool2d_with_indices median mish mse_loss native_layer_norm
+    nll_loss_forward relu relu6 remainder round searchsorted selu sign signbit smooth_l1_loss softmax softplus
+    softshrink trunc unique unique_consecutive xlogy
+"""
+_NOT_SUPPORTED = """
+    argmax argmin deg2rad exponential fmax fmin isneginf isposinf max maximum min minimum rad2deg sort topk
+"""
+NO_COMPLEX.update(dict.fromkeys(_NOT_IMPLEMENTED.split(), NotImplementedError))
+NO_COMPLEX.update(dict.fromkeys(_NOT_SUPPORTED.split(), RuntimeError))
 
 
 def _part(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) -> Meta:

@@ -82,8 +82,10 @@ def msort(self: Tensor) -> Tensor:
     return self.sort(0).values  # type: ignore[no-any-return]
 
 
-def _trapezoid(y: Tensor, x: Tensor | None, dx: float, dim: int) -> tuple[Tensor, int]:
+def _trapezoid(name: str, y: Tensor, x: Tensor | None, dx: float, dim: int) -> tuple[Tensor, int]:
     """Return the areas between neighbours along a dimension, and that dimension."""
+    if bool_ in (y.dtype, y.dtype if x is None else x.dtype):
+        raise RuntimeError(f"{name}: received a bool input for `x` or `y`, but bool is not supported")
     place = wrapped(dim, y.dim())
     rest = y.shape[place] - 1
     sums = y.narrow(place, 0, rest) + y.narrow(place, 1, rest)
@@ -100,14 +102,14 @@ def trapezoid(self: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int 
     """Return the integral along a dimension by the trapezoidal rule."""
     if not self.shape[wrapped(dim, self.dim())]:
         return self.sum(dim)  # type: ignore[no-any-return]
-    areas, place = _trapezoid(self, x, dx, dim)
+    areas, place = _trapezoid("trapezoid", self, x, dx, dim)
     return areas.sum(place) / 2  # type: ignore[no-any-return]
 
 
 @method
 def cumulative_trapezoid(self: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1) -> Tensor:
     """Return the integrals from the begin along a dimension by the trapezoidal rule."""
-    areas, place = _trapezoid(self, x, dx, dim)
+    areas, place = _trapezoid("cumulative_trapezoid", self, x, dx, dim)
     return areas.cumsum(place) / 2  # type: ignore[no-any-return]
 
 

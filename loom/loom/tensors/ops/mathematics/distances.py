@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import log, pi
 
-from loom.tensors.dtypes import Kind, promote
+from loom.tensors.dtypes import DEFAULT, Kind, promote
 from loom.tensors.metas import broadcast
 from loom.tensors.op import function, method
-from loom.tensors.ops.losses import reduce, reduction_number
+from loom.tensors.ops.losses import check_cast, reduce, reduction_number
 from loom.tensors.tensor import Tensor
 
 
@@ -21,7 +21,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosines of the angles between vectors along a dimension."""
     kind = promote(x1.dtype, x2.dtype)
-    if kind.kind < Kind.FLOAT:
+    if kind.kind is not Kind.FLOAT:
         raise RuntimeError(f"expected common dtype to be floating point, yet common dtype is {kind.scalar_name}")
     shape = broadcast(x1.shape, x2.shape)
     one, other = (each.to(kind).expand(shape) for each in (x1, x2))
@@ -41,6 +41,8 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
     for name, each in (("X1", x1), ("X2", x2)):
         if each.dim() < 2:
             raise RuntimeError(f"cdist only supports at least 2D tensors, {name} got: {each.dim()}D")
+        if each.dtype.kind is not Kind.FLOAT:
+            raise RuntimeError(f"cdist only supports floating-point dtypes, {name} got: {each.dtype.scalar_name}")
     if x1.shape[-1] != x2.shape[-1]:
         raise RuntimeError(f"X1 and X2 must have the same number of columns. X1: {x1.shape[-1]} X2: {x2.shape[-1]}")
     if p < 0:
@@ -65,14 +67,15 @@ def margin_ranking_loss(
             f"input1: {list(input1.shape)}, input2: {list(input2.shape)}, target: {list(target.shape)} "
         )
     reduction_number(reduction)
-    return reduce((-target * (input1 - input2) + margin).clamp_min(0), reduction)
+    return reduce((-target * (input1 - input2) + float(margin)).clamp_min(0), reduction)
 
 
 @function
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """Return distances of pairs that belong together, and what others lack to a margin."""
     reduction_number(reduction)
-    apart = (margin - input).clamp_min(0).masked_fill(target.eq(1), 0)
+    most = margin if input.dtype.kind >= Kind.FLOAT else int(margin)  # torch makes it one of the input's dtype
+    apart = (most - input).clamp_min(0).masked_fill(target.eq(1), 0)
     return reduce(apart + input.masked_fill(target.eq(-1), 0), reduction)
 
 
@@ -114,9 +117,11 @@ def triplet_margin_loss(
 
 @function
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return ``log(1 + exp(-target * input))``."""
+    """Return ``log(1 + exp(-target * input))``, which has the input's dtype as in torch."""
     reduction_number(reduction)
-    return reduce((-target * input).exp().log1p(), reduction)
+    product = -input * target
+    check_cast(product.dtype if product.dtype.kind >= Kind.FLOAT else DEFAULT, input.dtype)
+    return reduce(product.to(input.dtype).exp().log1p(), reduction)
 
 
 @function
@@ -170,6 +175,8 @@ def gaussian_nll_loss(
         elif input.shape[:-1] != spread.shape[:-1] or spread.shape[-1] != 1:
             raise ValueError("var is of incorrect size")
     reduction_number(reduction)
+    if spread.dtype.kind < Kind.FLOAT:
+        check_cast(DEFAULT, spread.dtype)
     least = spread + (spread.detach().clamp_min(eps) - spread.detach())  # the bound has no part in the gradient
     losses = 0.5 * (least.log() + (input - target) ** 2 / least)
     return reduce(losses + 0.5 * log(2 * pi) if full else losses, reduction)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from loom.tensors.commands import T
-from loom.tensors.dtypes import Kind, float32, float64, int32, int64
+from loom.tensors.dtypes import DEFAULT, Kind, float32, float64, int32, int64
 from loom.tensors.metas import Meta, wrapped
 from loom.tensors.op import Op, function, method
 from loom.tensors.ops.mathematics.complexes import check_no_complex
@@ -130,6 +130,8 @@ def _interpolated(ordered: Tensor, q: Tensor, how: str) -> Tensor:
 @method
 def nansum(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """Return the sum of the elements that are numbers."""
+    if self.dtype.kind is Kind.COMPLEX:
+        raise RuntimeError("nansum on CPU does not support complex inputs")
     return self.masked_fill(self.isnan(), 0).sum(dim, keepdim, dtype)  # type: ignore[no-any-return]
 
 
@@ -155,7 +157,10 @@ def cov(self: Tensor, *, correction: int = 1) -> Tensor:
     """Return the covariances of variables, whose observations are rows."""
     if self.dim() > 2:
         raise RuntimeError(f"cov(): expected input to have two or fewer dimensions but got {self.dim()}")
+    if self.dtype.kind is Kind.BOOL:
+        raise RuntimeError("cov(): bool dtype is not supported for input")
     rows = self if self.dim() == 2 else self.reshape(1, -1)
+    rows = rows if rows.dtype.kind >= Kind.FLOAT else rows.to(DEFAULT)
     apart = rows - rows.mean(1, True)
     found = apart.matmul(apart.t().conj()) / max(rows.shape[1] - correction, 0)
     return found if self.dim() == 2 else found.reshape(())  # type: ignore[no-any-return]
