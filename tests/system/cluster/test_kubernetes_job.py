@@ -196,7 +196,7 @@ def survives(researcher: Program, cluster: OneMachineCluster, victims: str, sile
     assert researcher.until("answered")["values"] == [[number] for number in range(2, 52)]
     result = researcher.until("result")
     assert result["ending"] == "stopped"
-    assert result["failures"] == 1
+    assert result["failures"] == 1, result["failed"]
     researcher.until("closed")
 
 

@@ -93,7 +93,8 @@ def training(job):
     say("answered", values=last)
     job.weaver.stop("train").get(BOUND)
     result = run.result(BOUND)
-    say("result", ending=result.ending, steps=result.steps, failures=result.failures)
+    failed = [[event.replica, event.data] for event in result.events if event.kind == "group_failed"]
+    say("result", ending=result.ending, steps=result.steps, failures=result.failures, failed=failed)
 
 
 def main(how):
