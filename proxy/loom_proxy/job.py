@@ -363,7 +363,7 @@ class Job:
 
         def close() -> None:
             self._connection.ended.wait()
-            forward.close()
+            forward.close(self._calls.error)
 
         threading.Thread(target=close, name=f"close {forward.name}", daemon=True).start()
 

@@ -159,6 +159,18 @@ def test_the_forward_ends_with_the_job(service: str, cluster: LocalCluster) -> N
     assert not forwarding(os.getpid())
 
 
+def test_who_follows_the_weaver_is_told_when_the_session_and_its_forward_are_over(
+    service: str, cluster: LocalCluster
+) -> None:
+    job = loom.connect(service, cluster.token)
+    updates = job.weaver.watch()
+    next(updates)
+    job.close()
+
+    with pytest.raises(loom.SessionClosed):
+        list(updates)
+
+
 def test_the_forward_ends_with_a_program_that_is_killed(service: str, cluster: LocalCluster) -> None:
     command = [sys.executable, "-c", PROGRAM, cluster.token]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:

@@ -87,6 +87,7 @@ class PortForward:
         self._command += ["-n", address.namespace, address.resource]
         self.starts = 0  # the number of times that ``kubectl`` was started
         self._closing = threading.Event()
+        self._over: LoomError | None = None  # why there is no way any more
         self._lock = threading.Lock()
         """Held while ``kubectl`` is started or forwarding is stopped, so that none starts afterwards."""
         self._kubectl = self._start()
@@ -105,16 +106,23 @@ class PortForward:
         return f"ws://127.0.0.1:{self.port}{self.address.path}"
 
     def renew(self) -> None:
-        """Restart ``kubectl``, unless it is new, because the gateway does not answer through it."""
+        """Restart ``kubectl``, unless it is new, because the gateway does not answer through it.
+
+        Raises:
+            LoomError: the error for which forwarding was stopped.
+        """
+        if self._over is not None:
+            raise self._over
         # After a dead link kubectl waits for its connection, whose packets TCP repeats at ever longer intervals.
         patience = RENEW_AFTER if self._kubectl.ready.done() else START_TIMEOUT
         if time.monotonic() - self._started > patience:
             logger.info("nobody answers through kubectl port-forward to %s: it is started again", self.address)
             self._kubectl.cut()
 
-    def close(self) -> None:
-        """Stop forwarding."""
+    def close(self, error: LoomError | None = None) -> None:
+        """Stop forwarding, for an error if there is one."""
         with self._lock:
+            self._over = error
             self._closing.set()
             self._kubectl.cut()
         self._thread.join(END_TIMEOUT)

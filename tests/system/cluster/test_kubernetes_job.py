@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.cluster import OneMachineCluster, PodInfo, missing
+from tests.support.cluster import OneMachineCluster, missing
 from tests.support.cluster.laptop import real_kubectl
 from tests.support.example_notebook import check_elsewhere
 from tests.support.needs import skipped_if
@@ -167,25 +167,23 @@ def program(
         process.communicate()
 
 
-def last(pods: list[PodInfo]) -> PodInfo:
-    """The pod with the highest address, which has no gateway."""
-    return max(pods, key=lambda pod: [int(part) for part in pod.address.split(".")])
-
-
 def gone(cluster: OneMachineCluster, *services: str) -> bool:
     return not any(cluster.pods(service) for service in services)
 
 
-def survives(researcher: Program, cluster: OneMachineCluster, victims: str, silent: bool = False) -> None:
+def survives(
+    researcher: Program, cluster: OneMachineCluster, opened: dict[str, Any], victims: str, silent: bool = False
+) -> None:
     """See a program through: its demo, a pod that is killed and replaced, a dead link, and the end.
 
     Args:
-        victims: the workload of whose pods one is killed; its pod with the highest address has no gateway.
+        opened: what the program said of the job; the pod that has the gateway is not killed.
+        victims: the workload of whose pods one is killed.
         silent: the link stays up, and nothing comes through it.
     """
     assert researcher.until("demo")["accuracy"] > 0.95
     researcher.until("training")
-    cluster.kill_pod(last(cluster.pods(victims)).name)
+    cluster.kill_pod(next(pod.name for pod in cluster.pods(victims) if pod.address != opened["gateway"]))
     researcher.until("restored")
     researcher.until("host_back")
     assert researcher.until("counted")["values"] == [1, 1, 1]
@@ -210,7 +208,7 @@ def test_digits_on_three_pods_survive_a_pod_that_is_killed_and_a_link_that_is_de
         opened = researcher.until("open")
         assert opened["hosts"] == 3
         assert opened["transport"] == {"compute": "websocket", "http": "http"}[how]
-        survives(researcher, cluster, "loom", silent)
+        survives(researcher, cluster, opened, "loom", silent)
     assert gone(cluster, "loom")
 
 
@@ -222,7 +220,7 @@ def test_the_same_in_two_named_meshes(cluster: OneMachineCluster, volume: Path) 
         assert opened["hosts"] == 3
         policies = cluster.laptop.run(["kubectl", "get", "networkpolicy", "-o", "name"]).stdout.split()
         assert {name.rpartition("/")[2] for name in policies} == {"loom-workers-ports", "loom-dataloaders-ports"}
-        survives(researcher, cluster, "loom-workers")
+        survives(researcher, cluster, opened, "loom-workers")
     assert gone(cluster, "loom-workers", "loom-dataloaders")
 
 
@@ -231,8 +229,9 @@ def test_the_same_on_pods_that_are_selected(cluster: OneMachineCluster, volume: 
     cluster.run_container("mine", SERVER, replicas=3, readiness={"httpGet": {"path": "/health", "port": 32300}})
     try:
         with program(cluster, volume, "selector", "--kill") as researcher:
-            assert researcher.until("open")["hosts"] == 3
-            survives(researcher, cluster, "mine")
+            opened = researcher.until("open")
+            assert opened["hosts"] == 3
+            survives(researcher, cluster, opened, "mine")
         assert len(cluster.pods("mine")) == 3
     finally:
         cluster.remove("mine")
@@ -241,8 +240,9 @@ def test_the_same_on_pods_that_are_selected(cluster: OneMachineCluster, volume: 
 @pytest.mark.slow
 def test_the_same_with_plain_manifests(cluster: OneMachineCluster, volume: Path, plain: dict[str, str]) -> None:
     with program(cluster, volume, "url", "--kill", env=plain) as researcher:
-        assert researcher.until("open")["hosts"] == 3
-        survives(researcher, cluster, "loom-worker")
+        opened = researcher.until("open")
+        assert opened["hosts"] == 3
+        survives(researcher, cluster, opened, "loom-worker")
 
 
 @pytest.mark.slow
@@ -251,8 +251,9 @@ def test_a_gateway_of_plain_manifests_is_reached_by_the_name_of_its_service(
 ) -> None:
     env = {**plain, "LOOM_URL": "kube://default/loom-gateway"}
     with program(cluster, volume, "url", "--kill", env=env) as researcher:
-        assert researcher.until("open")["hosts"] == 3
-        survives(researcher, cluster, "loom-worker", silent=True)
+        opened = researcher.until("open")
+        assert opened["hosts"] == 3
+        survives(researcher, cluster, opened, "loom-worker", silent=True)
 
 
 @pytest.mark.slow

@@ -56,6 +56,12 @@ def opened(how):
     return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=3, launch_timeout=PATIENCE))
 
 
+def gateway_of(job):
+    """The address of the pod that has the gateway, if it is one of the workers' pods."""
+    meshes = getattr(job, "_meshes", ())
+    return meshes[0].status()["gateway"] if meshes else None
+
+
 def demo(job):
     """The training of `loom demo`, with a process lost on purpose."""
     hosts = job.state().workers.extent.nelements
@@ -100,7 +106,8 @@ def training(job):
 def main(how):
     with opened(how) as job:
         hosts, meshes = job.hosts.extent.nelements, sorted(vars(job.state()))
-        say("open", session=job.session, hosts=hosts, meshes=meshes, transport=job.transport)
+        about = {"hosts": hosts, "meshes": meshes, "transport": job.transport, "gateway": gateway_of(job)}
+        say("open", session=job.session, **about)
         try:
             demo(job)
             if "--kill" in sys.argv:
