@@ -194,7 +194,7 @@ def survives(
     assert researcher.until("answered")["values"] == [[number] for number in range(2, 52)]
     result = researcher.until("result")
     assert result["ending"] == "stopped"
-    assert result["failures"] == 1, result["failed"]
+    assert result["failures"] == 1, "\n".join(result["events"])
     researcher.until("closed")
 
 

@@ -99,8 +99,12 @@ def training(job):
     say("answered", values=last)
     job.weaver.stop("train").get(BOUND)
     result = run.result(BOUND)
-    failed = [[event.replica, event.data] for event in result.events if event.kind == "group_failed"]
-    say("result", ending=result.ending, steps=result.steps, failures=result.failures, failed=failed)
+    events = [
+        f"{event.time:.1f} {event.kind} {event.replica} {event.data}"
+        for event in result.events
+        if event.kind.startswith(("group_", "job_"))
+    ]
+    say("result", ending=result.ending, steps=result.steps, failures=result.failures, events=events)
 
 
 def main(how):
