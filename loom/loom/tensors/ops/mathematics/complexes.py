@@ -13,7 +13,7 @@ from loom.tensors.ops.elementwise import Elementwise, promoted
 from loom.tensors.tensor import Tensor
 
 _NOT_IMPLEMENTED = """
-    adaptive_avg_pool2d amax amin atan2 avg_pool2d bernoulli binary_cross_entropy ceil celu clamp clamp_max
+    amax amin atan2 avg_pool2d bernoulli binary_cross_entropy ceil celu clamp clamp_max
     clamp_min copysign cummax cummin digamma elu erf erfc erfinv floor floor_divide fmod frac ge gelu gt
     hardshrink hardsigmoid hardswish hardtanh huber_loss hypot kthvalue le leaky_relu lgamma log_softmax
     logaddexp2 logit logsigmoid lt max_pool2d_with_indices median mish mse_loss native_layer_norm
