@@ -54,7 +54,8 @@ class Operand:
 
     def of_torch(self) -> torch.Tensor:
         made = self.memory.clone().as_strided(self.size, self.stride, self.offset)
-        made = made.contiguous() if PROCESSES > 1 else made
+        if PROCESSES > 1:
+            made = made.clone(memory_format=torch.contiguous_format)  # `contiguous` may keep strides of sizes of 1
         return made.detach().requires_grad_(self.requires_grad)
 
     def of_loom(self, lt: Tensors) -> Tensor:

@@ -61,7 +61,12 @@ def is_spread(value: Any) -> bool:
 
 
 def has_empty_part(value: Any) -> bool:
-    """Whether a process has no element of a tensor that is spread: there calls may fail that go well elsewhere."""
+    """Whether a process has no element of a tensor.
+
+    There calls may fail that go well elsewhere; `DTensor` may never return from a view (torch 2.13: `view_groups`).
+    """
+    if isinstance(value, torch.Tensor) and 0 in value.shape:
+        return True
     if not isinstance(value, DTensor):
         return False
     processes: dict[int, int] = {}
@@ -69,7 +74,7 @@ def has_empty_part(value: Any) -> bool:
         if isinstance(placement, Shard):
             processes[placement.dim] = processes.get(placement.dim, 1) * size
     shape = value.shape
-    return 0 in shape or any(
+    return any(
         -(-shape[dimension] // many) * (many - 1) >= shape[dimension] for dimension, many in processes.items()
     )
 

@@ -182,6 +182,12 @@ def test_what_torch_cannot_spread_runs_on_whole_tensors(lt: Tensors) -> None:
     torch.testing.assert_close(to_torch(found), torch.linalg.inv(rows(4, 4) + 20 * torch.eye(4)))
 
 
+def test_a_product_with_an_empty_tensor_is_computed(lt: Tensors) -> None:
+    y = lt.ones(3, 4, placements=[Shard(1)])
+    found = lt.einsum("abc,cd->abd", lt.ones(0, 3, 3), y)  # `DTensor` never returns from a view of (0, 3)
+    assert torch.equal(to_torch(found), torch.zeros(0, 3, 4))
+
+
 def test_a_failure_of_what_is_spread_is_told_and_the_rest_lives(lt: Tensors) -> None:
     x = lt.zeros(4, 4, placements=[Shard(0)])
     bad = lt.call("linalg.cholesky", x)
