@@ -1,11 +1,15 @@
-"""Threads that call actors."""
+"""Daemon threads, with the context of those who start them."""
 
 from __future__ import annotations
 
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def start_thread(name: str, work: Callable[..., object], *args: Any) -> None:
@@ -16,3 +20,22 @@ def start_thread(name: str, work: Callable[..., object], *args: Any) -> None:
     """
     run = contextvars.copy_context().run
     threading.Thread(target=run, args=(work, *args), name=name, daemon=True).start()
+
+
+class DaemonExecutor(Executor):
+    """Calls each function in a daemon thread of its own: a process that ends does not wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        future: Future[_T] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+                future.set_exception(error)
+
+        start_thread(self._name, call)
+        return future

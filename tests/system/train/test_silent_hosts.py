@@ -69,12 +69,15 @@ def test_a_silent_host_is_left_out_and_taken_back(far: FarCluster, job: loom.Job
     assert_exact(summary, groups=3)
 
 
-def test_a_host_that_stays_silent_is_lost_and_its_group_goes_on_elsewhere(far: FarCluster, job: loom.Job) -> None:
+@pytest.mark.parametrize("host", [2, 0], ids=["host", "lighthouse"])
+def test_a_host_that_stays_silent_is_lost_and_its_group_goes_on_elsewhere(
+    far: FarCluster, job: loom.Job, host: int
+) -> None:
     watched = Watched(job, a_job(steps=100_000, groups=3))
     watched.await_steps()
-    silent = trains_on(watched, 2)
+    silent = trains_on(watched, host)
 
-    with far.hosts.silence("worker2"):
+    with far.hosts.silence(f"worker{host}"):
         failed = watched.await_event("group_failed")
         watched.await_event("group_restored")
         watched.await_steps(10)
@@ -82,5 +85,5 @@ def test_a_host_that_stays_silent_is_lost_and_its_group_goes_on_elsewhere(far: F
     summary = watched.stop()
 
     assert (failed.replica, summary.failures) == (silent, 1)
-    assert set(hosts.values()) == {0, 1}
+    assert set(hosts.values()) == {0, 1, 2} - {host}
     assert_exact(summary, groups=3)

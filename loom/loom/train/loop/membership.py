@@ -8,7 +8,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -17,6 +19,7 @@ from torchft.manager import Manager
 
 from loom.errors import FaultRefused
 from loom.process.listen import address_towards
+from loom.process.threads import DaemonExecutor
 from loom.train.loop.network import GlooGroup, NcclGroup
 from loom.train.loop.peer_transport import PeerTransport
 from loom.train.loop.tensors import local
@@ -33,6 +36,32 @@ def process_ends() -> bool:
     return concurrent.futures.thread._shutdown or not threading.main_thread().is_alive()
 
 
+class _Moved(Exception):
+    """The lighthouse is another one now."""
+
+
+class _Manager(Manager):  # type: ignore[misc]
+    """torchft's manager, whose wait for a quorum ends when the lighthouse has moved.
+
+    A lighthouse that was lost with its host refuses nothing: the wait would last for `Timeouts.quorum`, and whoever
+    waits would be taken for stuck.
+    """
+
+    def __init__(self, moved: Future[None], **options: Any) -> None:
+        super().__init__(**options)
+        self._moved = moved
+        self._executor = DaemonExecutor("quorum")  # the process's end does not wait for what is left behind
+
+    def wait_quorum(self) -> None:
+        found: Future[None] | None = self._quorum_future  # type: ignore[has-type]
+        if found is not None and not found.done():
+            done, _ = concurrent.futures.wait((found, self._moved), return_when=FIRST_COMPLETED)
+            if found not in done:
+                self._quorum_future = None
+                raise _Moved
+        super().wait_quorum()
+
+
 class Membership:
     """The training groups, as one of their processes sees them.
 
@@ -43,7 +72,9 @@ class Membership:
     def __init__(self, state: TrainingState, attend: Callable[[], None]) -> None:
         self._state = state
         self._attend = attend
-        self._moved = threading.Event()
+        self._moved: Future[None] = Future()
+        """Done when the manager's lighthouse is no longer that of the job."""
+        self._lock = threading.Lock()
         self._lighthouse = state.assignment.lighthouse
         self._behind = False  # whether the groups at the lighthouse to move to have a state to take over
         self._generation = 0  # the number of managers so far
@@ -51,14 +82,16 @@ class Membership:
         self._manager = self._join(state.report.step)
 
     def move(self, lighthouse: str, behind: bool) -> None:
-        """Move to another lighthouse before the next step. Any thread may call.
+        """Move to another lighthouse before the next step; a wait at this one ends. Any thread may call.
 
         ``behind``: the groups there have gone on without this one, which takes over their state even if it has made
         more steps meanwhile.
         """
-        self._behind = behind
-        self._lighthouse = lighthouse
-        self._moved.set()
+        with self._lock:
+            self._behind = behind
+            self._lighthouse = lighthouse
+            if not self._moved.done():
+                self._moved.set_result(None)
 
     def _join(self, step: int) -> Manager:
         """Return a manager that counts from a step: of two groups, the one ahead gives the other its state."""
@@ -73,8 +106,10 @@ class Membership:
         # The store has the first member's manager under a fixed key, which may still hold the previous manager.
         ready = f"loom/manager/{self._generation}"
         if state.rank > 0:
-            store.wait([ready], timedelta(seconds=timeouts.connect))
-        manager = Manager(
+            # The first member may still wait for gradients, as of a group that was lost with the lighthouse.
+            store.wait([ready], timedelta(seconds=timeouts.collective + timeouts.connect))
+        manager = _Manager(
+            self._moved,
             pg=group,
             load_state_dict=state.take_from_peer,
             state_dict=functools.partial(state.save, local),
@@ -106,12 +141,16 @@ class Membership:
         while True:
             if self._alone:
                 self._attend()
-            if self._moved.is_set():
-                self._moved.clear()
+            if self._moved.done():
+                with self._lock:
+                    self._moved = Future()
+                    behind = self._behind
                 self._manager.shutdown(wait=False)
-                self._manager = self._join(0 if self._behind else self._manager.current_step())
+                self._manager = self._join(0 if behind else self._manager.current_step())
             try:
                 self._manager.start_quorum()
+            except _Moved:
+                continue
             except (RuntimeError, TimeoutError) as error:  # the lighthouse is away, or no group comes
                 if process_ends():
                     raise SystemExit from None  # ends this thread, without a word

@@ -19,6 +19,7 @@ from loom.train import Timeouts, TrainerActor
 from loom.train.loop.membership import Membership
 from loom.train.settings import Restore
 from loom.train.spec import Assignment, JobSpec
+from tests.support.gateways import await_true
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft's
@@ -51,6 +52,16 @@ def lighthouse() -> Iterator[str]:
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=100, quorum_tick_ms=20)
+    yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
+    server.shutdown()
+
+
+@pytest.fixture
+def next_lighthouse() -> Iterator[str]:
+    """The URL of a lighthouse at which one group makes a quorum."""
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=100, quorum_tick_ms=20)
     yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
     server.shutdown()
 
@@ -125,6 +136,26 @@ def test_a_membership_that_breaks_off_waits_no_longer_and_joins_the_next_quorum(
         assert [row.result(BOUND) for row in rows] == [[[1.0], [1.0]]] * 2
         assert all(membership.commit() for membership in memberships)
         assert [flat.tolist() for flat in flats] == [[2.0] * 4] * 2
+
+
+def test_who_waits_at_a_lighthouse_waits_at_the_next_one_when_that_moves(
+    lighthouse: str, next_lighthouse: str, attendance: Attendance
+) -> None:
+    store = open_store("127.0.0.1")
+    job = JobSpec(TrainerActor, timeouts=Timeouts(collective=BOUND, quorum=4 * BOUND, connect=10.0))
+    place = ("127.0.0.1", store.port)
+    assignment = Assignment(job, "train_0", lighthouse, place, Restore.NOTHING, "the job's key")
+    membership = Membership(a_state(assignment), attendance)
+    with ThreadPoolExecutor(1) as pool:
+        alone = pool.submit(membership.gather)  # nobody else comes, as to a lighthouse whose host was lost
+        await_true(lambda: membership._manager._quorum_future is not None, BOUND)
+        assert not alone.done()
+        membership.move(next_lighthouse, behind=False)
+        alone.result(BOUND)
+
+    assert membership.place == (0, 1)
+    assert not attendance.began.is_set()
+    membership.leave()
 
 
 def test_alone_there_is_nothing_to_break_off(memberships: list[Membership]) -> None:
