@@ -12,9 +12,14 @@ HISTORY = 1 << 15
 
 
 class Repeats:
-    """A sequence of numbers, in which a repeated part of the next one is found."""
+    """A sequence of numbers, in which a repeated part of the next one is found.
 
-    def __init__(self) -> None:
+    Args:
+        history: numbers of the past that a copy may be of, at least; the same on both sides.
+    """
+
+    def __init__(self, history: int = HISTORY) -> None:
+        self._history = history
         self._past: list[int] = []
         self._gone = 0
         self._places: dict[tuple[int, ...], int] = {}
@@ -49,20 +54,20 @@ class Repeats:
             period = 2 * length if length == now - start else now - start if at + length == end else 0
             past += sequence[at : at + length]
             # Within a long copy what is known stays where it is: whoever finds the older place finds as much.
-            known = length >= LONG_COPY and before >= 0 and now - before < HISTORY // 2
+            known = length >= LONG_COPY and before >= 0 and now - before < self._history // 2
             many = SHORTEST_COPY - 1 if known else length
             for part in ended[at : at + many]:
                 places[part] = place
                 place += 1
             at += length
         self._period = period
-        self._gone += _shorten(past)
-        if len(places) > 4 * HISTORY:
+        self._gone += _shorten(past, self._history)
+        if len(places) > 4 * self._history:
             self._places = {key: place for key, place in places.items() if place >= self._gone}
         return result
 
 
-def whole(past: list[int], sequence: Iterable[int]) -> list[int]:
+def whole(past: list[int], sequence: Iterable[int], history: int = HISTORY) -> list[int]:
     """Return the sequence that `Repeats.shorten` was given, and add it to the past that it knew.
 
     Raises:
@@ -79,7 +84,7 @@ def whole(past: list[int], sequence: Iterable[int]) -> list[int]:
             raise ValueError("a copy of what was not there")
         past.extend(past[start : start + length])
     found = past[begin:]
-    _shorten(past)
+    _shorten(past, history)
     return found
 
 
@@ -101,8 +106,8 @@ def _common(past: list[int], start: int, sequence: list[int], at: int) -> int:
     return length if length >= SHORTEST_COPY else 0
 
 
-def _shorten(past: list[int]) -> int:
+def _shorten(past: list[int], history: int) -> int:
     """Forget the oldest, when there are many; return how many. Both sides do so after each batch."""
-    gone = len(past) - HISTORY if len(past) > 2 * HISTORY else 0
+    gone = len(past) - history if len(past) > 2 * history else 0
     del past[:gone]
     return gone

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from loom.errors import ProtocolMismatch
 from loom.tensors import commands, dtypes
 from loom.tensors.commands import FREE, Decoder, Encoder, Form, S, T
-from loom.tensors.sending import repeats
 
 ADD = Form("add", (T(0), T(1)), tensors=2)
 SCALE = Form("mul", (T(0), S(0)), tensors=1, numbers=1)
@@ -101,7 +100,6 @@ def test_numbers_that_differ_each_time_go_along() -> None:
 
 def test_numbering_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MOST_COMMANDS", 50)
-    monkeypatch.setattr(repeats, "HISTORY", 64)
     monkeypatch.setattr(commands, "MOST_FORMS", 30)
     pair = Pair()
     for round_ in range(60):

@@ -15,14 +15,15 @@ from loom.tensors.sending.repeats import Repeats, whole
 class Pair:
     """Both sides."""
 
-    def __init__(self) -> None:
-        self.repeats = Repeats()
+    def __init__(self, history: int = repeats.HISTORY) -> None:
+        self.repeats = Repeats(history)
+        self.history = history
         self.past: list[int] = []
 
     def travel(self, sequence: list[int]) -> int:
         """Send a sequence, and check what arrives; return how many numbers travelled."""
         short = self.repeats.shorten(sequence)
-        assert whole(self.past, short) == sequence
+        assert whole(self.past, short, self.history) == sequence
         return len(short)
 
 
@@ -31,9 +32,8 @@ BODIES = st.lists(st.integers(0, 5), max_size=30)
 
 @given(st.lists(st.tuples(BODIES, st.integers(1, 12)), max_size=12), st.integers(1, 40))
 def test_what_is_shortened_is_made_whole_again(parts: list[tuple[list[int], int]], batch: int) -> None:
-    pair = Pair()
+    pair = Pair(40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeats, "HISTORY", 40)
         patch.setattr(repeats, "LONG_COPY", 8)
         everything = [number for body, times in parts for number in body * times]
         for at in range(0, len(everything), batch):
@@ -49,11 +49,10 @@ def test_a_loop_is_a_copy_of_each_batch_whatever_its_length(period: int) -> None
     assert max(sizes[len(sizes) // 2 :]) <= 4
 
 
-def test_a_loop_stays_short_when_its_first_rounds_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "HISTORY", 4000)
+def test_a_loop_stays_short_when_its_first_rounds_are_forgotten() -> None:
     source = random.Random(0)
     body = source.choices(range(200), k=400)
-    pair = Pair()
+    pair = Pair(4000)
     sizes = []
     for round_ in range(300):
         sizes.append(pair.travel(body))
@@ -62,10 +61,9 @@ def test_a_loop_stays_short_when_its_first_rounds_are_forgotten(monkeypatch: pyt
     assert max(sizes[2:]) <= 8
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "HISTORY", 100)
+def test_what_is_remembered_is_bounded() -> None:
     source = random.Random(0)
-    pair = Pair()
+    pair = Pair(100)
     for _ in range(200):
         pair.travel(source.choices(range(1000), k=50))
         assert len(pair.repeats._past) <= 2 * 100
