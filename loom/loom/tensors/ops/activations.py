@@ -8,6 +8,7 @@ from loom.tensors.dtypes import Kind
 from loom.tensors.metas import wrapped
 from loom.tensors.op import function, method
 from loom.tensors.ops.elementwise import NO_BOOL, NO_INT, Elementwise, Number, chosen, lacking
+from loom.tensors.ops.functions import above_threshold
 from loom.tensors.tensor import Tensor
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
@@ -58,7 +59,7 @@ _celu = Elementwise(
 _threshold = Elementwise(
     "nn.functional.threshold",
     lacking("threshold_cpu", NO_BOOL),
-    lambda grad, x, threshold: chosen(x <= threshold, 0, grad),
+    lambda grad, x, threshold: above_threshold(grad, x, static=(("threshold", threshold),)),
     further=("threshold", "value"),
 )
 

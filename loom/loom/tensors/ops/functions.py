@@ -83,6 +83,14 @@ _NEGATION = (
     "If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
 )
 
+above_threshold: Elementwise = Elementwise(
+    "ops.aten.threshold_backward.default",
+    promoted,
+    lambda grad, y, threshold: above_threshold(grad, y, static=(("threshold", threshold),)),
+    flat,
+)
+"""The first tensor's elements where those of the second are above a threshold or no numbers; else zeros."""
+
 KEEPING: dict[str, Elementwise] = {
     "neg": Elementwise("neg", refusing(NO_BOOL, _NEGATION), lambda grad: -grad),
     "abs": Elementwise("abs", lacking("abs_cpu", NO_BOOL, _size), lambda grad, x: grad * _direction(x)),
@@ -91,7 +99,7 @@ KEEPING: dict[str, Elementwise] = {
     "relu": Elementwise(
         "relu",
         refusing(NO_BOOL, "Boolean inputs not supported for relu"),
-        lambda grad, out: chosen(out > 0, grad, 0),
+        lambda grad, out: above_threshold(grad, out, static=(("threshold", 0),)),
     ),
     "frac": Elementwise("frac", lacking("frac_cpu", NO_INT), same),
     **{name: Elementwise(name, lacking(f"{name}_vml_cpu", NO_BOOL), flat) for name in ("floor", "ceil", "trunc")},

@@ -57,6 +57,12 @@ def test_asking_of_extremes(lt: Tensors) -> None:
         agree(lt, lambda ns, x, name=name: getattr(x, name)(), [x])
 
 
+def test_gradients_above_a_threshold_at_extremes(lt: Tensors) -> None:
+    x = plain([float("nan"), float("inf"), -float("inf"), -0.0, 1.0], requires_grad=True)
+    agree(lt, lambda ns, x: x.relu(), [x])
+    agree(lt, lambda ns, x: ns.nn.functional.threshold(x, 0.5, 2), [x])
+
+
 ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ("leaky_relu", "elu", "gelu", "silu", "softplus", "hardtanh", "relu6")},
     "logsigmoid": ("logsigmoid", {}),
