@@ -138,15 +138,16 @@ class Membership:
 
     def gather(self) -> None:
         """Wait for the other groups; a group that is behind takes over their state."""
+        step = self._manager.current_step()  # a quorum that is left behind may still change it
         while True:
             if self._alone:
                 self._attend()
             if self._moved.done():
                 with self._lock:
                     self._moved = Future()
-                    behind = self._behind
+                    step = 0 if self._behind else step
                 self._manager.shutdown(wait=False)
-                self._manager = self._join(0 if behind else self._manager.current_step())
+                self._manager = self._join(step)
             try:
                 self._manager.start_quorum()
             except _Moved:

@@ -18,7 +18,7 @@ import torch
 from loom.errors import FaultRefused
 from loom.process.rendezvous import open_store
 from loom.train import Timeouts, TrainerActor
-from loom.train.loop.membership import Membership
+from loom.train.loop.membership import Membership, _Moved
 from loom.train.settings import Restore
 from loom.train.spec import Assignment, JobSpec
 from tests.support.gateways import await_true
@@ -178,6 +178,24 @@ def test_who_waits_at_a_lighthouse_waits_at_the_next_one_when_that_moves(
     membership.leave()
 
 
+def test_a_quorum_that_is_left_behind_changes_no_step(
+    next_lighthouse: str, memberships: list[Membership], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    membership = memberships[0]
+    manager = membership._manager
+
+    def start_quorum() -> None:
+        membership.move(next_lighthouse, behind=False)
+        manager._step = 7  # as the thread of a quorum does that takes over a state, which is not loaded then
+        raise _Moved
+
+    monkeypatch.setattr(manager, "start_quorum", start_quorum)
+    membership.gather()
+
+    assert membership._manager is not manager
+    assert membership._manager.current_step() == 0
+
+
 def test_alone_there_is_nothing_to_break_off(memberships: list[Membership]) -> None:
     assert not memberships[0].break_off()
     with pytest.raises(FaultRefused, match="no other group is connected"):
@@ -187,7 +205,7 @@ def test_alone_there_is_nothing_to_break_off(memberships: list[Membership]) -> N
 _ENDS_WHILE_IT_GATHERS = """
 import logging, threading
 from torchft.coordination import LighthouseServer
-from loom.train.loop.membership import Membership
+from loom.train.loop.membership import Membership, _Moved
 from loom.process.rendezvous import open_store
 from loom.train.settings import Restore
 from loom.train.spec import Assignment, JobSpec
