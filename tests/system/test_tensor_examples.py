@@ -13,6 +13,8 @@ from tests.support.paths import ROOT
 EXAMPLES = ROOT / "examples" / "tensors"
 BOUND = 300
 
+pytestmark = pytest.mark.timeout(BOUND + 30)
+
 
 def run(name: str, without: tuple[str, ...] = ()) -> str:
     """Run an example, in a Python that has not some modules; return what it prints."""

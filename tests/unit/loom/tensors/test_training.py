@@ -59,7 +59,7 @@ def block(nn: Any, width: int, dtype: Any) -> Any:
 
 
 def transformer_losses(ns: Any, optim: Any, parts: Any, x: Any, y: Any, mask: Any) -> list[Any]:
-    optimizer = optim.AdamW(parts.parameters(), lr=1e-2)
+    optimizer = optim.AdamW(parts.parameters(), lr=3e-3)  # as in the example: with 1e-2 rounding grows to 1e-3
     losses = []
     for _ in range(50):
         before, attention, between, wide, letters, scores = list(parts)
@@ -77,15 +77,15 @@ def transformer_losses(ns: Any, optim: Any, parts: Any, x: Any, y: Any, mask: An
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_transformer(lt: Tensors, dtype: str) -> None:
+    lt.synchronize()  # what was queued before may draw numbers in this process
     torch.manual_seed(0)
+    text = torch.randint(11, (4, 9))
     kind = getattr(torch, dtype)
     theirs, ours = block(torch.nn, 16, kind), block(lt.nn, 16, dtype)
     ours.load_state_dict(theirs.state_dict())
-    text = torch.randint(11, (4, 9))
     mask = torch.ones(8, 8).triu(1).bool()
     expected = transformer_losses(torch.nn.functional, torch.optim, theirs, text[:, :-1], text[:, 1:], mask)
     x, y = lt.tensor(text[:, :-1]), lt.tensor(text[:, 1:])
     found = transformer_losses(lt, lt.optim, ours, x, y, lt.tensor(mask))
-    rtol = 1e-5 if dtype == "float64" else 1e-3
-    torch.testing.assert_close(to_torch(lt.stack(found)), torch.stack(expected), rtol=rtol, atol=0)
+    torch.testing.assert_close(to_torch(lt.stack(found)), torch.stack(expected), rtol=1e-5, atol=0)
     assert found[-1].item() < 0.5 * found[0].item()
