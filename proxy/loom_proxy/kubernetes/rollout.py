@@ -23,8 +23,9 @@ ASK_EVERY = 1.0  # seconds between two requests to the pods
 MOST_AGAIN = 2  # the number of times that a mesh may be deployed again
 PATIENCE = 30.0  # seconds that a lost host has to come back by itself, as it does if its pod has the class
 
-# Seconds for which all pods of a mesh are ready, but one has not loaded its class, before they are deployed again:
-# Kubetorch loads it once in each deployment, and a pod in which that failed stays ready without it.
+# Seconds for which all pods of a mesh are ready, but one has not loaded its class, before they are deployed again;
+# twice as many before the second time. Kubetorch loads it once in each deployment, and a pod in which that failed
+# stays ready without it. One that only is slow says the same, and a deployment lets it begin anew.
 UNLOADED_FOR = 30.0
 
 # Errors of a pod that only another image or other arguments can cure.
@@ -148,7 +149,7 @@ class _MeshStart:
         ready = {pod.name for pod in pods}
         if ready != self._ready or self.since is None:
             self._ready, self.since = ready, time.monotonic()
-        self.overdue = len(ready) == self.pods and time.monotonic() - self.since >= UNLOADED_FOR
+        self.overdue = len(ready) == self.pods and time.monotonic() - self.since >= UNLOADED_FOR * 2**self.again
         without = sorted(pod.name for pod in pods if pod.address not in self.addresses)
         named = (
             f"one of the pods {', '.join(without)}" if len(without) > 1 else f"pod {''.join(without) or 'of it'}"

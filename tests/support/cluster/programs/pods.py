@@ -150,7 +150,11 @@ def injectable():
         actors = procs.spawn("struck", Struck)
         for host, name in enumerate(("first", "second")):
             actors.slice(hosts=host).train.call_one(name).get(BOUND)
-        told = {one: info.injectable for one, info in job.weaver.replicas().items()}
+        deadline = time.monotonic() + BOUND
+        while len(replicas := job.weaver.replicas()) < 2:  # its threadlet has told the weaver soon after its step
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        told = {one: info.injectable for one, info in replicas.items()}
         say("marked", replicas=told)
 
         def struck(kind, replica, **params):

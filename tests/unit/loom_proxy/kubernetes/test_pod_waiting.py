@@ -159,6 +159,37 @@ def test_a_pod_that_stays_without_its_class_is_deployed_again(
     assert start.doing == "starting the workers and the gateway"
 
 
+class Clock:
+    """Time that passes only in sleep."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_pod_has_twice_as_long_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(pod_waiting, "time", clock)
+    monkeypatch.setattr(pod_waiting, "ASK_EVERY", 1.0)
+    monkeypatch.setattr(pod_waiting, "UNLOADED_FOR", 10.0)
+    mesh = Mesh(loads_at=2)
+    deployed = []
+
+    def deploy(mesh: Any) -> None:
+        deployed.append(clock.now)
+        mesh.deploy()
+
+    PodStart([mesh], 60.0, deploy).wait()  # type: ignore[list-item]
+
+    first, second = deployed
+    assert 10 <= first < 15
+    assert 20 <= second - first < 25
+
+
 def test_what_is_done_is_said_while_it_is_deployed_again() -> None:
     mesh = Mesh(loads_at=1)
     said = []
