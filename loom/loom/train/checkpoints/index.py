@@ -6,6 +6,7 @@ processes that load from it. Torch itself reads the tensors with ``weights_only`
 
 from __future__ import annotations
 
+import enum
 import pathlib
 import pickle
 from typing import Any
@@ -45,6 +46,8 @@ class _IndexUnpickler(pickle.Unpickler):
             found = filesystem._StorageInfo
         elif (module, name) == ("torch.serialization", "_get_layout"):
             found = torch.serialization._get_layout
+        elif (module, name) == ("builtins", "getattr"):
+            found = _member
         elif module == "pathlib" and name in _PATHS:
             found = pathlib.PurePosixPath
         elif module == "torch":
@@ -53,3 +56,10 @@ class _IndexUnpickler(pickle.Unpickler):
         if found is None:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return found
+
+
+def _member(of: Any, name: Any) -> enum.Enum:
+    """Return a member of an enumeration: Python 3.11.0 to 3.11.3, as in Debian 12, pickles it as an attribute."""
+    if not (isinstance(of, type) and issubclass(of, enum.Enum) and name in of.__members__):
+        raise pickle.UnpicklingError(f"it names {name} of {of}")
+    return of.__members__[name]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import metadata
 
 from loom.errors import CheckpointBroken, CheckpointNotWritten, UnstorableState, WaitTimeout, WrongArguments
 from loom.train import CheckpointStore, FoundCheckpoint
@@ -422,4 +423,28 @@ def test_an_index_names_only_what_torch_writes_into_one(tmp_path: Path, name: st
     forge_index(found, b"c" + name.replace(" ", "\n").encode() + b"\n.")
 
     with pytest.raises(CheckpointBroken, match=f"it names {name.replace(' ', '.')}"):
+        found.load()
+
+
+def test_an_index_of_debians_python_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_python_3_11_2(member: Any, protocol: int) -> Any:
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(metadata._MEM_FORMAT_ENCODING, "__reduce_ex__", as_python_3_11_2)
+    found = save(CheckpointStore(tmp_path), 1)
+    assert b"getattr" in (found.path / ".metadata").read_bytes()
+
+    assert saved_step(found) == 1
+
+
+class Attribute:
+    def __reduce__(self) -> Any:
+        return getattr, (torch.Size, "__reduce_ex__")
+
+
+def test_an_index_takes_attributes_of_enumerations_only(tmp_path: Path) -> None:
+    found = save(CheckpointStore(tmp_path), 1)
+    forge_index(found, pickle.dumps(Attribute()))
+
+    with pytest.raises(CheckpointBroken, match=r"it names __reduce_ex__ of <class 'torch\.Size'>"):
         found.load()
