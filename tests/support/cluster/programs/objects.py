@@ -164,7 +164,8 @@ def by_hand():
         deadline = time.monotonic() + BOUND / 2
         while time.monotonic() < deadline:
             status = pods.status()
-            if status.get("gateway") and len(status["pods"]) == 2:
+            listening = [pod["worker"]["listening"] for pod in status["pods"]]
+            if status.get("gateway") and listening == [True, True]:
                 break
             time.sleep(0.5)
         else:
