@@ -26,8 +26,11 @@ class IndexReader(FileSystemReader):  # type: ignore[misc]
         with open(pathlib.Path(self.path) / ".metadata", "rb") as file:
             try:
                 index = _IndexUnpickler(file).load()
-            except pickle.UnpicklingError as error:
-                raise CheckpointBroken(f"the checkpoint {self.path} has an index that is none: {error}") from error
+            except OSError:
+                raise
+            except Exception as error:  # garbage that is unpickled can raise anything
+                reason = str(error) or type(error).__name__
+                raise CheckpointBroken(f"the checkpoint {self.path} has an index that is none: {reason}") from error
         if not isinstance(index, metadata.Metadata):
             raise CheckpointBroken(f"the checkpoint {self.path} has an index that is a {type(index).__name__}")
         if index.storage_meta is None:

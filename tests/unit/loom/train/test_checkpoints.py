@@ -448,3 +448,24 @@ def test_an_index_takes_attributes_of_enumerations_only(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointBroken, match=r"it names __reduce_ex__ of <class 'torch\.Size'>"):
         found.load()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"garbage",
+        pickle.dumps(metadata.Metadata({}))[:-20],
+        b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n]tR.",
+        b"ctorch.distributed.checkpoint.metadata\nMetadata\n)R.",
+        b"ctorch\nSize\n(I1\ntR.",
+        b"I5\n}b.",
+    ],
+    ids=["empty", "garbage", "cut off", "a name that is a list", "no arguments", "no sizes", "a state of a number"],
+)
+def test_an_index_of_anything_else_is_told_as_broken(tmp_path: Path, content: bytes) -> None:
+    found = save(CheckpointStore(tmp_path), 1)
+    forge_index(found, content)
+
+    with pytest.raises(CheckpointBroken, match="has an index that is none: "):
+        found.load()
