@@ -23,7 +23,7 @@ class Event:
     """An event of a session. ``name`` says what happened, ``details`` gives the particulars.
 
     ``failure``: Monarch reported a fault that nothing handled; ``details`` has ``mesh`` and ``report``.
-    ``host_lost``: a worker host is gone; ``details`` has ``host`` (its index) and ``address``.
+    ``host_lost``: a worker host is gone; ``details`` has ``host`` (its index), ``address`` and ``reason``.
     ``host_back``: a lost worker host is used again, see `Job.refresh_hosts`; ``details`` has ``host``, ``address``.
     ``process_lost``: a process of a proc mesh is gone without having been stopped; ``details`` has ``mesh``, ``id``
     (of the proc mesh), ``rank`` and ``actors`` (ids of the actor meshes on it). A client that attaches to a
@@ -157,6 +157,7 @@ def failure_of(event: Event) -> MeshFailure | None:
     if event.name == "failure":
         return MeshFailure(str(event.details["mesh"]), str(event.details["report"]), event)
     if event.name == "host_lost":
-        host, address = event.details["host"], event.details["address"]
-        return MeshFailure("hosts", f"worker host {host} at {address} is gone, and its processes with it", event)
+        worker = f"worker host {event.details['host']} at {event.details['address']}"
+        why = f": {event.details['reason']}" if "reason" in event.details else ""
+        return MeshFailure("hosts", f"{worker} is gone, and its processes with it{why}", event)
     return None

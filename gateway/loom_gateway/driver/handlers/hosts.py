@@ -62,7 +62,7 @@ class HostWatcher:
     async def _await_end(self, host: int) -> None:
         address, patience = parse_worker_address(self._hosts.addresses[host]), self._context.lifeline.patience
         end = await watch_host(address, patience, lambda: self._lives(host))
-        self._gone(host)
+        self._gone(host, end.value)
         if end == HostEnd.RESTARTED:
             self._restarted.add(host)
 
@@ -74,14 +74,14 @@ class HostWatcher:
                 return True
         return False
 
-    def _gone(self, host: int) -> None:
-        self._hosts.lost.add(host)
+    def _gone(self, host: int, reason: str) -> None:
+        self._hosts.lose(host, reason)
         self._syncs.host_gone(host)
         self._context.failures.host_gone(host)
-        self._notify("host_lost", host)
+        self._notify("host_lost", host, reason=reason)
 
-    def _notify(self, event: str, host: int) -> None:
-        details = {"host": host, "address": self._hosts.addresses[host]}
+    def _notify(self, event: str, host: int, **more: str) -> None:
+        details = {"host": host, "address": self._hosts.addresses[host], **more}
         logger.warning("%s: %s", event, details)
         self._context.send(notice(event, details))
 
@@ -100,7 +100,7 @@ class HostWatcher:
         """Note the new address of a host. The host counts as gone until a worker answers there."""
         self._watches[host].cancel()
         if host not in self._hosts.lost:
-            self._gone(host)
+            self._gone(host, f"its worker has moved from {self._hosts.addresses[host]} to {address}")
         self._hosts.move(host, address)
 
     def _refresh(self, message: Message, started: float) -> None:

@@ -15,10 +15,12 @@ LOOK_EVERY = 1.0  # seconds between two looks whether processes live
 
 
 class HostEnd(enum.Enum):
-    """Why the watch over a host has ended."""
+    """Why the watch over a host has ended; the value is the text for people."""
 
-    GONE = enum.auto()
-    RESTARTED = enum.auto()  # another worker is in its place
+    ENDED = "its worker has ended"
+    SILENT = "its worker was silent for too long"
+    UNREACHABLE = "its worker could not be reached for too long"
+    RESTARTED = "another worker is in its place"
 
 
 async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[], bool]) -> HostEnd:
@@ -42,7 +44,7 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
         except ConnectionRefusedError:
             suspicious = True
             if refusals.refused(loop.time()):
-                return HostEnd.GONE
+                return HostEnd.ENDED
         except (OSError, asyncio.TimeoutError):
             refusals.other()
         else:
@@ -56,7 +58,7 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
                     lived = lives()
                 clean = end.result()
             except TimeoutError:
-                return HostEnd.GONE
+                return HostEnd.SILENT
             finally:
                 end.cancel()
                 await asyncio.wait([end])
@@ -66,7 +68,7 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
                 gone_since = loop.time()
                 continue  # at once: a worker that has ended refuses the next connection
         if loop.time() - gone_since >= patience:
-            return HostEnd.GONE
+            return HostEnd.UNREACHABLE
         await asyncio.sleep(RETRY)
 
 

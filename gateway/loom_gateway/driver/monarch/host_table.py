@@ -19,6 +19,7 @@ class HostTable:
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
         self.lost: set[int] = set()  # numbers of the hosts that are gone
+        self._reasons: dict[int, str] = {}  # why they are, by number
         self.moved: set[int] = set()  # numbers of the hosts whose address has changed since the session was opened
         self._at: dict[tuple[str, ...], Any] = {}  # meshes of moved hosts, by their addresses
         self._attached: list[Any] = []
@@ -26,11 +27,21 @@ class HostTable:
     def check(self, hosts: Iterable[int]) -> None:
         gone = sorted(self.lost.intersection(hosts))
         if gone:
-            named = " and ".join(f"worker host {host} at {self.addresses[host]}" for host in gone)
+            named = " and ".join(
+                f"worker host {host} at {self.addresses[host]}{self._reason(host)}" for host in gone
+            )
             raise SupervisionError(
                 f"{named} {'is' if len(gone) == 1 else 'are'} gone: slice the hosts that live or, if a worker was "
                 f"started there again, call job.refresh_hosts() first"
             )
+
+    def _reason(self, host: int) -> str:
+        return f" ({reason})" if (reason := self._reasons.get(host)) else ""
+
+    def lose(self, host: int, reason: str) -> None:
+        """Note that a host is gone, and why."""
+        self._reasons[host] = reason
+        self.lost.add(host)
 
     def mesh_on(self, hosts: tuple[int, ...], mesh: Any, python: str = "") -> Any:
         """Return the host mesh on which to start processes of some hosts, at their current addresses.

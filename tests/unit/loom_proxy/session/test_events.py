@@ -11,7 +11,7 @@ import pytest
 
 from loom.errors import SessionClosed
 from loom_proxy.session import events
-from loom_proxy.session.events import Event, SessionEvents
+from loom_proxy.session.events import Event, SessionEvents, failure_of
 
 ENDED = Event("ended", {}, SessionClosed("over"))
 
@@ -134,3 +134,15 @@ def test_a_reader_that_is_up_to_date_misses_nothing_of_a_full_log(short_log: Ses
     short_log.close(ENDED)
 
     assert list(reading) == [ENDED]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [({"reason": "its worker has ended"}, ": its worker has ended"), ({}, "")],
+    ids=["why", "not why"],
+)
+def test_a_lost_host_is_a_failure_that_says_why_if_the_gateway_does(more: dict[str, str], told: str) -> None:
+    failure = failure_of(Event("host_lost", {"host": 1, "address": "tcp://a:1", **more}))
+
+    assert failure is not None
+    assert failure.report() == f"worker host 1 at tcp://a:1 is gone, and its processes with it{told}"
