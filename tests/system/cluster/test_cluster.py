@@ -96,8 +96,9 @@ def test_the_address_of_a_service_leads_to_its_ports_and_to_no_others(cluster: O
         cluster.wait_ready("web", 1)
         url = through_nginx(cluster, "web", 8000)
         eventually(lambda: fetched(cluster, url) == "200", "nginx to reach the service")
-        assert fetched(cluster, through_nginx(cluster, "web", 8001)) == "502"
-        assert fetched(cluster, through_nginx(cluster, "web-headless", 8000)) == "200"
+        other, headless = through_nginx(cluster, "web", 8001), through_nginx(cluster, "web-headless", 8000)
+        eventually(lambda: fetched(cluster, other) == "502", "nginx to say that nobody is there")
+        eventually(lambda: fetched(cluster, headless) == "200", "nginx to reach a pod")
 
 
 def test_the_laptop_reaches_nginx_only(cluster: OneMachineCluster) -> None:
