@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -200,25 +201,49 @@ class KnownRuns:
         self._caller = caller
         self._printing = printing
         self._handles: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._listing = 0  # lists that were asked for, and whose handles are not made yet
+        self._missed: dict[int, RunChanged] = {}  # what has come since of runs without a handle
 
     def take(self, message: Message) -> None:
         """Take in a `RunChanged` message. The thread that reads the connection calls this."""
-        handle = self._handles.get(message.id)
-        if handle is not None:
-            changed = RunChanged.from_body(message.body)
-            handle._note(changed.status, changed.started, changed.finished)
+        changed = RunChanged.from_body(message.body)
+        with self._lock:
+            handle = self._handles.get(message.id)
+            if handle is None:
+                if self._listing:
+                    self._missed[message.id] = changed
+                return
+        handle._note(changed.status, changed.started, changed.finished)
 
     def listed(self) -> dict[str, RunHandle]:
         """Return the driver's runs by name, oldest first; of two with one name, the going or the newer one."""
+        with self._lock:
+            self._listing += 1
+        try:
+            listed = self._caller.ask(ListRuns()).get()
+            with self._lock:
+                handles = [self._handle(ident, name, *state) for ident, name, *state in listed]
+        finally:
+            with self._lock:
+                self._listing -= 1
+                if not self._listing:
+                    self._missed.clear()
         found: dict[str, RunHandle] = {}
-        for ident, name, *state in self._caller.ask(ListRuns()).get():
-            handle = self._handles.get(ident)
-            if handle is None:
-                handle = self._handles[ident] = RunHandle(self._caller, ident, name)
-            handle._note(*state)
-            if name not in found or found[name].done():
-                found[name] = handle
+        for handle in handles:
+            if handle.name not in found or found[handle.name].done():
+                found[handle.name] = handle
         return found
+
+    def _handle(self, ident: int, name: str, *state: Any) -> RunHandle:
+        """Return the handle of a run that was listed, in its newest state: it may have ended since."""
+        handle = self._handles.get(ident)
+        if handle is None:
+            handle = self._handles[ident] = RunHandle(self._caller, ident, name)
+        handle._note(*state)
+        if (missed := self._missed.get(ident)) is not None:
+            handle._note(missed.status, missed.started, missed.finished)
+        return handle
 
     def start(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None

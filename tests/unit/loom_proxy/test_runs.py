@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loom.wire.bodies import ReadRunOutput
+from loom.wire.bodies import ReadRunOutput, RunChanged
 from loom_proxy.runs import KnownRuns
 
 
@@ -60,3 +60,23 @@ def test_what_a_function_prints_is_printed_while_printing_is_on(
 
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (("to the output\n", "to the errors\n") if printing else ("", ""))
+
+
+class EndsMeanwhile(StandIn):
+    """A session in which a run ends after the driver has listed it, and before the program makes its handle."""
+
+    known: KnownRuns
+
+    def ask(self, operation: object, *_: object, **__: object) -> Answer:
+        self.known.take(RunChanged("done", 1.0, 2.0).message(3))
+        return Answer([(3, "waiter", "running", 1.0, None)])
+
+
+def test_a_run_that_ends_while_it_is_listed_has_ended() -> None:
+    session: Any = EndsMeanwhile()
+    session.known = KnownRuns(session)
+
+    run = session.known.listed()["waiter"]
+
+    assert (run.status, run.started, run.finished) == ("done", 1.0, 2.0)
+    assert not session.known._missed
