@@ -41,6 +41,25 @@ class StreamFutures:
         return self._left == 0
 
 
+class Unread:
+    """Unpacks an answer, and calls ``on_lost`` if nobody has asked for it when the last future of it is gone.
+
+    ``on_lost`` may be called on any thread, in the middle of any other code.
+    """
+
+    def __init__(self, unpack: Callable[[], Any], on_lost: Callable[[], object]) -> None:
+        self._unpack = unpack
+        self._on_lost: Callable[[], object] | None = on_lost
+
+    def __call__(self) -> Any:
+        self._on_lost = None
+        return self._unpack()
+
+    def __del__(self) -> None:
+        if self._on_lost is not None:
+            self._on_lost()
+
+
 def raise_failure(decoder: Decoder, message: Message) -> NoReturn:
     """Unpickle and raise the error of an operation."""
     error = error_of(decoder, message)

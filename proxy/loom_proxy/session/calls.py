@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from loom.bootstrap import BootstrapCommand, command_for_cluster
-from loom.errors import LoomError, NoSuchMesh, ReadOnlySession, TooLarge
+from loom.errors import LimitReached, LoomError, NoSuchMesh, ReadOnlySession, TooLarge
 from loom.shape import Extent, NDSlice, Point, Shape, for_cluster
 from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
 from loom.wire.codec import Decoder, Encoder, Made
@@ -28,11 +29,13 @@ from loom.wire.stream import Stream
 from loom.wire.texts import unpack_texts
 from loom_proxy.display import progress
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.futures.results import StreamFutures, error_of, raise_error, raise_failure
+from loom_proxy.futures.results import StreamFutures, Unread, error_of, raise_error, raise_failure
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
 from loom_proxy.session.waits import Waits
+
+logger = logging.getLogger(__name__)
 
 KEPT_STOPPED = 64
 """Meshes that were stopped here which `Job.meshes` still names."""
@@ -72,6 +75,7 @@ class Calls(Waits):
         self._ids = itertools.count(welcome.next_id)
         self._waiting: dict[int, FutureProxy[Any] | StreamFutures] = {}
         """The futures of operations without an answer yet, by the operation's id."""
+        self._refused = itertools.count(1)  # calls over a limit whose error nobody read
         self._forgotten: deque[int] = deque()  # ids of released meshes that the driver does not know of yet
         self._error: LoomError | None = None
         self._lock = threading.Lock()  # held while `_error` or `_waiting` is replaced
@@ -262,7 +266,20 @@ class Calls(Waits):
         failed = OperationError.from_body(message.body)
         text = str(unpack_texts(message.parts[0]).get("text", ""))
         self.states.failed(waiting.operation, failed.code, text, failed.index)
-        self._complete(message, waiting, partial(raise_failure, self.decoder, message), failed.rpc_ms, failed.index)
+        unpack: Callable[[], Any] = partial(raise_failure, self.decoder, message)
+        if failed.code == LimitReached.code:
+            unpack = Unread(unpack, partial(self._note_unread, message, text))
+        self._complete(message, waiting, unpack, failed.rpc_ms, failed.index)
+
+    def _note_unread(self, message: Message, text: str) -> None:
+        """Report a refused call whose future nobody has read: the first one, and each that doubles their number."""
+        count = next(self._refused)
+        if count.bit_count() > 1 or self._error is not None:
+            return
+        calls = "A call was" if count == 1 else f"{count} calls were"
+        logger.warning("%s not begun, and nobody has read the error of its future: %s", calls, text)
+        details = {"id": message.id, "error": text, "refused": count}
+        self._events.add(Event("operation_failed", details, error_of(self.decoder, message)))
 
     def _complete(
         self,

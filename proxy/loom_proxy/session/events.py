@@ -30,7 +30,8 @@ class Event:
     session also gets the ``process_lost`` events of the time before.
     ``actors_lost``: Monarch has stopped actors unasked though their processes may live; ``details`` has ``mesh``,
     ``id`` (of the actor mesh), ``ranks`` and ``report``.
-    ``operation_failed``: a spawn or a broadcast failed; ``error`` says how.
+    ``operation_failed``: a spawn or a broadcast failed; ``error`` says how. Also: a limit of the gateway refused a
+    call whose future is gone, unread; ``details`` has ``refused``, how many these are by now: 1, 2, 4, 8 and so on.
     ``gateway_draining``: the gateway is stopping; ``details`` has ``seconds``, the time left, and ``sessions_end``:
     whether its sessions end with it, or go on and are found by the next gateway.
     ``disconnected``: the connection is lost and reconnects; ``details`` has ``url``.

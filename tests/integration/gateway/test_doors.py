@@ -349,6 +349,35 @@ def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors, 
         assert waiter.wait_for.call_one("/").get(BOUND) == "done"
 
 
+def test_refused_calls_whose_futures_nobody_reads_are_reported(
+    strict: Doors, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loom.connect(strict.url, strict.make("drive", user="dora")[1]) as job:
+        waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
+        futures = [waiter.wait_for.call_one(str(tmp_path / "go")) for _ in range(4)]
+        for _ in range(4):
+            waiter.wait_for.call_one("/")  # gone at once
+        dropped, read = waiter.wait_for.call_one("/"), waiter.wait_for.call_one("/")
+        with pytest.raises(loom.LimitReached):
+            read.get(BOUND)
+        del read
+        assert dropped.done()
+        del dropped
+
+        reported = [event for event in job.events(timeout=0) if event.name == "operation_failed"]
+        assert [event.details["refused"] for event in reported] == [1, 2, 4]
+        assert all(isinstance(event.error, loom.LimitReached) for event in reported)
+        assert "--max-in-flight" in reported[0].details["error"]
+        warnings = [text for text in caplog.messages if "nobody has read" in text]
+        assert [text.partition(" not begun")[0] for text in warnings] == [
+            "A call was",
+            "2 calls were",
+            "4 calls were",
+        ]
+        (tmp_path / "go").touch()
+        assert [future.get(BOUND) for future in futures] == ["done"] * 4
+
+
 @pytest.mark.slow
 def test_operations_in_flight_count_in_all_sessions_of_a_user(tmp_path: Path) -> None:
     for doors in start(tmp_path, "--max-in-flight", "4"):
