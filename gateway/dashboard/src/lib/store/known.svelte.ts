@@ -48,6 +48,8 @@ export abstract class Known {
   workers = $state.raw<WorkerInfo[]>([]);
   /** The current time by the weaver's clock, in seconds; it moves once a second. */
   now = $state(Date.now() / 1000);
+  /** The same in steps of ten seconds, the last one that has passed. */
+  readonly tens = $derived(Math.floor(this.now / 10) * 10);
 
   protected readonly changes = new Changes(SUBJECTS, SELDOM, () => this.tick(0.9));
   protected readonly position = new Position();
