@@ -63,7 +63,7 @@ def no_thread_per_future() -> Iterator[None]:
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             thread.join(IN_TIME)
-    assert threading.active_count() <= before
+    assert threading.active_count() <= before, threading.enumerate()
 
 
 # -- wait ---------------------------------------------------------------------------------------------------
