@@ -164,7 +164,7 @@ def by_hand():
         deadline = time.monotonic() + BOUND / 2
         while time.monotonic() < deadline:
             status = pods.status()
-            listening = [pod["worker"]["listening"] for pod in status["pods"]]
+            listening = [pod["worker"]["listening"] for pod in status.get("pods", ())]
             if status.get("gateway") and listening == [True, True]:
                 break
             time.sleep(0.5)
