@@ -1,8 +1,8 @@
 """Measures the page beside simulated threadlets: each of its views in turn, in rounds.
 
-The threadlets share one core, Chromium has the others, and gateway, weaver and workers run on all. In each round a
-view is traced for a while with one watcher, and left alone for as long with a second one. How much CPU time gateway
-and weaver use is measured in both. Afterwards garbage is collected and the heap is measured.
+The threadlets share one core with what measures, Chromium has the others, and gateway, weaver and workers run on
+all. In each round a view is traced for a while with one watcher, and left alone for as long with a second one. How
+much CPU time gateway and weaver use is measured in both. Afterwards garbage is collected and the heap is measured.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -87,11 +87,10 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
     with ExitStack() as stack:
         say(f"{plan.replicas:,} threadlets register")
         cluster = stack.enter_context(LocalCluster(1))
-        stack.enter_context(_held_to(cores[1:] or cores))
+        stack.enter_context(_held_to(cores[:1]))
         job = stack.enter_context(loom.connect(cluster.url, cluster.token))
-        with _held_to(cores[:1]):
-            crowd = CallerProcess("threadlets", "tests.benchmarks.crowd", (job.weaver.address(),))
-            stack.enter_context(crowd).await_ready()
+        crowd = CallerProcess("threadlets", "tests.benchmarks.crowd", (job.weaver.address(),))
+        stack.enter_context(crowd).await_ready()
         for joined in range(0, plan.replicas, plan.group):
             crowd.ask("join", count=min(plan.group, plan.replicas - joined), group_size=plan.group)
         crowd.ask("keep_reporting")
@@ -104,7 +103,9 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
             time.sleep(plan.window)
         figures.calls_without.extend(calls.milliseconds)
 
-        browser = stack.enter_context(chromium())
+        with _held_to(cores[1:] or cores):
+            browser = stack.enter_context(chromium())
+        _hold_driver_to(cores[:1])
         tab = stack.enter_context(signed_in(browser, cluster.url, cluster.token))
         _Measuring(plan, figures, cluster, servers, browser, tab, echo, say).run()
     return figures
@@ -123,11 +124,14 @@ class _Servers:
     def loaded(self) -> Iterator[list[Load]]:
         """Measure a time; what was measured is in the list afterwards."""
         found: list[Load] = []
-        stored, cpu, start = self._crowd.ask("stored"), self._cpu(), time.monotonic()
+        cpu, start = self._cpu(), time.monotonic()
         yield found
         gateway, weaver, crowd = (now - before for now, before in zip(self._cpu(), cpu, strict=True))
-        seconds = time.monotonic() - start
-        found.append(Load(seconds, gateway, weaver, crowd, self._crowd.ask("stored") - stored))
+        found.append(Load(time.monotonic() - start, gateway, weaver, crowd))
+
+    def stored(self) -> tuple[int, float]:
+        """Return how many reports the weaver has stored so far, and when that was asked."""
+        return self._crowd.ask("stored"), time.monotonic()
 
     def _cpu(self) -> list[float]:
         return [cpu_seconds(pid) for pid in self._pids]
@@ -194,6 +198,7 @@ class _Measuring:
         self._figures.calls_opening.extend(calls.milliseconds)
         self._began = time.monotonic()
         for number in range(self._plan.rounds):
+            stored, start = self._servers.stored()
             for place, view in enumerate(VIEWS):
                 self._say(f"round {number + 1} of {self._plan.rounds}: {view}")
                 self._tab.open(VIEWS[view].format(replica="train_0"))
@@ -204,6 +209,8 @@ class _Measuring:
             with _Calls(self._echo) as calls:
                 self._wait(self._plan.window)
             self._figures.calls_with.extend(calls.milliseconds)
+            stored_now, now = self._servers.stored()
+            self._figures.stored.append((stored_now - stored) / (now - start) / self._plan.replicas)
 
     def _heed(self, socket: WebSocket) -> None:
         """Note the page's subscription, and count what it receives."""
@@ -274,6 +281,17 @@ def _held_to(cores: list[int]) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(0, before)
+
+
+def _hold_driver_to(cores: list[int]) -> None:
+    """Hold Playwright's driver, the parent of Chromium, to some cores.
+
+    It gets a copy of each message to the page, and takes it apart at the very time at which the page shows it.
+    """
+    (driver,) = [one for one in psutil.Process().children() if "run-driver" in one.cmdline()]
+    for thread in driver.threads():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread.id, cores)
 
 
 def _size() -> int:

@@ -55,8 +55,6 @@ class Load:
     gateway: float
     weaver: float
     threadlets: float
-    stored: int
-    """Reports of the threadlets that the weaver has stored."""
 
     @property
     def serving(self) -> float:
@@ -112,6 +110,11 @@ class PageFigures:
     """Seconds until the page was connected."""
     loads: list[Load] = field(default_factory=list)
     """Of each view and round, with one watcher."""
+    stored: list[float] = field(default_factory=list)
+    """Of the reports that were due, what the weaver has said to be stored; one for each round.
+
+    It says so for two reports of a threadlet together, so that a few seconds more or less do not tell.
+    """
     watcher_there: list[float] = field(default_factory=list)
     """Seconds until a second watcher had its snapshot."""
     calls_without: list[float] = field(default_factory=list)

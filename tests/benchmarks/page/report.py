@@ -78,7 +78,7 @@ def page_report(plan: PagePlan, command: str, machine: Machine, figures: PageFig
             "of those due",
             "at least",
             DUE,
-            tuple(one.stored / one.seconds / plan.replicas for one in figures.loads),
+            tuple(figures.stored),
         ),
     )
     every = [update for one in views.values() for update in one.updates]
