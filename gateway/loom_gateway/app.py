@@ -70,6 +70,8 @@ class GatewayStatus(BaseModel):
 
     version: str
     workers: list[WorkerInfo]
+    workers_missing: str
+    """Which workers have not been found yet, and what to do about it; empty if all have been."""
     sessions: int
     """The number of living sessions that the caller may see."""
     spare_ready: bool
@@ -166,6 +168,7 @@ def create_app(
         return GatewayStatus(
             version=__version__,
             workers=workers,
+            workers_missing=manager.worker_watch.missing,
             sessions=len(access.sessions(request.scope["loom.principal"])),
             spare_ready=manager.spare_ready,
             isolation=Isolation.of(manager),

@@ -56,6 +56,19 @@ class WorkerWatch:
         if self._task is not None:
             self._task.cancel()
 
+    @property
+    def missing(self) -> str:
+        """Which hosts have had no worker yet, and what to do about it; empty if every host has had one."""
+        if self.hosts.complete:
+            return ""
+        if self._error is not None:
+            return str(self._error)
+        try:
+            self.hosts.check_complete()
+        except WorkerUnreachable as error:
+            return str(error)
+        return ""
+
     async def there(self, patience: float | None = None) -> WorkerList:
         """Wait until every host has a worker; for at most ``patience`` seconds, then raise `WorkerUnreachable`."""
         try:

@@ -43,6 +43,8 @@ def status(access: Access, as_json: Json = False) -> None:
         ["worker", "reachable"],
         [[worker["address"], "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
     )
+    if missing := answer.get("workers_missing"):
+        typer.echo(missing)
     if isolation := answer.get("isolation"):
         own = (
             "a user id for each session"

@@ -15,9 +15,11 @@ import loom
 from loom.process.listen import free_ports
 from tests.support.actors import Counter
 from tests.support.gateways import TOKEN, Gateway
-from tests.support.processes import read_json, start
+from tests.support.processes import read_json, run, start
 
 BOUND = 60.0
+
+LOOM = "import sys; from loom.cli import main; main()"
 
 
 class Environment(loom.Actor):
@@ -143,12 +145,17 @@ def test_a_mesh_with_another_python_has_it_on_a_worker_that_has_moved(listed: Li
 def test_a_session_waits_for_workers_that_are_not_there_yet(listed: Listed) -> None:
     listed.path.write_text("# none yet\n")
     with gateway_on("--workers", f"file:{listed.path}", "--workers-timeout", "60") as gateway:
-        assert gateway.rest("/status")["workers"] == []
+        status = gateway.rest("/status")
+        assert status["workers"] == []
+        assert status["workers_missing"].startswith("0 of 1 workers of workers have been found in the file")
+        said = run("-c", LOOM, "status", env={**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN}).stdout
+        assert status["workers_missing"] in said
         waiting = start("-c", CONNECTS, gateway.url, TOKEN)
         try:
             listed.add()
             listed.write()
             assert read_json(waiting) == [1]
+            assert gateway.rest("/status")["workers_missing"] == ""
         finally:
             waiting.kill()
             waiting.communicate()
