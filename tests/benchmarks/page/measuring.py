@@ -1,8 +1,11 @@
 """Measures the page beside simulated threadlets: each of its views in turn, in rounds.
 
-The threadlets share one core with what measures, Chromium has the others, and gateway, weaver and workers run on
-all. In each round a view is traced for a while with one watcher, and left alone for as long with a second one. How
-much CPU time gateway and weaver use is measured in both. Afterwards garbage is collected and the heap is measured.
+Half of the cores are Chromium's, the other half is what measures on, and the threadlets have one core of it. In
+each round a view is traced for a while. Gateway and weaver leave Chromium's cores alone meanwhile, as a laptop is
+another machine than the cluster: an update's time is a clock's, and the weaver is busy just when it has sent one.
+
+Then both use all cores, and how much CPU time they take is measured with one watcher and with two. Afterwards
+garbage is collected and the heap is measured.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -83,18 +86,21 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
     if why_not := missing():
         raise CallerError(why_not)
     cores = sorted(os.sched_getaffinity(0))
+    clusters = cores[: max(len(cores) // 2, 1)]
+    browsers = cores[len(clusters) :] or cores
     figures = PageFigures({name: ViewFigures() for name in VIEWS}, size=_size())
     with ExitStack() as stack:
         say(f"{plan.replicas:,} threadlets register")
         cluster = stack.enter_context(LocalCluster(1))
-        stack.enter_context(_held_to(cores[:1]))
+        stack.enter_context(_held_to(clusters))
         job = stack.enter_context(loom.connect(cluster.url, cluster.token))
-        crowd = CallerProcess("threadlets", "tests.benchmarks.crowd", (job.weaver.address(),))
-        stack.enter_context(crowd).await_ready()
+        with _held_to(clusters[:1]):
+            crowd = CallerProcess("threadlets", "tests.benchmarks.crowd", (job.weaver.address(),))
+            stack.enter_context(crowd).await_ready()
         for joined in range(0, plan.replicas, plan.group):
             crowd.ask("join", count=min(plan.group, plan.replicas - joined), group_size=plan.group)
         crowd.ask("keep_reporting")
-        servers = _Servers(cluster.pids[0], crowd)
+        servers = _Servers(cluster.pids[0], crowd, clusters)
 
         say("calls of a session without a page")
         echo = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("echo", Echo)
@@ -103,9 +109,9 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
             time.sleep(plan.window)
         figures.calls_without.extend(calls.milliseconds)
 
-        with _held_to(cores[1:] or cores):
+        with _held_to(browsers):
             browser = stack.enter_context(chromium())
-        _hold_driver_to(cores[:1])
+        _hold_driver_to(clusters)
         tab = stack.enter_context(signed_in(browser, cluster.url, cluster.token))
         _Measuring(plan, figures, cluster, servers, browser, tab, echo, say).run()
     return figures
@@ -114,11 +120,25 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
 class _Servers:
     """The processes that serve the page."""
 
-    def __init__(self, gateway: int, crowd: CallerProcess) -> None:
+    def __init__(self, gateway: int, crowd: CallerProcess, cores: list[int]) -> None:
         children = psutil.Process(gateway).children()
         (weaver,) = [one.pid for one in children if "loom.weaver" in one.cmdline()]
         self._pids = (gateway, weaver, crowd.pid)
         self._crowd = crowd
+        self._cores = cores
+
+    @contextmanager
+    def on_their_cores(self) -> Iterator[None]:
+        """Have gateway and weaver use half of the cores only."""
+        gateway, weaver, _ = self._pids
+        before = sorted(os.sched_getaffinity(weaver))
+        try:
+            for pid in (gateway, weaver):
+                _hold(psutil.Process(pid), self._cores)
+            yield
+        finally:
+            for pid in (gateway, weaver):
+                _hold(psutil.Process(pid), before)
 
     @contextmanager
     def loaded(self) -> Iterator[list[Load]]:
@@ -232,19 +252,22 @@ class _Measuring:
     def _of_view(self, view: str, watched_first: bool) -> None:
         figures = self._figures.views[view]
         loads: dict[bool, Load] = {}
+        with self._servers.on_their_cores():
+            figures.traces.append(record(self._browser, self._plan.traced, self._wait))
         for watched in (watched_first, not watched_first):
-            if watched:
-                loads[True] = self._watched_twice(figures)
-            else:
-                self._wait(min(SETTLED, self._plan.settle))
-                received = self._received
-                with self._servers.loaded() as found:
-                    figures.traces.append(record(self._browser, self._plan.window, self._wait))
-                figures.received.append((self._received - received) / found[0].seconds)
-                (loads[False],) = found
+            loads[watched] = self._watched_twice(figures) if watched else self._watched_once(figures)
         self._figures.loads.append(loads[False])
         figures.second_watcher.append(loads[True].serving - loads[False].serving)
         figures.heaps.append(self._heap())
+
+    def _watched_once(self, figures: ViewFigures) -> Load:
+        """Measure the bytes to the page meanwhile."""
+        self._wait(min(SETTLED, self._plan.settle))
+        received = self._received
+        with self._servers.loaded() as found:
+            self._wait(self._plan.window)
+        figures.received.append((self._received - received) / found[0].seconds)
+        return found[0]
 
     def _watched_twice(self, figures: ViewFigures) -> Load:
         """Have a second watcher, and measure the frames of the page meanwhile."""
@@ -289,7 +312,12 @@ def _hold_driver_to(cores: list[int]) -> None:
     It gets a copy of each message to the page, and takes it apart at the very time at which the page shows it.
     """
     (driver,) = [one for one in psutil.Process().children() if "run-driver" in one.cmdline()]
-    for thread in driver.threads():
+    _hold(driver, cores)
+
+
+def _hold(process: psutil.Process, cores: list[int]) -> None:
+    """Hold all threads of a process to some cores."""
+    for thread in process.threads():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(thread.id, cores)
 

@@ -37,9 +37,14 @@ class PagePlan:
         return self.seconds / self.rounds / len(VIEWS)
 
     @property
+    def traced(self) -> float:
+        """Seconds for which a view is traced in a round."""
+        return max(0.4 * self.share, 0.8)
+
+    @property
     def window(self) -> float:
-        """Seconds of each of the two measurements of a view in a round."""
-        return max(0.35 * self.share, 0.8)
+        """Seconds of each of the two measurements of the CPU time in a round."""
+        return max(0.2 * self.share, 0.8)
 
     @property
     def settle(self) -> float:

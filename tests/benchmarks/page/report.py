@@ -83,7 +83,7 @@ def page_report(plan: PagePlan, command: str, machine: Machine, figures: PageFig
     )
     every = [update for one in views.values() for update in one.updates]
     notes = (
-        f"{plan.replicas:,} replicas that report once a second, held to one core; Chromium is held to the others",
+        f"{plan.replicas:,} replicas that report once a second, held to one core; Chromium has half of the cores",
         f"{len(every)} updates of all views: p50 {_p(50, every, _bounded):.3g}, "
         f"p95 {_p(95, every, _bounded):.3g} ms",
         f"a second watcher, % of one core: {_spread([d for one in views.values() for d in one.second_watcher])}",
