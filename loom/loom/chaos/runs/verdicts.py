@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from loom.chaos.durations import spoken
 from loom.chaos.plans.expectations import Expectation, ExpectationKind
@@ -16,6 +17,7 @@ from loom.chaos.runs.tracker import Struck
 
 LEAST_POINTS = 4  # values of a metric that are needed to tell whether it falls or rises
 HASH = "params_hash"  # the metric with the hash of a replica's parameters
+PARTICIPANTS = "participants"  # the metric with how many groups have made a replica's step together
 
 
 @dataclass(frozen=True)
@@ -121,43 +123,67 @@ def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
 
     When a replica goes back to an earlier step, the steps after that are made anew from a checkpoint, perhaps by
     fewer groups, and may come out differently than before: a new lineage begins.
+
+    A group that is cut off, or whose peer dies in the middle of a step, makes a step alone which another group may
+    have made, too. One of the two takes over the other's state, or is dead: they agree again afterwards.
     """
-    made: dict[int, list[tuple[float, str, float]]] = {}
+    made: dict[int, list[_Made]] = {}
     back: list[tuple[float, int]] = []  # when a replica went back, and to which step
     for replica in run.watched():
         last: tuple[int, float] | None = None
+        counts = run.observer.history(replica.id, PARTICIPANTS, run.began)
+        alone = {(point.time, point.step) for point in counts if point.value == 1}
         for point in sorted(run.observer.history(replica.id, HASH, run.began), key=lambda point: point.time):
             if point.step is None:
                 continue
             if last is not None and (point.step < last[0] or (point.step == last[0] and point.value != last[1])):
                 back.append((point.time, point.step))
             last = point.step, point.value
-            made.setdefault(point.step, []).append((point.time, replica.id, point.value))
-    compared, apart = 0, []
-    for step, points in sorted(made.items()):
-        for hashes in _lineages(step, sorted(points), back):
-            compared += len(hashes) > 1
-            if len(set(hashes.values())) > 1:
-                apart.append(step)
-    if not compared:
+            one = _Made(point.time, replica.id, point.value, (point.time, point.step) in alone)
+            made.setdefault(point.step, []).append(one)
+    lineages = [(step, found) for step, points in made.items() for found in _lineages(step, sorted(points), back)]
+    several = sorted((max(one.time for one in found), step, found) for step, found in lineages if len(found) > 1)
+    apart: list[int] = []
+    alone_at: list[int] = []
+    unsettled: list[int] = []
+    for _, step, found in several:
+        if len({one.value for one in found}) == 1:
+            alone_at += unsettled
+            unsettled = []
+        elif len({one.value for one in found if not one.alone}) > 1:
+            apart.append(step)
+        else:
+            unsettled.append(step)
+    apart += unsettled
+    if not several:
         return False, f"no two replicas report {HASH} of one step"
     if apart:
-        return False, f"at {len(apart)} of {compared} steps they do not: first at {min(apart)}"
-    return True, f"at all of {compared} steps"
+        return False, f"at {len(apart)} of {len(several)} steps they do not: first at {min(apart)}"
+    if alone_at:
+        return True, f"at all of {len(several)} steps but {len(alone_at)}, which one made alone and gave up"
+    return True, f"at all of {len(several)} steps"
 
 
-def _lineages(
-    step: int, points: list[tuple[float, str, float]], back: list[tuple[float, int]]
-) -> Iterator[dict[str, float]]:
-    """Yield the values of a step by replica, for each lineage that has the step."""
-    hashes: dict[str, float] = {}
+class _Made(NamedTuple):
+    """A step that a replica has made."""
+
+    time: float
+    replica: str
+    value: float
+    alone: bool
+    """Whether no other group took part."""
+
+
+def _lineages(step: int, points: list[_Made], back: list[tuple[float, int]]) -> Iterator[list[_Made]]:
+    """Yield what each replica made of a step, for each lineage that has the step."""
+    found: dict[str, _Made] = {}
     before = -math.inf
-    for time, replica, value in points:
-        if hashes and any(before < when <= time and first <= step for when, first in back):
-            yield hashes
-            hashes = {}
-        hashes[replica], before = value, time
-    yield hashes
+    for one in points:
+        if found and any(before < when <= one.time and first <= step for when, first in back):
+            yield [*found.values()]
+            found = {}
+        found[one.replica], before = one, one.time
+    yield [*found.values()]
 
 
 def goodput(spent: Mapping[str, float]) -> float | None:

@@ -28,8 +28,16 @@ def main(steps):
         for line in sys.stdin:
             if line.strip() == "stop":
                 break
-        job.weaver.stop("train").get(BOUND)
-        result = run.result(BOUND)
+        told = job.weaver.stop("train").get(BOUND)
+        say("stopping", **{replica: one.reason or "ok" for replica, one in told.items()})
+        try:
+            result = run.result(BOUND)
+        except loom.WaitTimeout:
+            say(
+                "goes on",
+                **{name: f"{one.state} at step {one.step}" for name, one in job.weaver.replicas().items()},
+            )
+            raise
         say("result", ending=result.ending, steps=result.steps, failures=result.failures)
     say("closed")
 
