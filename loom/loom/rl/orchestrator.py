@@ -106,6 +106,7 @@ class Orchestrator:
         The function is for `Job.run`. It also works in an actor, and in a program in the cluster.
 
         Raises:
+            ReplicaTaken: the user has a run that goes on in another session.
             TrainingFailed: no trainer is left.
             LoomError: no generator is left.
         """

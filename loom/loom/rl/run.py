@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loom import timing
-from loom.errors import WrongArguments
+from loom.errors import Conflict, WrongArguments
 from loom.rl.barrier import AsyncBarrier
 from loom.rl.generation.ways import WeightsVia
 from loom.rl.generators.calls import ProcessGone
@@ -78,6 +78,7 @@ class Run:
             with Threadlet(
                 NAME, group=NAME, weaver=session.weaver_address(), devices=(), config=self._config(options)
             ) as threadlet:
+                _claim_name(threadlet)
                 self._register(threadlet)
                 if first < self._spec.steps:
                     pool.resize(options.generators)
@@ -315,6 +316,15 @@ class _timed:  # noqa: N801 - it reads as a function
 def _timing_folder(folder: Path) -> Path | None:
     """Return where the events of a run go; None if the environment says where."""
     return None if os.environ.get("LOOM_TIMING_DIR") else folder / "timing"
+
+
+def _claim_name(threadlet: Threadlet) -> None:
+    """Raise `ReplicaTaken` if the user has a run in another session: the changes to one would reach the other."""
+    try:
+        threadlet.claim()
+    except Conflict as error:
+        text = f"another run of yours goes on already: end it first, as with stop({NAME!r}) ({error})"
+        raise Conflict(text, code=error.code) from None
 
 
 def _handler(change: Callable[[Any], Deferred], kind: type) -> Callable[[Any], Deferred]:

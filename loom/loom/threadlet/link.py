@@ -57,7 +57,7 @@ GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and 
 class _Refused(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.text} ({refusal.code})")
-        self.code = refusal.code
+        self.code, self.text = refusal.code, refusal.text
 
 
 class WeaverLink:
@@ -88,6 +88,8 @@ class WeaverLink:
         self._frames: deque[Frame] = deque()  # to send; a signal handler may append while this thread does
         self._open = False  # whether frames can be queued for a connection
         self.connected = False  # whether the weaver has welcomed this process and the connection stands
+        self.welcomed = threading.Event()  # set by the first welcome
+        self.taken = ""  # the weaver's words on another process that was this replica, at the last attempt
         self._takes_health = False  # whether the connected weaver takes the health of devices
         self._failures: dict[
             str, DeviceFailed
@@ -166,12 +168,13 @@ class WeaverLink:
         waits = iter(BACKOFF)
         # Try at least once, for a process that reports something and ends at once.
         while True:
-            wait = None
+            wait, taken = None, ""
             try:
                 self._connect_and_serve()
             except _Refused as refusal:
                 # The process that still is the replica may be one that hangs and is about to be killed.
-                wait = None if refusal.code == "replica_taken" else BACKOFF.most
+                taken = refusal.text if refusal.code == "replica_taken" else ""
+                wait = None if taken else BACKOFF.most
                 self._log_once(str(refusal), logging.ERROR, "the weaver refuses this process: %s", refusal)
             except ProtocolMismatch as error:
                 wait = BACKOFF.most
@@ -184,7 +187,7 @@ class WeaverLink:
             finally:
                 if self.connected:
                     waits = iter(BACKOFF)
-                self._open = False
+                self._open, self.taken = False, taken
                 self.connected = self._takes_health = False
                 self._frames.clear()
                 connection, self._connection = self._connection, None
@@ -214,6 +217,7 @@ class WeaverLink:
             self._logged.clear()
             _log.info("the weaver is there")
         self.connected, self._takes_health = True, welcome.health
+        self.welcomed.set()
         if welcome.health:
             self._frames.extend(self._failures.copy().values())
         for frame in rest:

@@ -44,7 +44,7 @@ from loom.control.membership import Registration
 from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, own_devices
-from loom.errors import WrongArguments
+from loom.errors import Conflict, WrongArguments
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.device_watch import watch_devices
@@ -58,6 +58,7 @@ _log = logging.getLogger("loom")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+CLAIM_TIMEOUT = 10.0  # seconds; a weaver takes 3 to find a process dead, and attempts are up to 4 apart
 CLOSE_TIMEOUT = 2.0  # seconds that the end of the process waits for the last reports to be stored
 MAX_CONFIG = 10_000  # keys of the configuration that a hello may have
 
@@ -139,6 +140,26 @@ class Threadlet(CommandApplier):
         devices = threading.Thread(target=watch_devices, args=watched, name="loom-devices", daemon=True)
         for thread in (link, self._reports, devices):
             thread.start()
+
+    def claim(self, timeout: float = CLAIM_TIMEOUT) -> bool:
+        """Wait until the weaver has registered this process; return whether it has. It tries again afterwards, too.
+
+        For a program that must not run twice at once: another one may have the replica's name, whose process would
+        get the commands that are meant for this one. Without a weaver, nothing is waited for.
+
+        Args:
+            timeout: seconds. In fewer than 10, a process that is dead may not yet count as such.
+
+        Raises:
+            ReplicaTaken: another process is the replica, and lives.
+        """
+        if self._link is None:
+            return False
+        if self._link.welcomed.wait(timeout):
+            return True
+        if self._link.taken:
+            raise Conflict(self._link.taken, code="replica_taken")
+        return False
 
     def step(
         self,

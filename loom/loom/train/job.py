@@ -43,6 +43,7 @@ class FaultTolerantJob(JobSpec):
         """Run the job in this process, a session's driver, and return when the job is over; see `start`.
 
         Raises:
+            ReplicaTaken: the user has a job of this name in another session.
             TrainingFailed: no group is left.
         """
         return Controller(self, session()).run()

@@ -13,6 +13,7 @@ import torch
 import loom
 from loom.rl import RolloutStore, arithmetic_run
 from loom.rl.generation import weights
+from loom_proxy.local import LocalCluster
 from tests.support.processes import still_there
 from tests.system.rl.runs import BOUND, WatchedRun, assert_exact
 
@@ -107,6 +108,26 @@ def test_completions_that_are_too_old_are_dropped_and_counted(job: loom.Job, tmp
     assert summary.dropped == sum(one.dropped for one in summary.steps)
     store = RolloutStore(tmp_path)
     assert {step - one.weights_step for step in store.steps() for one in store.read_all(step)} == {0}
+
+
+def test_a_run_is_refused_while_another_session_has_one(
+    cluster: LocalCluster, job: loom.Job, tmp_path: Path
+) -> None:
+    run = WatchedRun(job, tmp_path / "first", steps=100_000, async_level=0, **SMALL)
+    run.await_step(3)
+    with loom.connect(cluster.url, cluster.token) as other:
+        second = WatchedRun(other, tmp_path / "second", steps=4, **SMALL)
+        error = second.run.exception(BOUND)
+    run.await_step(run.records()[-1].step + 3)
+    job.weaver.stop("orchestrator").get(BOUND)
+    summary = run.result()
+
+    assert isinstance(error, loom.errors.Conflict)
+    assert error.code == "replica_taken"
+    assert "another run of yours goes on already: end it first" in str(error)
+    assert second.records() == []
+    assert second.pids("generator") == []
+    assert summary.training.ending == "stopped"
 
 
 def test_metrics_come_to_the_weaver_under_their_names(job: loom.Job, tmp_path: Path) -> None:

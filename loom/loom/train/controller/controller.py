@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.beside import Session
-from loom.errors import OperationCancelled, TrainingFailed, WrongArguments
+from loom.errors import Conflict, OperationCancelled, TrainingFailed, WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.host_agents import HostAgents
@@ -68,6 +68,7 @@ class Controller:
             with Threadlet(
                 f"{job.name}_job", group=f"{job.name}_jobs", weaver=self._session.weaver_address(), devices=()
             ) as threadlet:
+                self._claim_name(threadlet)
                 threadlet.handler("groups")(self._slots.resize)
                 threadlet.handler("drain_host")(self._slots.drain)
                 threadlet.handler("undrain_host")(self._slots.undrain)
@@ -83,6 +84,17 @@ class Controller:
             self._agents.close()
             self._support.close()
             self._events.close()
+
+    def _claim_name(self, threadlet: Threadlet) -> None:
+        """Raise `ReplicaTaken` if the user has a living job of this name in another session: they would mix."""
+        try:
+            threadlet.claim()
+        except Conflict as error:
+            raise Conflict(
+                f"a job {self._job.name!r} of yours runs already: give this one another name, "
+                f"or end that one, as with stop({threadlet.replica_id!r}) ({error})",
+                code=error.code,
+            ) from None
 
     def status(self) -> JobStatus:
         """Return the job's status. Any thread may call."""

@@ -13,6 +13,7 @@ import pytest
 
 from loom.control.introduction import Handlers, ThreadletHello
 from loom.control.reports import DeviceReport
+from loom.errors import Conflict
 from loom.process.backoff import Backoff
 from loom.threadlet import Threadlet
 from loom.threadlet import link as module
@@ -445,3 +446,40 @@ def test_a_replica_whose_name_is_taken_asks_again_at_once(
     _, second = weaver.welcome()
 
     assert first["instance"] == second["instance"]
+
+
+def test_a_claim_is_answered_by_the_welcome(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    refused, _ = weaver.accept()
+    refused.send("refuse", "replica_taken", "another process is that replica")
+    weaver.welcome()
+
+    assert made.claim(BOUND)
+
+
+def test_a_claim_of_what_another_process_is_fails_with_the_weavers_words(
+    weaver: FakeWeaver, threadlet: Make
+) -> None:
+    made = threadlet()
+    for _ in range(2):
+        refused, _ = weaver.accept()
+        refused.send("refuse", "replica_taken", "another process is that replica")
+
+    with pytest.raises(Conflict, match=r"^another process is that replica$") as caught:
+        made.claim(0.0)
+
+    assert caught.value.code == "replica_taken"
+
+
+def test_a_claim_that_no_weaver_answers_waits_no_longer_than_it_is_told(
+    weaver: FakeWeaver, threadlet: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = threadlet()
+    refused, _ = weaver.accept()
+    refused.send("refuse", "replica_taken", "another process is that replica")
+    weaver.stop()
+    eventually(lambda: "no weaver" in caplog.text, "an attempt without a weaver")
+    eventually(lambda: not made._link.taken, "the end of the attempt")
+
+    assert not made.claim(0.0)
+    assert not threadlet(weaver="").claim()
