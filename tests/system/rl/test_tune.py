@@ -50,16 +50,28 @@ def tuned(cluster: LocalCluster, folder: Path, bottleneck: str, seed: int) -> It
             run.cancel()
 
 
+@pytest.fixture(scope="module")
+def wrong() -> list[tuple[str, str]]:
+    """The wrong diagnoses of all bottlenecks: what there was, and what was found."""
+    return []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
-def test_the_primary_diagnosis_is_right(cluster: LocalCluster, tmp_path: Path, bottleneck: str) -> None:
+def test_the_primary_diagnosis_is_right(
+    cluster: LocalCluster, tmp_path: Path, bottleneck: str, wrong: list[tuple[str, str]]
+) -> None:
     found = []
     for seed in SEEDS:
         with tuned(cluster, tmp_path / str(seed), bottleneck, seed) as (tuner, _):
             found.append(tuner.look()[1].primary)
-    # In 33 of 35 at least, of which no bottleneck may have more than one; where nothing is slow, in none of five.
+    print(f"{bottleneck}: {found}")
+    wrong += [(bottleneck, one) for one in found if one != bottleneck]
+
+    # Where nothing is slow, nothing is found. In all, 2 of 35 may be wrong, of which no bottleneck may have both.
     assert found.count(bottleneck) >= len(SEEDS) - (bottleneck != "none"), found
+    assert len(wrong) <= 2, wrong
 
 
 @pytest.mark.slow

@@ -124,9 +124,12 @@ def one_back_without_its_class():
     """The same, with a pod that is lost and replaced while the job is open."""
     with warnings_said(), a_job(name="unlucky", env_vars={"PYTHONPATH": sys.argv[2]}) as job:
         found = status(job)
-        say("open", others=[pod["name"] for pod in found["pods"] if not pod["gateway"]])
+        others = [pod for pod in found["pods"] if not pod["gateway"]]
+        say("open", others=[pod["name"] for pod in others], workers=[pod["worker"] for pod in found["pods"]])
+        before = [pod["worker"]["address"] for pod in others]
         for event in job.events(timeout=BOUND):
-            if event.name == "host_back":
+            say(event.name, **event.details)
+            if event.name == "host_back" and event.details["address"] not in before:
                 break
         found = status(job)
         say("back", pods=len(found["pods"]), starts=[pod["worker"]["starts"] for pod in found["pods"]])
