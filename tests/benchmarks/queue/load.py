@@ -67,7 +67,7 @@ async def _orders(target: Target, plan: QueuePlan, way: str, client: Any) -> Win
     found = Window()
     orders = weights_client({"listener": "admin"}.get(way, way), client)
     whom = {"lane": target.generator, "listener": target.admin_url}.get(way, target.url)
-    before, began = (await target.generator.state.call_one())[0].tokens, time.monotonic()
+    began, counting = time.monotonic(), asyncio.create_task(_tokens_per_s(target.generator, plan.seconds))
     while (sent := time.monotonic()) < began + plan.seconds:
         order = asyncio.create_task(orders.update([whom], STEPS[len(found.queue_ms) % 2]))
         # When it has waited, there is something to see: an order that does not wait is done by then.
@@ -78,6 +78,13 @@ async def _orders(target: Target, plan: QueuePlan, way: str, client: Any) -> Win
         found.rpc_ms.append(timing.rpc_ms)
         found.places.append(place_of(timing.queue_ms, timing.rpc_ms, state))
         await asyncio.sleep(max(0.0, sent + plan.period - time.monotonic()))
-    tokens = (await target.generator.state.call_one())[0].tokens - before
-    found.tokens_per_s = tokens / (time.monotonic() - began)
+    found.tokens_per_s = await counting
     return found
+
+
+async def _tokens_per_s(generator: Any, seconds: float) -> float:
+    """Count for as long in each way: an order that waits for streams is done when many of them have just ended."""
+    before, began = (await generator.state.call_one())[0].tokens, time.monotonic()
+    await asyncio.sleep(seconds)
+    tokens: int = (await generator.state.call_one())[0].tokens - before
+    return tokens / (time.monotonic() - began)
