@@ -197,7 +197,7 @@ def test_a_pod_that_comes_back_without_its_class_is_deployed_again_while_the_job
 
     assert not (shared / "fail").exists()
     assert "deploying unlucky again (1 of at most 2 times)" in said
-    assert back == {"event": "back", "pods": 2, "starts": [1, 1]}
+    assert back == {"event": "back", "pods": 2, "starts": [1, 1], "events": ["host_lost", "host_back"]}, run.said
     assert gone(cluster, "unlucky")
 
 

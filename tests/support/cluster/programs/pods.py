@@ -127,12 +127,16 @@ def one_back_without_its_class():
         others = [pod for pod in found["pods"] if not pod["gateway"]]
         say("open", others=[pod["name"] for pod in others], workers=[pod["worker"] for pod in found["pods"]])
         before = [pod["worker"]["address"] for pod in others]
+        events = []
         for event in job.events(timeout=BOUND):
             say(event.name, **event.details)
+            if event.name in ("host_lost", "host_back"):
+                events.append(event.name)
             if event.name == "host_back" and event.details["address"] not in before:
                 break
         found = status(job)
-        say("back", pods=len(found["pods"]), starts=[pod["worker"]["starts"] for pod in found["pods"]])
+        starts = [pod["worker"]["starts"] for pod in found["pods"]]
+        say("back", pods=len(found["pods"]), starts=starts, events=events)
         job.hosts.spawn_procs().initialized.get(BOUND)
     say("closed")
 
