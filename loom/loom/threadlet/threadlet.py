@@ -153,12 +153,10 @@ class Threadlet(CommandApplier):
         Raises:
             ReplicaTaken: another process is the replica, and lives.
         """
-        if self._link is None:
-            return False
-        if self._link.welcomed.wait(timeout):
-            return True
-        if self._link.taken:
-            raise Conflict(self._link.taken, code="replica_taken")
+        if (link := self._link) is None or link.welcomed.wait(timeout):
+            return link is not None
+        if link.taken:
+            raise Conflict(link.taken, code="replica_taken")
         return False
 
     def step(
