@@ -120,10 +120,10 @@ class Program:
                     if found["event"] == event:
                         return found
         except pytest.fail.Exception as timeout:
-            raise AssertionError(f"it did not come to {event}:\n{self._told()}\n{stacks()}") from timeout
-        raise AssertionError(f"it ended before {event}:\n{self._told()}")
+            raise AssertionError(f"it did not come to {event}:\n{self.told()}\n{stacks()}") from timeout
+        raise AssertionError(f"it ended before {event}:\n{self.told()}")
 
-    def _told(self) -> str:
+    def told(self) -> str:
         """What the program and the pods have said last."""
         told = ["".join(self.said[-60:])]
         for pod in self._cluster.pods():

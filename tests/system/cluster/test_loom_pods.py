@@ -182,6 +182,7 @@ def test_a_pod_that_kubetorch_leaves_without_its_class_is_deployed_again(
     assert gone(cluster, "unlucky")
 
 
+@pytest.mark.timeout(600)
 def test_a_pod_that_comes_back_without_its_class_is_deployed_again_while_the_job_is_open(
     cluster: OneMachineCluster, tmp_path: Path, shared: Path
 ) -> None:
@@ -193,11 +194,13 @@ def test_a_pod_that_comes_back_without_its_class_is_deployed_again_while_the_job
         cluster.kill_pod(other)
         said = run.until("warning")["text"]
         back = run.until("back")
+        right = {"event": "back", "pods": 2, "starts": [1, 1], "events": ["host_lost", "host_back"]}
+        assert back == right, run.told()
+        run.go_on()
         run.until("closed")
 
     assert not (shared / "fail").exists()
     assert "deploying unlucky again (1 of at most 2 times)" in said
-    assert back == {"event": "back", "pods": 2, "starts": [1, 1], "events": ["host_lost", "host_back"]}, run.said
     assert gone(cluster, "unlucky")
 
 
