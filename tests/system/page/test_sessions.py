@@ -94,6 +94,8 @@ def test_a_log_is_narrowed_to_a_mesh_a_rank_and_a_stream(seen: Tab, trained: Fit
     rank.press("Enter")
     expect(lines(page).filter(has_text="of rank 1").first).to_be_visible()
     expect(lines(page).filter(has_text="of rank 0")).to_have_count(0)
+    scrolled_far = page.get_by_role("status").filter(has_text=re.compile(r"follows, ([6-9]\d|\d{3,}) lines"))
+    expect(scrolled_far).to_be_visible(timeout=60_000)  # the few lines of the other stream are seen all the same
     page.get_by_label("Stream").select_option("stderr")
     expect(lines(page).filter(has_text="a hundred more of rank 1").first).to_be_visible()
     expect(lines(page).filter(has_text="step")).to_have_count(0)

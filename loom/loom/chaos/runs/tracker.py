@@ -157,6 +157,7 @@ class Tracker:
         life.first = made[0].step
         if done := [one.step or 0 for one in points if one.time < life.registered]:
             before.last = max(done)
+        if before.last is not None:  # the step that was seen, if it died before its first point came
             victim.steps_lost = max(0, before.last - (made[0].step or 0) + 1)
 
     def _see_component(self, struck: Struck) -> None:
