@@ -269,7 +269,8 @@ class Job:
         three seconds; one that accepts connections and does not answer, fifteen.
 
         Returns:
-            The indexes, in the dimension ``hosts``, of the hosts that have come back.
+            The indexes, in the dimension ``hosts``, of the hosts that have come back since the last call, also of
+            those that the session has used again by itself.
         """
         back: list[int] = self._calls.ask(RefreshHosts()).get()
         return back

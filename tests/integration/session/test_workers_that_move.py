@@ -103,6 +103,8 @@ def test_a_session_uses_a_worker_that_has_taken_the_place_of_another(listed: Lis
         listed.write()
         await_event(job, "host_back")
 
+        assert job.refresh_hosts() == [1], "a program that waits for the host until it is told of it would wait on"
+        assert job.refresh_hosts() == []
         new = job.hosts.spawn_procs().spawn("new", Counter, 5)
         assert list(new.add.call(1).get(BOUND).values()) == [6, 6]
         alone = job.hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 2}).spawn("alone", Counter)

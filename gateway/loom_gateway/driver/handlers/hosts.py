@@ -39,6 +39,7 @@ class HostWatcher:
         self._following: asyncio.Task[None] | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}  # one for each host that lives
         self._restarted: set[int] = set()  # lost hosts in whose place a worker has been seen
+        self._returned: set[int] = set()  # hosts that are used again, which no client that asked was told of
         self._refreshing = asyncio.Lock()
         self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
 
@@ -75,6 +76,7 @@ class HostWatcher:
         return False
 
     def _gone(self, host: int, reason: str) -> None:
+        self._returned.discard(host)
         self._hosts.lose(host, reason)
         self._syncs.host_gone(host)
         self._context.failures.host_gone(host)
@@ -104,21 +106,27 @@ class HostWatcher:
         self._hosts.move(host, address)
 
     def _refresh(self, message: Message, started: float) -> None:
-        self._context.replies.answer_with(message, started, self._take_back(self._hosts.lost))
+        self._context.replies.answer_with(message, started, self._asked())
 
-    async def _take_back(self, wanted: Iterable[int]) -> list[int]:
-        """Use the hosts again that have come back. Return their numbers."""
+    async def _asked(self) -> list[int]:
+        """Return the hosts that are back since a client last asked: one may have been taken back before it asks."""
+        await self._take_back(self._hosts.lost)
+        told, self._returned = sorted(self._returned), set()
+        return told
+
+    async def _take_back(self, wanted: Iterable[int]) -> None:
+        """Use the hosts again that have come back."""
         async with self._refreshing:
             lost = sorted(self._hosts.lost.intersection(wanted))
             back = await self._context.loop.run_in_executor(None, self._attach_again, lost)
             for host in back:
                 self._hosts.lost.discard(host)
                 self._restarted.discard(host)
+                self._returned.add(host)
                 self._watch(host)
             await asyncio.gather(*map(self._syncs.host_back, back))
             for host in back:
                 self._notify("host_back", host)
-            return back
 
     def _attach_again(self, lost: list[int]) -> list[int]:
         addresses = self._hosts.addresses
