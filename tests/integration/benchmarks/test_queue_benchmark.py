@@ -14,6 +14,7 @@ from tests.benchmarks.queue.report import QueueReport, queue_ms
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_it_measures_every_way_in_every_set_up(tmp_path: Path) -> None:
     said: list[str] = []
 
