@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from loom.control.profiles import Profile, ProfileRequest
+from loom.control.profiles import FoldedStacks, Profile, ProfileRequest
 from loom.threadlet import profiling
 from loom.threadlet.profiling import Profiler, sample
 
@@ -52,9 +52,17 @@ def busy_for_2_ms() -> None:
         pass
 
 
+def sample_until_seen(function: str, seconds: float) -> FoldedStacks:
+    """Sample for so long, again while a thread that is to be seen got no turn on a busy machine."""
+    until = time.monotonic() + BOUND
+    while function not in (stacks := sample(seconds)).text and time.monotonic() < until:
+        pass
+    return stacks
+
+
 def test_a_busy_thread_is_found_with_its_functions_from_the_outermost_on() -> None:
     with thread(busy_work):
-        stacks = sample(0.3)
+        stacks = sample_until_seen("busy_work", 0.3)
 
     line = next(line for line in stacks.text.splitlines() if "busy_work" in line)
     functions = [one.partition(" ")[0] for one in line.split(";")]
@@ -66,7 +74,7 @@ def test_a_busy_thread_is_found_with_its_functions_from_the_outermost_on() -> No
 def test_work_that_is_short_is_seen_where_it_is_done() -> None:
     before = sys.getswitchinterval()
     with thread(short_work):
-        stacks = sample(1.5)
+        stacks = sample_until_seen("busy_for_2_ms", 1.5)
 
     assert "busy_for_2_ms" in stacks.text
     assert sys.getswitchinterval() == before
