@@ -57,7 +57,9 @@ class Counting:
             # A host is gone. It comes back, but has nothing of what ran there.
             until = time.monotonic() + BOUND
             while not self._job.refresh_hosts():
-                assert time.monotonic() < until, "the host does not come back"
+                assert time.monotonic() < until, (
+                    f"the host does not come back: {list(self._job.events(timeout=1.0))}"
+                )
                 time.sleep(0.1)
             self._begin("SupervisionError")
         else:
