@@ -71,7 +71,8 @@ class HostWatcher:
         """Return whether a process on a host is connected."""
         for procs, rank in self._connected():
             entry = self._context.meshes.known(procs)
-            if entry is not None and entry.hosts[rank] == host:
+            # While a mesh is being spawned its processes connect, and it has no hosts yet.
+            if entry is not None and entry.hosts[rank : rank + 1] == (host,):
                 return True
         return False
 
