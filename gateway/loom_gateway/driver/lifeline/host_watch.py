@@ -51,7 +51,8 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
             connected_at = loop.time()
             end = asyncio.ensure_future(_ends_cleanly(reader, writer, patience))
             try:
-                if suspicious and not await _done(end, SAME_AFTER) and not lives():
+                suspected = suspicious and await _done(end, SAME_AFTER)  # still, as it broke too soon to tell
+                if suspicious and not suspected and not lives():
                     return HostEnd.RESTARTED
                 lived = lives()
                 while not await _done(end, LOOK_EVERY):
@@ -63,7 +64,7 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
                 end.cancel()
                 await asyncio.wait([end])
             refusals = Refusals(address.host, clean)
-            suspicious = clean or lived
+            suspicious = clean or lived or suspected
             if loop.time() - connected_at >= ATTEMPT:  # else a proxy accepts in its place
                 gone_since = loop.time()
                 continue  # at once: a worker that has ended refuses the next connection

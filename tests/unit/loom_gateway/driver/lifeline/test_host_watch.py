@@ -162,6 +162,30 @@ async def test_a_worker_whose_processes_do_not_come_back_after_a_reset_is_anothe
             assert await asyncio.wait_for(watch, BOUND) == HostEnd.RESTARTED
 
 
+async def test_a_connection_that_breaks_at_once_does_not_vouch_for_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with worker() as (made, _, port):
+        with Gate(port) as gate:
+            living, broken = [True], asyncio.Event()
+
+            def lives() -> bool:
+                if broken.is_set():
+                    monkeypatch.setattr(host_watch, "SAME_AFTER", 0.1)
+                return bool(living)
+
+            monkeypatch.setattr(host_watch, "SAME_AFTER", BOUND)
+            address = parse_worker_address(f"tcp://127.0.0.1:{gate.port}")
+            watch = asyncio.ensure_future(watch_host(address, 10 * BOUND, lives))
+            await made.connected(1)
+            living.clear()
+            gate.cut()
+            await made.connected(2)
+            broken.set()
+            gate.cut()
+            assert await asyncio.wait_for(watch, BOUND) == HostEnd.RESTARTED
+
+
 @pytest.mark.usefixtures("known_soon")
 async def test_a_worker_without_processes_outlives_a_reset() -> None:
     async with worker() as (made, _, port):
