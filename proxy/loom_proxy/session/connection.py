@@ -72,8 +72,8 @@ class Connection:
         self.on(Kind.ENDED, self._take_end)
         self._end_callbacks: list[Callable[[LoomError], None]] = []
         self._end_reason: LoomError | None = None
-        self._ending = False  # whether the session's end was asked for
         """The reason that the other side gave for ending the connection, if any."""
+        self._ending = False  # whether the session's end was asked for
         self._leaving = threading.Event()  # set when the program leaves, which ends attempts to reconnect
         self.gone: Callable[[], str | None] = lambda: None
         """Returns why there is no gateway to reconnect to any more; None if there may be one."""
@@ -181,8 +181,6 @@ class Connection:
             self._attach(handshake.transport, handshake.welcome.received, handshake.welcome.received_bulk)
             self._take_all(handshake.frames)
         except LoomError as error:
-            if self._ending and isinstance(error, UnknownSession):  # it has ended as asked, and the answer was lost
-                error = SessionClosed(self._closed_here)
             self._fail(self._end_reason or error)
             return False
         self.calls.away = False
@@ -269,6 +267,8 @@ class Connection:
             self.events.add(Event(name, details))
 
     def _fail(self, error: LoomError) -> None:
+        if self._ending and isinstance(error, UnknownSession):  # it has ended as asked, and the answer was lost
+            error = SessionClosed(self._closed_here)
         error = self.calls.fail(error)
         for callback in self._end_callbacks:
             callback(error)

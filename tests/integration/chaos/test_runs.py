@@ -65,7 +65,7 @@ faults:
   - fault: slow_rank
     when: {event: recovered}
     target: {mesh: train, random: 1}
-    for: 300 ms
+    for: 3 s # a process accounts for its time each second
     with: {seconds: 0.05}
   - fault: sigstop
     when: {event: recovered}
