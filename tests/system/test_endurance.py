@@ -36,6 +36,7 @@ class Client:
         arguments = [gateway.url, TOKEN, *([] if session is None else [session])]
         self._errors = (gateway.folder / "client").open("a+")
         self._process = start("-m", "tests.support.endurance_client", *arguments, stderr=self._errors)
+        self._gateway = gateway
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.pids: list[int] = []
         self.session = session
@@ -68,7 +69,9 @@ class Client:
 
     def _output(self) -> str:
         self._errors.seek(0)
-        return self._errors.read()[-4000:]
+        outputs = sorted(self._gateway.state.glob("driver-*.out"), key=lambda path: path.stat().st_mtime)
+        drivers = [path.read_text(errors="replace")[-8000:] for path in outputs[-2:]]
+        return "\n".join([self._errors.read()[-4000:], "the drivers' output:", *drivers])
 
     def _take(self, line: dict[str, Any]) -> bool:
         self.session = line.get("session", self.session)

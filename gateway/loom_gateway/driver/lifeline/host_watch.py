@@ -83,8 +83,8 @@ async def _ends_cleanly(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     Raises:
         TimeoutError: the worker was silent for ``patience`` seconds.
     """
-    break_after(writer.get_extra_info("socket"), patience)
     try:
+        break_after(writer.get_extra_info("socket"), patience)  # may be closed already
         while await reader.read(4096):
             pass
         return True

@@ -216,9 +216,9 @@ class LifelineServer:
         writer: asyncio.StreamWriter,
     ) -> None:
         held.carry_by(writer)
-        break_after(writer.get_extra_info("socket"), self._patience / 3)
         silent, clean = 0.0, False
         try:
+            break_after(writer.get_extra_info("socket"), self._patience / 3)  # may be closed already
             master, weaver = await self._master(tie), await self._weaver()
             if held.writer is not writer:  # the process did not wait so long, and has connected again
                 return

@@ -162,6 +162,15 @@ async def test_a_worker_whose_processes_do_not_come_back_after_a_reset_is_anothe
             assert await asyncio.wait_for(watch, BOUND) == HostEnd.RESTARTED
 
 
+async def test_a_connection_that_is_closed_before_it_is_looked_at_has_broken() -> None:
+    async with worker() as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.abort()
+        await asyncio.sleep(0)  # now its socket is closed
+
+        assert not await asyncio.wait_for(host_watch._ends_cleanly(reader, writer, 10 * BOUND), BOUND)
+
+
 async def test_a_connection_that_breaks_at_once_does_not_vouch_for_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

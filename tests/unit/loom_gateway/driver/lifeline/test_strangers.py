@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from collections.abc import Callable
@@ -185,6 +186,22 @@ async def test_a_process_that_ends_before_its_agent_holds_the_line_is_given_up_s
             end(writer)
         await driver.until(lambda: driver.gone)
         assert driver.gone == [(7, 0)]  # a reset may be the network's, and the agent has the whole patience
+
+
+async def test_a_process_whose_connection_is_closed_before_it_is_looked_at_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def closed(sock: object, seconds: float) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(lifelines, "break_after", closed)
+    async with Driver(patience=0.1) as driver:
+        _, writer, challenge = await challenged(driver)
+        writer.write(greeting(tie(driver.server.address.key, challenge).message()))
+        await driver.until(lambda: driver.gone)
+        assert driver.gone == [(7, 0)]
+        assert driver.server.connected() == []
+        writer.close()
 
 
 async def test_garbage_after_the_key_breaks_the_connection_and_nothing_else() -> None:
