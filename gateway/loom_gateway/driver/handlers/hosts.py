@@ -71,7 +71,7 @@ class HostWatcher:
         """Return whether a process on a host is connected."""
         for procs, rank in self._connected():
             entry = self._context.meshes.known(procs)
-            # While a mesh is being spawned its processes connect, and it has no hosts yet.
+            # Of a mesh that was stopped no hosts are known, and its processes may be connected for a while.
             if entry is not None and entry.hosts[rank : rank + 1] == (host,):
                 return True
         return False

@@ -16,8 +16,8 @@ BOUND = 30.0  # seconds that a test waits for anything
 PROCS = 7
 
 
-@pytest.mark.parametrize("hosts", [(), (0,)], ids=["being spawned", "spawned"])
-async def test_a_host_is_lost_whatever_is_known_of_a_mesh_with_processes_there(hosts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "living"])
+async def test_a_host_is_lost_on_which_processes_of_a_mesh_are_connected(stopped: bool) -> None:
     looked, lost = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -32,7 +32,9 @@ async def test_a_host_is_lost_whatever_is_known_of_a_mesh_with_processes_there(h
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     meshes = MeshTable()
-    meshes.add(PROCS, Entry("procs", "trainers", None, PROCS, procs=PROCS, ranks=(0,), hosts=hosts))
+    meshes.add(PROCS, Entry("procs", "trainers", None, PROCS, procs=PROCS, ranks=(0,), hosts=(0,)))
+    if stopped:
+        meshes.retire(PROCS)  # of which its processes may not know yet
     nothing = SimpleNamespace(host_gone=lambda host: None)
     context = SimpleNamespace(
         hosts=SimpleNamespace(addresses=[address], lose=lambda host, reason: None, lost=set(), moved=set()),
