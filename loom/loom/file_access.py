@@ -1,6 +1,7 @@
 """`FileAccess`: reading and writing files for a copy between two machines. Both ends use it.
 
-A file gets its name when it is whole: until then it has a hidden one beside it, ``.NAME.loom-…``.
+A file gets its name when it is whole: until then it has a hidden one beside it, ``.NAME.loom-…``. Nothing is
+written outside of the copy, whatever paths the other machine names: the way down from its folder follows no link.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from loom.errors import Denied, LoomError, NotFound, WrongState
 
 FILE, FOLDER, LINK, OTHER = "file", "folder", "link", "other"
 """The kinds of `FileEntry`."""
+
+# Windows, where `loom.connect` works and copies do not, lacks the flags.
+_FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_TO_PASS = getattr(os, "O_PATH", os.O_RDONLY)  # needs no right to read the folder
 
 
 class FileEntry(NamedTuple):
@@ -40,11 +45,29 @@ class FileProblem(NamedTuple):
     path: str
 
 
-class FileAccess:
-    """The files of this machine, for one copy. Methods raise `OSError` with the path."""
+class _Unfinished(NamedTuple):
+    """A file that was begun."""
 
-    def __init__(self) -> None:
-        self._unfinished: dict[str, tuple[str, int]] = {}  # hidden path and descriptor, by the path
+    hidden: str
+    """Its name until it is whole."""
+    folder: int
+    """The descriptor of its folder."""
+    descriptor: int
+
+
+class FileAccess:
+    """The files of this machine, for one copy. Methods raise `OSError` with the path.
+
+    Args:
+        umask: the permissions that nothing written gets, whatever the original has.
+    """
+
+    def __init__(self, umask: int = 0) -> None:
+        self._permitted = 0o777 & ~umask
+        self._unfinished: dict[str, _Unfinished] = {}  # by the path
+        self._made: set[str] = set()  # the folders that this copy has made
+        self._copy = ""  # the absolute path of the copy, outside of which nothing is written
+        self._folder = -1  # the descriptor of the folder in which the copy is
 
     def look(self, path: str) -> tuple[str, FileEntry]:
         """Return the absolute path of what a path leads to, through symbolic links, and what it is."""
@@ -73,47 +96,60 @@ class FileAccess:
         """Return the absolute path of a copy: the path, or a name in the folder to which the path leads."""
         found = os.path.abspath(os.path.expanduser(path))
         if os.path.isdir(found):
-            return os.path.join(found, name)
+            if not is_name(name):
+                raise _error(errno.EINVAL, name)
+            return self._settle(os.path.join(found, name))
         if path.endswith("/"):
             raise _error(errno.ENOENT, found)
         folder = os.path.dirname(found)
         if not os.path.isdir(folder):
             raise _error(errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT, folder)
-        return found
+        return self._settle(found)
 
     def make_folder(self, path: str) -> None:
         """Make a folder that only its owner can use yet, unless it is there. A link to a folder is none."""
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise _error(errno.ENOTDIR, path) from None
+        with self._folder_of(path) as (folder, name):
+            try:
+                os.mkdir(name, 0o700, dir_fd=folder)
+            except FileExistsError:
+                if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                    raise _error(errno.ENOTDIR, path) from None
+            else:
+                self._made.add(path)
 
     def set_mode(self, path: str, mode: int) -> None:
-        os.chmod(path, mode)
+        """Give a folder its permissions, if this copy has made it."""
+        if path not in self._made:
+            return
+        with self._folder_of(path) as (folder, name):
+            descriptor = os.open(name, os.O_RDONLY | _FOLDER, dir_fd=folder)
+            try:
+                os.fchmod(descriptor, mode & self._permitted)
+            finally:
+                os.close(descriptor)
 
     def make_link(self, path: str, target: str) -> None:
         """Make a symbolic link, in the place of a file or link that has the name."""
-        hidden = _hidden(path)
-        os.symlink(target, hidden)
-        try:
-            os.replace(hidden, path)
-        except BaseException:
-            os.unlink(hidden)
-            raise
+        with self._folder_of(path) as (folder, name):
+            hidden = _hidden(name)
+            os.symlink(target, hidden, dir_fd=folder)
+            try:
+                os.replace(hidden, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                os.unlink(hidden, dir_fd=folder)
+                raise
 
     def begin(self, path: str) -> None:
         """Begin a file, under a hidden name."""
-        hidden = _hidden(path)
-        try:
-            descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _error(error.errno, path) from None
-        self._unfinished[path] = hidden, descriptor
+        with self._folder_of(path) as (folder, name):
+            hidden = _hidden(name)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(hidden, flags, 0o600, dir_fd=folder)
+            self._unfinished[path] = _Unfinished(hidden, os.dup(folder), descriptor)
 
     def write(self, path: str, offset: int, data: bytes) -> None:
         """Write bytes of a file that was begun."""
-        _, descriptor = self._unfinished[path]
+        descriptor = self._unfinished[path].descriptor
         view = memoryview(data)
         try:
             while view:
@@ -124,22 +160,61 @@ class FileAccess:
 
     def finish(self, path: str, mode: int) -> None:
         """Give a file that was begun its permissions and its name."""
-        hidden, descriptor = self._unfinished[path]
+        hidden, folder, descriptor = self._unfinished[path]
         try:
-            os.fchmod(descriptor, mode)
-            os.replace(hidden, path)
+            os.fchmod(descriptor, mode & self._permitted)
+            os.replace(hidden, os.path.basename(path), src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             raise _error(error.errno, path) from None
         del self._unfinished[path]
         os.close(descriptor)
+        os.close(folder)
 
     def close(self) -> None:
         """Remove the files that were begun and not finished."""
         while self._unfinished:
-            hidden, descriptor = self._unfinished.popitem()[1]
+            hidden, folder, descriptor = self._unfinished.popitem()[1]
             os.close(descriptor)
             with contextlib.suppress(OSError):
-                os.unlink(hidden)
+                os.unlink(hidden, dir_fd=folder)
+            os.close(folder)
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
+
+    def _settle(self, copy: str) -> str:
+        """Open the folder of the copy, to which links may lead: the user named it."""
+        folder = os.open(os.path.dirname(copy), _TO_PASS | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._copy, self._folder = copy, folder
+        return copy
+
+    @contextlib.contextmanager
+    def _folder_of(self, path: str) -> Iterator[tuple[int, str]]:
+        """Yield a descriptor of the folder of a path in the copy, and the name in it. Errors name the path."""
+        if self._folder < 0:
+            self._settle(path)
+        inside = path[len(self._copy) :]
+        names = [os.path.basename(self._copy), *inside.split("/")[1:]]
+        if not path.startswith(self._copy) or inside[:1] not in ("", "/") or not all(map(is_name, names)):
+            raise _error(errno.EINVAL, path)
+        descriptor = os.dup(self._folder)
+        try:
+            for name in names[:-1]:
+                inner = os.open(name, _TO_PASS | _FOLDER, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor, names[-1]
+        except OSError as error:
+            raise _error(error.errno, path) from None
+        finally:
+            os.close(descriptor)
+
+
+def is_name(name: object) -> bool:
+    """Return whether something can be the name of a file, and leads nowhere else."""
+    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 METHODS = frozenset(
@@ -180,9 +255,8 @@ def _entry(name: str, status: os.stat_result, target: str) -> FileEntry:
     return FileEntry(name, kind, mode & 0o777, status.st_size if kind == FILE else 0, target)
 
 
-def _hidden(path: str) -> str:
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name[:200]}.loom-{secrets.token_hex(8)}")
+def _hidden(name: str) -> str:
+    return f".{name[:50]}.loom-{secrets.token_hex(8)}"
 
 
 def _error(number: int | None, path: str) -> OSError:

@@ -1,4 +1,8 @@
-"""Copies of files and folders between this machine and a rank's."""
+"""Copies of files and folders between this machine and a rank's.
+
+What a rank's machine says of its files decides nothing on this machine but the content of the copy: `_Received`
+checks it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from loom.errors import FileChanged, LoomError, WrongArguments, WrongState
-from loom.file_access import FILE, FOLDER, LINK, FileAccess, FileEntry, attempt, checked
+from loom.file_access import FILE, FOLDER, LINK, OTHER, FileAccess, FileEntry, attempt, checked, is_name
+from loom.screen_text import fit_line
 from loom_proxy.ranks.place import RankPlace
 
 PIECE = 256 << 10
 """Bytes of a file in one message."""
+
+DEEPEST = 128
+"""Folders in one another in a copy, at most: another machine may tell of folders without an end."""
 
 AHEAD = 16
 """Pieces that are read before the first of them is written, and as many that are being written."""
@@ -42,7 +50,7 @@ class _Here:
     """The files of this machine."""
 
     def __init__(self) -> None:
-        self._access = FileAccess()
+        self._access = FileAccess(_umask())
 
     def do(self, method: str, *arguments: Any) -> Callable[[], Any]:
         answer = attempt(lambda: getattr(self._access, method)(*arguments))
@@ -68,6 +76,93 @@ class _There:
             self._place.ask("end", self._handle).get()
 
 
+class _Received:
+    """The files of a rank's host, with everything checked that it says of them."""
+
+    def __init__(self, files: _Files) -> None:
+        self._files = files
+        self._root = ""
+
+    def do(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        answer = self._files.do(method, *arguments)
+        return lambda: getattr(self, f"_{method}")(answer(), *arguments)
+
+    def _look(self, answer: Any, path: str) -> tuple[str, FileEntry]:
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], str)):
+            raise _no_answer("what it is", path)
+        entry = _entry(answer[1], path)
+        if entry.kind == LINK:
+            raise _no_answer("where a link leads", path)
+        # The name that the caller wrote decides what the copy is called, if it is one.
+        written = os.path.basename(path.rstrip("/"))
+        if is_name(written) and not written.startswith("~"):
+            entry = entry._replace(name=written)
+        elif entry.name and (not is_name(entry.name) or _has_controls(entry.name)):
+            raise WrongState(f"{path!r} is called {entry.name!r:.80} there, which is no name of a file here")
+        self._root = answer[0]
+        return answer[0], entry
+
+    def _list(self, answer: Any, path: str) -> list[FileEntry]:
+        if not isinstance(answer, list):
+            raise _no_answer("what is in the folder", path)
+        entries, names = [_entry(each, path) for each in answer], set()
+        for entry in entries:
+            if not is_name(entry.name) or _has_controls(entry.name) or entry.name in names:
+                raise WrongState(f"{path!r} has an entry {entry.name!r:.80}, which is no name of a file here")
+            if entry.kind == LINK and _leads_out(entry.target, path[len(self._root) :].count("/")):
+                raise WrongState(
+                    f"{os.path.join(path, entry.name)!r} leads to {entry.target!r:.200}, out of what is copied: "
+                    f"copy that by its own name"
+                )
+            names.add(entry.name)
+        return entries
+
+    def _read(self, answer: Any, path: str, offset: int, size: int) -> bytes:
+        if not isinstance(answer, bytes) or len(answer) > size:
+            raise _no_answer(f"{size} bytes", path)
+        return answer
+
+
+def _entry(said: Any, path: str) -> FileEntry:
+    """Return an entry that another machine has said. Raise `WrongState` if it is none."""
+    try:
+        name, kind, mode, size, target = said
+    except (TypeError, ValueError):
+        raise _no_answer("what it is", path) from None
+    texts = all(isinstance(each, str) for each in (name, target)) and kind in (FILE, FOLDER, LINK, OTHER)
+    if not texts or not all(type(each) is int and each >= 0 for each in (mode, size)):
+        raise _no_answer("what it is", path)
+    return FileEntry(name, kind, mode & 0o777, size, target)
+
+
+def _has_controls(name: str) -> bool:
+    """Return whether a name has characters that a terminal obeys; bytes that are no UTF-8 are none."""
+    plain = os.fsencode(name).decode(errors="replace")
+    return fit_line(plain) != plain
+
+
+def _no_answer(wanted: str, path: str) -> WrongState:
+    return WrongState(f"the rank's machine was asked for {wanted} of {path!r:.200}, and said something else")
+
+
+def _leads_out(target: str, depth: int) -> bool:
+    """Return whether a link so many folders deep in a copy leads out of the copy.
+
+    Its way up is counted from its own folder, to which no link leads. After a name, ``..`` would go up from
+    wherever that name leads.
+    """
+    names = [name for name in target.split("/") if name not in ("", ".")]
+    rises = len(list(itertools.takewhile(lambda name: name == "..", names)))
+    return not target or target.startswith("/") or "\0" in target or rises > depth or ".." in names[rises:]
+
+
+def _umask() -> int:
+    """Return this process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def copy_to(
     place: RankPlace, source: str, path: str, on_progress: Callable[[Progress], object], away: float
 ) -> str:
@@ -81,7 +176,7 @@ def copy_from(
 ) -> str:
     """Copy from a rank's machine to this one; return the absolute path of the copy."""
     with contextlib.closing(_Here()) as here, contextlib.closing(_There(place, "copy_from", source, away)) as there:
-        return _copy(there, here, source, path, on_progress)
+        return _copy(_Received(there), here, source, path, on_progress)
 
 
 class _Step(NamedTuple):
@@ -137,20 +232,26 @@ def _copy(
 
 
 def _steps(source: _Files, original: str, copy: str, entry: FileEntry) -> Iterator[_Step]:
-    if entry.kind == FOLDER:
-        yield _Step(copy, entry)
-        for inside in source.do("list", original)():
-            if not inside.name or inside.name in (".", "..") or "/" in inside.name:
-                raise WrongState(f"{original!r} has an entry {inside.name!r:.80}, which is no name of a file")
-            yield from _steps(source, os.path.join(original, inside.name), os.path.join(copy, inside.name), inside)
-    elif entry.kind == LINK:
-        yield _Step(copy, entry)
-    elif entry.kind == FILE:
-        for offset in range(0, max(1, entry.size), PIECE):
-            length = min(PIECE, entry.size - offset)
-            yield _Step(copy, entry, offset, source.do("read", original, offset, length))
-    else:
-        raise WrongArguments(f"{original!r} is neither a file nor a folder nor a link, and cannot be copied")
+    top = copy
+    ahead = deque([(original, copy, entry)])  # the folder that is gone through has its entries first
+    while ahead:
+        original, copy, entry = ahead.popleft()
+        if copy[len(top) :].count("/") > DEEPEST:
+            raise WrongState(f"{original:.200}… is more than {DEEPEST} folders deep: copy a folder in it")
+        if entry.kind == FOLDER:
+            yield _Step(copy, entry)
+            inside = source.do("list", original)()
+            ahead.extendleft(
+                (os.path.join(original, one.name), os.path.join(copy, one.name), one) for one in reversed(inside)
+            )
+        elif entry.kind == LINK:
+            yield _Step(copy, entry)
+        elif entry.kind == FILE:
+            for offset in range(0, max(1, entry.size), PIECE):
+                length = min(PIECE, entry.size - offset)
+                yield _Step(copy, entry, offset, source.do("read", original, offset, length))
+        else:
+            raise WrongArguments(f"{original!r} is neither a file nor a folder nor a link, and cannot be copied")
 
 
 def _ahead(steps: Iterable[T]) -> Iterator[T]:
