@@ -62,7 +62,8 @@ class SignIn:
 @dataclass(frozen=True)
 class _Code:
     token: Token
-    expires: float
+    until: float
+    """By a clock that does not jump."""
     in_cookie: bool
 
 
@@ -71,11 +72,20 @@ class SignIns:
 
     Args:
         path: a file in the state folder, for the next gateway; None: sign-ins last as long as this one.
+        clock: returns the time of day, in seconds since the epoch.
+        steady: returns seconds, and never jumps; that clock, if another than the machine's is given.
     """
 
-    def __init__(self, path: str | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: str | None = None,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
+    ) -> None:
         self._path = path
         self._clock = clock
+        self._steady = steady or (time.monotonic if clock is time.time else clock)
+        self._noted: dict[str, float] = {}  # when each of `_ended` was noted here, by the clock that does not jump
         self._secret = secrets.token_bytes(32)
         self._ended: dict[str, float] = {}  # ids of sign-ins that have ended, and when each would have expired
         self._codes: dict[str, _Code] = {}  # by the digest of the code
@@ -150,9 +160,12 @@ class SignIns:
 
     def end(self, sign_in: SignIn) -> None:
         """Refuse a sign-in from now on, though it has not expired."""
-        now = self._clock()
-        self._ended = {id: expires for id, expires in self._ended.items() if expires > now}
-        self._ended[sign_in.id] = sign_in.expires
+        now, steady = self._clock(), self._steady()
+        for id, expires in list(self._ended.items()):
+            # A time of day that has jumped, and goes back, would make what was ended good again.
+            if expires <= now and self._noted.setdefault(id, steady) + LASTS <= steady:
+                del self._ended[id], self._noted[id]
+        self._ended[sign_in.id], self._noted[sign_in.id] = sign_in.expires, steady
         self._write()
 
     def new_code(self, token: Token, scope: str | None, in_cookie: bool) -> tuple[str, float]:
@@ -165,14 +178,14 @@ class SignIns:
         Raises:
             LimitReached: the user has `MAX_CODES` codes that nobody has used.
         """
-        now = self._clock()
-        self._codes = {key: code for key, code in self._codes.items() if code.expires > now}
+        now = self._steady()
+        self._codes = {key: code for key, code in self._codes.items() if code.until > now}
         if Counter(code.token.user for code in self._codes.values())[token.user] >= MAX_CODES:
             raise LimitReached(f"{token.user!r} has {MAX_CODES} codes that nobody has used: wait {CODE_LASTS:g} s")
         text = secrets.token_urlsafe(24)
         narrowed = replace(token, scope=min(scope or token.scope, token.scope, key=SCOPES.index))
         self._codes[_digest(text)] = _Code(narrowed, now + CODE_LASTS, in_cookie)
-        return text, now + CODE_LASTS
+        return text, self._clock() + CODE_LASTS
 
     def use_code(self, text: str) -> tuple[Token, bool]:
         """Return the token that a code stands for, and whether a cookie may keep the sign-in.
@@ -181,7 +194,7 @@ class SignIns:
             AuthenticationError: there is no such code, it was used, or its time is over.
         """
         code = self._codes.pop(_digest(text), None)
-        if code is None or code.expires <= self._clock():
+        if code is None or code.until <= self._steady():
             raise AuthenticationError(
                 f"the code is not good: each is for one sign-in within {CODE_LASTS:g} s. Run `loom dashboard` again"
             )

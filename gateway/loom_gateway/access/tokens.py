@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,6 +18,9 @@ from loom_gateway.access.sign_ins import SignIn
 
 logger = logging.getLogger(__name__)
 
+
+JUMP_PATIENCE = 600.0
+"""Seconds in which a gateway ends no session for a token that had expired when its record was first read."""
 
 OWN = "gateway"
 """The id and name of the gateway's own token, which is not in the file, does not expire, and may do everything."""
@@ -52,10 +55,56 @@ class Issuer(Protocol):
         """Begin to renew what is known of the issuer, if it is old."""
 
 
+def steady_clock() -> float:
+    """Return seconds that no change of the time of day moves; on Linux they go on while the machine is asleep."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class _Ends:
+    """When tokens expire, by the time of day and by a clock that does not jump.
+
+    A step by NTP, or a machine that goes on after it was stopped, moves the time of day, perhaps for a moment. A
+    client comes back when its token is good again; a session that has ended does not.
+    """
+
+    def __init__(self, wall: Callable[[], float], clock: Callable[[], float]) -> None:
+        self._wall = wall
+        self._clock = clock
+        self._ends: dict[tuple[str, float], float] = {}  # by id and time of day, the end by the other clock
+        self._doubted: set[str] = set()  # so that a jump is logged once
+
+    def note(self, tokens: Iterable[Token]) -> None:
+        """Note the tokens of a file, when it is read."""
+        known, now, clock = self._ends, self._wall(), self._clock()
+        self._ends = {
+            (token.id, token.expires): clock + (token.expires - now if token.expires > now else JUMP_PATIENCE)
+            for token in tokens
+            if token.expires is not None
+        }
+        self._ends |= {key: known[key] for key in self._ends.keys() & known.keys()}
+
+    def are_doubtful(self, token: Token) -> bool:
+        """Return whether a token that has expired by the time of day may not have."""
+        doubtful = token.expires is not None and self._clock() < self._ends.get((token.id, token.expires), 0.0)
+        if doubtful and token.id not in self._doubted:
+            self._doubted.add(token.id)
+            logger.warning(
+                "the token %s has expired by the time of day, but not by the machine's other clock: the time of "
+                "day has jumped. Its clients are disconnected, and its sessions go on",
+                token.id,
+            )
+        return doubtful
+
+
 class TokenAuthority:
     """Checks the gateway's own token, those of a file, and those of an issuer. Keeps only their hashes.
 
     The gateway's own token is a text, or the content of a file. When the file has another, the old one is refused.
+
+    Args:
+        wall: returns the time of day, in seconds since the epoch.
+        clock: returns seconds, and never jumps.
     """
 
     def __init__(
@@ -64,7 +113,11 @@ class TokenAuthority:
         file: TokenFile | None = None,
         issuer: Issuer | None = None,
         known: KnownTokens | None = None,
+        wall: Callable[[], float] = lambda: time.time(),
+        clock: Callable[[], float] = steady_clock,
     ) -> None:
+        self._wall = wall
+        self._ends = _Ends(wall, clock)
         self._own_file = None if isinstance(token, str) else token
         self._own_version = None if self._own_file is None else self._own_file.version()
         self._own = _own_token(token if isinstance(token, str) else token.read())
@@ -105,6 +158,7 @@ class TokenAuthority:
         tokens = [self._with_revocation(token) for token in tokens if not _openid_name(token)]
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
+        self._ends.note(tokens)
 
     def _reload_own(self) -> None:
         if self._own_file is None or (version := self._own_file.version()) == self._own_version:
@@ -242,11 +296,17 @@ class TokenAuthority:
             self._issuer.confirm(token)
 
     def confirm_any(self, idents: Sequence[str]) -> None:
-        """Raise `TokenRevoked`, about the last one, unless a token with one of these ids is still good."""
+        """Raise `TokenRevoked`, about the last one, unless a token with one of these ids is still good.
+
+        One that has expired counts as good while only the time of day says so, which may have jumped.
+        """
         for ident in idents:
             try:
                 return self.confirm(ident)
             except TokenRevoked as error:
+                token = self._by_id.get(ident)
+                if token is not None and token.revoked is None and self._ends.are_doubtful(token):
+                    return
                 revoked = error
         raise revoked
 
@@ -265,7 +325,7 @@ class TokenAuthority:
         never_read = self._failed is not None and self._version is None
         if token is None and never_read and ident not in self._known.revoked:
             return  # it may be in the file that cannot be read, and a session is not ended on a guess
-        state = "revoked" if token is None else token.state(time.time())
+        state = "revoked" if token is None else token.state(self._wall())
         if state != "valid":
             name = "" if token is None else f" ({token.name!r})"
             how = "has expired" if state == "expired" else "was revoked"

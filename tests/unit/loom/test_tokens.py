@@ -17,7 +17,7 @@ from loom.token_file import Token, TokenFile, default_path, digest
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.shown import shown_by
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.tokens import JUMP_PATIENCE, TokenAuthority
 from tests.support.processes import run
 
 LOOM = "import sys; from loom.cli import main; main()"
@@ -347,6 +347,91 @@ def test_a_scope_includes_those_before_it(file: TokenFile, has: str, needs: str,
     else:
         with pytest.raises(loom.ScopeError, match=f"scope {needs}.*scope {has}"):
             access.require(principal, needs, "this")
+
+
+# -- a time of day that jumps -------------------------------------------------------------------------------
+
+
+class Clocks:
+    """A stand-in for a machine's two clocks: the time of day, which may jump, and the one that goes on."""
+
+    def __init__(self) -> None:
+        self.jumped = 0.0
+        self.passed = 0.0
+
+    def wall(self) -> float:
+        return time.time() + self.passed + self.jumped
+
+    def clock(self) -> float:
+        return 1000.0 + self.passed
+
+    def authority(self, file: TokenFile) -> TokenAuthority:
+        authority = TokenAuthority("own", file, wall=self.wall, clock=self.clock)
+        authority.reload()
+        return authority
+
+
+@pytest.mark.parametrize("jump", [3601.0, 86400.0, 40 * 365 * 86400.0])
+def test_a_clock_that_jumps_ahead_ends_no_session(
+    file: TokenFile, jump: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    token, text = file.create("ann", "drive", expires_in=3600.0)
+    clocks = Clocks()
+    authority = clocks.authority(file)
+
+    clocks.jumped = jump
+    for _ in range(3):
+        with pytest.raises(loom.TokenRevoked, match="has expired"):
+            authority.check(digest(text))
+        with pytest.raises(loom.TokenRevoked, match="has expired"):
+            authority.confirm(token.id)
+        authority.confirm_any([token.id])
+    file.create("bob", "view")  # the file is read again meanwhile
+    authority.reload()
+    authority.confirm_any([token.id])
+    clocks.jumped = 0.0
+
+    assert authority.check(digest(text)).user == "ann"
+    assert len([record for record in caplog.records if "has jumped" in record.message]) == 1
+
+
+def test_a_gateway_that_starts_while_the_clock_is_ahead_ends_no_session_at_once(file: TokenFile) -> None:
+    token, text = file.create("ann", "drive", expires_in=3600.0)
+    clocks = Clocks()
+    clocks.jumped = 86400.0
+    authority = clocks.authority(file)
+
+    authority.confirm_any([token.id])
+    clocks.passed = JUMP_PATIENCE + 1
+
+    with pytest.raises(loom.TokenRevoked, match="has expired"):
+        authority.confirm_any([token.id])
+    clocks.jumped = 0.0
+    authority.check(digest(text))
+
+
+@pytest.mark.parametrize("jump", [0.0, -600.0, 600.0])
+def test_a_token_whose_time_is_over_ends_its_session(file: TokenFile, jump: float) -> None:
+    token, _ = file.create("ann", "drive", expires_in=3600.0)
+    clocks = Clocks()
+    authority = clocks.authority(file)
+
+    clocks.jumped, clocks.passed = jump, 3601.0 + 600.0
+
+    with pytest.raises(loom.TokenRevoked, match="has expired"):
+        authority.confirm_any([token.id])
+
+
+def test_a_token_that_was_revoked_ends_its_session_whatever_the_clock_says(file: TokenFile) -> None:
+    token, _ = file.create("ann", "drive", expires_in=3600.0)
+    clocks = Clocks()
+    authority = clocks.authority(file)
+    clocks.jumped = 86400.0
+    file.revoke(token.id)
+    authority.reload()
+
+    with pytest.raises(loom.TokenRevoked, match="was revoked"):
+        authority.confirm_any([token.id])
 
 
 # -- the command --------------------------------------------------------------------------------------------

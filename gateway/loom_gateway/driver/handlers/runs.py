@@ -37,6 +37,7 @@ class Run:
         self.status = RunState.RUNNING
         self.started = time.time()
         self.finished: float | None = None
+        self.finished_order = 0.0  # by a clock that does not jump
         self.thread: RunThread
         self.output: RunOutput
         self.answer: Message | None = None  # run's `Kind.RESULT` or `Kind.ERROR` message, encoded once
@@ -171,6 +172,7 @@ class Runs:
 
     def _finish(self, run: Run, status: RunState, answer: Message) -> None:
         run.status, run.answer, run.finished = status, answer, time.time()
+        run.finished_order = time.monotonic()
         self._printed(run, eager=not run.waiting)
         self._notify(run)
         for ident, started in run.waiting:
@@ -190,7 +192,7 @@ class Runs:
 
     def _forget_oldest(self) -> None:
         finished = [run for run in self._runs.values() if run.answer is not None]
-        finished.sort(key=lambda run: run.finished or 0.0, reverse=True)
+        finished.sort(key=lambda run: run.finished_order, reverse=True)
         size = 0
         for place, run in enumerate(finished):
             assert run.answer is not None

@@ -58,22 +58,22 @@ class Observer:
     away: list[Outage] = field(default_factory=list)
     weavers: list[str] = field(default_factory=list)
     offset: float = 0.0
-    """Seconds by which the weaver's clock is ahead of this machine's."""
+    """Seconds by which the weaver's clock is ahead of this machine's, by the one that does not jump."""
     _last: int = 0
 
     def begin(self) -> None:
         """Look for the first time, and compare the clocks."""
-        asked = time.time()
+        asked = time.monotonic()
         status = self.weaver.status()
         self._last = status["event"]
         # Assume that the request and the answer took equally long.
-        self.offset = status["time"] - (asked + time.time()) / 2
+        self.offset = status["time"] - (asked + time.monotonic()) / 2
         self.weavers.append(status["weaver"])
         self._look()
 
     def now(self) -> float:
         """Return the time by the weaver's clock."""
-        return time.time() + self.offset
+        return time.monotonic() + self.offset
 
     def look(self) -> bool:
         """Read the weaver's state; return whether the weaver answered."""

@@ -326,6 +326,36 @@ def test_codes_are_bounded_and_end_with_their_time(tmp_path: Path) -> None:
     sign_ins.new_code(token, None, True)
 
 
+def test_a_code_lasts_as_long_whatever_the_time_of_day_does(tmp_path: Path) -> None:
+    wall, steady = Clock(), Clock()
+    sign_ins = SignIns(clock=wall, steady=steady)
+    token, _ = TokenFile(tmp_path / "tokens.json").create("ann", "view")
+    for jump in (-86400.0, 86400.0):
+        good, late = (sign_ins.new_code(token, None, True)[0] for _ in range(2))
+        wall.now += jump
+        sign_ins.use_code(good)
+        steady.now += CODE_LASTS + 1
+        with pytest.raises(AuthenticationError):
+            sign_ins.use_code(late)
+
+
+def test_who_has_signed_out_stays_out_when_the_time_of_day_has_jumped(tmp_path: Path) -> None:
+    wall, steady = Clock(), Clock()
+    path = str(tmp_path / "page.json")
+    sign_ins = SignIns(path, clock=wall, steady=steady)
+    token, _ = TokenFile(tmp_path / "tokens.json").create("ann", "view")
+    (first, text), (second, _) = (sign_ins.begin(token, "", True) for _ in range(2))
+    sign_ins.end(first)
+
+    wall.now += 10 * LASTS
+    sign_ins.end(second)
+    wall.now -= 10 * LASTS
+
+    for reader in (sign_ins, SignIns(path, clock=wall, steady=steady)):
+        with pytest.raises(TokenRevoked, match="signed out"):
+            reader.read(text)
+
+
 def test_a_damaged_file_of_sign_ins_is_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "page.json"
     path.write_text("{")
