@@ -78,6 +78,7 @@ def serve(settings: GatewaySettings) -> None:
             *("--max-message", str(max_message or MAX_MESSAGE)),
             *("--max-in-flight", str(settings.max_in_flight)),
             *("--worker-patience", str(settings.worker_patience)),
+            *("--most", str(settings.session_max)),
             *("--keep-results", str(settings.keep_results)),
         ],
         settings.workers_timeout,

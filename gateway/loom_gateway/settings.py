@@ -105,7 +105,17 @@ class GatewaySettings(Limits):
         None, "File with the token in its place, which is read again when it changes.", metavar="FILE"
     )
     session_linger: float = _option(
-        3600.0, "How long a session lives on without a client.", metavar="SECONDS", min=0
+        3600.0,
+        "How long a session lives on when no client is connected, no run and no call goes on in it, and none of "
+        "its replicas makes steps.",
+        metavar="SECONDS",
+        min=0,
+    )
+    session_max: float = _option(
+        0.0,
+        "How long a session lives at most, whatever goes on in it. 0 means any time.",
+        metavar="SECONDS",
+        min=0,
     )
     tunnel_idle: float = _option(
         60.0, "How long a client over HTTP may go without a poll.", metavar="SECONDS", min=1

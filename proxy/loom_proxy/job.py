@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loom.errors import WaitTimeout
 from loom.rest import Gateway, Route, route_to, token_now
+from loom.session_life import SessionLife
 from loom.shape import Shape
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from loom.tensors.tensors import Tensors
 
 CLOSE_TIMEOUT = 15.0  # seconds that `Job.close` waits for the meshes to stop
+ASK_TIMEOUT = 2.0  # seconds that the driver has, when the program leaves, to tell until when the session lives
 LAST_LINES = 5.0  # seconds to print the received log lines when the program leaves
 
 
@@ -384,12 +386,21 @@ class Job:
         finally:
             self._on_close.close()
 
-    def detach(self) -> None:
-        """Leave the session running, for `connect` with ``session=`` to attach to later."""
+    def detach(self) -> SessionLife:
+        """Leave the session running, for `connect` with ``session=`` to attach to later.
+
+        Returns:
+            Until when the session lives, and because of what. Nothing of it is known if the driver does not answer
+            at once, or if this job was closed before.
+        """
+        life = SessionLife()
         if not self._closed:
             self._closed = True
+            if not self._connection.away:
+                life = self._calls.ask_life(ASK_TIMEOUT)
             self._connection.leave(f"this program has detached from session {self.session!r}")
             self._logs.drain(LAST_LINES)
+        return life
 
     @property
     def closed(self) -> bool:

@@ -61,6 +61,8 @@ async function open(hash: string, scope: Scope = 'operate'): Promise<HTMLElement
           persist: false,
           user: HOSTILE,
           shared: { bob: 'view' },
+          alive_because: ['run', 'linger'],
+          lives_until: Date.now() / 1000 + 3599,
         },
       ],
       workers: [{ address: 'tcp://w:1', reachable: false }],

@@ -89,8 +89,9 @@ def main() -> None:
         "--worker-patience", type=float, default=PATIENCE, help="seconds without network that processes survive"
     )
     parser.add_argument(
-        "--linger", type=float, default=3600.0, help="seconds that a session lives without a client"
+        "--linger", type=float, default=3600.0, help="seconds that a session lives when nothing goes on in it"
     )
+    parser.add_argument("--most", type=float, default=0.0, help="seconds that a session lives at most; 0: any")
     parser.add_argument("--weaver", default=None, metavar="FOLDER", help="the weaver's folder")
     parser.add_argument(
         "--gateway-uid", type=int, default=os.geteuid(), help="user id of the gateway; default: this process's own"
@@ -105,7 +106,7 @@ def main() -> None:
         keep_only()
         forbid_new_privileges()
     files = DriverFiles(options.socket.removesuffix(".sock"), closed=alike)
-    lifetime = Lifetime(files, options.linger, options.exit_with_gateway, options.remove_folder)
+    lifetime = Lifetime(files, options.linger, options.exit_with_gateway, options.remove_folder, options.most)
     lifetime.watch_gateway()
 
     asyncio.run(_serve(files, lifetime, options))

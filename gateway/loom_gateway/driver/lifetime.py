@@ -1,8 +1,9 @@
 """The lifetime of a driver.
 
-A spare driver ends with its gateway. A driver with a session outlives the gateway: it ends on a signal, or after
-the linger time without a client. It measures the linger time itself, because no gateway may ever come back. Drivers
-with a session end with their gateway only if the gateway ends with its own parent.
+A spare driver ends with its gateway. A driver with a session outlives the gateway: it ends on a signal, or when
+nothing has kept the session alive for the linger time: no client, no run or call under way, and no replica that
+makes steps. It measures that itself, because no gateway may ever come back. Drivers with a session end with their
+gateway only if the gateway ends with its own parent.
 """
 
 from __future__ import annotations
@@ -13,16 +14,22 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from loom.errors import UnknownSession
 from loom.process.lifeline import when_parent_ends
+from loom.session_life import AliveBecause, SessionLife
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 60.0  # seconds between two checks that clients can find the driver
+
+LOOK_FOR_WORK = 1.0  # seconds between two looks whether something goes on in a session without a client
+
+STEPS_APART = 10.0  # seconds after its last step for which a replica counts as going on; reports take a few
 
 SHORTEST_TOLD = 1e-3  # seconds of linger time that a client is told if there is none, because 0 means forever
 
@@ -31,23 +38,36 @@ class Lifetime:
     """Ends the driver of one session when it is no longer needed.
 
     Args:
-        linger: seconds without a client after which a session ends.
+        linger: seconds after which a session ends that nothing keeps alive.
         exit_with_gateway: whether the driver ends with its gateway even if it has a session.
         remove_folder: whether the folder of the files is removed when the gateway ends.
+        most: seconds after which a session ends whatever goes on in it; 0 is never.
     """
 
     def __init__(
-        self, files: DriverFiles, linger: float, exit_with_gateway: bool = False, remove_folder: bool = False
+        self,
+        files: DriverFiles,
+        linger: float,
+        exit_with_gateway: bool = False,
+        remove_folder: bool = False,
+        most: float = 0.0,
     ) -> None:
         self._files = files
         self._linger = linger
+        self._most = most
         self._exit_with_gateway = exit_with_gateway
         self._remove_folder = remove_folder
         self._opened = False  # whether the driver has a session
         self._persist = False  # whether the session lingers forever
         self._why = ""  # empty until the session ends
         self._clients: set[object] = set()
-        self._timer: asyncio.TimerHandle | None = None  # runs while no client is connected
+        self._timer: asyncio.TimerHandle | None = None  # to the next look, while no client is connected
+        self.under_way: Callable[[], Collection[AliveBecause]] = lambda: ()
+        """Returns what goes on in the session besides its clients and replicas. Safe on any thread."""
+        self._quiet_since = 0.0  # the loop's time since when there has been no client and nothing under way
+        self._worked = False  # whether something was under way since the last client left
+        self._stepped = -float("inf")  # the loop's time of the last step of a replica
+        self._ends_at: float | None = None  # the loop's time at which the session has lived for `_most` seconds
         self._loop: asyncio.AbstractEventLoop
         self.end: Callable[[str], object]  # ends the session for a reason; on the event loop
         self._lock = threading.Lock()  # makes opening the session and vanishing exclusive
@@ -77,9 +97,20 @@ class Lifetime:
     def opened(self, persist: bool) -> float:
         """Note that the session is open. Return its linger time in seconds, 0 for forever. Safe on any thread."""
         with self._lock:
-            self._opened = True
+            first, self._opened = not self._opened, True
+        if first and self._most:
+            self._ends_at = self._loop.time() + self._most
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._most, self._end_of_life)
         self._persist = self._persist or persist
         return 0.0 if self._persist else max(self._linger, SHORTEST_TOLD)
+
+    @property
+    def left(self) -> float:
+        """The seconds that the session can still live at most; 0 for forever. Safe on any thread."""
+        return 0.0 if self._ends_at is None else max(self._ends_at - self._loop.time(), SHORTEST_TOLD)
+
+    def _end_of_life(self) -> None:
+        self.end(f"it had been open for {self._most:g} s, which is the gateway's --session-max")
 
     def client_came(self, client: object) -> None:
         """Note that a client is connected. Safe on any thread."""
@@ -98,7 +129,51 @@ class Lifetime:
     def _left(self, client: object) -> None:
         self._clients.discard(client)
         if self._opened and not self._clients and not self._persist and self._timer is None:
-            self._timer = self._loop.call_later(self._linger, self.end, f"no client for {self._linger:g} s")
+            self._quiet_since, self._worked = self._loop.time(), False
+            self._timer = self._loop.call_later(min(self._linger, LOOK_FOR_WORK), self._look)
+
+    def _look(self) -> None:
+        """End the session if nothing has kept it alive for the linger time; else look again soon."""
+        now = self._loop.time()
+        if self.under_way():
+            self._quiet_since, self._worked = now, True
+        left = self._lingers_until - now
+        if left > 0:
+            self._timer = self._loop.call_later(min(left, LOOK_FOR_WORK), self._look)
+            return
+        worked = self._worked or self._stepped > self._quiet_since
+        self.end(f"no client{', and nothing under way,' if worked else ''} for {self._linger:g} s")
+
+    @property
+    def _lingers_until(self) -> float:
+        return max(self._quiet_since + self._linger, self._stepped + max(self._linger, STEPS_APART))
+
+    def replicas(self, idle: float | None) -> None:
+        """Note for how many seconds no replica of the session has made a step. On the event loop.
+
+        None is not known, because the weaver is away: replicas that went on until then are taken to go on.
+        """
+        now = self._loop.time()
+        if idle is not None:
+            self._stepped = max(self._stepped, now - idle)
+        elif now < self._stepped + max(self._linger, STEPS_APART):
+            self._stepped = now
+
+    def life(self, leaving: int = 0) -> SessionLife:
+        """Return until when the session lives once ``leaving`` of its clients are gone. Safe on any thread."""
+        now = self._loop.time()
+        because = [AliveBecause.CLIENT] if len(self._clients) > leaving else []
+        because += self.under_way()
+        if now < self._stepped + STEPS_APART:
+            because.append(AliveBecause.REPLICA)
+        if self._persist:
+            because.append(AliveBecause.PERSIST)
+        ends = [] if self._ends_at is None else [self._ends_at]
+        if not because:
+            because.append(AliveBecause.LINGER)
+            ends.append(max(now + self._linger if self._clients else 0.0, self._lingers_until))
+        until = float(round(time.time() + min(ends) - now)) if ends else None  # the same each time it is asked
+        return SessionLife(because, until, self._linger)
 
     def watch_socket(self) -> None:
         """End the session once no client is there, and none can come: its socket was removed. On the loop."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -111,9 +112,17 @@ class WeaverLink:
             self._reporting = tasks.keep_running("report to the weaver", lambda: self._keep_reporting(client))
 
     async def report_calls(
-        self, latencies: Latencies, workers: Callable[[], list[str]], limits: UserLimits
+        self,
+        latencies: Latencies,
+        workers: Callable[[], list[str]],
+        limits: UserLimits,
+        replicas: Callable[[float | None], None],
     ) -> None:
-        """Report periodically, for as long as the session lives, its workers, its calls, and what it uses."""
+        """Report periodically, for as long as the session lives, its workers, its calls, and what it uses.
+
+        ``replicas`` is called after each report with the seconds for which no replica of the session has made a
+        step: infinity if there is none, None if the weaver does not answer.
+        """
         if self._client is None:
             await asyncio.Event().wait()  # there is nothing to report to
         while self._client is not None:
@@ -123,6 +132,7 @@ class WeaverLink:
                 died = sum(tasks.died.values())
                 others = await self._client.ask("calls", **about, tasks_died=died, **latencies.to_dict())
             limits.take(others)
+            replicas(_idle(others))
             await asyncio.sleep(CALLS_EVERY)
 
     async def flush(self, timeout: float) -> None:
@@ -144,3 +154,11 @@ class WeaverLink:
                     logger.warning("the weaver does not take %s: %s", operation, error)
                 break
             self._reports.task_done()
+
+
+def _idle(answer: Any) -> float | None:
+    """Return the seconds without a step of a replica, from the weaver's answer to a report."""
+    if not isinstance(answer, dict):
+        return None
+    idle = answer.get("idle")
+    return float(idle) if isinstance(idle, (int, float)) else math.inf

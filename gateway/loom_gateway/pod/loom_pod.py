@@ -38,7 +38,7 @@ class LoomPod:
         token_sha256: hexadecimal SHA-256 of the token that the gateway accepts.
         monarch_port: the port of each pod's worker.
         gateway_port: the port of the gateway, at every pod of the first mesh.
-        session_linger: seconds that a session lives without a client.
+        session_linger: seconds that a session lives on when nothing goes on in it.
 
     Raises:
         MissingDependency: the image lacks a dependency of a worker or a gateway.

@@ -40,7 +40,7 @@ class PodSettings:
     gateway_port: int = GATEWAY_PORT
     keeper_port: int = KEEPER_PORT
     session_linger: float = 3600.0
-    """Seconds that a session lives without a client."""
+    """Seconds that a session lives on when nothing goes on in it."""
 
     def __post_init__(self) -> None:
         if self.mesh not in [mesh.mesh for mesh in self.meshes]:

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
 from loom.errors import LoomError, UnknownSession
+from loom.session_life import AliveBecause
 from loom.timing.collecting import LONGEST
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
@@ -44,6 +45,11 @@ class SessionInfo(BaseModel):
     """The user to whom the session belongs."""
     shared: dict[str, str]
     """The users with whom it is shared, each with the scope: view, operate or drive."""
+    alive_because: Sequence[AliveBecause] = ()
+    """The reasons for which it lives; empty if its driver has not told them."""
+    lives_until: float | None = None
+    """When it ends unless a client comes or something begins, in seconds since the epoch. None if nobody knows that
+    yet, because something goes on, or if it lives until it is ended."""
 
 
 class Share(BaseModel, extra="forbid"):
@@ -93,8 +99,10 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
     @router.get("")
     async def list_sessions(principal: Sender, ended: bool = False) -> SessionList:
         """The living sessions that the caller may see and, with ``ended``, the last ended ones, with reasons."""
+        shown = access.sessions(principal)
+        await asyncio.gather(*(session.questions.life() for session in shown))
         return SessionList(
-            sessions=[SessionInfo.model_validate(session) for session in access.sessions(principal)],
+            sessions=[SessionInfo.model_validate(session) for session in shown],
             ended=access.ended_sessions(principal) if ended else [],
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import socket
 import time
@@ -13,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from loom.errors import DriverUnavailable, LoomError, ProtocolMismatch, WrongState
+from loom.session_life import SessionLife
 from loom.wire.bodies import Describe
 from loom.wire.frames import decode_frame
 from loom.wire.handshake import error_from_refusal
@@ -25,6 +27,7 @@ from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
 logger = logging.getLogger(__name__)
 
 PATIENCE = 3.0  # seconds that the driver has to answer
+LIFE_PATIENCE = 1.0  # seconds that it has in a list of sessions, which has to come soon
 SHARE = 0.1  # of its time that a driver describes its session at most, however many look at it
 LONGEST_FRESH = 1.0  # seconds for which an answer is good for everyone who asks for the same
 LONGEST = 8 << 20  # bytes of an answer
@@ -42,6 +45,8 @@ class DriverQuestions:
         self._turn = asyncio.Lock()  # held while a question is on its way
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._answers: dict[str, tuple[float, bytes]] = {}  # the last of each kind, and until when it is good
+        self.last_life = SessionLife()
+        """The last answer of `life`."""
 
     async def meshes(self) -> bytes:
         """Return the session's `SessionMeshes` as JSON.
@@ -59,6 +64,13 @@ class DriverQuestions:
     async def tensors(self) -> bytes:
         """Return the session's `SessionTensors` as JSON. Raise as `meshes` does."""
         return await self._ask("tensors", SessionTensors)
+
+    async def life(self) -> SessionLife:
+        """Return until when the session lives; the last that is known if the driver does not answer soon."""
+        with contextlib.suppress(LoomError, asyncio.TimeoutError):  # it is busy, ending, or of an older Loom
+            told = await asyncio.wait_for(self._ask("life", SessionLife), LIFE_PATIENCE)
+            self.last_life = SessionLife.of(json.loads(told))
+        return self.last_life
 
     async def _ask(self, subject: str, kind: type) -> bytes:
         until, answer = self._answers.get(subject, (0.0, b""))

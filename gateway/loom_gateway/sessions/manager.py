@@ -42,7 +42,7 @@ class SessionManager:
     """Starts, finds and ends sessions.
 
     Args:
-        linger: seconds that a session lives without a client; its driver measures them.
+        linger: seconds that a session lives when nothing goes on in it; its driver measures them.
         folder: the state folder, in which the next gateway finds the drivers; a temporary one by default.
         patience: seconds that a new session waits for missing workers.
         leases: the users' workers; by default all sessions share all workers.
@@ -328,7 +328,7 @@ class SessionManager:
 
     @contextlib.contextmanager
     def client(self, session: Session) -> Iterator[None]:
-        """Count a client of a session. Without any, the driver ends after the linger time."""
+        """Count a client of a session. It keeps the session alive."""
         logger.info("session %s: client connected", session.name)
         session.clients += 1
         if session.state is SessionState.STARTING:  # else another client has opened the session, or it is ending

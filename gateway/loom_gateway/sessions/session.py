@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from loom.session_life import AliveBecause
 from loom.wire.messages import Buffer
 from loom_gateway.sessions.driver_files import LastWords
 from loom_gateway.sessions.driver_process import DriverProcess
@@ -100,6 +101,15 @@ class Session:
     @property
     def client_connected(self) -> bool:
         return self.clients > 0
+
+    @property
+    def alive_because(self) -> Sequence[AliveBecause]:
+        """The reasons for which it lives, as its driver told last; none if it has not told."""
+        return self.questions.last_life.because
+
+    @property
+    def lives_until(self) -> float | None:
+        return self.questions.last_life.until
 
     @property
     def operations(self) -> int:

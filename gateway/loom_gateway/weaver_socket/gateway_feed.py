@@ -25,6 +25,9 @@ SESSIONS_EVERY = 1.0
 OPERATIONS_EVERY = 5
 """Comparisons between two pushes of sessions in which only the number of operations has changed."""
 
+LIVES_EVERY = 3.0
+"""Seconds between two questions to the sessions' drivers until when they live."""
+
 WORKERS_EVERY = 5.0
 """Seconds between two checks of the workers, while there is a page."""
 
@@ -65,6 +68,7 @@ class GatewayFeed:
         if not self._tasks:
             self._tasks = [
                 tasks.keep_running("compare sessions", self._compare_sessions),
+                tasks.keep_running("ask until when sessions live", self._ask_lives),
                 tasks.keep_running("check workers", self._check_workers),
             ]
         try:
@@ -94,6 +98,12 @@ class GatewayFeed:
             for page in list(self._pages):
                 page.push_sessions(also_operations=rounds % OPERATIONS_EVERY == 0)
 
+    async def _ask_lives(self) -> None:
+        while True:
+            shown = {one.name: one for page in self._pages for one in self._access.sessions(page.principal)}
+            await asyncio.gather(*(session.questions.life() for session in shown.values()))
+            await asyncio.sleep(LIVES_EVERY)
+
     async def _check_workers(self) -> None:
         while True:
             found = await check_workers(self._manager.worker_watch.hosts.addresses)
@@ -111,19 +121,19 @@ class PageReader(SubscribingReader):
     def __init__(self, feed: GatewayFeed, principal: Principal, since: Since | None) -> None:
         super().__init__(since)
         self._feed = feed
-        self._principal = principal
+        self.principal = principal
         self._sessions: list[dict[str, Any]] | None = None
         """The sessions that the page has; None before its first snapshot."""
 
     def own_part(self) -> dict[str, Any]:
-        self._sessions = self._feed.sessions(self._principal)
+        self._sessions = self._feed.sessions(self.principal)
         return {"sessions": self._sessions, "workers": self._feed.workers}
 
     def push_sessions(self, also_operations: bool) -> None:
         """Push the sessions if they have changed; numbers of operations count only with ``also_operations``."""
         if self._sessions is None:
             return
-        sessions = self._feed.sessions(self._principal)
+        sessions = self._feed.sessions(self.principal)
         ours, theirs = (sessions, self._sessions) if also_operations else map(_plain, (sessions, self._sessions))
         if ours != theirs:
             self._sessions = sessions

@@ -9,6 +9,7 @@ import typer
 from loom.cli.options import Access, Json, asking
 from loom.cli.output import counted, print_json, print_table, show, when
 from loom.errors import WeaverUnavailable
+from loom.session_life import AliveBecause
 
 ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
 
@@ -113,13 +114,14 @@ def _goodput_line(job: dict[str, Any]) -> str:
 def list_sessions(access: Access, as_json: Json = False) -> None:
     """List your living sessions and those that are shared with you; with a token of scope admin, all."""
     sessions = access.gateway().sessions()
-    columns = ["name", "state", "client", "user", "shared with", "created", "pid", "operations"]
+    columns = ["name", "state", "client", "user", "lives", "shared with", "created", "pid", "operations"]
     rows = [
         [
             one["name"],
             one["state"],
             "connected" if one["client_connected"] else "away",
             one.get("user", ""),
+            _life(one),
             ", ".join(f"{user}: {scope}" for user, scope in one.get("shared", {}).items()),
             when(one["created_at"]),
             one["pid"],
@@ -128,6 +130,13 @@ def list_sessions(access: Access, as_json: Json = False) -> None:
         for one in sessions
     ]
     show(as_json, {"sessions": sessions}, f"{counted(len(sessions), 'session')} at {access.chosen}", columns, rows)
+
+
+def _life(session: dict[str, Any]) -> str:
+    """Return why, and until when, a session lives, such as ``run, call`` or ``until 12:00:00``."""
+    because = [one for one in session.get("alive_because", ()) if one != AliveBecause.LINGER]
+    until = session.get("lives_until")
+    return ", ".join([*because, *([] if until is None else [f"until {when(until)}"])])
 
 
 @sessions_app.command("end")

@@ -67,6 +67,9 @@ TRANSITIONS: dict[Cause, dict[ReplicaState, ReplicaState]] = {
 For example, a step that a paused replica reports was taken before the pause.
 """
 
+USUAL_STEPS = 4
+"""Usual step times without a step in which a running replica does not count as idle."""
+
 _FEW_STEPS = 4
 _REMEMBERED_STEPS = 32
 
@@ -107,7 +110,9 @@ class Replica:
     """The replica's connection; None while it has none."""
     heard: float = 0.0
     progress: float = 0.0
-    """When the replica was last seen to take a step, by the weaver's clock."""
+    """When the replica was last seen to take a step or to begin to run, by the weaver's clock."""
+    stepped_at: float = -math.inf
+    """When this weaver last saw another step of the replica than before, by its clock."""
     link_lost: float = 0.0
     check_at: float = 0.0
     """When the weaver checks the replica's liveness next."""
@@ -147,7 +152,7 @@ class Replica:
             self._step_times.append((time - self._stepped) / (step - before))
         self.step = step
         self._stepped = time
-        self.progress = now
+        self.progress = self.stepped_at = now
         return True
 
     def baseline_step_time(self) -> float | None:
@@ -156,6 +161,11 @@ class Replica:
             return None
         ordered, middle = sorted(self._step_times), len(self._step_times) // 2
         return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+    def idle(self, now: float) -> float:
+        """Return the seconds for which the replica has made no step; a running one may take a few usual ones."""
+        usual = self.baseline_step_time() if self.state is ReplicaState.RUNNING else None
+        return max(0.0, now - self.stepped_at - USUAL_STEPS * (usual or 0.0))
 
     def await_successor(self, instance: str, now: float) -> None:
         """Note that a process waits for the one that is the replica now, which may hang."""

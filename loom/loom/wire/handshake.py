@@ -20,7 +20,7 @@ from loom.wire.mux import MAX_MESSAGE
 
 PROTOCOL = (1, 0)  # version of the protocol that this side speaks, as ``(major, minor)``
 
-CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining", "traces", "cells")
+CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining", "traces", "cells", "life")
 """This side's abilities beyond the bare protocol."""
 
 MODES = {"drive": "drive", "watch": "view", "debug": "drive", "ranks": "drive", "call": "drive"}
@@ -98,7 +98,10 @@ class Welcome(_HandshakeBody, kind=Kind.WELCOME):
     next_id: int = 1
     """The first id that the client may use."""
     linger: float = 0.0
-    """Seconds that the session lives on without a client; 0 means for ever."""
+    """Seconds that the session lives on when nothing keeps it alive; 0 means for ever."""
+    most: float | None = None
+    """Seconds that the session can still live, whatever goes on in it; 0 means for ever. None from a driver that
+    ends its session after ``linger`` seconds without a client, whatever goes on."""
     max_message: int = MAX_MESSAGE
     """Bytes of the largest message that the driver accepts."""
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)

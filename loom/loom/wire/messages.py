@@ -53,6 +53,7 @@ class Kind(enum.IntEnum):
     UNDELIVERED = 26
     FORGET = 27
     COLLECT = 28
+    LIFE = 29
     CALL = 32
     CALL_ONE = 33
     CHOOSE = 34
@@ -127,6 +128,7 @@ READING = frozenset(
         Kind.FLUSH_LOGS,
         Kind.CLOCK,
         Kind.COLLECT_SPANS,
+        Kind.LIFE,
     }
 )
 """The kinds of message that a client which only watches may send."""

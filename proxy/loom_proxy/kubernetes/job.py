@@ -11,6 +11,7 @@ from typing import Any
 
 from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom.extras import require
+from loom.session_life import SessionLife
 from loom.token_file import digest
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.job import Job
@@ -55,7 +56,7 @@ class KubernetesJob:
             ``NAME-headless``. With several meshes a mapping from the mesh's name.
         session: name of a living session to attach to, see `loom.connect`.
         token: token of the gateway; default one that is made and kept for this user.
-        session_linger: seconds that a session lives without a client.
+        session_linger: seconds that a session lives on when nothing goes on in it.
         persist: keep the session without a client until it is closed, see `loom.connect`.
         stream_logs: whether Kubetorch prints the pods' output while it deploys them; None as it is configured.
         launch_timeout: seconds that the pods have to become ready.
@@ -267,10 +268,10 @@ class KubernetesJob:
             self._policies.remove()
         self._deployed = False
 
-    def detach(self) -> None:
+    def detach(self) -> SessionLife:
         """Leave the pods and the session running, also after the ``with`` block; see `Job.detach`."""
         self._detached = True
-        self.job.detach()
+        return self.job.detach()
 
     def _close_session(self) -> None:
         job, self._job = self._job, None

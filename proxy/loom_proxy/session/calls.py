@@ -7,6 +7,7 @@ an answer comes, when there are many, or when the writer thread gets its turn, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -18,8 +19,9 @@ from weakref import WeakValueDictionary
 
 from loom.bootstrap import BootstrapCommand, command_for_cluster
 from loom.errors import LimitReached, LoomError, NoSuchMesh, ReadOnlySession, TooLarge
+from loom.session_life import SessionLife
 from loom.shape import Extent, NDSlice, Point, Shape, for_cluster
-from loom.wire.bodies import Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
+from loom.wire.bodies import AskLife, Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
 from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Welcome
 from loom.wire.messages import ALLOWED_BESIDE, READING, Buffer, Kind, Message
@@ -152,6 +154,13 @@ class Calls(Waits):
         """Send a message about the mesh, port or run with an id; never wait, and do nothing after the end."""
         if self._error is None:
             self._sender.put(operation.message(ident), key)
+
+    def ask_life(self, timeout: float) -> SessionLife:
+        """Return until when the session lives once this client has left; nothing after so many seconds."""
+        if "life" in self.welcome.capabilities:
+            with contextlib.suppress(LoomError):  # the driver is busy, or the connection is lost
+                return SessionLife.of(self.ask(AskLife()).get(timeout))
+        return SessionLife()
 
     def withdraw(self, ident: int) -> bool:
         if ident not in self._waiting:

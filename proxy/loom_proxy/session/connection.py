@@ -40,7 +40,7 @@ WEBSOCKET_AGAIN = 3
 """Attempts by WebSocket, if it worked before, until HTTP is tried: a network that comes back may break a few."""
 
 LINGER_MARGIN = 30.0
-"""Seconds of attempts to reconnect beyond the time after which a session without a client should have ended."""
+"""Seconds of attempts to reconnect beyond the time at which the session should have ended."""
 
 LEAVE_TIMEOUT = 2.0  # seconds to send the rest of the messages when the program leaves
 
@@ -61,6 +61,7 @@ class Connection:
         self._sender = FrameSender(stream, "loom-writer")
         self.calls = Calls(handshake.welcome, stream, self._sender, self.events)
         self.welcome = handshake.welcome
+        self._opened = time.monotonic()
         self.ended = self.calls.ended
         """Set when the connection is over, for whatever reason."""
         self._handlers: dict[int, Callable[[Message], None]] = {}
@@ -188,9 +189,7 @@ class Connection:
         return True
 
     def _connect_again(self, lost: float) -> Handshake:
-        patience = self.address.patience
-        if patience is None:
-            patience = self.welcome.linger + LINGER_MARGIN if self.welcome.linger else math.inf
+        patience = self._patience()
         for attempt, delay in enumerate(RECONNECT):
             hello = self._hello()
             if self._leaving.wait(delay):
@@ -210,6 +209,14 @@ class Connection:
                 self.unanswered()
                 logger.debug("connecting to %s again: %s", self.url, error)
         raise AssertionError("unreachable")
+
+    def _patience(self) -> float:
+        """Return the seconds for which to try to reconnect: as long as the session can live, unless told."""
+        if self.address.patience is not None:
+            return self.address.patience
+        welcome, passed = self.welcome, time.monotonic() - self._opened
+        most, passed = (welcome.linger, 0.0) if welcome.most is None else (welcome.most, passed)
+        return max(most - passed, 0.0) + LINGER_MARGIN if most else math.inf
 
     def _hello(self) -> Hello:
         bulk = self._stream.bulk

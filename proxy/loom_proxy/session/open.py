@@ -60,7 +60,7 @@ def connect(
         timeout: seconds to wait for the gateway to accept the connection, and to try again if the connection is cut
             before the session is open.
         reconnect_timeout: seconds of attempts to reconnect before the session counts as lost; None for as long as
-            the session can live without a client.
+            the session can live, which is without end unless the gateway has ``--session-max``.
         ca: file with the certificate (PEM) of the authority that vouches for the gateway, if that is your own;
             default ``LOOM_CA``, else the context's, else the authorities that this machine trusts.
         transport: ``"websocket"``; ``"http"``, which is slower and goes through networks that break WebSockets; or

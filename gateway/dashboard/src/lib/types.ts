@@ -143,7 +143,11 @@ export interface SessionInfo {
   persist: boolean;
   user: string;
   shared: Record<string, string>;
+  alive_because?: AliveBecause[];
+  lives_until?: number | null;
 }
+
+export type AliveBecause = 'client' | 'run' | 'call' | 'replica' | 'persist' | 'linger';
 
 export interface EndedSession {
   name: string;

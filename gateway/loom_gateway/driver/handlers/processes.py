@@ -58,6 +58,10 @@ class Processes:
             if procs < FIRST_ID:  # a function of `Job.run` that spawned processes learns of their ends itself
                 self._context.failures.unreported.lost(procs, rank)
 
+    @property
+    def any_alive(self) -> bool:
+        return any(self._started.values())
+
     def alive(self, procs: int) -> set[int]:
         """Return the ranks of a proc mesh whose processes run. Safe on any thread."""
         return self._started.get(procs, set()).copy()

@@ -74,6 +74,11 @@ class Runs:
         runs = self._runs.copy().values()
         return SessionRuns([RunInfo(run.ident, run.name, run.status, run.started, run.finished) for run in runs])
 
+    @property
+    def going_on(self) -> bool:
+        """Whether a run goes on. Safe on any thread."""
+        return any(run.status is RunState.RUNNING for run in self._runs.copy().values())
+
     async def close(self) -> None:
         """End the processes that functions have started, at the end of the session."""
         if self._has_run:

@@ -11,8 +11,10 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError
+from loom.session_life import AliveBecause, SessionLife
 from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
 from loom_gateway.driver.handlers.calls import Calls
 from loom_gateway.driver.handlers.debugging import Debugging
@@ -25,6 +27,7 @@ from loom_gateway.driver.handlers.runs import Runs
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.handlers.unclaimed import UnclaimedResults
 from loom_gateway.driver.handlers.weaver import WeaverOperations
+from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
@@ -41,13 +44,11 @@ WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when t
 
 
 class Dispatcher:
-    """Starts the operations of one session. ``end`` is called on the event loop, with the reason for its end."""
+    """Starts the operations of one session, and ends its lifetime if the client asks for that."""
 
-    def __init__(
-        self, context: Context, end: Callable[[str], object], log_spool: LogSpool, max_in_flight: int
-    ) -> None:
+    def __init__(self, context: Context, lifetime: Lifetime, log_spool: LogSpool, max_in_flight: int) -> None:
         self._context = context
-        self._end = end
+        self._lifetime = lifetime
         self._replies = context.replies
         self._max_in_flight = max_in_flight
         self.limits = UserLimits(max_in_flight, context.results, lambda: context.replies.in_flight)
@@ -65,7 +66,8 @@ class Dispatcher:
         self.hosts = HostWatcher(context, self._syncs)
         self.local_session = LocalSession(context, self._syncs)
         context.failures.on_process_gone += [self.processes.gone, self.local_session.gone]
-        self._descriptions: dict[str, Callable[[], SessionMeshes | SessionRuns | SessionTensors]] = {
+        self._descriptions: dict[str, Callable[[], SessionMeshes | SessionRuns | SessionTensors | SessionLife]] = {
+            "life": lifetime.life,
             "meshes": MeshView(context, self.processes).describe,
             "runs": self._runs.describe,
             "tensors": WatchedView(context).describe,
@@ -74,6 +76,7 @@ class Dispatcher:
         self._beside = calls.beside  # handlers that differ for a client which does not drive
         self._handlers: dict[int, Handler] = {
             Kind.END: self._end_session,
+            Kind.LIFE: self._tell_life,
             **calls.handlers,
             **self._meshes.handlers,
             **self._ports.handlers,
@@ -153,7 +156,21 @@ class Dispatcher:
             )
 
     def _end_session(self, message: Message, started: float) -> None:
-        self._context.loop.call_soon_threadsafe(self._end, "the client closed it")
+        self._context.loop.call_soon_threadsafe(self._lifetime.end, "the client closed it")
+
+    def under_way(self) -> list[AliveBecause]:
+        """Return what goes on in the session that was asked of it. Safe on any thread."""
+        found = [AliveBecause.RUN] if self._runs.going_on else []
+        if self._large_calls.under_way or self._replies.awaits_calls:
+            found.append(AliveBecause.CALL)
+        return found
+
+    def _tell_life(self, message: Message, started: float) -> None:
+        # On the event loop, behind the beginning of the runs that were asked for before.
+        async def life() -> dict[str, Any]:
+            return asdict(self._lifetime.life(leaving=1))
+
+        self._replies.answer_with(message, started, life())
 
     def client_left(self, unsent: Sequence[Message], requests: Mapping[int, Request | None]) -> None:
         """Note that the driving client was disconnected, and which messages it had not received.

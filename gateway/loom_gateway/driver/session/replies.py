@@ -111,6 +111,11 @@ class Replies:
     def pending(self) -> dict[ReplyId, Request]:
         return {reply: pending.request for reply, pending in self._pending.copy().items()}
 
+    @property
+    def awaits_calls(self) -> bool:
+        """Whether a call has not been answered."""
+        return any(pending.request[0] in LIMITED for pending in self._pending.copy().values())
+
     def calls_in_flight(self) -> Counter[tuple[int, str]]:
         """Count the unanswered calls, by the id of the whole mesh and the endpoint."""
         return Counter(

@@ -77,7 +77,8 @@ class Session:
         )
         self._context.drives_for = self._clients.drives_for
         self._context.guest_of = self._clients.guest_of
-        self._dispatcher = Dispatcher(self._context, lifetime.end, log_spool, max_in_flight)
+        self._dispatcher = Dispatcher(self._context, lifetime, log_spool, max_in_flight)
+        lifetime.under_way = self._dispatcher.under_way
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)
         tie_native_procs(self._lifeline.address)
@@ -104,8 +105,13 @@ class Session:
         weaver, latencies = self.weaver, self._context.replies.latencies
         limits = self._dispatcher.limits
         tasks.keep_running(
-            "report to the weaver", lambda: weaver.report_calls(latencies, self._worker_addresses, limits)
+            "report to the weaver",
+            lambda: weaver.report_calls(latencies, self._worker_addresses, limits, self._replicas),
         )
+
+    def _replicas(self, idle: float | None) -> None:
+        if idle is not None or self._dispatcher.processes.any_alive:
+            self._lifetime.replicas(idle)
 
     def _process_started(self, procs: int, rank: int) -> None:
         if procs < FIRST_NATIVE:
@@ -159,6 +165,7 @@ class Session:
             versions=_versions(),
             next_id=client.first_id,
             linger=self._lifetime.opened(hello.persist and client.guest is None),
+            most=self._lifetime.left,
             mode=client.mode,
             stream=client.name,
             received=client.stream.received,

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection
+from operator import attrgetter
 from typing import Any
 
 from loom.chaos.faults import Place, fault_kind
@@ -82,7 +83,7 @@ class RequestHandler:
             "address": self._own_address,
             "spawned": weaver.spawned,
             "supervision": weaver.supervision,
-            "calls": self._sessions.take,
+            "calls": self._calls,
             "note": self._note,
             "numbers": self._numbers,
             "command_state": self._command_state,
@@ -131,6 +132,15 @@ class RequestHandler:
         """Return whether a replica lives on one of the hosts, or a session uses one of the workers."""
         living = (one for one in self._known.replicas.values() if one.state in LIVING)
         return self._sessions.use(workers, self._clock()) or any(one.host in hosts for one in living)
+
+    def _calls(self, arguments: dict[str, Any], now: float) -> dict[str, float | None]:
+        """Take a driver's report; return what other sessions use, and for how long no replica of it made a step."""
+        others = self._sessions.take(arguments, now)
+        session = arguments["session"]
+        own = (one for one in self._known.replicas.values() if one.session == session)
+        newest = max(own, key=attrgetter("stepped_at"), default=None)
+        idle = math.inf if newest is None else newest.idle(now)
+        return {**others, "idle": idle if math.isfinite(idle) else None}
 
     def _in_session(self, arguments: dict[str, Any], now: float) -> Any:
         """Do an operation on the replicas of one session only."""

@@ -14,6 +14,7 @@ from loom.wire.bodies.base import Body, Id
 from loom.wire.messages import Buffer, Kind, Message, new_message
 
 __all__ = [
+    "AskLife",
     "AskWeaver",
     "Broadcast",
     "Call",
@@ -141,6 +142,14 @@ class ListUnclaimed(Body, kind=Kind.UNDELIVERED):
     """List the unclaimed results: calls of earlier clients whose answers none of them received.
 
     Result: a list of ``(operation, mesh's name, endpoint, adverb, (labels, offset, sizes, strides), answers)``.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class AskLife(Body, kind=Kind.LIFE):
+    """Ask until when the session lives once this client has left, of a driver with the capability ``life``.
+
+    Result: the fields of `loom.session_life.SessionLife`, with ``because`` as texts.
     """
 
 

@@ -48,7 +48,7 @@ class Describe(Body, kind=Kind.DESCRIBE):
     """
 
     subject: str
-    """``meshes`` or ``runs``."""
+    """``meshes``, ``runs``, ``tensors`` or ``life``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from loom.weaver.replicas import TRANSITIONS, Cause, Replica
+from loom.weaver.replicas import TRANSITIONS, USUAL_STEPS, Cause, Replica
 from loom.weaver.states import LIVING, ReplicaState
 
 START = 1_700_000_000.0
@@ -157,3 +159,23 @@ def test_a_new_process_begins_without_what_the_one_before_reported() -> None:
     replica.begin_instance("two", 5.0)
 
     assert (replica.step, replica.seq, replica.metrics, replica.baseline_step_time()) == (None, 0, {}, None)
+
+
+def test_a_replica_is_idle_since_its_last_step_not_since_its_last_sign() -> None:
+    replica = Replica("train_0")
+    replica.progress = replica.heard = START
+    assert replica.idle(START) == math.inf
+    replica.take_step(1, START, START)
+    replica.take_step(1, START + 5, START + 5)
+    assert replica.idle(START + 7) == 7
+
+
+def test_a_running_replica_may_take_a_few_usual_steps_before_it_is_idle() -> None:
+    replica = Replica("train_0", ReplicaState.RUNNING)
+    for step in range(5):
+        replica.take_step(step, START + 60 * step, START + 60 * step)
+    last = START + 240
+    assert replica.idle(last + 60 * USUAL_STEPS) == 0
+    assert replica.idle(last + 60 * USUAL_STEPS + 1) == 1
+    replica.state = ReplicaState.STALLED
+    assert replica.idle(last + 60) == 60

@@ -146,10 +146,10 @@ def test_a_session_is_told_what_its_users_other_sessions_use(weaver: WeaverProce
     first = one.ask("calls", **report, in_flight=7, kept=100)
     second = other.ask("calls", **report, in_flight=5, kept=20)
 
-    assert first == {"in_flight": 0, "kept": 0}
-    assert second == {"in_flight": 7, "kept": 100}
-    assert one.ask("calls", **report, in_flight=1, kept=1) == {"in_flight": 5, "kept": 20}
-    assert berts.ask("calls", **report) == {"in_flight": 0, "kept": 0}
+    assert first == {"in_flight": 0, "kept": 0, "idle": None}
+    assert second == {"in_flight": 7, "kept": 100, "idle": None}
+    assert one.ask("calls", **report, in_flight=1, kept=1) == {"in_flight": 5, "kept": 20, "idle": None}
+    assert berts.ask("calls", **report) == {"in_flight": 0, "kept": 0, "idle": None}
 
 
 def connected(weaver: WeaverProcess) -> socket.socket:
