@@ -430,11 +430,15 @@ class RemoteException(LoomError, code="remote_exception"):
     """A stand-in for a remote exception whose class cannot be unpickled here.
 
     ``type_name`` is the qualified name of the original class, ``text`` what ``str()`` of it gave there, and
-    ``unpickle_error`` why the original object could not be rebuilt.
+    ``unpickle_error`` why the original object could not be rebuilt. If a base class of the original is here, the
+    exception is of that class too. It has the notes, the cause and the context of the original.
     """
 
+    description: dict[str, Any] | None = None
+    """The original, as `loom.wire.exceptions` describes it, for a process that has its class."""
+
     def __init__(self, type_name: str, text: str, unpickle_error: str = "") -> None:
-        super().__init__(f"{type_name}: {text}")
+        self.args = (f"{type_name}: {text}",)  # a base class's constructor may take something else
         self.type_name = type_name
         self.text = text
         self.unpickle_error = unpickle_error

@@ -153,7 +153,7 @@ class AsyncHosted(_Holder):
         if inspect.iscoroutinefunction(method):
             result = await method(*args, **kwargs)
         else:
-            result = await asyncio.to_thread(method, *args, **kwargs)
+            result = await _in_thread(method, *args, **kwargs)
             result = await result if inspect.isawaitable(result) else result
         if not _is_generator(result):
             return result
@@ -170,7 +170,7 @@ class AsyncHosted(_Holder):
             if inspect.isasyncgen(generator):
                 step = await _next_of_async(generator)
             else:
-                step = await asyncio.to_thread(_next, generator)
+                step = await _in_thread(_next, generator)
         except BaseException:
             self._generators.drop(number)
             raise
@@ -184,6 +184,24 @@ class AsyncHosted(_Holder):
         generator = self._generators.drop(number)
         if generator is not None:
             await _close(generator)
+
+
+async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function in a thread, and raise its exception in the task.
+
+    No future could carry a `StopIteration`, and none a `GeneratorExit` into a task.
+    """
+
+    def call() -> tuple[Any, BaseException | None]:
+        try:
+            return function(*args, **kwargs), None
+        except BaseException as error:  # noqa: BLE001 - raised below
+            return None, error
+
+    result, error = await asyncio.to_thread(call)
+    if error is not None:
+        raise error
+    return result
 
 
 async def _next_of_async(generator: Any) -> Step:

@@ -223,7 +223,7 @@ class Job:
             name: name of the run, for `runs`; default: the function's name and a number.
 
         Raises:
-            Exception: the function's exception, as its own class; the ``__cause__`` has the remote traceback.
+            Exception: the function's exception, as its own class; the remote traceback ends its chain of causes.
                 Monarch's exceptions come as Loom's classes of the same names (`ActorError`, `SupervisionError`).
             OperationFailed: the function's exception cannot be rebuilt here, or is no `Exception`.
             OperationCancelled: another program cancelled the run.

@@ -59,7 +59,7 @@ class RunHandle:
             timeout: seconds to wait at most; None waits for ever.
 
         Raises:
-            Exception: the function's exception, with the remote traceback as its ``__cause__``.
+            Exception: the function's exception; its chain of causes ends with the remote traceback.
             OperationFailed: the function's exception cannot be rebuilt here, or is no `Exception` (`SystemExit`).
             OperationCancelled: the run was cancelled.
             UnpicklableError: the result cannot be pickled there, or cannot be unpickled here.

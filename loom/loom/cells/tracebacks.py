@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import linecache
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
+
+from loom.wire.exceptions import last_lines
 
 AROUND = 2
 """Lines of source before the line that ran, and after it."""
 
 MOST_FRAMES = 40
 """Frames of an exception that are shown: the first and the last ones."""
+
+_GROUP = getattr(builtins, "BaseExceptionGroup", None)  # from Python 3.11 on
 
 LARGEST = 64 << 10
 """Characters of a traceback; of a longer one the middle is left out."""
@@ -50,10 +55,10 @@ def _chain(error: BaseException, frames: TracebackType | None, seen: set[int]) -
             yield from _frame(frame)
         elif number == MOST_FRAMES // 2:
             yield f"… {left_out} frames left out …\n"
-    if hasattr(error, "exceptions"):  # a group: its exceptions follow in Python's own form
+    if _GROUP is not None and isinstance(error, _GROUP):  # its exceptions follow in Python's own form
         yield "".join(traceback.format_exception(type(error), error, None, chain=False)).rstrip()
     else:
-        yield "".join(traceback.format_exception_only(type(error), error)).rstrip()
+        yield last_lines(error)
 
 
 def _frame(frame: traceback.FrameSummary) -> Iterator[str]:

@@ -285,6 +285,10 @@ class Encoder:
         except Exception as error:
             raise self._explain(obj, what, error) from error
 
+    def pickled(self, obj: Any) -> list[Buffer]:
+        """Pickle an object into a payload. Raise the error of the part that cannot be pickled, unexplained."""
+        return self._pickle(take_apart_near_top(obj))
+
     def _pickle(self, obj: Any, procs: int | None = None) -> list[Buffer]:
         file = io.BytesIO()
         buffers: list[Any] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from loom.errors import (
@@ -16,7 +17,8 @@ from loom.errors import (
 )
 from loom.wire.bodies import Body, OperationError
 from loom.wire.codec import Decoder
-from loom.wire.messages import Buffer, Message
+from loom.wire.exceptions import rebuild
+from loom.wire.messages import Message
 from loom.wire.texts import unpack_texts
 from loom_proxy.futures.future import FutureProxy
 
@@ -63,9 +65,8 @@ class Unread:
 def raise_failure(decoder: Decoder, message: Message) -> NoReturn:
     """Unpickle and raise the error of an operation."""
     error = error_of(decoder, message)
-    pickled = message.parts[1:]
-    if pickled and isinstance(error, OperationFailed):
-        raise own_exception(error, decoder, pickled)
+    if isinstance(error, OperationFailed) and (original := _original(decoder, message)) is not None:
+        raise own_exception(error, original)
     raise error
 
 
@@ -86,24 +87,44 @@ def error_of(decoder: Decoder, message: Message) -> LoomError:
         if formatted:
             error.__cause__ = RemoteException(type(error).__name__, f"remote traceback:\n{formatted}")
         return error
-    pickled = message.parts[1:]
-    stand_in = (str(texts.get("type", "")), str(texts.get("original", "")))
-    original: BaseException = RemoteException(*stand_in, "it could not be pickled in the cluster")
-    if pickled:
-        try:
-            original = decoder.loads(pickled, "the exception")
-        except UnpicklableError as reason:
-            original = RemoteException(*stand_in, str(reason))
+    original = _original(decoder, message)
+    if original is None:
+        stand_in = (str(texts.get("type", "")), str(texts.get("original", "")))
+        original = RemoteException(*stand_in, "it could not be pickled in the cluster")
     return ActorError(original, text, formatted)
 
 
-def own_exception(error: LoomError, decoder: Decoder, pickled: Sequence[Buffer]) -> BaseException:
-    """Return the exception that a function raised, unpickled; ``error`` itself if it cannot be unpickled."""
+def _original(decoder: Decoder, message: Message) -> BaseException | None:
+    """Return the exception that was raised in the cluster, or a `RemoteException`; None if it does not travel."""
+    texts, pickled = unpack_texts(message.parts[0]), message.parts[1:]
+    if "described" in texts:
+        description = decoder.loads([texts["described"]], "the exception")
+        return rebuild({"own": pickled, **description}, partial(decoder.loads, what="the exception"))
+    if not pickled:
+        return None
     try:
         original = decoder.loads(pickled, "the exception")
-    except UnpicklableError:
+    except UnpicklableError as reason:
+        return RemoteException(str(texts.get("type", "")), str(texts.get("original", "")), str(reason))
+    return original if isinstance(original, BaseException) else None
+
+
+def own_exception(error: LoomError, original: BaseException) -> BaseException:
+    """Return the exception that a function raised, whose chain of causes ends with the remote traceback.
+
+    Return ``error`` itself if the exception is a stand-in, or no `Exception`.
+    """
+    if not isinstance(original, Exception) or isinstance(original, RemoteException):
         return error
-    if not isinstance(original, Exception):
-        return error
-    original.__cause__ = error.__cause__
+    add_cause(original, error.__cause__)
     return original
+
+
+def add_cause(error: BaseException, cause: BaseException | None) -> None:
+    """Put an exception at the end of another one's chain of causes."""
+    seen = {id(error), id(cause)}
+    while error.__cause__ is not None and id(error.__cause__) not in seen:
+        error = error.__cause__
+        seen.add(id(error))
+    if error.__cause__ is None and error is not cause:
+        error.__cause__ = cause

@@ -52,8 +52,8 @@ class RemoteMethod:
             timeout: seconds to wait at most, in place of the timeout given to `to`; None waits for ever.
 
         Raises:
-            Exception: the method's exception, as its own class; its ``__cause__`` is the `ActorError`, which has
-                the remote traceback.
+            Exception: the method's exception, as its own class; its chain of causes ends with the `ActorError`,
+                which has the remote traceback.
             ActorError: the method's exception cannot be rebuilt here, or is no ordinary `Exception`.
             WaitTimeout: the time is up. The method goes on.
             WrongArguments: the method does not take the arguments, and nothing was sent. Or it gives generators,
@@ -194,7 +194,9 @@ def make(remote: O) -> O:
             remote.teardown()
         except LoomError as failed:
             error.__context__ = failed
-        if isinstance(error, ActorError):
-            raise own_error(error)  # noqa: B904 - its cause is set
-        raise
-    return remote
+        if not isinstance(error, ActorError):
+            raise
+        raised = own_error(error)
+    else:
+        return remote
+    raise raised  # here, since an `except` would take the place of its context

@@ -12,6 +12,7 @@ from typing import Any
 from loom.errors import ActorError, LoomError, RemoteException, WaitTimeout, WrongArguments
 from loom.hosted import Generated, Step
 from loom_proxy.futures.future import FutureProxy
+from loom_proxy.futures.results import add_cause
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 
@@ -20,11 +21,14 @@ _STAYS_AN_ACTOR_ERROR = (RemoteException, StopIteration, StopAsyncIteration)
 
 
 def own_error(error: ActorError) -> BaseException:
-    """Return a method's exception, caused by the `ActorError`; the `ActorError` if that cannot be raised here."""
+    """Return a method's exception, whose chain of causes ends with the `ActorError`.
+
+    Return the `ActorError` if the exception cannot be raised here.
+    """
     original = error.exception
     if not isinstance(original, Exception) or isinstance(original, _STAYS_AN_ACTOR_ERROR):
         return error
-    original.__cause__ = error
+    add_cause(original, error)
     return original
 
 
@@ -40,18 +44,20 @@ class Results:
         try:
             return self._made(future.get(timeout), timeout)
         except ActorError as error:
-            raise own_error(error)  # noqa: B904 - its cause is set
+            raised = own_error(error)
+        raise raised  # here, since an `except` would take the place of its context
 
     async def awaited(self, future: FutureProxy[Any], timeout: float | None) -> Any:
         """Await a call and return its result."""
         try:
             return self._made(await asyncio.wait_for(future.as_asyncio(), timeout), timeout)
         except ActorError as error:
-            raise own_error(error)  # noqa: B904 - its cause is set
+            raised = own_error(error)
         except (TimeoutError, asyncio.TimeoutError) as error:
             if isinstance(error, LoomError):
                 raise
             raise WaitTimeout(f"no answer within {timeout:g} s; the method goes on") from error
+        raise raised
 
     def advance(self, generated: Generated) -> FutureProxy[Step]:
         """Ask for the next item of a generator."""

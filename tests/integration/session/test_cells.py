@@ -6,6 +6,7 @@ import io
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
@@ -193,6 +194,26 @@ def test_a_driver_of_an_older_loom_is_named(shared: loom.Job, monkeypatch: pytes
 
 
 # -- errors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raising", "kind", "text"),
+    [
+        (
+            "from urllib.error import *\nraise HTTPError('http://x', 404, 'gone', {}, None)",
+            HTTPError,
+            "404: gone",
+        ),
+        ("import threading\ne = ValueError('x')\ne.lock = threading.Lock()\nraise e", ValueError, "ValueError: x"),
+        ("class Own(KeyError): pass\ne = Own('k')\ne.__notes__ = ['noted']\nraise e", KeyError, "Own: 'k'"),
+    ],
+    ids=["no file", "lock", "a class of the cell"],
+)
+def test_what_a_cell_raises_arrives(shared: loom.Job, raising: str, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as raised:
+        run(shared, raising)
+
+    assert text in traceback_of(raised.value)
 
 
 def test_what_a_cell_raises_is_shown_with_the_lines_of_its_cells(shared: loom.Job) -> None:

@@ -11,9 +11,8 @@ from loom.errors import LoomError, NameTaken, NoSuchRun, OperationCancelled, Ope
 from loom.timing import flush
 from loom.timing.trace_ids import begin_trace, checked_trace
 from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, RunChanged, StartRun
-from loom.wire.codec import Encoder
-from loom.wire.messages import Buffer, Kind, Message
-from loom_gateway.driver.monarch.errors import error_message, is_monarchs
+from loom.wire.messages import Kind, Message
+from loom_gateway.driver.monarch.errors import raised_message
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.runs.output import RunOutput, route_output
 from loom_gateway.driver.runs.processes import end, started_in_the_driver
@@ -149,7 +148,7 @@ class Runs:
 
     def _refuse(self, run: Run, error: Exception) -> None:
         self._runs[run.ident] = run
-        self._finish(run, RunState.FAILED, _failure(run, error, self._context.encoder))
+        self._finish(run, RunState.FAILED, raised_message(run.ident, error, self._context.encoder))
 
     def _encode(self, run: Run, value: Any, error: BaseException | None) -> None:
         """Encode a result or an exception as the run's answer. In the run's thread."""
@@ -164,12 +163,12 @@ class Runs:
                 parts = encoder.dumps(value, f"the result of run {run.name!r}")
                 answer = OperationResult(0.0).message(run.ident, parts)
             else:
-                answer = _failure(run, error, encoder)
+                answer = raised_message(run.ident, error, encoder)
         except BaseException as broken:  # noqa: BLE001 - a user's __reduce__ may raise anything
             status = RunState.FAILED
             if not isinstance(broken, LoomError):
                 broken = OperationFailed(f"the outcome of run {run.name!r} cannot be pickled: {broken!r}")
-            answer = _failure(run, broken, encoder)
+            answer = raised_message(run.ident, broken, encoder)
         try:
             self._soon(self._finish, run, status, answer)
         except RuntimeError:
@@ -262,15 +261,3 @@ class Runs:
 def _in_trace(trace: str, function: Callable[[], Any]) -> Any:
     begin_trace(trace)  # for good: the thread is the run's own
     return function()
-
-
-def _failure(run: Run, error: BaseException, encoder: Encoder) -> Message:
-    """Return the answer that reports an error. The function's own exception travels with it."""
-    message = error_message(run.ident, error, 0.0, encoder)
-    if isinstance(error, LoomError) or is_monarchs(error) or not isinstance(error, Exception):
-        return message
-    try:
-        pickled: list[Buffer] = encoder.dumps(error)
-    except LoomError:
-        return message  # the client makes an OperationFailed from the texts
-    return message._replace(parts=[*message.parts, *pickled])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
-import traceback
 from collections.abc import Callable
+from typing import Any
 
 import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
@@ -15,13 +16,21 @@ from monarch._src.actor.actor_mesh import RootClientActor
 from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError, operation_failed
 from loom.wire.bodies import OperationError
 from loom.wire.codec import Encoder
+from loom.wire.exceptions import describe, formatted, is_plain, last_lines, text_of
 from loom.wire.messages import Buffer, Message
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh, unanswered_spawn
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["MonarchSupervisionError", "as_loom_error", "error_message", "is_monarchs", "replace_fault_hook"]
+__all__ = [
+    "MonarchSupervisionError",
+    "as_loom_error",
+    "error_message",
+    "is_monarchs",
+    "raised_message",
+    "replace_fault_hook",
+]
 
 
 def replace_fault_hook(report: Callable[[str, str], object]) -> None:
@@ -51,11 +60,11 @@ def error_message(
 ) -> Message:
     """Return the `Kind.ERROR` message that reports an exception to the client.
 
-    The payload is the original exception of an `ActorError`, or the user's own exception, if it can be pickled. The
-    class, text and traceback travel as text in any case.
+    The payload has the original exception of an `ActorError`, or the user's own exception. The class, text and
+    traceback travel as text in any case.
     """
     pickled: list[Buffer] = []
-    texts: dict[str, str] = {}
+    texts: dict[str, Any] = {}
     if isinstance(error, monarch.actor.ActorError):
         original = error.exception
         code = ActorError.code
@@ -63,13 +72,13 @@ def error_message(
             "text": error.message,
             "formatted": error.exception_formatted,
             "type": f"{type(original).__module__}.{type(original).__qualname__}",
-            "original": _text(original),
+            "original": text_of(original),
         }
-        pickled = _pickled(original, encoder)
+        pickled = _travelling(original, encoder, texts)
     elif isinstance(error, MonarchSupervisionError) or _is_of_a_dead_mesh(error):
         code = SupervisionError.code
         texts = {"text": str(error)}
-    elif isinstance(error, ValueError | RuntimeError) and (why := unanswered_spawn(_text(error))) is not None:
+    elif isinstance(error, ValueError | RuntimeError) and (why := unanswered_spawn(text_of(error))) is not None:
         code = SupervisionError.code
         texts = {"text": why}
     elif isinstance(error, LoomError):
@@ -78,36 +87,46 @@ def error_message(
         if isinstance(error, OperationFailed):
             texts["type"] = error.built_in
     else:
-        code = OperationFailed.code
-        texts = {
-            "text": "".join(traceback.format_exception_only(type(error), error)).strip(),
-            "formatted": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
-            "type": operation_failed("", error).built_in,
-        }
+        code, texts = OperationFailed.code, _texts(error)
         if type(error).__module__.partition(".")[0] not in ("builtins", "monarch"):
-            pickled = _pickled(error, encoder)  # the user's own, sent to an endpoint's response port
+            pickled = _travelling(error, encoder, texts)  # the user's own, sent to an endpoint's response port
     # Its frames hold the future, which holds the exception in Rust (torchmonarch 0.8): both would stay for ever.
     error.__traceback__ = None
     return OperationError(rpc_ms, code, index).message(ident, [pack_texts(texts), *pickled])
 
 
+def raised_message(ident: int, error: BaseException, encoder: Encoder) -> Message:
+    """Return the `Kind.ERROR` message that reports the exception of a function of `Job.run` to the client."""
+    if isinstance(error, LoomError) or is_monarchs(error) or not isinstance(error, Exception):
+        return error_message(ident, error, 0.0, encoder)
+    texts = _texts(error)
+    pickled = _travelling(error, encoder, texts)
+    error.__traceback__ = None
+    return OperationError(0.0, OperationFailed.code).message(ident, [pack_texts(texts), *pickled])
+
+
+def _texts(error: BaseException) -> dict[str, Any]:
+    return {
+        "text": last_lines(error),
+        "formatted": formatted(error),
+        "type": operation_failed("", error).built_in,
+    }
+
+
+def _travelling(error: BaseException, encoder: Encoder, texts: dict[str, Any]) -> list[Buffer]:
+    """Return the parts of an exception's own pickle. Put its description into ``texts``."""
+    if is_plain(error):
+        return encoder.pickled(error)
+    description = dict(describe(error, encoder.pickled))
+    # An older client knows only the pickle that an exception makes of itself.
+    own = description.pop("own", None) or []
+    texts["described"] = pickle.dumps(description)
+    return list(own)
+
+
 def is_monarchs(error: BaseException) -> bool:
     """Return whether an exception is of one of Monarch's classes for which Loom has one of the same name."""
     return isinstance(error, (monarch.actor.ActorError, MonarchSupervisionError))
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise
-        return f"<its __str__ raised {type(broken).__name__}>"
-
-
-def _pickled(error: BaseException, encoder: Encoder) -> list[Buffer]:
-    try:
-        return encoder.dumps(error)
-    except LoomError:
-        return []  # the client makes a stand-in from the type's name and the text
 
 
 def as_loom_error(error: Exception) -> LoomError:
@@ -116,10 +135,10 @@ def as_loom_error(error: Exception) -> LoomError:
         return error
     if _is_of_a_dead_mesh(error):
         return SupervisionError(str(error))
-    if (why := unanswered_spawn(_text(error))) is not None:
+    if (why := unanswered_spawn(text_of(error))) is not None:
         return SupervisionError(why)
     return operation_failed(f"{type(error).__name__}: {error}", error)
 
 
 def _is_of_a_dead_mesh(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and is_of_a_dead_mesh(_text(error))
+    return isinstance(error, RuntimeError) and is_of_a_dead_mesh(text_of(error))

@@ -229,12 +229,14 @@ def _heed_ends(address: LifelineAddress) -> None:
 
     from loom_gateway.driver.lifeline.watch import DriverWatch
     from loom_gateway.driver.monarch import native_calls
+    from loom_gateway.driver.monarch.raised import answer_what_is_raised
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
 
     native_calls.track_calls()
     trace_calls()
     wait_for_torch()
+    answer_what_is_raised()
     native_calls.ask_by(DriverWatch(address, native_calls.lose).watch)
     tie_native_procs(address)
     delivered = f"{address.patience + DELIVERED_LATER:g}s"

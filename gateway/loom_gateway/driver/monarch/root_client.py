@@ -129,6 +129,7 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
 
     from loom_gateway.driver.monarch import debugger
     from loom_gateway.driver.monarch.native_calls import track_calls
+    from loom_gateway.driver.monarch.raised import answer_what_is_raised
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
 
@@ -139,6 +140,7 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
     track_calls()
     trace_calls()
     wait_for_torch()
+    answer_what_is_raised()
     _keep_source_loaders_out()
     _keep_names_of_files()
 
