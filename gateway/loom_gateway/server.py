@@ -22,7 +22,6 @@ from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen, reachable
 from loom.timing import FirstByte
 from loom.token_file import TokenFile, default_path, generate_token
-from loom.wire.frames import MAX_FRAME
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol
@@ -34,6 +33,7 @@ from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.access.tokens import Issuer, TokenAuthority
 from loom_gateway.app import create_app
+from loom_gateway.relay.relay import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
 from loom_gateway.sessions.manager import SessionManager
@@ -182,7 +182,7 @@ class _Server(uvicorn.Server):
                 AccessMiddleware(FirstByte(self._app), access, hosts),
                 loop="uvloop",
                 ws=RelaySocket,  # uvicorn's websockets-sansio with a short path for frames
-                ws_max_size=MAX_FRAME + 4096,
+                ws_max_size=MAX_HELLO,  # until the hello was taken
                 ws_ping_interval=20.0,
                 ws_ping_timeout=60.0,  # a laptop may be busy for some time
                 ws_per_message_deflate=False,  # arrays do not compress, and small calls would pay for it

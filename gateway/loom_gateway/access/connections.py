@@ -23,6 +23,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom_gateway.access.rate_limits import address_key
+from loom_gateway.relay.turns import Turns
 from loom_gateway.relay.websocket import RelaySocket
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Connection:
 
     def __init__(self, all_of_them: Connections, sock: socket.socket, address: str) -> None:
         self.address = address
+        self.turns = all_of_them.turns
         self._all = all_of_them
         self._sock = sock
         self._deadline: asyncio.TimerHandle | None = None
@@ -132,6 +134,7 @@ class Connections:
         self._timeout = timeout
         self.refusals: Counter[str] = Counter() if refusals is None else refusals
         self._count = 0
+        self.turns = Turns()
         self._waiting: dict[Connection, None] = {}  # the oldest first
         self._by_address: dict[str, dict[Connection, None]] = {}
 
@@ -229,6 +232,7 @@ async def _of_connection(app: Any, connection: Connection, scope: Any, receive: 
 
 def _upgrade(connection: Connection, **options: Any) -> RelaySocket:
     protocol = RelaySocket(**options)
+    protocol.turns = connection.turns
     protocol.app = partial(_of_connection, protocol.app, connection)
     protocol.gone.add_done_callback(lambda _: connection.closed())
     return protocol

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from loom.errors import ProtocolMismatch
+from loom.wire.frames import MAX_FRAME
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
 from loom.wire.websocket import joined
@@ -13,6 +15,9 @@ from loom_gateway.sessions.session import Traffic
 
 _HIGH_WATER = 512 << 10
 """Bytes that may wait for the other side before reading pauses. A small call waits behind all of them."""
+
+MAX_DRIVER_FRAME = MAX_FRAME + 4096
+"""Bytes of a driver's largest frame, as of a client's. The user's code in the driver can write any length."""
 
 _FAREWELL = 4096  # bytes of the largest frame that may be a driver's farewell
 
@@ -48,6 +53,10 @@ class DriverLink(asyncio.Protocol):
         self._pieces: list[Buffer] = []  # the parts of the current frame that have arrived
         self._missing = 0  # bytes of the current frame that have not arrived
         self._last: Sequence[Buffer] = ()  # the last frame, if it may be a farewell
+        self._held = False  # whether a frame waits for `relay_to`
+        self._client_full = False  # whether the client takes no frames for now
+        self.error: ProtocolMismatch | None = None
+        """Why the gateway has closed the connection, if the driver breaks the protocol."""
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()  # frames from before `relay_to`
         self._socket: ClientSocket | None = None
         self._traffic = traffic
@@ -66,6 +75,8 @@ class DriverLink(asyncio.Protocol):
             frame = self._frames.get_nowait()
             if frame is not None:
                 socket.send_frame(frame)
+        self._held = False
+        self._read_if_taken()
 
     async def next(self) -> bytes | None:
         """Return the driver's next frame, before `relay_to`; None if the driver has closed the connection."""
@@ -86,7 +97,11 @@ class DriverLink(asyncio.Protocol):
                 if len(data) - position < LENGTH.size:
                     self._head = data[position:]
                     return
-                (self._missing,) = LENGTH.unpack_from(data, position)
+                (length,) = LENGTH.unpack_from(data, position)
+                if length > MAX_DRIVER_FRAME:
+                    self._refuse(length)
+                    return
+                self._missing = length
                 position += LENGTH.size
             piece = view[position : position + self._missing]
             self._pieces.append(piece)
@@ -96,6 +111,14 @@ class DriverLink(asyncio.Protocol):
                 pieces, self._pieces = self._pieces, []
                 self._frame(pieces)
 
+    def _refuse(self, length: int) -> None:
+        """Close the connection before anything of a frame over the limit is kept."""
+        self.error = ProtocolMismatch(
+            f"the session's driver announces a frame of {length} bytes, over the limit of {MAX_DRIVER_FRAME}: code "
+            f"of the session has written to the driver's socket"
+        )
+        self._transport.abort()
+
     def _frame(self, pieces: Sequence[Buffer]) -> None:
         self._last = pieces if sum(map(len, pieces)) <= _FAREWELL else ()
         if self._socket is not None:
@@ -104,6 +127,8 @@ class DriverLink(asyncio.Protocol):
             self._socket.send_frame(*pieces)
         else:
             self._frames.put_nowait(joined(pieces))
+            self._held = True
+            self._read_if_taken()
 
     @property
     def last_frame(self) -> bytes:
@@ -131,12 +156,21 @@ class DriverLink(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Stop reading from the driver, because the client takes no frames for now."""
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._client_full = True
+        self._read_if_taken()
 
     def resume_reading(self) -> None:
         """Read from the driver again."""
-        if not self._transport.is_closing():
+        self._client_full = False
+        self._read_if_taken()
+
+    def _read_if_taken(self) -> None:
+        """Read from the driver only while somebody takes its frames."""
+        if self._transport.is_closing():
+            return
+        if self._held or self._client_full:
+            self._transport.pause_reading()
+        else:
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from loom.errors import LoomError, ProtocolMismatch
 from loom.process import tasks
 from loom.wire.bodies import OpenSession
-from loom.wire.frames import MAX_FRAME, decode_frame
+from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, Welcome, check_protocol, refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT = 10.0  # seconds that a client has to send its hello
 EXIT_TIMEOUT = 5.0  # seconds that a driver's exit code has to arrive after its socket has closed
 DISCONNECT_TIMEOUT = 5.0  # seconds that a client has to receive the reason for its disconnection
+
+MAX_HELLO = 64 << 10
+"""Bytes of a handshake's frame, of either side: until it is over, nothing larger is kept or decoded."""
 
 CLOSE_NORMAL = 1000
 CLOSE_REFUSED = 4000
@@ -135,7 +138,9 @@ class Relay:
     async def _is_welcome(self, session: Session, link: DriverLink, send: Send) -> bool:
         """Pass on the driver's answer to the hello. Return whether it accepts the client."""
         first = await link.next()
-        if first is None:
+        if link.error is not None:
+            await _refuse(send, link.error)
+        elif first is None:
             await _report_loss(session, send)
         else:
             await send({"type": "websocket.send", "bytes": first})
@@ -218,8 +223,8 @@ async def _first_frame(receive: Receive) -> bytes | None:
 
 
 def _read_hello(frame: bytes) -> Hello:
-    if len(frame) > MAX_FRAME:
-        raise ProtocolMismatch(f"a hello of {len(frame)} bytes is over the limit of {MAX_FRAME}")
+    if len(frame) > MAX_HELLO:
+        raise ProtocolMismatch(f"a hello of {len(frame)} bytes is over the limit of {MAX_HELLO}")
     messages = decode_frame(frame).messages
     if len(messages) != 1 or messages[0].kind != Kind.HELLO:
         raise ProtocolMismatch("a client begins with HELLO; this one began with something else")
@@ -242,7 +247,9 @@ async def _report_end(session: Session, link: DriverLink, send: Send) -> None:
     """Wait until the driver has closed the connection, and tell the client why."""
     await link.closed
     last = _last_word(link.last_frame)
-    if last == Kind.ENDED:
+    if link.error is not None:
+        await _refuse(send, link.error)
+    elif last == Kind.ENDED:
         session.begin_to_end()
         await send({"type": "websocket.close", "code": CLOSE_NORMAL})
     elif last == Kind.REFUSE:

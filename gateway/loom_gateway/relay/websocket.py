@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -17,10 +18,12 @@ from loom.wire.messages import Buffer
 from loom.wire.sockets import keep_queues_short
 from loom.wire.websocket import WebSocketFrames, joined, message_head
 from loom_gateway.relay.links import DriverLink
+from loom_gateway.relay.turns import MESSAGES, SLICE, Turns
 
 logger = logging.getLogger(__name__)
 
 _SMALL = 16 << 10  # bytes up to which one joined write is cheaper than a write in pieces
+_ONE_TURN = 6 * MESSAGES  # bytes that cannot hold more than a turn's messages, since a client masks them
 
 
 class RelaySocket(WebSocketsSansIOProtocol):
@@ -35,6 +38,11 @@ class RelaySocket(WebSocketsSansIOProtocol):
         self.gone = self.loop.create_future()
         self._link: DriverLink | None = None
         self._splitter = WebSocketFrames(MAX_FRAME + 4096)
+        self.turns = Turns()
+        """The turns of the gateway's connections. A connection of its own has its own."""
+        self._unhandled: Iterator[bool] | None = None  # what has been read and waits for its turn
+        self._driver_full = False  # whether the driver takes no frames for now
+        self._pong = b""  # for a client that takes nothing
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -73,8 +81,18 @@ class RelaySocket(WebSocketsSansIOProtocol):
     def abort(self) -> None:
         self.transport.abort()
 
+    async def receive(self) -> Any:
+        event = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._read_if_taken()
+        return event
+
     def relay_to(self, link: DriverLink) -> None:
         self._link = link
+        self.limit_messages(MAX_FRAME + 4096)
+        if not self.writable.is_set():
+            link.pause_reading()
         keep_queues_short(self.transport.get_extra_info("socket"))
         while not self.queue.empty():
             event = self.queue.get_nowait()
@@ -85,9 +103,22 @@ class RelaySocket(WebSocketsSansIOProtocol):
                 break
 
     def data_received(self, data: bytes) -> None:
+        if self._unhandled is not None:  # it was read before reading was paused
+            self._unhandled = chain(self._unhandled, self._messages(data))
+            self._read_if_taken()
+        elif len(data) > _ONE_TURN:
+            self._handle_some(self._messages(data))
+        else:
+            for _ in self._messages(data):
+                pass
+
+    def _messages(self, data: bytes) -> Iterator[bool]:
+        """Handle what has come, one message, or a few small ones, before each yield."""
         link = self._link
         if link is None:
-            super().data_received(data)
+            for start in range(0, len(data), SLICE):
+                super().data_received(data[start : start + SLICE])
+                yield True
             return
         try:
             for is_message, pieces in self._splitter.receive(data):
@@ -95,10 +126,46 @@ class RelaySocket(WebSocketsSansIOProtocol):
                     link.write(*pieces)
                 else:
                     super().data_received(joined(pieces))
+                yield True
         except TooLarge as error:
             logger.warning("closing a client's connection: %s", error)
             self.conn.fail(1009, "message too large")
             self.handle_parser_exception()
+
+    def _handle_some(self, unhandled: Iterator[bool]) -> None:
+        """Handle the messages of one turn. The rest waits for the user's next turn, and nothing more is read."""
+        most = 1 if self._link is None else MESSAGES
+        if sum(islice(unhandled, most)) == most and not self.transport.is_closing():
+            self._unhandled = unhandled
+            self._read_if_taken()
+            self.turns.wait(self._user, self._go_on)
+
+    def _go_on(self) -> None:
+        unhandled, self._unhandled = self._unhandled, None
+        if unhandled is not None:
+            self._handle_some(unhandled)
+            self._read_if_taken()
+
+    @property
+    def _user(self) -> str:
+        principal = getattr(self, "scope", {}).get("loom.principal")
+        return "" if principal is None else str(principal.user)
+
+    def _read_if_taken(self) -> None:
+        """Read from the client only while what comes is handled, and the driver, or the application, takes it."""
+        if self.transport.is_closing():
+            return
+        if self._unhandled is not None or self._driver_full or self.read_paused:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def handle_ping(self) -> None:
+        pong = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(pong)
+        elif pong:  # the last pong answers all pings before it (RFC 6455, 5.5.3)
+            self._pong = pong
 
     def handle_bytes(self, event: Frame) -> None:
         if self._link is None or not event.fin:
@@ -122,10 +189,12 @@ class RelaySocket(WebSocketsSansIOProtocol):
                 self.transport.writelines((head, *pieces))
 
     def pause_receiving(self) -> None:
-        self.transport.pause_reading()
+        self._driver_full = True
+        self._read_if_taken()
 
     def resume_receiving(self) -> None:
-        self.transport.resume_reading()
+        self._driver_full = False
+        self._read_if_taken()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -134,5 +203,8 @@ class RelaySocket(WebSocketsSansIOProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        if self._pong:
+            pong, self._pong = self._pong, b""
+            self.transport.write(pong)
         if self._link is not None:
             self._link.resume_reading()

@@ -49,7 +49,7 @@ class EndNotice:
         import psutil
 
         with self._ours.makefile("rb") as lines:
-            for line in lines:
+            while line := lines.readline(64):  # a process that writes more has no number to say
                 known = {process for process in self._heeding if process.is_running()}
                 if line.strip().isdigit():
                     with contextlib.suppress(psutil.NoSuchProcess):

@@ -124,20 +124,6 @@ class Splitter:
         self._partial = bytearray()  # the beginning of a frame that has not come completely
         self._needed = 0  # bytes of `_partial` at which there is something to parse
 
-    def feed_first(self, data: bytes) -> tuple[list[Any] | None, bytes]:
-        """Return the first frame of the stream, once it is complete, and the bytes behind it, to be fed later."""
-        self._partial += data
-        if len(self._partial) < _LENGTH.size:
-            return None, b""
-        (length,) = _LENGTH.unpack_from(self._partial)
-        if length > self.limit:
-            raise ProtocolMismatch(f"the first frame claims {length} bytes; the limit is {self.limit}")
-        after = _LENGTH.size + length
-        if len(self._partial) < after:
-            return None, b""
-        whole, self._partial = bytes(self._partial), bytearray()
-        return unpack(whole[_LENGTH.size : after]), whole[after:]
-
     def feed(self, data: bytes) -> list[list[Any]]:
         """Return the frames that the bytes complete; after a `ProtocolMismatch` the rest is unreadable."""
         return [unpack(body) for body in self.split(data)]

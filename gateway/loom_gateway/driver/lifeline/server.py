@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 from loom.errors import ProtocolMismatch
+from loom.process.strangers import Strangers
 from loom.proof.exchange import Exchange, new_nonce
 from loom.timing import clock
 from loom.wire.bodies import Challenge, Tie, Tied, Untied, Watch
@@ -107,7 +108,9 @@ class LifelineServer:
         self._first_known: dict[int, asyncio.Event] = {}
         """For each proc mesh whose processes wait for its first one, what is set when that comes or is gone."""
         self._lost_first: dict[int, None] = {}  # the last proc meshes whose first process is gone
-        self._strangers: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._strangers: Strangers[asyncio.StreamWriter] = Strangers(
+            MOST_STRANGERS, lambda writer: writer.transport.abort()
+        )
         self._server: asyncio.Server
 
     async def start(
@@ -156,15 +159,11 @@ class LifelineServer:
 
     @contextlib.contextmanager
     def _as_stranger(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        if len(self._strangers) >= MOST_STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.transport.abort()
-        self._strangers[writer] = None
+        self._strangers.add(writer)
         try:
             yield
         finally:
-            self._strangers.pop(writer, None)
+            self._strangers.discard(writer)
 
     def _find(self, tie: Tie) -> ProcessLine | None:
         """Return the line that a process's end belongs to; None if the process was given up."""
@@ -277,8 +276,7 @@ class LifelineServer:
     def close(self) -> None:
         """Stop listening and cut every connection."""
         self._server.close()
-        for stranger in list(self._strangers):
-            stranger.transport.abort()
+        self._strangers.cut_all()
         self._watchers.close()
         for held in self._lines.values():
             held.carry_by(None)

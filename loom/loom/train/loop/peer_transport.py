@@ -7,6 +7,7 @@ and unpickles whatever it gets.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +27,7 @@ from torchft.checkpointing.transport import CheckpointTransport
 
 from loom.errors import AuthenticationError, ConnectionLost, ProtocolMismatch
 from loom.process.listen import bracketed
+from loom.process.strangers import Strangers
 from loom.proof.exchange import Purpose
 from loom.proof.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, ask, proof_of_answer
 
@@ -32,7 +35,10 @@ from loom.proof.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, ask
 warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
 
 CONNECTIONS = 256
-"""Requests at once; further ones are closed."""
+"""Connections that have not proved to know the key. Beyond them, the oldest is closed."""
+
+MAX_REQUEST = 16 << 10
+"""Bytes of a request at most. It has no body."""
 
 
 class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
@@ -116,6 +122,7 @@ class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
             request.send_header(CHALLENGE_HEADER, self._challenges.new())
             request.end_headers()
             return
+        self._server.believe(request.connection)
         with self._lock.r_lock():
             there = path == f"/checkpoint/{self._step}"
             status = 200 if there else 404
@@ -136,23 +143,35 @@ class _Server(ThreadingHTTPServer):
         class Handler(BaseHTTPRequestHandler):
             timeout = limit  # of the socket
 
+            def setup(self) -> None:
+                super().setup()
+                self.rfile = _Bounded(self.rfile, MAX_REQUEST)  # type: ignore[assignment]
+
             def do_GET(self) -> None:
                 serve(self)
 
             def log_message(self, *_: Any) -> None:  # it would write to stderr for each request
                 pass
 
-        self._connections = threading.BoundedSemaphore(CONNECTIONS)
+        self._strangers: Strangers[socket.socket] = Strangers(CONNECTIONS, _shut)
+        self._lock = threading.Lock()  # guards `_strangers`
         super().__init__((host, 0), Handler)
 
-    def verify_request(self, *_: Any) -> bool:
-        return self._connections.acquire(blocking=False)
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        with self._lock:
+            self._strangers.add(request)
+        return True
 
-    def process_request_thread(self, *request: Any) -> None:
+    def believe(self, connection: socket.socket) -> None:
+        """Note that a connection has proved to know the key, or is over."""
+        with self._lock:
+            self._strangers.discard(connection)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(*request)
+            super().process_request_thread(request, client_address)
         finally:
-            self._connections.release()
+            self.believe(request)
 
     def end(self) -> None:
         """Stop to listen."""
@@ -161,6 +180,29 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, *_: Any) -> None:
         """Say nothing: who reads the state has gone, and says so itself."""
+
+
+class _Bounded:
+    """The lines of a request, up to a number of bytes."""
+
+    def __init__(self, lines: BufferedIOBase, most: int) -> None:
+        self._lines = lines
+        self._left = most
+
+    def readline(self, size: int) -> bytes:
+        line = self._lines.readline(min(size, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise ConnectionAbortedError(f"a request has more than {MAX_REQUEST} bytes")
+        return line
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _on_cpu(value: Any) -> Any:

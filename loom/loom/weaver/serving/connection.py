@@ -34,3 +34,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once, and drop what waits to be sent."""
+        self.transport.abort()

@@ -14,9 +14,11 @@ from typing import Any
 
 import psutil
 
+from loom.control.first_frame import FirstFrame
 from loom.control.frame import MAX_FRAME, MAX_HELLO, Splitter, pack, pack_around
 from loom.control.introduction import MAX_KEY, Refusal, ThreadletHello
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
+from loom.process.strangers import Strangers
 from loom.weaver.keys import EVERYONE, Grant
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.connection import Connection
@@ -34,6 +36,12 @@ MAX_UNREAD_BY_WATCHER = 8 << 20
 
 HELLO_WITHIN = 10.0
 """Seconds that a peer has to show its key."""
+
+MOST_STRANGERS = 4096
+"""Connections of one socket that have not shown a key: as many threadlets may come at once after a restart."""
+
+MAX_ASK = 4 << 20
+"""Bytes of a session's largest frame: its driver is asked by frames of that size."""
 
 _MAX_REQUEST_HELLO = MAX_KEY + 64
 """Bytes of the first frame of a connection for requests."""
@@ -60,6 +68,8 @@ class Peers:
         self.intake = Intake()
         self.links: set[ThreadletLink] = set()
         self.callers: set[RequestConnection] = set()
+        self.links_without_key: Strangers[Connection] = Strangers(MOST_STRANGERS, Connection.abort)
+        self.callers_without_key: Strangers[Connection] = Strangers(MOST_STRANGERS, Connection.abort)
 
     def __bool__(self) -> bool:
         return bool(self.links or self.callers)
@@ -73,12 +83,13 @@ class RequestConnection(Connection):
     """The connection of the gateway, or of a session's driver. Its first frame is ``["hello", key]``."""
 
     def __init__(self, users: Users, peers: Peers) -> None:
-        super().__init__(_MAX_REQUEST_HELLO)
+        super().__init__()
         self._users = users
         self._peers = peers
         self._everyone = Everyone(users)
         self._grant: Grant | None = None
         """What the key grants; None before the key has come."""
+        self._first = FirstFrame(_MAX_REQUEST_HELLO, users.keys.read)
         self._watched: set[UserWeaver] = set()
         self._watches_full = False
         self._snapshot = 0
@@ -88,29 +99,27 @@ class RequestConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._peers.callers.add(self)
+        self._peers.callers_without_key.add(self)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._hello_timer.cancel()
         self._peers.callers.discard(self)
+        self._peers.callers_without_key.discard(self)
         for user in self._watched:
             user.unwatch(self)
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._grant is None:
-                hello, data = self.splitter.feed_first(data)
-                if hello is None:
-                    return
-                self._grant = self._take_hello(hello)
-            for frame in self.splitter.feed(data):
+            frames = self.splitter.feed(data) if self._grant is not None else self._take_hello(data)
+            for frame in frames:
+                assert self._grant is not None
                 self._receive(frame, self._grant)
         except ProtocolMismatch as error:
             _log.warning("a client of the weaver is disconnected: %s", error)
             self.close()
         except AuthenticationError as error:
             self.send(["refuse", error.code, str(error)])
-            self.splitter = Splitter(0)
             self.close()
 
     def begin(self, number: int, snapshot: bytes) -> None:
@@ -132,17 +141,19 @@ class RequestConnection(Connection):
             _log.warning("a watcher is disconnected: it has left %d bytes unread", waiting)
             self.transport.abort()
 
-    def _take_hello(self, frame: list[Any]) -> Grant:
-        match frame:
-            case ["hello", str(key)]:
-                grant = self._users.keys.read(key)
-            case _:
-                raise ProtocolMismatch("the first frame is not a hello with a key")
+    def _take_hello(self, data: bytes) -> list[list[Any]]:
+        """Take the key, if it has come; return the frames after the hello."""
+        first = self._first.feed(data)
+        if first is None:
+            return []
+        grant, data = first
         if not grant.is_gateway and grant.session is None:
             raise AuthenticationError("the key is one for threadlets: only the gateway and sessions ask the weaver")
         self._hello_timer.cancel()
-        self.splitter.limit = MAX_FRAME
-        return grant
+        self._peers.callers_without_key.discard(self)
+        self.splitter.limit = MAX_FRAME if grant.is_gateway else MAX_ASK
+        self._grant = grant
+        return self.splitter.feed(data)[1:]
 
     def _receive(self, frame: list[Any], grant: Grant) -> None:
         match frame:
@@ -249,6 +260,10 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
         self.process: psutil.Process | None = None
         self._users = users
         self._peers = peers
+        self._first: FirstFrame[Grant] | None = FirstFrame(MAX_HELLO, users.keys.read)
+        """The beginning of the hello; None once its key is good."""
+        self._unread = 0
+        """Bytes of a refused hello that have not come. They are passed over, so that the refusal is not lost."""
         self._refused = False
         self._of: UserWeaver | None = None
         self._introduced: Replica | None = None
@@ -258,6 +273,7 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._peers.links.add(self)
+        self._peers.links_without_key.add(self)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
 
     @property
@@ -265,6 +281,20 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
         return bool(self.unhandled)
 
     def data_received(self, data: bytes) -> None:
+        if self._unread:
+            self._pass_over(len(data))
+            return
+        if self._first is not None:
+            try:
+                first = self._first.feed(data)
+            except LoomError as error:
+                self._refuse(error)
+                return
+            if first is None:
+                return
+            _, data = first
+            self._first = None
+            self._peers.links_without_key.discard(self)
         self._peers.intake.take(self, data)
 
     def read(self, more: bool) -> None:
@@ -274,9 +304,6 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
-
-    def abort(self) -> None:
-        self.transport.abort()
 
     def handle(self, data: bytes) -> None:
         try:
@@ -296,6 +323,7 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
         self._peers.intake.finish(self)
         self._hello_timer.cancel()
         self._peers.links.discard(self)
+        self._peers.links_without_key.discard(self)
         if self._of is not None:
             self._of.lost(self)
 
@@ -307,11 +335,20 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
         self._of = self._users.of(grant.user)
         self._of.weaver.hello(self, hello, self._users.clock(), grant.session)
 
+    def _pass_over(self, size: int) -> None:
+        """Drop bytes of a refused hello: if they were left unread, the kernel would drop the refusal."""
+        self._unread = max(self._unread - size, 0)
+        if not self._unread:
+            self.close()
+
     def _refuse(self, error: LoomError) -> None:
         if self._of is not None:
             self._of.weaver.outbox.refuse(self, error.code, str(error))
         else:
             self.write(pack(Refusal(error.code, str(error)).to_body()))
+            if self._first is not None and self._first.missing:
+                self._unread = self._first.missing
+                return
             self.close()
         self.splitter = Splitter(0)
         self.read(False)

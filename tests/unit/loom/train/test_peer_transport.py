@@ -24,7 +24,7 @@ import loom
 from loom.process.rendezvous import open_store
 from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
 from loom.proof.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER, Answer
-from loom.train.loop.peer_transport import PeerTransport
+from loom.train.loop.peer_transport import CONNECTIONS, PeerTransport
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 
@@ -240,3 +240,25 @@ def test_what_the_stand_in_attacker_sends_would_be_read_with_the_key(
         assert taker.recv_checkpoint(0, attacker.url, 7, TIMEOUT) == {"user": {}}
     finally:
         attacker.close()
+
+
+def test_a_crowd_of_strangers_keeps_no_process_out(giver: PeerTransport, taker: PeerTransport) -> None:
+    crowd = [socket.create_connection(("127.0.0.1", port_of(giver))) for _ in range(CONNECTIONS + 40)]
+    try:
+        state = taker.recv_checkpoint(0, giver.metadata(), 7, TIMEOUT)
+
+        assert state["torchft"] == {"step": 7}
+        crowd[0].settimeout(20)
+        assert crowd[0].recv(1) == b""
+    finally:
+        for one in crowd:
+            one.close()
+
+
+def test_a_request_that_never_ends_is_cut_off(giver: PeerTransport) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(giver)), 20) as stranger:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(b"GET /checkpoint/7 HTTP/1.1\r\n" + b"X: " + b"x" * 8000 + b"\r\n")
+            stranger.sendall(b"X: " + b"x" * 9000 + b"\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(1) == b""
