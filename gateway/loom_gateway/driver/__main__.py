@@ -18,7 +18,7 @@ from loom.wire.bodies import OpenSession
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifeline.line import PATIENCE
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.driver.output.own_log import keep_small
+from loom_gateway.driver.output.own_log import keep_small, survive_full_disk
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.workers.monarch_env import set_monarch_environment
 
@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--exit-with-gateway", action="store_true", help="end when standard input is closed")
     parser.add_argument("--remove-folder", action="store_true", help="then also remove the folder of the socket")
     options = parser.parse_args()
+    survive_full_disk()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL)
     alike = options.gateway_uid == os.geteuid()

@@ -32,6 +32,7 @@ class WorkerWatch:
         self._error: WorkerUnreachable | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._unpublished = False  # whether the list has changed since it was published
         self.on_change: Callable[[WorkerList], None] = lambda workers: None
 
     def start(self) -> None:
@@ -96,7 +97,9 @@ class WorkerWatch:
                 if str(error) != str(self._error):
                     logger.warning("%s", error)
                 self._error = error
-            if self.hosts.complete and (changed or not self._complete.is_set()):
+            self._unpublished |= changed
+            if self.hosts.complete and (self._unpublished or not self._complete.is_set()):
                 logger.info("the workers: %s", ", ".join(self.hosts.addresses))
-                self._publish()
+                self._publish()  # after an error, as of a full disk, this task is run again
+                self._unpublished = False
             await asyncio.sleep(LOOK_EVERY if self._complete.is_set() else LOOK_SOON)

@@ -22,8 +22,11 @@ def status(access: Access, as_json: Json = False) -> None:
     gateway = access.gateway()
     answer, ended = gateway.status(), gateway.ended_sessions()
     away: str | None = None
+    weaver_status: dict[str, Any] = {}
     try:
-        replicas, devices, goodput = (gateway.ask(one) for one in ("replicas", "devices", "goodput"))
+        weaver_status, replicas, devices, goodput = (
+            gateway.ask(one) for one in ("status", "replicas", "devices", "goodput")
+        )
     except WeaverUnavailable as error:
         replicas, devices, goodput, away = [], [], [], str(error)
     if as_json:
@@ -32,6 +35,7 @@ def status(access: Access, as_json: Json = False) -> None:
             "devices": devices,
             "goodput": [{**job, "course": []} for job in goodput],
             "weaver_away": away,
+            "weaver_undurable_since": weaver_status.get("undurable_since"),
         }
         print_json({**answer, "ended": ended, **weaver})
         return
@@ -61,6 +65,11 @@ def status(access: Access, as_json: Json = False) -> None:
         typer.echo(f"refused since it started: {each}")
     if away is not None:
         typer.echo(away)
+    if (since := weaver_status.get("undurable_since")) is not None:
+        typer.echo(
+            f"the weaver refuses commands, and has stored nothing since {when(since)}: "
+            f"{weaver_status['undurable_reason']}"
+        )
     if replicas:
         _print_replicas(replicas)
     _print_unwell(devices)

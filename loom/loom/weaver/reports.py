@@ -44,6 +44,10 @@ class Reports:
         self._known = known
         self._outbox = outbox
         self.taken = 0
+        self.holds_back = False
+        """Whether status reports are left to the threadlets, because there is no room for them here."""
+        self.held: set[Replica] = set()
+        """The replicas that have sent status reports meanwhile. They send them again on their next connection."""
         self._unacknowledged: OrderedDict[Replica, float] = OrderedDict()
         """When each replica sent its first report that no `Stored` frame covers yet, the earliest first.
 
@@ -60,6 +64,11 @@ class Reports:
             FaultRemoved.KIND: self._fault_removed,
         }
 
+    def release(self) -> list[Replica]:
+        """Take status reports again; return the replicas whose reports were left to the threadlets."""
+        self.holds_back, held = False, list(self.held)
+        return held
+
     def tell_stored(self, now: float) -> None:
         """Send threadlets, after a commit, the number of their last stored report."""
         after = min(max(_STORED_AFTER, len(self._unacknowledged) / FEW_UNACKNOWLEDGED), MAX_STORED_AFTER)
@@ -73,6 +82,9 @@ class Reports:
 
     def _status(self, replica: Replica, frame: list[Any], now: float) -> None:
         reports = StatusReports.from_body(frame).rows
+        if self.holds_back or replica in self.held:  # a later report would count as the acknowledgement of these
+            self.held.add(replica)
+            return
         before = replica.seq
         self._unacknowledged.setdefault(replica, now)
         try:

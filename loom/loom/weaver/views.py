@@ -75,6 +75,9 @@ class WeaverStatus(_View):
     """Id of the newest event."""
     reports: int
     """Status reports taken since the weaver started."""
+    undurable_since: float | None = None
+    """Since when nothing is stored, as on a full disk: commands are refused. None: everything is stored."""
+    undurable_reason: str = ""
 
 
 @dataclass(frozen=True)

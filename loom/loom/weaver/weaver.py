@@ -28,6 +28,7 @@ from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
 from loom.weaver.states import LIVING
 from loom.weaver.storage.commit import Commit
+from loom.weaver.storage.writer import Undurable
 from loom.weaver.views import WeaverEvent
 
 _CAUSES = {
@@ -48,6 +49,8 @@ class Weaver:
         self.instance = uuid.uuid4().hex
         self.started = now
         self.timing = timing or LivenessTimeouts()
+        self.undurable: Undurable | None = None
+        """Why nothing is stored now; None if it is. What would be acknowledged as stored is refused meanwhile."""
         self.outbox = Outbox()
         self.stacks = Stacks(known, self.outbox)
         self.profiles = Profiles(self.outbox)
@@ -96,6 +99,18 @@ class Weaver:
     def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> WeaverEvent:
         self.outbox.urgent = True
         return self.known.events.append(now, kind, replica, **data)
+
+    def durable_again(self, since: float, reason: str, now: float) -> None:
+        """Log that for a time nothing was stored, and have the reports sent again for which there was no room."""
+        held = self.reports.release()
+        self.known.events.append(
+            now, "undurable", None, since=since, reason=reason, replicas=[one.id for one in held]
+        )
+        for replica in held:
+            if (link := replica.link) is not None:
+                self.lost(link, now)
+                self.outbox.close(link)  # the next hello tells the threadlet which reports are stored
+        self.outbox.urgent = True
 
     def set_policy(self, group: str, action: str, by: str, now: float) -> None:
         self.known.set_policy(group, action, by, now)
@@ -192,6 +207,7 @@ class Weaver:
             self.known.goodput.back(replica.job, replica.id, now)
         else:
             self.known.goodput.registered(replica.job, replica.id, now, last_sign)
+        self.reports.held.discard(replica)
         peer.replica, replica.link, replica.heard = replica, peer, now
         about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid}
         about |= {"group": hello.group, "rank": hello.rank}

@@ -126,6 +126,7 @@ class LogCollector:
         self._levels: dict[int, int] = {}  # of the processes' loggers, by proc mesh
         self.handlers: dict[int, Handler] = {Kind.LOG_OPTIONS: self._set_options, Kind.FLUSH_LOGS: self._flush_all}
         context.on_retired.append(self._forget_stopped)
+        spool.tell = self._tell
 
     def _set_options(self, message: Message, started: float) -> None:
         options = SetLogOptions.from_body(message.body)
@@ -320,6 +321,10 @@ class LogCollector:
     def _send_left_out_note(self) -> None:
         note = f"… {self._unsent} lines were not sent: the session printed too many; `loom logs` has the newest …"
         self._unsent = 0
+        self._tell(note)
+
+    def _tell(self, note: str) -> None:
+        """Send the client a line of Loom's own."""
         self._send_batch([(time.time(), "loom", "", [0], "stderr", note, 1)])
 
     def _send_batch(self, batch: Iterable[tuple[Any, ...]]) -> None:

@@ -1,19 +1,73 @@
-"""The size limit for the file with a driver's own output."""
+"""The file with a driver's own output: its size limit, and the output for which the disk has no room."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import io
 import os
+import sys
+from typing import Any
 
 LIMIT = 1 << 20  # bytes above which the file is cut
 KEPT = 64 << 10  # bytes at the end of the file that a cut keeps
 LOOK_EVERY = 1.0  # seconds between two checks of the size
 
 
+DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
+"""What a write ends with that the disk, and not the writer, is to blame for."""
+
+
+def survive_full_disk() -> None:
+    """Make standard output and error raise nothing that a full disk causes: a ``print`` in a run goes on."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        before = getattr(sys, name)
+        before.flush()
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(_OwnOutput(descriptor)),
+            encoding=before.encoding,
+            errors=before.errors,
+            line_buffering=before.line_buffering or before.write_through,  # the latter with PYTHONUNBUFFERED
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+class _OwnOutput(io.FileIO):
+    """A descriptor that counts what the disk does not take, and says so when it has room again."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._lost = 0
+        self._reason = ""
+
+    def write(self, data: Any) -> int:
+        """Write everything, or count what there is no room for. Return the size of all of it."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            if self._lost:
+                self._write(f"\n… {self._lost} bytes were left out here: {self._reason} …\n".encode())
+                self._lost = 0
+            while rest:
+                rest = rest[self._write(rest) :]
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            self._lost += len(rest)
+            self._reason = error.strerror or str(error)
+        return size
+
+    def _write(self, data: Any) -> int:
+        return super().write(data)
+
+
 def keep_small(loop: asyncio.AbstractEventLoop) -> None:
     """Cut the file that receives standard error whenever it has grown too large, for as long as the loop runs."""
-    cut(2)
     loop.call_later(LOOK_EVERY, keep_small, loop)
+    with contextlib.suppress(OSError):  # the disk is full
+        cut(2)
 
 
 def cut(descriptor: int) -> None:

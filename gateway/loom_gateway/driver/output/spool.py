@@ -10,7 +10,8 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any
 
 LIMIT = 8 << 20  # bytes of a file
@@ -28,6 +29,10 @@ class LogSpool:
         self._size = 0
         self._file: IO[bytes] | None = None
         self._broken = False  # so that a broken disk is logged once
+        self._unwritten = b""  # what the last write left over
+        self._left_out = 0  # lines that the disk did not take
+        self.tell: Callable[[str], object] = lambda note: None
+        """Called with a note for the client when the disk takes nothing any more, and when it does again."""
         self._torn = False  # whether the last line in the file has no end, because the disk was full
         self._processes: dict[str, int] = {}  # processes of each mesh, which every file begins with
 
@@ -43,17 +48,31 @@ class LogSpool:
         self._processes.pop(mesh, None)
 
     def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Write entries. A full disk costs the history and nothing else."""
-        data = b"".join(json.dumps(entry, ensure_ascii=False).encode() + b"\n" for entry in entries)
+        """Write entries. A full disk costs the history and nothing else; later the log says how much."""
+        lines = [json.dumps(entry, ensure_ascii=False).encode() + b"\n" for entry in entries]
+        note = ""
+        if self._left_out:
+            note = f"… {self._left_out} lines are missing here: the disk of the session's log was full …"
+            about = {"time": time.time(), "mesh": "loom", "rank": 0, "place": "", "stream": "stderr", "text": note}
+            lines.insert(0, json.dumps(about, ensure_ascii=False).encode() + b"\n")
         try:
-            self._write(data)
-            self._broken = False
+            self._write(b"".join(lines))
         except OSError as error:
             if not self._broken:
                 logger.warning("the session's log cannot be written to %s: %s", self._path, error)
+                why = error.strerror or error
+                self.tell(f"… the session's log takes no lines now ({why}): `loom logs` will not have them …")
             self._broken = True
+            # A reader says of a torn line that it is none.
+            self._left_out += self._unwritten.count(b"\n") - self._torn - bool(note)
+            return
+        self._broken = False
+        if note:
+            self._left_out = 0
+            self.tell(note)
 
     def _write(self, data: bytes) -> None:
+        self._unwritten = data
         if self._size + len(data) > self._limit and self._file is not None:
             self.close()
             os.replace(self._path, self._path + ".1")
@@ -67,6 +86,7 @@ class LogSpool:
         elif self._torn:
             data = b"\n" + data
         while data:
+            self._unwritten = data
             written = self._file.write(data)  # a disk that is nearly full takes a part
             self._size += written
             self._torn = not data[:written].endswith(b"\n")

@@ -212,7 +212,7 @@ class RequestConnection(Connection):
         if inspect.isawaitable(answer):
             self._users.tasks.run(self._answer_later(number, user, answer))
         else:
-            user.answer(lambda: self._send_answer(["answer", number, answer]))
+            user.answer(lambda: self._send_answer(["answer", number, answer]), user.requests.reads(operation))
         user.plan_commit()
 
     async def _answer_later(self, number: int, user: UserWeaver | None, waiting: Awaitable[Any]) -> None:
@@ -223,7 +223,7 @@ class RequestConnection(Connection):
         if user is None:
             self._send_answer(answer)
         else:
-            user.answer(lambda: self._send_answer(answer))
+            user.answer(lambda: self._send_answer(answer), reads=True)
 
     def _watch(self, number: int, grant: Grant, user: str | None) -> None:
         try:

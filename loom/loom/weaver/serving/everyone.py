@@ -50,7 +50,8 @@ class Everyone:
         for one in each:
             replicas.update(one["replicas"])
         sums = {name: sum(one[name] for one in each) for name in ("devices", "commands", "event", "reports")}
-        return {**each[0], **sums, "replicas": dict(replicas)}
+        first = next((one for one in each if one["undurable_since"] is not None), each[0])
+        return {**first, **sums, "replicas": dict(replicas)}
 
     def _events(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the newest events of all, by time; their ids count for each user alone."""
@@ -72,6 +73,8 @@ class Everyone:
         using = {user: one for user, one in self._users.items() if str(device) in one.weaver.known.devices}
         if not using:
             raise NotFound(f"no user's replicas have registered the device {device!r:.80}", code="unknown_device")
+        for one in using.values():
+            one.requests.check_stores("fail_device")
         events = {user: one.requests.answer("fail_device", arguments) for user, one in using.items()}
         for one in using.values():
             one.commit_now()

@@ -14,7 +14,7 @@ from loom.chaos.faults import Place, fault_kind
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.introduction import Device
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
-from loom.errors import Denied, LoomError, WrongArguments
+from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.weaver.commands import GivenCommand, select
 from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
@@ -29,6 +29,12 @@ MAX_TIMEOUT = 3600.0  # seconds that an operation may wait
 
 KEPT_IN_METRICS = 600.0
 """Seconds for which a replica or a job that has ended stays among the numbers."""
+
+_STORES = frozenset(("command", "inject", "remove_fault", "fail_device", "policy", "note"))
+"""The operations whose answers promise that something is stored."""
+
+_REPORTS = frozenset(("spawned", "supervision"))
+"""The operations of drivers that are stored later while the disk takes nothing."""
 
 _MAX_EVENTS = 10_000
 _MAX_POINTS = 20_000
@@ -99,7 +105,24 @@ class RequestHandler:
         if found is None:
             known = ", ".join(self._operations)
             raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
+        if operation in _STORES:
+            self.check_stores(operation)
         return found(arguments, self._clock())
+
+    @staticmethod
+    def reads(operation: str) -> bool:
+        """Return whether an operation changes nothing that its answer promises to be stored."""
+        return operation not in _STORES | _REPORTS
+
+    def check_stores(self, operation: str) -> None:
+        """Raise `Unavailable` while the disk takes nothing."""
+        undurable = self._weaver.undurable
+        if undurable is not None:
+            seconds = self._clock() - undurable.since
+            raise Unavailable(
+                f"{operation!r} was not done: the weaver could store nothing for {seconds:.0f} s "
+                f"({undurable.reason}). Replicas go on as they are; try again when its disk has room"
+            )
 
     def notify(self, output: Output) -> None:
         """Wake the operations that wait for what the weaver has committed."""
@@ -160,6 +183,8 @@ class RequestHandler:
             commands=sum(not command.done for command in self._known.commands),
             event=self._known.events.last,
             reports=self._weaver.reports.taken,
+            undurable_since=None if self._weaver.undurable is None else self._weaver.undurable.since,
+            undurable_reason="" if self._weaver.undurable is None else self._weaver.undurable.reason,
         ).to_body()
 
     def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 import psutil
 
 from loom.control.frame import Frame, pack
-from loom.errors import LimitReached, ProfileFailed
+from loom.errors import LimitReached, ProfileFailed, Unavailable
 from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.processes import is_alive, py_spy, py_spy_profile
@@ -29,7 +29,7 @@ from loom.weaver.serving.requests import RequestHandler
 from loom.weaver.serving.tasks import Tasks
 from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.store import Store
-from loom.weaver.storage.writer import StoreWriter
+from loom.weaver.storage.writer import StoreWriter, Undurable
 from loom.weaver.weaver import Weaver
 
 _log = logging.getLogger(__name__)
@@ -40,6 +40,9 @@ SOONEST_COMMIT = 0.005
 
 STACK_WITHIN = 15.0
 """Seconds within which a threadlet answers, in addition to those that a profile takes."""
+
+MOST_UNSTORED = 50_000
+"""Status reports that wait for a full disk to have room; further ones wait in the processes that report them."""
 
 FRAMES_AT_ONCE = 200
 """Frames to threadlets that are sent in one turn of the event loop."""
@@ -94,7 +97,9 @@ class UserWeaver:
         self._profilers = profilers
         self._active = active
         self._failed = failed
-        self._writer = StoreWriter(store, threads, self._fail)
+        self._writer = StoreWriter(store, threads, clock, self._fail, self._note_durability)
+        self._taken_before = 0
+        """Status reports that were taken before the store took nothing any more."""
         self._closed = False
         self._answers: list[Callable[[], object]] = []
         """Sends of answers that wait for the next commit."""
@@ -119,6 +124,8 @@ class UserWeaver:
         return not (self._pushes or self._writer.is_busy) and self.weaver.settled
 
     def tick(self, now: float) -> None:
+        if self._writer.undurable is not None:
+            self.weaver.reports.holds_back = self.weaver.reports.taken > self._taken_before + MOST_UNSTORED
         self.weaver.tick(now)
         self._pushes.tick(now)
         self.plan_commit()
@@ -150,23 +157,25 @@ class UserWeaver:
             self._writer.write(commit, lambda: self._send_output(output))
 
     def commit_now(self) -> None:
-        """Store everything that has come in before this returns."""
+        """Store everything that has come in before this returns; raise `Unavailable` if the disk takes nothing."""
         self._writer.wait()
-        if (begun := self._begin()) is None:
-            return
-        commit, output = begun
-        try:
-            if commit is not None:
-                self._store.write(commit)
-                commit.stored()
-        except sqlite3.Error as error:
-            self._fail(error)
-            return
-        self._send_output(output)
+        if (begun := self._begin()) is not None:
+            commit, output = begun
+            if commit is None:
+                self._send_output(output)
+            else:
+                self._writer.write_now(commit, lambda: self._send_output(output))
+        if self._writer.undurable is not None:
+            raise Unavailable(f"the weaver cannot store it: {self._writer.undurable.reason}")
 
-    def answer(self, send: Callable[[], object]) -> None:
-        """Send an answer, after the next commit if it reports something that is not stored yet."""
-        if self.weaver.urgent:
+    def answer(self, send: Callable[[], object], reads: bool = False) -> None:
+        """Send an answer, after the next commit if it reports something that is not stored yet.
+
+        While the disk takes nothing, an answer to a question that only ``reads`` does not wait for it: it says so.
+        """
+        if reads and self._writer.undurable is not None:
+            send()
+        elif self.weaver.urgent:
             self._answers.append(send)
         elif self._writer.is_busy and self._urgent_written:
             self._answers_to_written.append(send)
@@ -190,7 +199,8 @@ class UserWeaver:
 
     def close(self) -> None:
         """Commit what has come in, and close the store."""
-        self.commit_now()
+        with contextlib.suppress(Unavailable):
+            self.commit_now()
         self._closed = True
         if self._planned is not None:
             self._planned.cancel()
@@ -214,6 +224,16 @@ class UserWeaver:
             return None
         self._answers_to_written, self._answers = self._answers, []
         return begun
+
+    def _note_durability(self, before: Undurable | None) -> None:
+        """Note that the store takes nothing any more, or again, with why it did not before."""
+        now = self._clock()
+        self.weaver.undurable = self._writer.undurable
+        if before is None:
+            self._taken_before = self.weaver.reports.taken
+        else:
+            self.weaver.durable_again(before.since, before.reason, now)
+        self.plan_commit()
 
     def _fail(self, error: Exception) -> None:
         # Without a store no report can be acknowledged. Threadlets keep unstored reports for the next weaver.

@@ -63,14 +63,17 @@ class Commit:
         self._when_stored.append(call)
 
     def write(self, db: sqlite3.Connection) -> None:
-        """Write everything in one transaction; nothing if there is a `sqlite3.Error`, which is raised."""
-        db.execute("BEGIN IMMEDIATE")
+        """Write everything in one transaction. After a `sqlite3.Error` nothing is, and the call may be repeated."""
+        calls = len(self._when_stored)
         try:
+            db.execute("BEGIN IMMEDIATE")
             for step in self._steps:
                 step(db)
             db.execute("COMMIT")
         except BaseException:
-            db.execute("ROLLBACK")
+            del self._when_stored[calls:]  # the steps' own, who add them again
+            if db.in_transaction:  # SQLite itself gives up a transaction for which the disk has no room
+                db.execute("ROLLBACK")
             raise
 
     def stored(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from loom.errors import UnsafeStateFolder
 from loom.process.held_folder import hold
 from loom.process.state_file import replace_file, write_json
 from loom.token_file import ADMIN
@@ -66,12 +67,15 @@ class WeaverFolder:
                 _log.warning("the store in %s is left alone: %s", folder, error)
 
     def store(self, user: str) -> Path:
-        """Return the path of a user's store, in a folder that exists from now on."""
+        """Return the path of a user's store, in a folder that exists from now on, or raise `UnsafeStateFolder`."""
         if user == ADMIN:
             return self.path / "weaver.sqlite"
         folder = self._users / _folder_name(user)
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        replace_file(folder / "user", user)
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            replace_file(folder / "user", user)
+        except OSError as error:
+            raise UnsafeStateFolder(f"cannot keep the weaver's state in {folder}: {error}") from error
         return folder / "weaver.sqlite"
 
     def remembered(self) -> Remembered | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -13,6 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +21,7 @@ from tests.support.processes import read_json, start
 from tests.unit.loom.weaver.raw_threadlet import (
     BOUND,
     RawThreadlet,
+    Refused,
     WeaverProcess,
     running_weaver,
 )
@@ -99,18 +100,40 @@ def test_nothing_acknowledged_is_lost_wherever_the_weaver_is_killed(weaver: Weav
         threadlet = again
 
 
-def test_a_weaver_that_cannot_store_anything_says_so_and_ends(weaver: WeaverProcess) -> None:
+def test_a_weaver_outlives_a_full_disk_and_promises_nothing_meanwhile(weaver: WeaverProcess) -> None:
     threadlet = RawThreadlet(weaver.address)
     threadlet.welcome()
+    gateway = weaver.gateway()
     assert weaver.process is not None
 
-    resource.prlimit(weaver.pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # as if the disk were full
-    with contextlib.suppress(OSError):
-        while weaver.process.poll() is None:
-            threadlet.report(threadlet.seq + 1, **{f"metric_{number}": 0.0 for number in range(100)})
+    resource.prlimit(weaver.pid, resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))  # as if it were full
+    while (status := gateway.ask("status"))["undurable_since"] is None:
+        threadlet.report(threadlet.seq + 1, **{f"metric_{number}": 0.0 for number in range(100)})
+    last = threadlet.report(threadlet.seq + 1, loss=0.5)
+    operations: list[tuple[str, dict[str, Any]]] = [
+        ("command", {"kind": "pause", "target": "train_0"}),
+        ("policy", {"group": "train", "action": "pause"}),
+        ("fail_device", {"device": "GPU-0"}),
+        ("note", {"kind": "seen", "replica": None, "data": {}}),
+    ]
+    for operation, arguments in operations:
+        with pytest.raises(Refused, match="was not done: the weaver could store nothing"):
+            gateway.ask(operation, **arguments)
+    assert status["undurable_reason"]
+    assert gateway.ask("replicas")[0]["state"] == "running"
+    assert weaver.process.poll() is None
 
-    assert weaver.process.wait(BOUND) == 1
-    assert "error: the weaver cannot store anything any more" in weaver.output()
+    resource.prlimit(weaver.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    threadlet.await_stored(last)
+    assert gateway.ask("status")["undurable_since"] is None
+    gateway.ask("command", kind="pause", target="train_0")
+    assert threadlet.command()[1] == "pause"
+    (gap,) = gateway.ask("events", kind="undurable")
+    assert gap["since"] == status["undurable_since"]
+
+    weaver.end(signal.SIGKILL)
+    weaver.start()
+    assert weaver.gateway().ask("replica", id="train_0")["seq"] == last
 
 
 def test_a_weaver_behind_every_address_is_told_by_the_one_given() -> None:
