@@ -27,6 +27,7 @@ from loom.proof.forwarded import check_proof, error_in, json_object
 from loom.timing.trace_ids import TRACE_HEADER, current_trace
 from loom.tls import client_context, tls_error
 from loom.weaver.serving.operations import OPERATIONS, takes
+from loom.wire.plain import plain
 
 if TYPE_CHECKING:
     from loom.timing.collecting import ProcessSpans
@@ -202,7 +203,7 @@ class Gateway:
             UnknownSession, NoSuchMesh, NoSuchRank: there is no such session, mesh or rank.
         """
         given = {name: value for name, value in wanted.items() if value is not None}
-        path = f"{_session(session)}/logs?" + urlencode({**given, "follow": int(follow)})
+        path = f"{_session(session)}/logs?" + _query({**given, "follow": int(follow)})
         with self._open("GET", path) as response:
             for line in response:
                 # The gateway sends empty lines to a follower, as a keep-alive.
@@ -229,11 +230,11 @@ class Gateway:
         about = {"user": as_user, "session": in_session}
         about = {name: value for name, value in about.items() if value is not None}
         if operation == "stacks":  # the response is plain text
-            path += f"?{urlencode(about)}" if about else ""
+            path += f"?{_query(about)}" if about else ""
             with self._open(method, path, patience=patience) as response:
                 return response.read().decode()
         query = {**about, **({} if method == "POST" else given)}
-        path += f"?{urlencode(query)}" if query else ""
+        path += f"?{_query(query)}" if query else ""
         answer = self._call(method, path, has, given if method == "POST" else None, patience)
         return answer[has] if only else answer
 
@@ -335,11 +336,19 @@ def quoted(part: str, what: str) -> str:
     """Return a part of a path, quoted for a URL.
 
     Raises:
-        WrongArguments: the part is empty, so that the path would be another one. ``what`` is the part's name.
+        WrongArguments: the part is empty, so that the path would be another one, or no text that can be sent.
+            ``what`` is the part's name.
     """
+    part = plain(part, what)
+    if not isinstance(part, str):
+        raise WrongArguments(f"{what}: a text has to be given, not {part!r:.80}")
     if not part:
         raise WrongArguments(f"no {what} is given, only an empty text")
     return quote(part, safe="")
+
+
+def _query(given: Mapping[str, Any]) -> str:
+    return urlencode({name: plain(value, name) for name, value in given.items()})
 
 
 # `select.select` takes no descriptor above 1023.
@@ -357,10 +366,7 @@ def _readable(sock: socket.socket) -> bool:
 
 
 def _body(body: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(body, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise WrongArguments(f"this cannot be said in JSON: {error}") from error
+    return json.dumps(plain(body, "", finite=True)).encode()
 
 
 def normalise_url(url: str) -> str:

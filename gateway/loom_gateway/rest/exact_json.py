@@ -26,7 +26,7 @@ class ExactJson(JSONResponse):
     """A response with such JSON."""
 
     def render(self, content: Any) -> bytes:
-        return exact_json(content).encode()
+        return exact_json(content).encode(errors="replace")  # a name may hold a lone surrogate
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from loom.bridge.envelopes import Envelope, EnvelopeKind
 from loom.bridge.fields import check_name, count, name, names, number, seconds, text, values
-from loom.control.commands import Acknowledgement, check_config
+from loom.control.commands import Acknowledgement, plain_config
 from loom.control.introduction import MAX_DEVICES, Device
 from loom.control.membership import MAX_REASON
 from loom.control.reports import DEVICE_NUMBERS, Phase
@@ -209,15 +209,13 @@ def _answer(body: dict[str, Any]) -> Answer:
     except LoomError as error:
         raise WrongArguments(str(error)) from error
     for key, change in acknowledgement.changes.items():
-        check_config({check_name("a key", key): [change.old, change.new]})
+        plain_config({check_name("a key", key): [change.old, change.new]})
     return Answer(name(body, "replica_id"), name(body, "command_id"), acknowledgement)
 
 
 def _config(body: dict[str, Any]) -> dict[str, Any]:
     config = _map(body, "config")
-    if config:
-        check_config(config)
-    return config
+    return plain_config(config) if config else config
 
 
 def _map(body: dict[str, Any], field: str) -> dict[str, Any]:

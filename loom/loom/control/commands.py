@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from loom.control.frame import MAX_NAME, Frame, check_count
 from loom.errors import ProtocolMismatch, WrongArguments
+from loom.wire.plain import plain
 
 
 class CommandKind(str, Enum):
@@ -215,22 +216,13 @@ class FaultRemoved(Frame):
         raise cls.mismatch(body)
 
 
-def check_config(config: Mapping[str, Any]) -> None:
-    """Check that values of a configuration can be sent to the weaver."""
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration whose values can be sent to the weaver, in their plain form (`loom.wire.plain`).
+
+    Raises:
+        WrongArguments: there is no key, or a value has no plain form.
+    """
     if not config:
         raise WrongArguments("give at least one key and its value, such as learning_rate=0.002")
-    for key, value in config.items():
-        if not _is_plain(value):
-            kind = type(value).__name__
-            known = "numbers, texts, booleans, None, and lists and dicts of them"
-            raise WrongArguments(f"{key}: values of a configuration are {known}, not {kind}")
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(type(key) is str and _is_plain(one) for key, one in value.items())
-    if type(value) is int:
-        return -(1 << 63) <= value < 1 << 64
-    return value is None or type(value) in (bool, float, str)
+    made: dict[str, Any] = plain(config, "config")
+    return made

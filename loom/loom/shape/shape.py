@@ -188,7 +188,7 @@ class Shape(metaclass=MonarchsInCluster):
 
     def split(self, splits: Mapping[str, Sequence[str]], constraints: Mapping[str, int]) -> Shape:
         """Cut dimensions into several; see `MeshTrait.split`."""
-        left = dict(constraints)
+        left = {label: operator.index(size) for label, size in constraints.items()}
         labels: list[str] = []
         sizes: list[int] = []
         strides: list[int] = []

@@ -47,7 +47,7 @@ class Connection:
         """Queue a frame. Skip and log one that cannot be packed."""
         try:
             self._out += pack(frame.to_body())
-        except (LoomError, TypeError, ValueError, OverflowError) as error:
+        except (LoomError, TypeError, ValueError, OverflowError, RecursionError) as error:
             _log.error("a %r frame for the weaver is left out: %s", frame.KIND, error)
 
     def put_rows(self, rows: list[Row]) -> None:

@@ -16,6 +16,7 @@ from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArg
 from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.operations import OPERATIONS, takes
 from loom.weaver.snapshots import LARGE, unpack_snapshot
+from loom.wire.plain import plain
 
 _COMMANDS = frozenset(("command", "inject", "remove_fault"))
 """Operations that give a command and return the command's state."""
@@ -208,6 +209,8 @@ class _Link(Connection):
         self._pushes.put_nowait(None)
 
     async def ask(self, user: str | None, operation: str, arguments: dict[str, Any]) -> Any:
+        # What the weaver cannot read would end the connection, and with it all other requests.
+        arguments = plain(arguments, "")
         self._number += 1
         number = self._number
         self.send(["ask", number, user, operation, arguments])

@@ -15,11 +15,14 @@ from typing import Any
 
 from loom.chaos.faults import check_fault
 from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind
-from loom.errors import Denied, NotFound, WrongArguments
+from loom.control.frame import pack_value
+from loom.errors import Denied, NotFound, TooLarge, WrongArguments
 from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING
 from loom.weaver.storage.store import Store
 from loom.weaver.views import few
+
+MAX_PARAMS = 1 << 20  # bytes of a command's parameters, which a session could not carry if there were more
 
 Target = str | list[str]
 """The id of a replica, a glob on ids or groups, ``"*"``, or several ids."""
@@ -198,6 +201,10 @@ def check_command(kind: CommandKind, params: Any) -> None:
     """Check that a command makes sense, before any replica gets it."""
     if not isinstance(params, dict) or not all(isinstance(key, str) for key in params):
         raise WrongArguments(f"the parameters of {kind} are names and values, not {params!r:.80}")
+    if (size := len(pack_value(params))) > MAX_PARAMS:
+        raise TooLarge(
+            f"the parameters of {kind} have {size:,} bytes; {MAX_PARAMS:,} are the most. Send a path to large data"
+        )
     if kind is CommandKind.UPDATE_CONFIG and not params:
         raise WrongArguments("update_config needs at least one key and its value")
     if kind is CommandKind.INJECT:

@@ -1,4 +1,4 @@
-"""Checks of a peer's values against the annotations of fields."""
+"""Checks of values, a peer's and those to send, against the annotations of fields."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from loom.errors import ProtocolMismatch
+from loom.errors import ProtocolMismatch, WrongArguments
+from loom.wire.plain import plain
 
 Check = Callable[[Any], bool]
 
@@ -60,3 +61,44 @@ def check_fields(body: Any, title: str) -> None:
         value = getattr(body, name)
         if not fits(value):
             raise ProtocolMismatch(f"not {title} of Loom's protocol: its {name} is {value!r:.40}")
+
+
+def sendable_fields(body: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, by name, as a peer takes them: values that do not fit in their plain form.
+
+    Raises:
+        WrongArguments: a value has none that fits the annotation of its field. The peer would refuse the message,
+            and with it the connection.
+    """
+    sendable = {}
+    for one, (name, fits) in zip(dataclasses.fields(body), _checks(type(body)), strict=True):
+        value = getattr(body, name)
+        if not fits(value):
+            value = plain(value, name)
+            if not fits(value):
+                raise WrongArguments(f"{name}: {value!r:.80} is not {_WORDS[str(one.type)]}")
+        sendable[name] = value
+    return sendable
+
+
+_WORDS = {
+    "Any": "anything",
+    "int": "a count of 0 or more",
+    "Id": "an id",
+    "int | None": "None or a count of 0 or more",
+    "bool": "True or False",
+    "float": "a number of 0 or more",
+    "float | None": "None or a number of 0 or more",
+    "str": "a text",
+    "str | None": "a text or None",
+    "bytes": "bytes",
+    "Sequence[Any]": "a list",
+    "Sequence[Any] | None": "a list or None",
+    "Sequence[int]": "a list of integers",
+    "Sequence[str]": "a list of texts",
+    "Mapping[str, Any]": "a dict whose keys are texts",
+    "Mapping[str, int]": "a dict of integers whose keys are texts",
+    "Mapping[str, str]": "a dict of texts whose keys are texts",
+    "Mapping[str, Sequence[int]]": "a dict of lists of integers whose keys are texts",
+}
+"""What `_FITS` takes, for errors."""

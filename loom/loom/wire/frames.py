@@ -18,19 +18,73 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from loom.errors import ProtocolMismatch
-from loom.wire.messages import Buffer, Message, new_message
+from loom.errors import ProtocolMismatch, TooLarge
+from loom.wire.bodies.base import BODIES
+from loom.wire.messages import Buffer, Kind, Message, new_message
+from loom.wire.plain import plain
 
 MAX_FRAME = 4 << 20
 """Bytes of the largest frame that a peer must accept. Larger messages travel in chunks."""
 
-MAX_HEADER = 1 << 20
+MAX_HEADER = 1 << 20  # bytes of the largest header that a peer must accept
+MAX_HEAD = MAX_HEADER - (4 << 10)  # bytes that one message may have in a header, besides the payload's bytes
+_PART_LENGTH = 6  # bytes of the length of a part, and of the mark whether it is read-only, in a header
 
 _LENGTH = struct.Struct(">I")
 
 # `packb` makes a packer with a buffer of 256 KiB for each frame, which takes as long as the rest of a frame.
 # Threads may share one packer only if it is the one in C, which runs no Python code between its steps.
 _pack = msgpack.Packer().pack if msgpack.Packer.__module__ == "msgpack._cmsgpack" else msgpack.packb
+
+
+def sealed(message: Message) -> Message:
+    """Return a message that can be encoded at any later time, whatever happens to the values of its body.
+
+    Values that msgpack does not know get their plain form (`loom.wire.plain`); lists and dicts are copied.
+
+    Raises:
+        WrongArguments: a value of the body has no plain form. The error names the field, and the path in it.
+        TooLarge: the body is too large for a header, or the payload has too many parts.
+    """
+    body = message.body
+    try:
+        packed = _pack(body)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        body = _plain_body(message)
+        message, packed = message._replace(body=body), _pack(body)
+    size = len(packed) + _PART_LENGTH * len(message.parts)
+    if size > MAX_HEAD:
+        raise _too_large(message, packed)
+    for value in body:
+        if isinstance(value, (list, dict)):
+            return message._replace(body=msgpack.unpackb(packed, strict_map_key=False))
+    return message
+
+
+def _named_values(message: Message) -> list[tuple[str, Any]]:
+    """Return the values of a body with the names of their fields, or with their places if it has no class."""
+    names: Sequence[str] = BODIES[Kind(message.kind)].__match_args__ if message.kind in BODIES else ()
+    if len(names) < len(message.body):
+        # A handshake's only value is a map of all fields.
+        names = [""] if len(message.body) == 1 else [f"[{place}]" for place in range(len(message.body))]
+    return list(zip(names, message.body, strict=False))
+
+
+def _plain_body(message: Message) -> list[Any]:
+    return [value if type(value) is bytes else plain(value, name) for name, value in _named_values(message)]
+
+
+def _too_large(message: Message, packed: bytes) -> TooLarge:
+    if len(packed) < MAX_HEAD // 2:
+        return TooLarge(
+            f"an object of {len(message.parts):,} large buffers cannot be sent: {MAX_HEAD // _PART_LENGTH:,} are "
+            f"the most. Put its arrays together, with numpy.stack or torch.stack, or send it in several calls"
+        )
+    size, name = max((len(_pack(value)), name) for name, value in _named_values(message))
+    return TooLarge(
+        f"{name or 'a value'} has {size:,} bytes; {MAX_HEAD:,} are the most for names, configurations and other "
+        f"values outside of a call's arguments. Send large data as an argument of a call"
+    )
 
 
 class Frame(NamedTuple):
@@ -43,7 +97,11 @@ class Frame(NamedTuple):
 
 
 def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0) -> list[Buffer]:
-    """Return a frame as buffers to write one after the other. Payload is not copied."""
+    """Return a frame as buffers to write one after the other. Payload is not copied.
+
+    Raises:
+        TooLarge: the header has more than `MAX_HEADER` bytes.
+    """
     heads: list[tuple[int, int, Sequence[Any], Sequence[int]]] = []
     buffers: list[Buffer] = [b""]
     for kind, ident, body, parts in messages:
@@ -53,6 +111,8 @@ def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0)
         else:
             heads.append((kind, ident, body, ()))
     header: bytes = _pack((seq, ack, heads, lane) if lane else (seq, ack, heads))
+    if len(header) > MAX_HEADER:
+        raise TooLarge(f"a header has {len(header)} bytes; {MAX_HEADER} are the most")
     buffers[0] = _LENGTH.pack(len(header)) + header
     return buffers
 

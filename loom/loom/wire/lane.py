@@ -72,9 +72,10 @@ class Lane:
         self.again = deque(self.kept)
 
     def frame(self, messages: Sequence[Message]) -> bytes:
-        """Return the next frame with these messages, behind its length."""
+        """Return the next frame with these messages, behind its length; raise what `encode_frame` raises."""
+        # It counts as sent once it is encoded: a number that no frame has would end the stream.
+        frame = behind_length(encode_frame(self.sent + 1, self._tell(), messages, self._number))
         self.sent += 1
-        frame = behind_length(encode_frame(self.sent, self._tell(), messages, self._number))
         self._bytes_sent += len(frame)
         self.kept.append(frame)
         return frame

@@ -32,6 +32,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 from loom.errors import ProtocolMismatch, TooLarge
+from loom.wire.frames import sealed
 from loom.wire.messages import TURN, Buffer, Kind, Message
 
 OrderKey: TypeAlias = int | None
@@ -147,7 +148,8 @@ class ChunkOutbox:
         return len(self._small) + len(self._large) + len(self._waiting)
 
     def put(self, message: Message, key: OrderKey = None) -> None:
-        """Queue a message; see the module's docstring for ``key``."""
+        """Queue a message; see the module's docstring for ``key``. Raise what `loom.wire.frames.sealed` raises."""
+        message = sealed(message)
         parts = message.parts
         if len(parts) <= 1:
             size = len(parts[0]) if parts else 0
@@ -287,6 +289,13 @@ class ChunkOutbox:
         self.pending_bytes -= CHUNK_SIZE - room
         self.small_bytes -= CHUNK_SIZE - room
         return batch
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Put the last messages of `next_small` back to where they were."""
+        self._small.extendleft(reversed(messages))
+        size = sum(message.size for message in messages)
+        self.pending_bytes += size
+        self.small_bytes += size
 
     def withdraw(self, ident: int) -> bool:
         """Withdraw the message with an id; return False if it is not queued or a chunk of it has left."""

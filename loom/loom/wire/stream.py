@@ -25,8 +25,8 @@ import contextlib
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
-from loom.errors import ProtocolMismatch
-from loom.wire.frames import Frame, decode_frame, encode_frame
+from loom.errors import ProtocolMismatch, TooLarge
+from loom.wire.frames import Frame, decode_frame, encode_frame, sealed
 from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
@@ -40,7 +40,7 @@ _UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.
 
 def unnumbered_frame(message: Message) -> list[Buffer]:
     """Return a frame outside the numbered stream, for the handshake and for the gateway's own messages."""
-    return encode_frame(0, 0, [message])
+    return encode_frame(0, 0, [sealed(message)])
 
 
 class Stream(Lane):
@@ -125,10 +125,22 @@ class Stream(Lane):
             messages = outbox.next_frame() if bulk is None else outbox.next_small()
             if messages:
                 self._chunk_turn = not self.apart and self.bulk_ready
-                return self.frame(messages)
+                return self._small_frame(messages)
         if self.ack_due:
             return self.acknowledgement()
         return None if self.apart or bulk is None else self.next_bulk_frame()
+
+    def _small_frame(self, messages: list[Message]) -> bytes:
+        """Return the next frame with some messages; those whose heads do not fit into its header wait again."""
+        while True:
+            try:
+                return self.frame(messages)
+            except TooLarge:
+                if len(messages) == 1:
+                    raise
+            half = len(messages) // 2
+            self.outbox.put_back(messages[half:])
+            messages = messages[:half]
 
     def next_bulk_frame(self) -> bytes | None:
         """Take the bulk lane's next frame, behind its length; None if there is none, or its window is full."""

@@ -15,7 +15,8 @@ LONGEST = 64 << 10  # characters that are kept of a longer text: half of them fr
 
 def pack_texts(texts: Mapping[str, Any]) -> bytes:
     """Pack a map of texts and numbers as one part of a payload. Texts over `LONGEST` lose their middle."""
-    packed: bytes = msgpack.packb({name: _shortened(value) for name, value in texts.items()})
+    shortened = {name: _shortened(value) for name, value in texts.items()}
+    packed: bytes = msgpack.packb(shortened, default=repr, unicode_errors="replace")
     return packed
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from loom.control.commands import Acknowledgement, check_config
+from loom.control.commands import Acknowledgement, plain_config
 from loom.errors import EndpointNotFound
 from loom.shape import Shape
 from loom.signatures import CallSignature
@@ -99,7 +99,8 @@ class ActorMeshProxy(RankMethods):
 
         Args:
             config: keys for which the training has handlers (`loom.Threadlet.handler`), and their values: numbers,
-                texts, booleans, None, and lists and dicts of them.
+                texts, booleans, None, and lists and dicts of them. Numpy's numbers, paths and members of an Enum
+                get their plain form.
 
         Returns:
             A future of each process's acknowledgement: the step, old and new values, or why it was refused.
@@ -107,7 +108,7 @@ class ActorMeshProxy(RankMethods):
         Raises:
             WrongArguments: there is no key, or a value is of another kind.
         """
-        check_config(config)
+        config = plain_config(config)
         shape = self._shape
 
         def read(answers: list[Any]) -> ValueMeshProxy[Acknowledgement]:

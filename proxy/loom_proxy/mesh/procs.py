@@ -18,6 +18,7 @@ from loom.errors import (
 from loom.shape import Point, Shape
 from loom.signatures import check_actor, constructor, endpoints
 from loom.wire.bodies import HostOf, SetLogOptions, SpawnActors, SpawnProcs, StopHosts, StopMesh, WithPython
+from loom.wire.plain import plain
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
@@ -60,7 +61,7 @@ class HostMeshProxy(MeshProxy):
                 ``proc_bind`` has not one entry for each process of a host.
             WrongArguments: ``bootstrap_command`` is neither a command nor a function.
         """
-        per_host = dict(per_host or {})
+        per_host = plain(per_host or {}, "per_host")
         for label, size in per_host.items():
             if label in self._shape.labels:
                 raise ValueError(

@@ -221,10 +221,15 @@ class Calls(Waits):
         borrowed = borrowed_bytes(message) if len(parts) > 1 else 0
         if borrowed and (on_loop or borrowed <= COPIED):
             message, borrowed = with_copies(message), 0
-        with Uninterrupted():
-            if self._forgotten:
-                self._send_forgotten()
-            self._sender.put(message, key, eager)
+        try:
+            with Uninterrupted():
+                if self._forgotten:
+                    self._send_forgotten()
+                self._sender.put(message, key, eager)
+        except LoomError:  # a value that cannot be sent
+            if ident is not None:
+                self._waiting.pop(ident, None)
+            raise
         if on_loop:
             return
         if not self._sender.has_room and not self._sender.wait_for_room(progress.AFTER):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from loom.control.profiles import DEFAULT_SECONDS
-from loom.errors import LoomError
+from loom.errors import LoomError, WrongArguments
 from loom.weaver.serving.operations import Ask
 from loom.weaver.views import (
     DeviceInfo,
@@ -20,6 +20,7 @@ from loom.weaver.views import (
     WeaverEvent,
     WeaverUpdate,
 )
+from loom.wire.plain import plain
 from loom_proxy.weaver.aio import AsyncWeaverProxy
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
 from loom_proxy.weaver.device_commands import DeviceCommands, Target
@@ -48,9 +49,12 @@ class WeaverMethods(DeviceCommands):
         socket: Callable[[], WeaverWatch] | None = None,
         user: str | None = None,
     ) -> None:
-        self._ask = ask
+        def ask_plainly(operation: str, **arguments: Any) -> Any:
+            return ask(operation, **{name: plain(value, name) for name, value in arguments.items()})
+
+        self._ask: Ask = ask_plainly
         self._user = user
-        self._feed = WeaverFeed(transport, ask, self._look, socket)
+        self._feed = WeaverFeed(transport, self._ask, self._look, socket)
 
     @property
     def aio(self) -> AsyncWeaverProxy:
@@ -211,7 +215,7 @@ class WeaverMethods(DeviceCommands):
         Raises:
             WrongArguments: the kind, a parameter or the target makes no sense.
         """
-        command = {"kind": kind, "params": params or {}, "target": target if isinstance(target, str) else [*target]}
+        command = {"kind": kind, "params": params or {}, "target": _named(target)}
         return CommandProxy(self._ask, self._ask("command", **command, wait=wait))
 
     def command_of(self, id: str) -> CommandProxy:
@@ -225,9 +229,13 @@ class WeaverMethods(DeviceCommands):
     def update_config(self, target: Target = "*", **config: Any) -> CommandProxy:
         """Give keys of the configuration new values, which each replica takes at its next step boundary.
 
-        A key named ``target`` goes through `command`.
+        Values are numbers, texts, booleans, None, and lists and dicts of them, of 1 MiB together. Numpy's numbers,
+        paths and members of an Enum get their plain form. A key named ``target`` goes through `command`.
+
+        Raises:
+            WrongArguments: a value has no plain form; the error names its path, such as ``config.lr.schedule[2]``.
         """
-        return self.command("update_config", config, target)
+        return self.command("update_config", plain(config, "config"), target)
 
     def pause(self, target: Target = "*") -> CommandProxy:
         """Make replicas wait at their next step boundary."""
@@ -280,8 +288,7 @@ class WeaverMethods(DeviceCommands):
             UnknownReplica, UnknownSession: the target names none that lives.
             NotInjectable: the target is not marked as injectable.
         """
-        named = target if isinstance(target, str) else [*target]
-        wanted = {"fault": fault, "target": named, "duration": duration, "params": params or {}, "id": id}
+        wanted = {"fault": fault, "target": _named(target), "duration": duration, "params": params or {}, "id": id}
         return InjectionProxy(self._ask, self._ask("inject", **wanted))
 
     def remove_injection(self, id: str) -> CommandProxy:
@@ -332,3 +339,10 @@ class WeaverMethods(DeviceCommands):
 
         threading.Thread(target=call, name="loom-respawn", daemon=True).start()
         return removed.set
+
+
+def _named(target: Target) -> str | list[str]:
+    named = plain(target, "target")
+    if isinstance(named, str) or (isinstance(named, list) and all(isinstance(one, str) for one in named)):
+        return named
+    raise WrongArguments(f"target: replicas are named by a text or a list of texts, not by {target!r:.80}")

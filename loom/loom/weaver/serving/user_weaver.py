@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 import psutil
 
 from loom.control.frame import Frame, pack
-from loom.errors import LimitReached, ProfileFailed, Unavailable
+from loom.errors import LimitReached, LoomError, ProfileFailed, Unavailable
 from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.processes import is_alive, py_spy, py_spy_profile
@@ -269,10 +269,20 @@ class UserWeaver:
                 to.close()
                 continue
             if frame is not self._last[0]:
-                self._last = frame, pack(frame.to_body())
-            to.write(self._last[1])
+                self._last = frame, self._packed(frame)
+            if self._last[1]:
+                to.write(self._last[1])
         if self._frames:
             asyncio.get_running_loop().call_soon(self._send_frames)
+
+    @staticmethod
+    def _packed(frame: Frame) -> bytes:
+        """Return the bytes of a frame; none if it cannot be sent, so that others still are."""
+        try:
+            return pack(frame.to_body())
+        except (LoomError, TypeError, ValueError, OverflowError) as error:
+            _log.error("a %r frame for a replica is left out: %s", frame.KIND, error)
+            return b""
 
     async def _get_stack(self, id: str, replica: Replica) -> None:
         link: ThreadletPeer | None = replica.link

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from loom.errors import ProtocolMismatch
-from loom.wire.fields import check_fields
+from loom.wire.fields import check_fields, sendable_fields
 from loom.wire.messages import Buffer, Kind, Message
 
 Id: TypeAlias = int
@@ -36,9 +36,9 @@ class Body:
             BODIES[cls.KIND] = cls
 
     def to_body(self) -> list[Any]:
-        """Return the fields as they travel."""
+        """Return the fields as they travel; raise what `loom.wire.fields.sendable_fields` raises."""
         names = self.__match_args__
-        values = [getattr(self, name) for name in names]
+        values = list(sendable_fields(self).values())
         if values and values[-1] is None and self.__dataclass_fields__[names[-1]].default is None:
             values.pop()
         return values
