@@ -20,6 +20,7 @@ from loom.errors import (
     InvalidAddress,
     LoomError,
     NotAGateway,
+    TooLarge,
     WrongArguments,
 )
 from loom.process.listen import is_loopback
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from loom.timing.collecting import ProcessSpans
 
 WEBSOCKET_PATH = "/ws/v1"  # path of the gateway's WebSocket
+
+MAX_PATH = 16 << 10  # characters of the path and the query of a request, which a gateway takes
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -259,6 +262,8 @@ class Gateway:
         if body is not None:
             content = _body(body)
             headers["Content-Type"] = "application/json"
+        if len(path) > MAX_PATH:
+            raise TooLarge(f"the names in a request have {len(path):,} characters; {MAX_PATH:,} are the most")
         base = self._base  # once, so that the proof is that of the port that is connected to
         connection = self._connection(base, self._timeout + patience)
         whole, is_new = False, connection.sock is None

@@ -20,6 +20,7 @@ from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
 from loom_proxy.debugger import Debugger
 from loom_proxy.display.dashboard import Dashboard
 from loom_proxy.display.notebook import job_html
+from loom_proxy.futures.timing import check_timeout
 from loom_proxy.job_state import JobState
 from loom_proxy.kubernetes.port_forward import PortForward
 from loom_proxy.logs import LogLine, LogReceiver
@@ -202,6 +203,7 @@ class Job:
         Raises:
             WaitTimeout: ``timeout`` seconds were not enough.
         """
+        timeout = check_timeout(timeout) or 0.0
         until = time.monotonic() + timeout
         self._calls.ask(FlushLogs()).get(timeout)
         if not self._logs.drain(max(0.0, until - time.monotonic())):

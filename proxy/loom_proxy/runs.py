@@ -14,6 +14,7 @@ from loom.timing.trace_ids import current_trace
 from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
 from loom.wire.bodies.runs import RECORD, STDOUT
 from loom.wire.messages import Buffer, Message
+from loom.wire.plain import shortened
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.calls import Calls
 
@@ -291,7 +292,7 @@ class KnownRuns:
         if name is None:
             name = f"{label}-{ident}"
         elif not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a run is a text that is not empty, not {name!r}")
+            raise ValueError(f"the name of a run is a text that is not empty, not {shortened(name)}")
         same = next((run for run in list(self._handles.values()) if run.name == name and not run.done()), None)
         if same is not None:
             raise NameTaken(

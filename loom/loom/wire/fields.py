@@ -71,7 +71,7 @@ def sendable_fields(body: Any) -> dict[str, Any]:
             and with it the connection.
     """
     sendable = {}
-    for one, (name, fits) in zip(dataclasses.fields(body), _checks(type(body)), strict=True):
+    for one, (name, fits) in zip(dataclasses.fields(body), _checks(type(body)), strict=True):  # type: ignore[arg-type]  # as below
         value = getattr(body, name)
         if not fits(value):
             value = plain(value, name)

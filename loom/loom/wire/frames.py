@@ -57,7 +57,7 @@ def sealed(message: Message) -> Message:
         raise _too_large(message, packed)
     for value in body:
         if isinstance(value, (list, dict)):
-            return message._replace(body=msgpack.unpackb(packed, strict_map_key=False))
+            return message._replace(body=msgpack.unpackb(packed, use_list=False, strict_map_key=False))
     return message
 
 

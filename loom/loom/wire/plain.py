@@ -12,10 +12,11 @@ import datetime
 import enum
 import math
 import os
+import reprlib
 from collections import deque
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 from loom.errors import WrongArguments
 
@@ -23,18 +24,21 @@ SMALLEST_INT, LARGEST_INT = -(1 << 63), (1 << 64) - 1
 """The integers that msgpack knows."""
 
 MOST_LEVELS = 64  # levels of lists and dicts inside each other
-MOST_VALUES = 1_000_000  # values in one argument, inside all of its lists and dicts
+MOST_VALUES = 200_000  # values in one argument, inside all of its lists and dicts
 
 _ADVICE = {
-    datetime.datetime: "send value.isoformat() or value.timestamp()",
-    datetime.date: "send value.isoformat()",
-    datetime.time: "send value.isoformat()",
-    datetime.timedelta: "send value.total_seconds()",
-    bytes: "send value.decode(), value.hex() or a list of numbers",
-    bytearray: "send value.decode(), value.hex() or a list of numbers",
-    memoryview: "send value.hex() or a list of numbers",
-    complex: "send [value.real, value.imag]",
+    datetime.datetime: "value.isoformat() or value.timestamp()",
+    datetime.date: "value.isoformat()",
+    datetime.time: "value.isoformat()",
+    datetime.timedelta: "value.total_seconds()",
+    bytes: "value.decode(), value.hex() or a list of numbers",
+    bytearray: "value.decode(), value.hex() or a list of numbers",
+    memoryview: "value.hex() or a list of numbers",
+    complex: "[value.real, value.imag]",
 }
+"""What to send instead of values of some types."""
+
+_KNOWN = "numbers, texts, booleans, None, or lists and dicts of them"
 
 _LISTS = (list, tuple, set, frozenset, deque, range)
 
@@ -60,6 +64,23 @@ def plain(value: Any, path: str, finite: bool = False) -> Any:
     return _Conversion(finite).convert(value, path)
 
 
+def number(value: Any, path: str) -> float:
+    """Return the plain form of a number; raise `WrongArguments` for anything else, and for NaN and infinity."""
+    found = plain(value, path, finite=True)
+    if isinstance(found, (int, float)):
+        return found
+    raise WrongArguments(f"{path}: a number has to be given, not {shortened(value)}")
+
+
+def shortened(value: Any) -> str:
+    """Return the beginning of a value's ``repr``, for errors, however large or deep the value is."""
+    return reprlib.repr(value)[:80]
+
+
+Path: TypeAlias = "tuple[Path, str | int] | str"
+"""A value's place: that of its list or dict, and its index or key there; or the name of the outermost value."""
+
+
 class _Conversion:
     """One conversion, which counts its values and knows the containers that it is in."""
 
@@ -68,110 +89,118 @@ class _Conversion:
         self._left = MOST_VALUES
         self._inside: set[int] = set()
 
-    def convert(self, value: Any, path: str) -> Any:
+    def convert(self, value: Any, path: Path) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise WrongArguments(f"{path}: there are more than {MOST_VALUES:,} values, which is too much to send")
-        if value is None or value is True or value is False:
+            raise _refused(path, f"there are more than {MOST_VALUES:,} values, which is too much to send")
+        kind = type(value)
+        if value is None or kind is bool:
             return value
+        if kind is float or kind is int or kind is str:
+            return self._leaf(value, path)
         if isinstance(value, enum.Enum):
             return self.convert(value.value, path)
-        if isinstance(value, str):
-            return _text(value, path)
-        if isinstance(value, int):
-            return _integer(int(value), path)
-        if isinstance(value, float):
-            return self._number(float(value), path)
+        if isinstance(value, (str, int, float)):
+            return self._leaf(value, path)
         if isinstance(value, (Mapping, *_LISTS)) or _is_record(value):
             return self._container(value, path)
         return self._other(value, path)
 
-    def _number(self, value: float, path: str) -> float:
+    def _leaf(self, value: str | float, path: Path) -> Any:
+        if isinstance(value, str):
+            return _text(value, path)
+        if isinstance(value, int):
+            return _integer(int(value), path)
         if self._finite and not math.isfinite(value):
-            raise WrongArguments(f"{path}: {value} cannot be sent in JSON, which has finite numbers only")
-        return value
+            raise _refused(path, f"{value} cannot be sent in JSON, which has finite numbers only")
+        return float(value)
 
-    def _container(self, value: Any, path: str) -> Any:
+    def _container(self, value: Any, path: Path) -> Any:
         if id(value) in self._inside or len(self._inside) >= MOST_LEVELS:
-            why = "it contains itself" if id(value) in self._inside else f"it is over {MOST_LEVELS} levels deep"
-            raise WrongArguments(f"{_shortened(path)}: this cannot be sent, because {why}")
+            why = "contains itself" if id(value) in self._inside else f"is over {MOST_LEVELS} levels deep"
+            raise _refused(path, f"this cannot be sent, because it {why}")
         self._inside.add(id(value))
         try:
             if isinstance(value, _LISTS):
-                return [self.convert(item, f"{path}[{place}]") for place, item in enumerate(_ordered(value))]
+                return [self.convert(item, (path, place)) for place, item in enumerate(_ordered(value))]
             if not isinstance(value, Mapping):
                 value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
             made = {}
             for key, item in list(value.items()):
                 name = _key(key, path)
-                made[name] = self.convert(item, _inner(path, name))
+                made[name] = self.convert(item, (path, name))
             return made
         finally:
             self._inside.discard(id(value))
 
-    def _other(self, value: Any, path: str) -> Any:
+    def _other(self, value: Any, path: Path) -> Any:
         if isinstance(value, os.PathLike):
             return self.convert(os.fspath(value), path)
         if isinstance(value, Decimal):
             return self._decimal(value, path)
-        item = getattr(value, "item", None)
-        if not isinstance(value, type) and callable(item) and _is_scalar(value):
+        if _is_scalar(value):
             try:
-                found = item()
+                found = value.item()
                 if type(found) is type(value):  # a long double, which is no number of Python's
                     found = float(found)
             except Exception as error:
-                raise WrongArguments(f"{path}: {_described(value)} gives no number: {error}") from error
+                raise _refused(path, f"{_described(value)} gives no number: {error}") from error
             return self.convert(found, path)
-        if getattr(value, "shape", None) and callable(getattr(value, "tolist", None)):
-            shape = tuple(value.shape)
-            raise WrongArguments(f"{path}: an array of shape {shape} cannot be sent; send value.tolist()")
-        advice = next((text for kind, text in _ADVICE.items() if isinstance(value, kind)), None)
-        raise WrongArguments(
-            f"{path}: {_described(value)} cannot be sent; "
-            + (advice or "send numbers, texts, booleans, None, or lists and dicts of them")
-        )
+        if not isinstance(value, type) and getattr(value, "shape", None) and hasattr(value, "tolist"):
+            raise _refused(path, f"an array of shape {tuple(value.shape)} cannot be sent; send value.tolist()")
+        advice = next((text for kind, text in _ADVICE.items() if isinstance(value, kind)), _KNOWN)
+        raise _refused(path, f"{_described(value)} cannot be sent; send {advice}")
 
-    def _decimal(self, value: Decimal, path: str) -> int | float:
-        if not value.is_finite():
-            return self._number(float(value), path)
-        if value == value.to_integral_value() and abs(value) <= LARGEST_INT:
+    def _decimal(self, value: Decimal, path: Path) -> int | float:
+        if value.is_finite() and value == value.to_integral_value() and abs(value) <= LARGEST_INT:
             return _integer(int(value), path)
-        if Decimal(repr(float(value))) != value:
-            raise WrongArguments(f"{path}: no float is the Decimal {value!s:.60}; send float(value) or str(value)")
-        return self._number(float(value), path)
+        number: float = self._leaf(float(value), path)
+        if value.is_finite() and Decimal(repr(number)) != value:
+            raise _refused(path, f"no float is the Decimal {value!s:.60}; send float(value) or str(value)")
+        return number
 
 
-def _text(value: str, path: str) -> str:
+def _text(value: str, path: Path) -> str:
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise WrongArguments(
-                f"{_shortened(path)}: the text {value!r:.80} is not Unicode, because of the lone surrogate "
-                f"{value[error.start]!a}; send value.encode(errors='replace').decode()"
+            raise _refused(
+                path,
+                f"the text {value!a:.80} is not Unicode, because of the lone surrogate {value[error.start]!a}; "
+                f"send value.encode(errors='replace').decode()",
             ) from None
     return value if type(value) is str else str.__str__(value)
 
 
-def _integer(value: int, path: str) -> int:
+def _integer(value: int, path: Path) -> int:
     if SMALLEST_INT <= value <= LARGEST_INT:
         return value
-    raise WrongArguments(f"{path}: an integer of {value.bit_length()} bits cannot be sent; the most are 64 bits")
+    raise _refused(path, f"an integer of {value.bit_length()} bits cannot be sent; the most are 64 bits")
 
 
-def _key(key: Any, path: str) -> str:
+def _key(key: Any, path: Path) -> str:
     if isinstance(key, enum.Enum):
         key = key.value
     if not isinstance(key, str):
-        raise WrongArguments(f"{path}: keys are texts, not {_described(key)}; send str(key)")
-    return _text(key, f"{path}: a key" if path else "a key")
+        raise _refused(path, f"keys are texts, not {_described(key)}; send str(key)")
+    return _text(key, (path, "a key"))
 
 
-def _inner(path: str, key: str) -> str:
-    if not path:
-        return key
-    return f"{path}.{key}" if key.isidentifier() else f"{path}[{key!r:.40}]"
+def _refused(path: Path, why: str) -> WrongArguments:
+    steps: list[str | int] = []
+    while not isinstance(path, str):
+        path, step = path
+        steps.insert(0, step)
+    shown = path
+    for step in steps:
+        if isinstance(step, int):
+            shown += f"[{step}]"
+        else:
+            named = step.isidentifier()
+            shown += (f".{step}" if shown else step) if named else f"[{step!a:.40}]"
+    shown = shown if len(shown) <= 120 else f"{shown[:60]}…{shown[-40:]}"
+    return WrongArguments(f"{shown}: {why}" if shown else why)
 
 
 def _is_record(value: Any) -> bool:
@@ -180,12 +209,14 @@ def _is_record(value: Any) -> bool:
 
 def _is_scalar(value: Any) -> bool:
     """Return whether a value is a scalar of numpy, or an array or tensor without dimensions, without an import."""
+    if isinstance(value, type) or not callable(getattr(value, "item", None)):
+        return False
     if any(one.__name__ == "generic" and one.__module__ == "numpy" for one in type(value).__mro__):
         return True
     return hasattr(value, "dtype") and tuple(getattr(value, "shape", (0,))) == ()
 
 
-def _ordered(value: Any) -> Any:
+def _ordered(value: Any) -> list[Any]:
     if isinstance(value, (set, frozenset)):
         try:
             return sorted(value)
@@ -197,9 +228,4 @@ def _ordered(value: Any) -> Any:
 def _described(value: Any) -> str:
     kind = type(value)
     where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    article = "an" if (where or kind.__qualname__)[0] in "aeiou" else "a"
-    return f"{article} {where}{kind.__qualname__}"
-
-
-def _shortened(path: str) -> str:
-    return path if len(path) <= 120 else f"{path[:60]}…{path[-40:]}"
+    return f"a value of type {where}{kind.__qualname__}"

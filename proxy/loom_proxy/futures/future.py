@@ -100,7 +100,7 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
             SupervisionError: a process or an actor that had to answer is dead.
             LoomError: the session or the connection failed.
         """
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
         if self._unpack is None:
             self._connection.flush()
             self._wait(timeout)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import NamedTuple
+
+from loom.errors import WrongArguments
+from loom.wire.plain import plain, shortened
 
 
 class Timing(NamedTuple):
@@ -17,7 +21,19 @@ class Timing(NamedTuple):
     """Time in Monarch and the actors, measured by the driver."""
 
 
-def check_timeout(timeout: float | None) -> None:
-    """Raise `ValueError`, as Monarch does, unless this is a finite number of seconds >= 0, or None."""
-    if timeout is not None and not 0 <= timeout < math.inf:
+def check_timeout(timeout: float | None) -> float | None:
+    """Return a timeout in its plain form (`loom.wire.plain`), or None.
+
+    Raises:
+        ValueError: the number of seconds is negative or not finite; Monarch raises it, too.
+        WrongArguments: this is no number.
+    """
+    if timeout is None:
+        return None
+    if type(timeout) is not float and type(timeout) is not int:
+        timeout = plain(timeout, "timeout")
+        if not isinstance(timeout, (int, float)):
+            raise WrongArguments(f"timeout: a number of seconds has to be given, not {shortened(timeout)}")
+    if not 0 <= timeout < math.inf:
         raise ValueError(f"invalid timeout {timeout}: expected a non-negative, finite number of seconds")
+    return min(timeout, threading.TIMEOUT_MAX)

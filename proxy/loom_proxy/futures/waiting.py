@@ -54,7 +54,7 @@ def wait(
     """
     if return_when not in _WHEN:
         raise ValueError(f"return_when is {return_when!r}: give one of {', '.join(_WHEN)}")
-    check_timeout(timeout)
+    timeout = check_timeout(timeout)
     watched = _watched(futures)
     with contextlib.suppress(WaitTimeout):
         if return_when == ALL_COMPLETED:
@@ -93,7 +93,7 @@ def as_completed(futures: Iterable[FutureProxy[R]], timeout: float | None = None
     Raises:
         WaitTimeout: while iterating, if the time is up. The futures stay as they were.
     """
-    check_timeout(timeout)
+    timeout = check_timeout(timeout)
     return AsCompleted(_watched(futures), timeout)
 
 

@@ -11,6 +11,7 @@ from loom.errors import EndpointNotFound
 from loom.shape import Shape
 from loom.signatures import CallSignature
 from loom.wire.bodies import AwaitInitialized, ReconfigureActors, StopMesh
+from loom.wire.plain import plain
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.base import WholeMesh
 from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
@@ -86,6 +87,7 @@ class ActorMeshProxy(RankMethods):
         Returns:
             A future that is done when the actors have stopped.
         """
+        reason = plain(reason, "reason")
         if self._shape == self._whole.shape:
             self._whole.caller.note_stopped(self._whole.ident)
         self._whole.caller.states.stopped(self._ident)

@@ -18,13 +18,15 @@ from loom.errors import (
 from loom.shape import Point, Shape
 from loom.signatures import check_actor, constructor, endpoints
 from loom.wire.bodies import HostOf, SetLogOptions, SpawnActors, SpawnProcs, StopHosts, StopMesh, WithPython
-from loom.wire.plain import plain
+from loom.wire.plain import plain, shortened
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
 from loom_proxy.ranks.methods import RankMethods
 
 HIGHEST_LEVEL = 255
+
+MOST_PROCESSES = 1 << 20  # processes of the largest mesh
 
 LONGEST_WINDOW = 3600.0  # seconds of the longest window over which identical lines are shown as one
 
@@ -61,22 +63,26 @@ class HostMeshProxy(MeshProxy):
                 ``proc_bind`` has not one entry for each process of a host.
             WrongArguments: ``bootstrap_command`` is neither a command nor a function.
         """
-        per_host = plain(per_host or {}, "per_host")
+        per_host = {} if per_host is None else plain(per_host, "per_host")
+        if not isinstance(per_host, dict):
+            raise WrongArguments(f"per_host: sizes by the names of dimensions, not {shortened(per_host)}")
         for label, size in per_host.items():
             if label in self._shape.labels:
                 raise ValueError(
                     f"per_host labels {list(per_host)} overlap with host labels {tuple(self._shape.labels)}"
                 )
             if not isinstance(size, int) or size < 1:
-                raise ValueError(f"per_host={per_host}: {label} must be a number of processes, at least 1")
+                raise ValueError(f"per_host={shortened(per_host)}: {label} must be a number, at least 1")
         a_host = math.prod(per_host.values())
+        if a_host * len(self) > MOST_PROCESSES:
+            raise ValueError(f"per_host={per_host}: a mesh has {MOST_PROCESSES:,} processes at most")
         if proc_bind is not None and len(proc_bind) != a_host:
             raise ValueError(f"proc_bind length ({len(proc_bind)}) must equal procs_per_host ({a_host})")
         if bootstrap_command is not None and not callable(bootstrap_command):
             raise WrongArguments(
                 f"bootstrap_command is a command or a function that gives one, not {bootstrap_command!r:.80}"
             )
-        name = name or "anon"
+        name = plain(name, "name") or "anon"
         caller = self._whole.caller
         caller.check_open()
         options = (bootstrap, proc_bind, bootstrap_command, *self._marks)
@@ -189,6 +195,7 @@ class ProcMeshProxy(RankMethods):
         caller.check_open()
         what = f"{Class.__name__} (class, args, kwargs)"
         parts = caller.encoder.dumps((Class, args, kwargs), what, self._whole.procs)
+        name = plain(name, "name")
         ident = caller.send(SpawnActors(self._ident, name), parts)
         # Ranks of the actors count from this mesh, even if it is a part of the processes.
         whole = WholeMesh(caller, ident, name, self._shape, self._whole.ident)
@@ -251,9 +258,9 @@ class ProcMeshProxy(RankMethods):
         Raises:
             InvalidLogOption: a window without streaming, a level or a window out of range, or a part of a mesh.
         """
+        level, window = plain(level, "level"), plain(aggregate_window_sec, "aggregate_window_sec")
         if not isinstance(level, int) or not 0 <= level <= HIGHEST_LEVEL:
             raise InvalidLogOption(f"Invalid logging level: {level!r}; it is a number from 0 to {HIGHEST_LEVEL}")
-        window = aggregate_window_sec
         if window is not None:
             if not stream_to_client:
                 raise InvalidLogOption("cannot set aggregate window without streaming to client")
@@ -273,6 +280,7 @@ class ProcMeshProxy(RankMethods):
         Returns:
             A future that is done when the processes have stopped.
         """
+        reason = plain(reason, "reason")
         if self._shape == self._whole.shape:
             self._whole.stopped = True
             self._whole.caller.note_stopped(self._whole.ident)

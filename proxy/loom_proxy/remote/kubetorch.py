@@ -78,7 +78,7 @@ class Service:
             raise InvalidAddress(f"{url!r} is no service's URL: write http://HOST:PORT or https://HOST/PATH")
         if serialization not in SERIALIZATIONS:
             raise WrongArguments(f"serialization is {serialization!r}: give 'json' or 'pickle'")
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
         self.called = called
         self.serialization = serialization
         self.timeout = timeout

@@ -27,7 +27,7 @@ def call_options(method: Method, kwargs: dict[str, Any], timeout: float | None) 
     async_ = "async_" in kwargs and not method.has("async_") and kwargs.pop("async_")
     if "timeout" in kwargs and not method.has("timeout"):
         timeout = kwargs.pop("timeout")
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
     return async_, timeout
 
 

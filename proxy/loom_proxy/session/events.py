@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from loom.errors import LoomError
+from loom_proxy.futures.timing import check_timeout
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class SessionEvents:
         Args:
             timeout: stop after this many seconds without an event; None waits until the session ends.
         """
+        timeout = check_timeout(timeout)
         position = 0
         while True:
             with self._changed:

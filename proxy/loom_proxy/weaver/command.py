@@ -67,7 +67,7 @@ class CommandProxy:
             WaitTimeout: not all replicas have answered. `outcomes` has the acknowledgements of those that have.
             WeaverUnavailable, GatewayUnreachable: the weaver or the gateway was away when the time was over.
         """
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
         until = None if timeout is None else time.monotonic() + timeout
         while not self._state.done:
             left = ASK_FOR if until is None else max(0.0, min(ASK_FOR, until - time.monotonic()))

@@ -7,6 +7,7 @@ from typing import Any
 
 from loom.errors import WrongArguments
 from loom.weaver.views import DeviceInfo
+from loom.wire.plain import plain
 from loom_proxy.weaver.command import CommandProxy
 
 Target = str | Sequence[str]
@@ -73,11 +74,12 @@ class DeviceCommands:
         return self._change_use("reactivate", device, group, target)
 
     def _change_use(self, kind: str, device: str | None, group: str | None, target: Target | None) -> CommandProxy:
+        device, group = plain(device, "device"), plain(group, "group")
         if group is not None and device is None:
             return self.command(kind, {"group": group}, [])
         if device is None or group is not None:
             raise WrongArguments("give the uuid of a device or the name of a group, and not both")
         if target is None:
-            found = self.devices().get(device)
+            found = self.devices().get(str(device))
             target = [] if found is None else found.replicas
         return self.command(kind, {"device": device}, target)

@@ -20,7 +20,7 @@ from loom.weaver.views import (
     WeaverEvent,
     WeaverUpdate,
 )
-from loom.wire.plain import plain
+from loom.wire.plain import number, plain, shortened
 from loom_proxy.weaver.aio import AsyncWeaverProxy
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
 from loom_proxy.weaver.device_commands import DeviceCommands, Target
@@ -194,7 +194,7 @@ class WeaverMethods(DeviceCommands):
             ProfileFailed: its process went away or does not answer, or another profile of it is being taken.
             LimitReached: too many profiles are being taken.
         """
-        return ProfileInfo.from_body(self._ask("profile", replica=replica, seconds=seconds))
+        return ProfileInfo.from_body(self._ask("profile", replica=replica, seconds=number(seconds, "seconds")))
 
     def policies(self) -> dict[str, str]:
         """Return the action that a failed device causes, for each group of replicas that has a policy."""
@@ -215,8 +215,8 @@ class WeaverMethods(DeviceCommands):
         Raises:
             WrongArguments: the kind, a parameter or the target makes no sense.
         """
-        command = {"kind": kind, "params": params or {}, "target": _named(target)}
-        return CommandProxy(self._ask, self._ask("command", **command, wait=wait))
+        command = {"kind": kind, "params": _params(params), "target": _named(target)}
+        return CommandProxy(self._ask, self._ask("command", **command, wait=number(wait, "wait")))
 
     def command_of(self, id: str) -> CommandProxy:
         """Return a command that was given earlier, or by another program.
@@ -288,7 +288,13 @@ class WeaverMethods(DeviceCommands):
             UnknownReplica, UnknownSession: the target names none that lives.
             NotInjectable: the target is not marked as injectable.
         """
-        wanted = {"fault": fault, "target": _named(target), "duration": duration, "params": params or {}, "id": id}
+        wanted = {
+            "fault": fault,
+            "target": _named(target),
+            "duration": duration,
+            "params": _params(params),
+            "id": id,
+        }
         return InjectionProxy(self._ask, self._ask("inject", **wanted))
 
     def remove_injection(self, id: str) -> CommandProxy:
@@ -341,8 +347,15 @@ class WeaverMethods(DeviceCommands):
         return removed.set
 
 
+def _params(params: dict[str, Any] | None) -> dict[str, Any]:
+    named = {} if params is None else plain(params, "params")
+    if not isinstance(named, dict):
+        raise WrongArguments(f"params: names and values have to be given, not {shortened(params)}")
+    return named
+
+
 def _named(target: Target) -> str | list[str]:
     named = plain(target, "target")
     if isinstance(named, str) or (isinstance(named, list) and all(isinstance(one, str) for one in named)):
         return named
-    raise WrongArguments(f"target: replicas are named by a text or a list of texts, not by {target!r:.80}")
+    raise WrongArguments(f"target: replicas are named by a text or a list of texts, not by {shortened(target)}")

@@ -321,7 +321,7 @@ def test_a_watcher_that_does_not_read_is_disconnected(weaver: WeaverProcess) -> 
 
     sent = 0
     while "a watcher is disconnected" not in weaver.output():
-        gateway.ask("command", kind="update_config", params={"text": "x" * (1 << 20)}, target="nobody")
+        gateway.ask("command", kind="update_config", params={"text": "x" * 1_000_000}, target="nobody")
         sent += 1
         assert sent < 200
 
