@@ -201,7 +201,7 @@ def create_app(
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
     app.state.draining = draining
     app.state.access, app.state.weaver, app.state.plans = access, weaver, plans
-    app.state.tunnels = Tunnels(relay, tunnel_idle)
+    app.state.tunnels = Tunnels(relay, tunnel_idle, access.budgets)
     app.router.routes += [
         *file_routes(access.origins.others),
         WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, access, changes, GatewayFeed(manager, access))),

@@ -209,6 +209,7 @@ class _Server(uvicorn.Server):
             settings.max_connections_per_address,
             settings.trusted_proxy,
             refusals=self._app.state.access.audit.refusals,
+            budget=self._app.state.access.budgets.connections,
         )
         self.servers.append(Acceptor(sockets[0], connections, self._protocol, self.config.ssl))  # type: ignore[arg-type]
         host, port = sockets[0].getsockname()[:2]

@@ -58,6 +58,9 @@ class Limits:
     max_connections_per_address: int = _option(
         512, "Connections of one address on which no good token has come; 0: no limit.", min=0
     )
+    max_connections_per_user: int = _option(
+        4096, "Connections of one user with a request under way, at most half of all; 0: half of all.", min=0
+    )
     connection_rate: float = _option(
         100.0, "REST requests a second of a user, and requests without a good token, from one address.", min=0
     )

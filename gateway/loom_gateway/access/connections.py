@@ -20,10 +20,13 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import h11
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.rate_limits import address_key
-from loom_gateway.relay.turns import Turns
+from loom_gateway.relay.turns import SLICE, Turns
 from loom_gateway.relay.websocket import RelaySocket
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ KEPT_DESCRIPTORS = 200
 """Descriptors that connections never use: those of listeners, logs, the weaver, and drivers that start."""
 
 _ACCEPTS = 4  # connections to accept before sessions' frames are relayed again
+_WITHOUT_TURN = 4  # requests of a user at once that wait for no turn
 _FULL_PAUSE = 0.1  # seconds before accepting again if the process or the machine has no descriptor left
 
 CONNECTION = "loom.connection"
@@ -62,13 +66,38 @@ class Connection:
         self._deadline: asyncio.TimerHandle | None = None
         self._over = False
         self._good = False  # whether a request with a good token has come
+        self._user: str | None = None  # whose request, or WebSocket, is under way
         self.abort: Callable[[], object] = self._shut_down
         """Closes the connection without sending what waits. The TLS handshake has no transport for that."""
+        self.when_read: Callable[[Callable[[], None]], None] = _at_once
+        """Calls a function when the client has read what was sent to it, or is gone."""
 
-    def admit(self) -> None:
-        """Note that a request with a good token has come."""
+    def admit(self, user: str = "") -> None:
+        """Note that a request of a user with a good token has come.
+
+        Raises:
+            LimitReached: the user has too many connections with a request under way.
+        """
         self._good = True
+        if user and self._user is None:
+            self._all.budget.take(user)
+            self._user = user
         self._leave()
+
+    @property
+    def user(self) -> str:
+        """The user whose request is under way; empty if there is none with a good token."""
+        return self._user or ""
+
+    async def turn(self) -> None:
+        """Wait for a turn of the user, if the user has several requests under way."""
+        if self._user is not None and self._all.budget.of(self._user) > _WITHOUT_TURN:
+            await self.turns.turn(self._user)
+
+    def _release(self) -> None:
+        user, self._user = self._user, None
+        if user is not None:
+            self._all.budget.give_back(user)
 
     def _leave(self) -> None:
         """Wait no longer."""
@@ -79,6 +108,7 @@ class Connection:
 
     def wait(self) -> None:
         """Note that the connection waits for a request. It has as long as `Connections.timeout`."""
+        self._release()
         if self._deadline is not None:
             self._deadline.cancel()
         if not self._over:
@@ -104,6 +134,7 @@ class Connection:
         """Note that the connection is closed."""
         if not self._over:
             self._over = True
+            self._release()
             self._leave()
             self._all.closed()
 
@@ -117,6 +148,7 @@ class Connections:
         proxies: addresses and networks of trusted proxies, whose connections are those of many clients.
         timeout: seconds that a waiting connection has for a request; None: `REQUEST_TIMEOUT`.
         refusals: counts the values of `Unheard`.
+        budget: the connections of each user with a request under way; of one user at most half of ``most``.
     """
 
     def __init__(
@@ -126,6 +158,7 @@ class Connections:
         proxies: Iterable[str] = (),
         timeout: float | None = None,
         refusals: Counter[str] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         room = max((_descriptors() - KEPT_DESCRIPTORS) // 2, 16)  # each may need a second one, towards a driver
         self.most = min(most or room, room)
@@ -135,6 +168,8 @@ class Connections:
         self.refusals: Counter[str] = Counter() if refusals is None else refusals
         self._count = 0
         self.turns = Turns()
+        self.budget = budget or Budgets.of().connections
+        self.budget.of_user = min(self.budget.of_user or self.most, max(self.most // 2, 1))
         self._waiting: dict[Connection, None] = {}  # the oldest first
         self._by_address: dict[str, dict[Connection, None]] = {}
 
@@ -201,6 +236,11 @@ class HttpProtocol(H11Protocol):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._connection = connection
+        self._unhandled = b""  # what has been read and waits for its turn
+        self._going_on = False  # whether a turn is waited for
+        self._unread: list[Callable[[], None]] = []  # what to call when the client has read the answers
+        self._paced: PacedFlow
+        self._upgraded = False
         self._shows_nothing = shows_nothing
         self.app = partial(_of_connection, self.app, connection)
         self.ws_protocol_class = partial(_upgrade, connection)  # type: ignore[assignment]
@@ -208,9 +248,67 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection.abort = transport.abort
+        self._connection.when_read = self._when_read
+        self.flow = self._paced = PacedFlow(transport, self._go_on_soon)
+
+    def _when_read(self, read: Callable[[], None]) -> None:
+        if self.flow.write_paused and not self.transport.is_closing():
+            self._unread.append(read)
+        else:
+            read()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._note_read()
+
+    def _note_read(self) -> None:
+        unread, self._unread = self._unread, []
+        for read in unread:
+            read()
+
+    def data_received(self, data: bytes) -> None:
+        if self._unhandled:  # it was read before reading was paused
+            self._unhandled = b"".join((self._unhandled, data))
+            self._paced.hold()
+        else:
+            self._handle_some(data)
+
+    def _handle_some(self, data: bytes) -> None:
+        """Handle what has come. Heads and chunks are handled in slices: each byte of them can be an event."""
+        while data and not self.transport.is_closing() and not self._upgraded:
+            plain = self.conn.their_state is h11.SEND_BODY and not any(
+                name == b"transfer-encoding" for name, _ in self.headers
+            )
+            size = len(data) if plain else SLICE
+            super().data_received(data[:size])
+            data = data[size:]
+            if data and not plain and self.conn.their_state is h11.SEND_BODY:
+                break
+        self._unhandled = data
+        if data:
+            self._paced.hold()
+            if not self.flow.read_paused:
+                self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        if not self._going_on:
+            self._going_on = True
+            self._connection.turns.wait(self._connection.user, self._go_on)
+
+    def _go_on(self) -> None:
+        self._going_on = False
+        data, self._unhandled = self._unhandled, b""
+        if not self.transport.is_closing():
+            self._handle_some(data)
+            if not self._unhandled:
+                self._paced.release()
 
     def _should_upgrade(self) -> bool:
         return super()._should_upgrade() and not self._shows_nothing(self.headers)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._upgraded = True  # a client sends nothing more before the answer
+        super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
         self._connection.refused(Unheard.MALFORMED)
@@ -222,7 +320,40 @@ class HttpProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unhandled = b""
+        self._note_read()
         self._connection.closed()
+
+
+class PacedFlow(FlowControl):
+    """uvicorn's flow control of a connection, which reads nothing while data waits for its turn.
+
+    Args:
+        resumed: called when the application reads on while data waits.
+    """
+
+    def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._held = False
+        self._resumed = resumed
+
+    def hold(self) -> None:
+        """Read nothing more until `release`."""
+        self._held = True
+        self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Read again, unless the application does not."""
+        self._held = False
+        if not self.read_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        if self._held:
+            self.read_paused = False
+            self._resumed()
+        else:
+            super().resume_reading()
 
 
 async def _of_connection(app: Any, connection: Connection, scope: Any, receive: Any, send: Any) -> None:
@@ -238,11 +369,22 @@ def _upgrade(connection: Connection, **options: Any) -> RelaySocket:
     return protocol
 
 
-def admit(scope: MutableMapping[str, Any]) -> None:
-    """Note that the token of a request is good."""
+async def admit(scope: MutableMapping[str, Any], user: str) -> None:
+    """Note that the token of a user's request is good; wait for the user's turn. Raise as `Connection.admit`."""
     connection: Connection | None = scope.get(CONNECTION)
     if connection is not None:
-        connection.admit()
+        connection.admit(user)
+        await connection.turn()
+
+
+def when_read(scope: MutableMapping[str, Any], read: Callable[[], None]) -> None:
+    """Call a function when the client has read the answer to a request."""
+    connection: Connection | None = scope.get(CONNECTION)
+    (_at_once if connection is None else connection.when_read)(read)
+
+
+def _at_once(read: Callable[[], None]) -> None:
+    read()
 
 
 class Acceptor:

@@ -32,6 +32,7 @@ from loom.wire.batches import TUNNELS
 from loom.wire.handshake import MODES, Hello
 from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.audit import Audit
+from loom_gateway.access.budgets import Budgets
 from loom_gateway.access.origins import Origins
 from loom_gateway.access.rate_limits import ADDRESSES, address_key
 from loom_gateway.access.sessions import Principal, SessionAccess
@@ -86,6 +87,7 @@ class AccessControl(SessionAccess):
         self._authority = authority
         self.origins = Origins(origins)
         self._allowances = Allowances(limits)
+        self.budgets = Budgets.of(limits.max_connections_per_user)
         self._signed: OrderedDict[str, None] = OrderedDict()  # digests of an issuer's good tokens, the newest last
         self._connected: dict[object, _Connection] = {}
         self._opening: Counter[str] = Counter()  # sessions being opened, by user

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loom.errors import AuthenticationError, LoomError, RateLimited, ScopeError
-from loom_gateway.access.connections import admit
+from loom_gateway.access.bodies import Answer, Body
+from loom_gateway.access.connections import admit, when_read
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.hosts import AllowedHosts
 from loom_gateway.access.origins import READS
 from loom_gateway.access.paths import FOR_EVERY_SCOPE, continues_tunnel, drives, is_open, is_tunnel
+from loom_gateway.access.sessions import Principal
 
 MAX_UNKNOWN = 64 << 10
 """Bytes of a request's body without a token."""
@@ -47,7 +50,7 @@ class AccessMiddleware:
         small = reads or (scope["method"] == "POST" and path in FOR_EVERY_SCOPE)
         try:
             principal = scope["loom.principal"] = await self._access.enter(scope, counts=not continues_tunnel(path))
-            admit(scope)
+            await admit(scope, principal.user)
             if scope["type"] == "http":
                 self._access.require(principal, "view" if small else "operate", f"{scope['method']} over REST")
             if drives(path) and principal.sign_in is not None:
@@ -55,9 +58,32 @@ class AccessMiddleware:
         except LoomError as error:
             await _refuse(error, scope, receive, send)
             return
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send, principal, reads)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, principal: Principal, reads: bool) -> None:
+        """Serve a request whose bodies are within their bounds."""
+        budgets = self._access.budgets
+        answer = Answer(scope, send, principal.user, budgets.answers, error_response, partial(when_read, scope))
+        body = Body(scope, receive, answer.send, principal.user, budgets.bodies, error_response)
+        try:
+            body.begin()
+            await self._serve_bounded(scope, body.receive, body.send, principal, reads)
+        except LoomError as error:
+            await _refuse(error, scope, receive, answer.send)
+        finally:
+            body.end()
+            answer.end()
+
+    async def _serve_bounded(
+        self, scope: Scope, receive: Receive, send: Send, principal: Principal, reads: bool
+    ) -> None:
         if reads:
             await self._app(scope, receive, send)
             return
+        path = scope["path"]
         try:
             asked = {"method": scope["method"], "path": path[:200]}
             self._access.audit.ask(principal.token, principal.peer, **asked)

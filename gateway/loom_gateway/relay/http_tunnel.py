@@ -28,20 +28,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from loom.errors import ConnectionLost, LimitReached, ProtocolMismatch, TooLarge
+from loom.errors import ConnectionLost, ProtocolMismatch, TooLarge
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
+from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.links import DriverLink
+from loom_gateway.relay.relay import MAX_HELLO
+from loom_gateway.relay.turns import MESSAGES, Turns
 
 logger = logging.getLogger(__name__)
 
 POLL = 25.0  # the longest time in seconds to hold back an answer: ingresses cut requests that take 30 or 60 s
 IDLE = 60.0  # seconds without a poll after which a client counts as gone
-
-MAX_TUNNELS = 1024
-"""Tunnels of one token. Each may hold a batch in both directions."""
 
 BATCH = 2 << 20
 """Bytes of a batch, unless one frame is larger. Reading from the driver pauses when as many bytes wait."""
@@ -55,9 +55,19 @@ class Tunnel:
     Args:
         idle: seconds without a poll after which it closes itself.
         on_close: called when it is closed.
+        user: whose tunnel it is.
+        answers: the budget of what waits for the user's polls. Nothing is read from the driver while it is full.
+        turns: the turns in which the frames of a batch are passed on.
     """
 
-    def __init__(self, idle: float, on_close: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        idle: float,
+        on_close: Callable[[], object],
+        user: str = "",
+        answers: Budget | None = None,
+        turns: Turns | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.gone = self._loop.create_future()
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -75,6 +85,12 @@ class Tunnel:
         self._polls = 0  # polls under way
         self._idle = idle
         self._on_close = on_close
+        self._user = user
+        self._answers = answers or Budgets.of().answers
+        self._turns = turns or Turns()
+        self._passing = asyncio.Lock()  # held while a batch is passed on
+        self._counted = 0  # bytes of the budget: of `_frames` and `_batch`
+        self._waits_for_room = False  # whether the budget is full
         self._closed = False
         self._closing = self._loop.call_later(idle, self.close)  # fires after `idle` seconds
 
@@ -105,9 +121,9 @@ class Tunnel:
         frame = [LENGTH.pack(_size(pieces)), *pieces]
         self._frames.append(frame)
         self._waiting_bytes += _size(frame)
+        self._count()
         self._has_answer.set()
-        if self._link is not None and self._waiting_bytes >= BATCH:
-            self._link.pause_reading()
+        self._read_if_taken()
 
     def pause_receiving(self) -> None:
         if not self._ended:
@@ -137,19 +153,54 @@ class Tunnel:
         frames = split_batch(data)
         if number == self._taken + 1:
             await _wait_for(self._room)
-        if number == self._taken + 1 and self._room.is_set():  # a repeated request may have delivered it meanwhile
-            self._taken = number
-            self._pass_on(frames)
+        async with self._passing:
+            if number == self._taken + 1 and self._room.is_set():  # a repeated request may have delivered it
+                self._taken = number
+                try:
+                    await self._pass_on(frames, len(data))
+                except ProtocolMismatch:
+                    self.end()  # the driver may have got a part
+                    raise
         return self._taken
 
-    def _pass_on(self, frames: list[memoryview]) -> None:
+    async def _pass_on(self, frames: Iterator[memoryview], size: int) -> None:
         if self._link is not None:
-            for frame in frames:
+            for number, frame in enumerate(frames, 1):
                 self._link.write(frame)
-        elif not self._ended and frames:
+                if number % MESSAGES == 0:
+                    await self._turns.turn(self._user)
+        elif not self._ended and size:
+            if size > MAX_HELLO:
+                raise TooLarge(f"before it is welcomed, a client sends {MAX_HELLO} bytes at most, not {size}")
             self._room.clear()  # until the driver has welcomed the client
             for frame in frames:
                 self._events.put_nowait({"type": "websocket.receive", "bytes": bytes(frame)})
+
+    def _count(self) -> None:
+        """Count for the user what waits for polls."""
+        size = self._waiting_bytes + len(self._batch)
+        if size > self._counted:
+            self._answers.add(self._user, size - self._counted)
+        else:
+            self._answers.give_back(self._user, self._counted - size)
+        self._counted = size
+
+    def _read_if_taken(self) -> None:
+        """Read from the driver while the client takes what comes, and the user's tunnels have room for it."""
+        if self._link is None:
+            return
+        full = bool(self._counted) and self._answers.is_full(self._user)
+        if full and not self._waits_for_room:
+            self._waits_for_room = True
+            self._answers.when_room(self._user, self._has_room)
+        if full or self._waiting_bytes >= BATCH:
+            self._link.pause_reading()
+        else:
+            self._link.resume_reading()
+
+    def _has_room(self) -> None:
+        self._waits_for_room = False
+        self._read_if_taken()
 
     async def poll(self, number: int) -> tuple[bytes, bool]:
         """Return a batch by number, and whether it is the last. It is empty after `POLL` seconds without frames."""
@@ -158,10 +209,13 @@ class Tunnel:
         with self._attended():
             if number == self._number + 1:
                 self._batch = b""
+                self._count()
                 await _wait_for(self._has_answer)
             if number == self._number + 1 and self._frames:  # no concurrent poll has made it meanwhile
                 self._number = number
                 self._batch = self._next_batch()
+                self._count()
+                self._read_if_taken()
             return self._batch if number == self._number else b"", self._ended and not self._frames
 
     def _next_batch(self) -> bytes:
@@ -173,8 +227,6 @@ class Tunnel:
         if not self._frames and not self._ended:
             self._has_answer.clear()
         self._waiting_bytes -= size
-        if self._link is not None and self._waiting_bytes < BATCH:
-            self._link.resume_reading()
         return b"".join(buffers)
 
     @contextlib.contextmanager
@@ -194,15 +246,19 @@ class Tunnel:
         self._closing.cancel()
         self.end()
         self._frames.clear()
+        self._batch, self._waiting_bytes = b"", 0
+        self._count()
         self._on_close()
 
 
 class Tunnels:
     """The tunnels of a gateway, and their routes."""
 
-    def __init__(self, relay: ASGIApp, idle: float = IDLE) -> None:
+    def __init__(self, relay: ASGIApp, idle: float = IDLE, budgets: Budgets | None = None) -> None:
         self._relay = relay
         self._idle = idle
+        self._budgets = budgets or Budgets.of()
+        self._turns = Turns()
         self._tunnels: dict[str, tuple[str, Tunnel]] = {}  # with the id of the client's token
         self._tasks: set[asyncio.Task[None]] = set()
         self.routes = [
@@ -219,17 +275,19 @@ class Tunnels:
 
     async def _open(self, request: Request) -> Response:
         owner = _token_id(request)
-        if sum(token == owner for token, _ in self._tunnels.values()) >= MAX_TUNNELS:
-            raise LimitReached(
-                f"{MAX_TUNNELS} tunnels of this token are open: close some, or wait {self._idle:g} s"
-            )
+        user = request.scope["loom.principal"].user
+        self._budgets.tunnels.take(user)
         name = secrets.token_urlsafe(24)
-        tunnel = Tunnel(self._idle, partial(self._tunnels.pop, name, None))
+        tunnel = Tunnel(self._idle, partial(self._gone, name, user), user, self._budgets.answers, self._turns)
         self._tunnels[name] = owner, tunnel
         task = asyncio.ensure_future(self._serve(request, tunnel))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return JSONResponse({"tunnel": name, "poll_seconds": POLL}, 201, _UNCACHED)
+
+    def _gone(self, name: str, user: str) -> None:
+        if self._tunnels.pop(name, None) is not None:
+            self._budgets.tunnels.give_back(user)
 
     async def _serve(self, request: Request, tunnel: Tunnel) -> None:
         scope = {**request.scope, "type": "websocket", "loom.socket": tunnel}

@@ -26,6 +26,7 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from loom.errors import LoomError, WrongArguments
+from loom.token_file import SCOPES
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom_gateway.access.control import AccessControl
@@ -44,6 +45,9 @@ from loom_gateway.weaver_socket.watches import WeaverWatches
 MAX_FRAME = 1 << 20
 """Bytes of a message from a client at which the connection is closed before the message is read."""
 
+MAX_VIEW_FRAME = 64 << 10
+"""The same for a client that only looks: it sends pings and subscriptions."""
+
 
 class WeaverSocket:
     """The ASGI application of the path ``/ws/v1/weaver``."""
@@ -60,7 +64,7 @@ class WeaverSocket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         principal: Principal = scope["loom.principal"]
-        scope["loom.socket"].limit_messages(MAX_FRAME)
+        scope["loom.socket"].limit_messages(MAX_VIEW_FRAME if principal.token.scope == SCOPES[0] else MAX_FRAME)
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         offered = PAGE_PROTOCOL in scope.get("subprotocols", ())
         await send({"type": "websocket.accept", **({"subprotocol": PAGE_PROTOCOL} if offered else {})})
@@ -91,6 +95,7 @@ class WeaverSocket:
             left = asyncio.ensure_future(_answer_until_disconnected(receive, commands))
             ends.append(left)
             with contextlib.ExitStack() as held:
+                held.enter_context(self._access.budgets.watchers.held(principal.user))
                 held.enter_context(self._access.connected(principal, disconnect))
                 held.enter_context(self._watches.reading(principal.user, of["user"], reader))
                 if isinstance(reader, PageReader):

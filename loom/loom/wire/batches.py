@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import MAX_FRAME
 from loom.wire.lane import LENGTH
@@ -14,10 +16,9 @@ ENDED_HEADER = "Loom-Ended"  # header of the gateway's last answer in a tunnel
 MAX_BATCH = LENGTH.size + MAX_FRAME  # bytes of the largest batch: one frame of the largest size
 
 
-def split_batch(data: Buffer) -> list[memoryview]:
-    """Return the frames of a batch, as views; raise `ProtocolMismatch` if the lengths do not add up."""
+def split_batch(data: Buffer) -> Iterator[memoryview]:
+    """Yield the frames of a batch, as views; raise `ProtocolMismatch` where the lengths do not add up."""
     view = memoryview(data)
-    frames = []
     position = 0
     while position < len(view):
         begin = position + LENGTH.size
@@ -27,5 +28,4 @@ def split_batch(data: Buffer) -> list[memoryview]:
         position = begin + length
         if position > len(view):
             raise ProtocolMismatch(f"a batch of frames has {len(view) - begin} bytes of a frame of {length}")
-        frames.append(view[begin:position])
-    return frames
+        yield view[begin:position]

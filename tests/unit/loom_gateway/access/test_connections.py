@@ -65,7 +65,7 @@ async def until(condition: Any) -> None:
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Admits requests of one path, and holds back the answer of another until its client leaves."""
     if scope["path"] in ("/good", "/held"):
-        admit(scope)
+        await admit(scope, str(scope["client"]))  # each client is a user
     if scope["path"] == "/held":
         while (await receive())["type"] != "http.disconnect":
             pass

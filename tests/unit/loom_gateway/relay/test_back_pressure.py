@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 import uvicorn
 import uvloop
+from starlette.requests import Request
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
@@ -184,6 +186,8 @@ class Door:
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "websocket":
+            if scope["method"] == "POST":
+                self.came.append(await Request(scope, receive).body())
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
             await send({"type": "http.response.body", "body": b"ok"})
             return
@@ -321,6 +325,36 @@ def test_what_one_user_sends_fast_does_not_take_the_loop_from_others(
             assert most < 2000
 
     run(share())
+
+
+def test_the_chunks_of_a_body_do_not_take_the_loop_and_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled = 0
+    parse = h11.Connection.next_event
+
+    def count(self: h11.Connection) -> Any:
+        nonlocal handled
+        handled += 1
+        return parse(self)
+
+    monkeypatch.setattr(h11.Connection, "next_event", count)
+
+    async def send() -> None:
+        nonlocal handled
+        async with door() as opened:
+            reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+            writer.write(b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n")
+            answered = asyncio.ensure_future(reader.readuntil(b"ok"))
+            most = 0
+            while not answered.done():
+                before = handled
+                await asyncio.sleep(0)
+                most = max(most, handled - before)
+            assert opened.came == [b"x" * 40_000]
+            assert most < 1000
+            writer.close()
+
+    run(send())
 
 
 @pytest.mark.parametrize("seed", range(5))

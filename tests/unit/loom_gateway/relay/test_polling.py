@@ -15,6 +15,7 @@ from loom.errors import ProtocolMismatch
 from loom.token_file import TokenFile
 from loom.wire.batches import TUNNELS, split_batch
 from loom.wire.lane import behind_length
+from loom_gateway.access import budgets
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
@@ -180,7 +181,7 @@ async def test_no_more_is_read_from_the_driver_than_a_client_takes(tmp_path: Pat
             number += 1
             data, _ = await asyncio.wait_for(tunnel.poll(number), BOUND)
             assert len(data) <= BATCH
-            received += len(split_batch(data))
+            received += len(list(split_batch(data)))
             for _ in range(50):  # for as long as it goes on reading
                 await asyncio.sleep(0)
                 most = max(most, tunnel._waiting_bytes)
@@ -235,8 +236,8 @@ async def test_names_of_tunnels_cannot_be_guessed() -> None:
     assert min(map(len, names)) >= 32
 
 
-async def test_the_tunnels_of_a_token_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(polling, "MAX_TUNNELS", 3)
+async def test_the_tunnels_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(budgets, "MAX_TUNNELS", (3, 5))
     tokens = TokenFile(tmp_path / "tokens")
     _, other = tokens.create("ann", "drive")
     async with gateway(tokens) as client:

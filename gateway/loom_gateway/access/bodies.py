@@ -1,0 +1,184 @@
+"""`Body` and `Answer`: the two bodies of a request, which have a size, a time, and a place in a user's budget.
+
+An application reads the body by `Body.receive`. When the body exceeds a bound, `Body` answers in the place of the
+application, which is told that the client has gone, and drops what the application still sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from loom.errors import LoomError, RateLimited, TooLarge
+from loom.wire.batches import MAX_BATCH
+from loom_gateway.access.budgets import Budget
+from loom_gateway.access.paths import continues_tunnel
+
+MAX_BODY = 1 << 20
+"""Bytes of a request's body, unless it is a tunnel's."""
+
+BODY_TIMEOUT = 10.0
+"""Seconds that a body may take, in addition to those for its bytes."""
+
+SMALL = 64 << 10
+"""Bytes of an answer that are not counted: the transport keeps as many for every connection."""
+
+SLOWEST = 32 << 10
+"""Bytes a second at which a body has to come, at least."""
+
+
+def largest_body(path: str) -> int:
+    """Return the bytes of the largest body that a path takes."""
+    return MAX_BATCH if continues_tunnel(path) else MAX_BODY
+
+
+class Body:
+    """The body of one request.
+
+    Args:
+        refuse: returns the response for an error.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        user: str,
+        budget: Budget,
+        refuse: Callable[[LoomError], Response],
+    ) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._user = user
+        self._budget = budget
+        self._refuse = refuse
+        self._most = largest_body(scope["path"])
+        self._declared = _length(scope["headers"])
+        self._taken = 0
+        """Bytes of the budget: those that were declared, or else those that have come."""
+        self._came = 0
+        self._over = False  # whether all of it has come
+        self._refused = False
+        self._answered = False
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Take the bytes that are declared. Raise `TooLarge` or `LimitReached`, before a byte is read."""
+        if self._declared is not None:
+            self._check(self._declared)
+            self._take(self._declared)
+
+    def end(self) -> None:
+        """Give the budget back."""
+        self._budget.give_back(self._user, self._taken)
+        self._taken = 0
+
+    async def receive(self) -> Message:
+        """Return the next part of the body, for the application."""
+        if self._over:
+            return await self._receive()  # that the client has gone
+        if self._refused:
+            return {"type": "http.disconnect"}
+        now = asyncio.get_running_loop().time()
+        self._began = self._began or now
+        try:
+            message = await asyncio.wait_for(self._receive(), self._until() - now)
+            if message["type"] == "http.request":
+                self._came += len(message.get("body", b""))
+                self._check(self._came)
+                self._take(self._came)
+                self._over = not message.get("more_body", False)
+            return message
+        except asyncio.TimeoutError:
+            error: LoomError = RateLimited(
+                f"a body has to come at {SLOWEST} bytes a second, after {BODY_TIMEOUT:g} s; {self._came} have come"
+            )
+        except LoomError as refused:
+            error = refused
+        self._refused = True
+        if not self._answered:
+            await self._refuse(error)(self._scope, self._receive, self._send)
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the application's answer, unless the body was refused."""
+        if not self._refused:
+            self._answered = True
+            await self._send(message)
+
+    def _until(self) -> float:
+        return self._began + BODY_TIMEOUT + self._came / SLOWEST
+
+    def _check(self, size: int) -> None:
+        if size > self._most:
+            raise TooLarge(f"a body is over the limit of {self._most} bytes")
+
+    def _take(self, size: int) -> None:
+        if size > self._taken:
+            self._budget.take(self._user, size - self._taken)
+            self._taken = size
+
+
+class Answer:
+    """The answer to one request. If it is large, its bytes count for the user until the client has read them.
+
+    Args:
+        refuse: returns the response for an error.
+        when_read: calls a function when the client has read what was sent to it.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        send: Send,
+        user: str,
+        budget: Budget,
+        refuse: Callable[[LoomError], Response],
+        when_read: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._scope = scope
+        self._send = send
+        self._user = user
+        self._budget = budget
+        self._refuse = refuse
+        self._when_read = when_read
+        self._taken = 0
+        self._refused = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer. In the place of one for which there is no room, send the error."""
+        if self._refused:
+            return
+        if message["type"] == "http.response.start":
+            size = _length(message.get("headers", ())) or 0
+            if size > SMALL:
+                try:
+                    self._budget.take(self._user, size)
+                except LoomError as error:
+                    self._refused = True
+                    await self._refuse(error)(self._scope, _nothing_more, self._send)
+                    return
+                self._taken = size
+        await self._send(message)
+
+    def end(self) -> None:
+        """Give the budget back as soon as the client has read the answer."""
+        taken, self._taken = self._taken, 0
+        if taken:
+            self._when_read(lambda: self._budget.give_back(self._user, taken))
+
+
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() and len(value) < 19 else 1 << 62
+    return None

@@ -1,0 +1,60 @@
+"""The table of bounds in SECURITY.md: each of its names is an option or a constant, and each value is theirs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+
+from loom_gateway.access import audit, bodies, budgets
+from loom_gateway.settings import Limits
+from tests.support.paths import ROOT
+
+MODULES = [
+    "loom.wire.batches",
+    "loom_gateway.access.audit",
+    "loom_gateway.access.bodies",
+    "loom_gateway.access.budgets",
+    "loom_gateway.relay.links",
+    "loom_gateway.relay.relay",
+    "loom_gateway.relay.turns",
+    "loom_gateway.sessions.log_reader",
+    "loom_gateway.weaver_socket.application",
+    "loom_gateway.weaver_socket.readers",
+]
+
+
+def rows() -> list[list[str]]:
+    text = (ROOT / "SECURITY.md").read_text()
+    table = text.partition("## What is bounded")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def names(row: list[str]) -> list[str]:
+    return re.findall(r"`([^`]+)`", row[1])
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:40])
+def test_each_bound_is_an_option_or_a_constant(row: list[str]) -> None:
+    options = {"--" + field.name.replace("_", "-") for field in fields(Limits)}
+    constants = {name for module in MODULES for name in vars(import_module(module))}
+    assert set(names(row)) <= options | constants
+    assert row[2], "it is bounded for a user"
+    assert row[4], "who exceeds it sees something"
+
+
+def test_the_values_are_those_of_the_code() -> None:
+    of = {name: row for row in rows() for name in names(row)}
+    for name in ("MAX_BODIES", "MAX_ANSWERS"):
+        of_user, in_all = getattr(budgets, name)
+        assert of[name][2:4] == [f"{of_user >> 20} MiB", f"{in_all >> 20} MiB"]
+    for name in ("MAX_TUNNELS", "MAX_WATCHERS"):
+        of_user, in_all = getattr(budgets, name)
+        assert of[name][2:4] == [str(of_user), str(in_all)]
+    assert str(Limits().max_connections_per_user) in of["--max-connections-per-user"][2]
+    assert str(Limits().max_sessions) in of["--max-sessions"][2]
+    assert f"{bodies.BODY_TIMEOUT:g} s" in of["BODY_TIMEOUT"][2]
+    assert f"{audit.LINES:g} a second" in of["LINES"][3]
