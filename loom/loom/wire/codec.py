@@ -22,21 +22,26 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
-from cloudpickle.cloudpickle import (
-    _code_reduce,
-    _extract_code_globals,
-    _lookup_module_and_qualname,
-    _should_pickle_by_reference,
-    subimport,
-)
+from cloudpickle.cloudpickle import _lookup_module_and_qualname, _should_pickle_by_reference, subimport
 
 from loom.errors import LoomError, UnpicklableError
 from loom.wire.arrays import IN_BAND, Carried, carried_or_value, passing_on, take_apart, take_apart_near_top, whole
+from loom.wire.blame import KEPT, explain
+from loom.wire.by_value import (
+    NAMED,
+    REDUCERS,
+    HomeUnpickler,
+    Missing,
+    module_globals,
+    module_of,
+    reduce_class,
+)
+from loom.wire.exceptions import reduce_exception
 from loom.wire.handshake import python_mismatch, python_version
 from loom.wire.messages import Buffer
 from loom.wire.mux import Pieces
@@ -45,6 +50,8 @@ _PLAIN_PICKLE = 512
 """Bytes below which a pickle is first searched for `_OURS`: without it, decoding needs no set-up."""
 
 _OURS = b"loom"  # part of every name that a pickle needs a `Decoder` for
+
+_CODE_BY_VALUE = b"cloudpickle"  # the module that each pickle with code by value names
 
 _STACK_GLOBAL = b"\x93"
 """The opcode that names a class or function. The same byte in a number or text also counts, which does no harm."""
@@ -168,20 +175,23 @@ def _is_plain(obj: Any, depth: int = 8) -> bool:
     return False
 
 
-def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
-    """Reduce a code object with the name of its file, which cloudpickle leaves out and a traceback needs."""
-    make, args = _code_reduce(code)
-    return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
+_CODE = (type, types.FunctionType, types.ModuleType, *NAMED)
+"""Types of what can be found by a name in a module."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[Any] = collections.ChainMap(
-        {types.CodeType: reduce_code},
+        REDUCERS,
         cloudpickle.Pickler.dispatch_table,
     )
 
     def __init__(
-        self, file: io.BytesIO, encoder: Encoder, buffers: list[Buffer | Pieces], procs: int | None
+        self,
+        file: io.BytesIO,
+        encoder: Encoder,
+        buffers: list[Buffer | Pieces],
+        procs: int | None,
+        travelling: _TravellingGlobals | None = None,
     ) -> None:
         def out_of_band(buffer: pickle.PickleBuffer) -> bool:
             view = buffer.raw()
@@ -194,6 +204,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._encoder = encoder
         self._buffers = buffers
         self._procs = procs
+        self._travelling = travelling
+        self.last: collections.deque[Any] = collections.deque(maxlen=KEPT)
+        """The parts that it has come to, the last one first."""
+        self.came_to_modules = False
+        """Whether a module had to travel by value, with all its globals."""
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         reduced = super()._dynamic_function_reduce(func)
@@ -206,6 +221,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         # Not persistent_id, which the pickler would call for every int of a list.
+        self.last.appendleft(obj)
         reference = getattr(type(obj), "__loom_reference__", None)
         if reference is not None:
             return _resolve, (reference(obj, self._encoder.session),)
@@ -213,12 +229,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if swap is not None:
             swapped = swap(obj)
             return (_resolve_made, tuple(swapped)) if isinstance(swapped, Made) else swapped
-        if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
+        if isinstance(obj, _CODE):
             by_name = self._encoder.by_name
             if by_name is not None and _has_name(obj, lambda module: by_name(module, self._procs)):
                 # Not by cloudpickle, in which another session may have registered the module to travel by value.
                 return (subimport, (obj.__name__,)) if isinstance(obj, types.ModuleType) else NotImplemented
             self._encoder.before_code(obj)
+            if isinstance(obj, type):
+                return reduce_class(obj)
+            if isinstance(obj, types.ModuleType) and not _should_pickle_by_reference(obj):
+                self.came_to_modules = True
+                return module_of(obj, module_globals(obj) if self._travelling is None else self._travelling.of(obj))
+        elif isinstance(obj, BaseException):
+            if (reduced := reduce_exception(obj)) is not None:
+                return reduced
         elif type(obj).__name__ in _APART:
             is_near_top = type(obj) is Carried
             carried = obj if is_near_top else take_apart(obj)
@@ -269,7 +293,7 @@ class Encoder:
             return
         if self._ship_project and travels_by_value(name):
             cloudpickle.register_pickle_by_value(sys.modules[name])
-        if self._mismatch and not is_module and not _should_pickle_by_reference(obj):
+        if self._mismatch and isinstance(obj, type | types.FunctionType) and not _should_pickle_by_reference(obj):
             assert self._peer_python is not None
             what = f"{name}.{getattr(obj, '__qualname__', obj)}"
             raise python_mismatch(what, python_version(), self._peer_python)
@@ -282,86 +306,101 @@ class Encoder:
             return self._pickle(take_apart_near_top(obj), procs)
         except LoomError:
             raise
-        except Exception as error:
-            raise self._explain(obj, what, error) from error
+        except _Failed as failed:
+            error = failed.error
+            raise explain(obj, what, error, failed.last, self.pickled, travels_by_value) from error
 
     def pickled(self, obj: Any) -> list[Buffer]:
         """Pickle an object into a payload. Raise the error of the part that cannot be pickled, unexplained."""
-        return self._pickle(take_apart_near_top(obj))
+        try:
+            return self._pickle(take_apart_near_top(obj))
+        except _Failed as failed:
+            raise failed.error from None
 
     def _pickle(self, obj: Any, procs: int | None = None) -> list[Buffer]:
         file = io.BytesIO()
         buffers: list[Any] = []
-        _Pickler(file, self, buffers, procs).dump(obj)
+        pickler = _Pickler(file, self, buffers, procs)
+        try:
+            pickler.dump(obj)
+        except LoomError:
+            raise
+        except Exception as error:
+            if not pickler.came_to_modules:
+                raise _Failed(error, pickler.last) from error
+            file, buffers = io.BytesIO(), []
+            pickler = _Pickler(file, self, buffers, procs, _TravellingGlobals(self))
+            try:
+                pickler.dump(obj)
+            except Exception as again:
+                raise _Failed(again, pickler.last) from again
         return [file.getbuffer(), *buffers]
 
-    def _explain(self, obj: Any, what: str, error: Exception) -> UnpicklableError:
-        path, culprit, cause = self._blame(obj, what, error, {}) or (what, obj, error)
-        kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}"
-        return UnpicklableError(
-            f"{path} cannot be pickled: it is a {kind.removeprefix('builtins.')} ({cause}). Make it inside the "
-            f"actor, in __init__ or an endpoint, instead of sending it; or leave it out with __getstate__."
+
+class _Failed(Exception):
+    """Pickling has failed: its error, and the parts that the pickler came to, the last one first."""
+
+    def __init__(self, error: Exception, last: Iterable[Any]) -> None:
+        super().__init__()
+        self.error = error
+        self.last = list(last)
+
+
+class _TravellingGlobals:
+    """The globals of the modules that travel by value in one payload, each if it can be pickled.
+
+    The others are replaced by `Missing`. A module whose lock nobody uses over there can travel so.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._found: dict[types.ModuleType, dict[str, Any]] = {}
+
+    def of(self, module: types.ModuleType) -> dict[str, Any]:
+        found = self._found.get(module)
+        if found is None:
+            found = module_globals(module)
+            if self._why_not(found) is not None:
+                found = {name: self._travelling(module, name, value) for name, value in found.items()}
+            self._found[module] = found
+        return found
+
+    def _travelling(self, module: types.ModuleType, name: str, value: Any) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        why = self._why_not(value)
+        if why is None:
+            return value
+        return Missing(
+            f"{module.__name__}.{name} is on the laptop only: {why}. Make it in the cluster, in the function or "
+            f"actor that uses it; or ship the folder of the module with job.sync, so that it is imported there"
         )
 
-    def _blame(
-        self, obj: Any, path: str, error: Exception, seen: dict[int, Any]
-    ) -> tuple[str, Any, Exception] | None:
-        """Return the path to the innermost part of an object that cannot be pickled, the part, and its error.
-
-        None if the object fails only because it leads back to an object that contains it (``seen``): a method that
-        names its class is not the fault of the class.
-        """
-        seen[id(obj)] = obj
-        to_blame = True
-        for name, child in _children(obj):
-            if id(child) in seen:
-                to_blame = False
-                continue
-            if _is_plain(child):
-                continue
-            try:
-                self._pickle(child)
-            except Exception as deeper:  # noqa: BLE001 - the pickling that failed for the whole, now of a part
-                found = self._blame(child, path + name, deeper, seen)
-                if found is not None:
-                    return found
-                to_blame = False
-        return (path, obj, error) if to_blame else None
+    def _why_not(self, value: Any) -> str | None:
+        pickler = _Pickler(io.BytesIO(), self._encoder, [], None, _NoGlobals())
+        try:
+            pickler.dump(value)
+        except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
+            kind = type(pickler.last[0]) if pickler.last else type(value)
+            return f"{kind.__module__}.{kind.__qualname__} cannot be pickled ({type(error).__name__}: {error})"
+        return None
 
 
-def _children(obj: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(obj, dict):
-        yield from ((f"[{key!r:.40}]", value) for key, value in obj.items())
-    elif isinstance(obj, (list, tuple, set, frozenset)):
-        yield from ((f"[{index}]", value) for index, value in enumerate(obj))
-    elif isinstance(obj, type):
-        for base in obj.__mro__:
-            if base is obj or travels_by_value(base.__module__) or base.__module__ == "__main__":
-                members = ((name, getattr(base, name, value)) for name, value in vars(base).items())
-                yield from ((f".{name}", member) for name, member in members if not name.startswith("__weak"))
-    elif isinstance(obj, types.FunctionType):
-        names = obj.__code__.co_freevars
-        for name, cell in zip(names, obj.__closure__ or (), strict=False):
-            try:
-                yield f" (its closure's {name})", cell.cell_contents
-            except ValueError:  # an empty cell
-                continue
-        for name in _extract_code_globals(obj.__code__):
-            if name in obj.__globals__:
-                yield f" (its global {name})", obj.__globals__[name]
-        yield from ((f" (its default {value!r:.40})", value) for value in obj.__defaults__ or ())
-    elif hasattr(obj, "_method") and isinstance(obj._method, types.FunctionType):  # an endpoint
-        yield "", obj._method
-    elif hasattr(obj, "__dict__"):
-        yield from ((f".{name}", value) for name, value in vars(obj).items())
-        yield " (its class)", type(obj)
+class _NoGlobals(_TravellingGlobals):
+    """Stands in for the globals of the modules that an object leads to, which are looked at on their own."""
+
+    def __init__(self) -> None: ...
+
+    def of(self, module: types.ModuleType) -> dict[str, Any]:
+        return {}
 
 
 class Decoder:
     """A decoder of payloads back into objects.
 
     Meshes stay `Reference`s without a ``resolver``, returned meshes stay `Made` without a ``maker``, and arrays and
-    tensors stay `loom.wire.arrays.Carried` for ``passing_on``.
+    tensors stay `loom.wire.arrays.Carried` for ``passing_on``. With ``at_home``, objects whose classes this program
+    defines are of these classes, though they come by value: a laptop's, not the cluster's.
     """
 
     def __init__(
@@ -369,14 +408,16 @@ class Decoder:
         resolver: Callable[[int], Any] | None = None,
         maker: Callable[[Made], Any] | None = None,
         passing_on: bool = False,
+        at_home: bool = False,
     ) -> None:
+        self._at_home = at_home
         self._resolver = resolver
         self._maker = maker
         self._passing_on = passing_on
 
     def loads(self, parts: Sequence[Buffer], what: str = "a payload") -> Any:
         """Unpickle the parts of a payload, which errors call ``what``."""
-        if len(parts) == 1 and len(parts[0]) < _PLAIN_PICKLE and _OURS not in bytes(parts[0]):
+        if len(parts) == 1 and len(parts[0]) < _PLAIN_PICKLE and _is_portable(bytes(parts[0])):
             try:
                 return pickle.loads(parts[0])
             except LoomError:
@@ -392,6 +433,8 @@ class Decoder:
             if self._passing_on:
                 with passing_on():
                     return pickle.loads(parts[0], buffers=map(whole, beside))
+            if self._at_home:
+                return HomeUnpickler(io.BytesIO(parts[0]), buffers=map(whole, beside)).load()
             return pickle.loads(parts[0], buffers=map(whole, beside))
         except LoomError:
             raise
@@ -399,6 +442,11 @@ class Decoder:
             raise _cannot_unpickle(what, error) from error
         finally:
             now.resolver, now.maker, now.parts = outer
+
+
+def _is_portable(pickled: bytes) -> bool:
+    """Return whether a pickle needs no set-up."""
+    return _OURS not in pickled and _CODE_BY_VALUE not in pickled
 
 
 def plain_payload(parts: Sequence[Buffer]) -> bytes | None:

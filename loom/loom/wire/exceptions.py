@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import copyreg
 import importlib
+import itertools
 import sys
 import traceback
 import types
@@ -108,6 +109,17 @@ def is_plain(error: BaseException) -> bool:
     return all(type(arg) in (str, int, float, bool, type(None)) for arg in error.args)
 
 
+def reduce_exception(error: BaseException) -> Any:
+    """Reduce an exception inside another object, if pickle would call its class's constructor; else return None.
+
+    The constructor may take something else than the exception's ``args``.
+    """
+    kind = type(error)
+    if not isinstance(kind.__init__, types.FunctionType) or _knows_how(kind):
+        return None
+    return copyreg.__newobj__, (kind, *error.args), dict(_state(error))  # type: ignore[attr-defined]
+
+
 def describe(error: BaseException, dump: Dump) -> Description:
     """Return the description of an exception, as plain values and bytes. This raises nothing.
 
@@ -158,7 +170,7 @@ class _Describing:
         return made
 
     def _add_content(self, made: Description, error: BaseException, knows_how: bool, own: bool) -> None:
-        args, state = error.args[:MOST_ATTRIBUTES], dict(_state(error))
+        args, state = error.args[:MOST_ATTRIBUTES], dict(itertools.islice(_state(error), MOST_ATTRIBUTES))
         made["knows_how"] = knows_how
         if own and (pickled := self._pickled(error)) and (knows_how or _is_spare(pickled)):
             made["own"] = pickled
@@ -332,7 +344,7 @@ def _set_state(error: BaseException, state: dict[str, Any]) -> None:
 
 def _state(error: BaseException) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an exception, those in slots and in its class's C code included."""
-    yield from list(vars(error).items())[:MOST_ATTRIBUTES]
+    yield from list(vars(error).items())
     for base in type(error).__mro__:
         for name, slot in vars(base).items():
             if isinstance(slot, _DESCRIPTORS) and name not in _NO_STATE:

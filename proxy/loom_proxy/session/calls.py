@@ -63,7 +63,7 @@ class Calls(Waits):
                 **dict.fromkeys((Extent, NDSlice, Point, Shape, ValueMeshProxy), for_cluster),
             },
         )
-        self.decoder = Decoder(maker=self._make)
+        self.decoder = Decoder(maker=self._make, at_home=True)
         self.make_proxy: Callable[[Made], Any] | None = None
         """Makes the proxy of a mesh that came in a result."""
         self.wholes: WeakValueDictionary[int, Any] = WeakValueDictionary()

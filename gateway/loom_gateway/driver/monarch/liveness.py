@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loom.control.address import ADDRESS_VARIABLE, hold_address
 from loom.process.environment import add_to_environment
+from loom.wire.by_value import repair_cloudpickle
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.results import send_large_results_apart
@@ -237,6 +238,7 @@ def _heed_ends(address: LifelineAddress) -> None:
     trace_calls()
     wait_for_torch()
     answer_what_is_raised()
+    repair_cloudpickle()
     native_calls.ask_by(DriverWatch(address, native_calls.lose).watch)
     tie_native_procs(address)
     delivered = f"{address.patience + DELIVERED_LATER:g}s"

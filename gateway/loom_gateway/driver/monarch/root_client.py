@@ -5,13 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import socket
-import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loom.errors import WorkerUnreachable, catch_monarchs
 from loom.process import listen
-from loom.wire.codec import reduce_code
+from loom.wire.by_value import repair_cloudpickle
 from loom_gateway.workers.monarch_version import service_address
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
@@ -142,7 +141,7 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
     wait_for_torch()
     answer_what_is_raised()
     _keep_source_loaders_out()
-    _keep_names_of_files()
+    repair_cloudpickle()
 
 
 def _keep_source_loaders_out() -> None:
@@ -157,13 +156,6 @@ def _keep_source_loaders_out() -> None:
     original = getattr(monarch_pickle, "_orig_function_getstate", None)
     if original is not None:
         cloudpickle.cloudpickle._function_getstate = original
-
-
-def _keep_names_of_files() -> None:
-    """Let classes that Monarch pickles by value keep the names of their files, for tracebacks and the debugger."""
-    import cloudpickle
-
-    cloudpickle.Pickler._dispatch_table[types.CodeType] = reduce_code
 
 
 def spawn_weaver_mesh() -> None:

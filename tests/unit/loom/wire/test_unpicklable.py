@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import datetime
 import fractions
+import functools
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -188,3 +190,113 @@ def test_code_by_value_travels_if_the_peers_python_is_the_same() -> None:
     encoder = Encoder(ship_project=True, peer_python=list(python_version()))
 
     assert loads(encoder.dumps(lambda: 41 + 1))() == 42
+
+
+class Link:
+    def __init__(self, next: Any) -> None:
+        self.next = next
+
+
+def chain(length: int) -> Any:
+    link = None
+    for _ in range(length):
+        link = Link(link)
+    return link
+
+
+class Locked:
+    __slots__ = ("guard",)
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+
+
+class StrangeGetattr:
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class StrangeText:
+    def __reduce__(self) -> Any:
+        raise StrangeError
+
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
+class StrangeError(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+class Raises:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __getstate__(self) -> Any:
+        raise self.error
+
+
+def many(last: Any) -> list[Any]:
+    return [*(Link(number) for number in range(100_000)), last]
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: many(threading.Lock()), r"it\[100000\]"),
+        (lambda: many(HoldsLock()), r"it\[100000\]\.guard"),
+        (lambda: {number: HoldsLock() if number == 99_999 else Link(1) for number in range(100_000)}, r".*\.guard"),
+        (lambda: Link(many(Link(Link(HoldsLock())))), r"it\.next\[100000\]\.next\.next\.guard"),
+        (lambda: Locked(), r"it\.guard"),
+        (lambda: [StrangeGetattr()], r"it\[0\]\.guard"),
+        (lambda: {StrangeText: StrangeText()}, "it"),
+        (lambda: functools.partial(print, HoldsLock()), r"it \(its arguments\)\[0\]\.guard"),
+        (lambda: collections.deque([HoldsLock()]), r"it\[0\]\.guard"),
+        (lambda: HoldsLock().__init__, r"it \(its object\)\.guard"),  # type: ignore[misc]
+        (lambda: (number for number in range(3)), "it cannot be pickled: it is a generator"),
+        (lambda: [sys._getframe()], r"it\[0\] cannot be pickled: it is a frame"),
+        (lambda: {"a": {"b": memoryview(bytearray(5))[::2].obj, "c": threading.Lock()}}, r"it\['a'\]\['c'\]"),
+    ],
+)
+def test_what_cannot_be_pickled_is_told_soon_and_as_that(make: Callable[[], Any], path: str) -> None:
+    value = make()
+    began = time.monotonic()
+
+    with pytest.raises(UnpicklableError, match=f"^{path}"):
+        laptop.dumps(value, "it")
+
+    assert time.monotonic() - began < 10  # 12 to 28 s were seen
+
+
+@pytest.mark.parametrize("kind", [KeyError, IndexError, AttributeError, OSError, MemoryError, StopIteration])
+def test_what_raises_when_it_is_pickled_is_told(kind: type[Exception]) -> None:
+    text = rf"^it\[0\] cannot be pickled: it is a .*\.Raises \({kind.__name__}: '?strange'?\)"
+    with pytest.raises(UnpicklableError, match=text):
+        laptop.dumps([Raises(kind("strange"))], "it")
+
+
+def test_a_recursion_without_an_end_is_told() -> None:
+    with pytest.raises(UnpicklableError, match="nested too deeply"):
+        laptop.dumps([Raises(RecursionError())], "it")
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"a": [value]}, lambda value: Link((value,))])
+def test_what_is_nested_too_deeply_is_told(wrap: Callable[[Any], Any]) -> None:
+    text = r"^it cannot be pickled: it is nested too deeply, as .*\.Link"
+    with pytest.raises(UnpicklableError, match=text) as caught:
+        laptop.dumps(wrap(chain(100_000)), "it")
+
+    assert "list" in str(caught.value)
+
+
+def test_lists_that_are_nested_too_deeply_are_told() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+
+    with pytest.raises(UnpicklableError, match="nested too deeply"):
+        laptop.dumps(nested, "it")

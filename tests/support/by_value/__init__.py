@@ -1,0 +1,1 @@
+"""A user's project, whose modules import each other, and values of it that travel."""
