@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import pickle
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -23,6 +24,9 @@ from monarch._src.actor.actor_mesh import ActorError, Port, _Actor
 
 from loom.wire.exceptions import Description, describe, formatted, is_plain, rebuild, text_of
 from loom.wire.messages import Buffer
+
+STOPS_WITHIN = 0.1
+"""Seconds from the end of one task of an actor to those of the others when Monarch stops it."""
 
 
 class _Ended(Exception):
@@ -80,12 +84,26 @@ def _answered_async(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
         except Exception:
             raise
         except BaseException as error:
-            if _ends_the_actor(error) or asyncio.current_task() in _stopping:
+            if _ends_the_actor(error) or (isinstance(error, asyncio.CancelledError) and await _is_stopping()):
                 raise
             ended = _Ended(error)
         raise ended
 
     return call
+
+
+async def _is_stopping() -> bool:
+    """Return whether Monarch stops the actor whose method was cancelled.
+
+    Monarch cancels all tasks of the actor then, one after the other, and this one perhaps first.
+    """
+    task: Any = asyncio.current_task()
+    cancelled = task.cancelling() if sys.version_info >= (3, 11) else 1  # 0 if the method itself raised the error
+    if cancelled and task not in _stopping:
+        await asyncio.sleep(STOPS_WITHIN)  # which the other task cancels in this case
+        for _ in range(cancelled if sys.version_info >= (3, 11) else 0):
+            task.uncancel()
+    return task in _stopping
 
 
 def _ends_the_actor(error: BaseException) -> bool:
