@@ -114,6 +114,12 @@ def session() -> DriverSession:
     return _here
 
 
+def leave() -> None:
+    """Have no session in this process: it is a forked copy of a driver."""
+    global _here
+    _here = None
+
+
 def enter(here: DriverSession) -> None:
     """Set the session of this process. For the driver."""
     global _here

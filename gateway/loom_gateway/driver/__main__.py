@@ -5,20 +5,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import os
-import signal
 import socket
 import sys
+import threading
+import traceback
+from typing import NoReturn
 
 from loom.process.capabilities import forbid_new_privileges, keep_only
+from loom.process.lifeline import take_standard_input
 from loom.process.listen import announce
 from loom.timing import flush
 from loom.wire.bodies import OpenSession
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifeline.line import PATIENCE
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.driver.output.own_log import keep_small, survive_full_disk
+from loom_gateway.driver.output.own_log import (
+    keep_small,
+    log_own_lines,
+    share_root_logger,
+    survive_full_disk,
+)
+from loom_gateway.driver.runs.children import keep_apart
+from loom_gateway.driver.runs.main_thread import main_thread
+from loom_gateway.driver.runs.output import current_run, route_output
 from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.workers.monarch_env import set_monarch_environment
 
@@ -31,17 +41,15 @@ meanwhile, which would take 5 ms each with Python's default interval."""
 
 async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) -> None:
     from loom_gateway.driver.clients.results import StoredResults
-    from loom_gateway.driver.monarch.root_client import prepare
     from loom_gateway.driver.output.spool import LogSpool
     from loom_gateway.driver.server import DriverServer
     from loom_gateway.driver.session.session import Session
     from loom_gateway.driver.weaver_link import WeaverLink
 
     loop = asyncio.get_running_loop()
-    prepare(options.worker, options.port, options.worker_patience)
 
     def new_session(opening: OpenSession) -> Session:
-        return Session(
+        session = Session(
             WeaverLink(options.weaver, opening, loop),
             options.worker,
             options.workers_file,
@@ -53,14 +61,15 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
             options.worker_patience,
             StoredResults(os.path.dirname(files.base), options.keep_results),
         )
+        keep_apart(f"{os.path.dirname(files.base)}/", *([] if options.weaver is None else [f"{options.weaver}/"]))
+        return session
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(files.socket)
         os.chmod(files.socket, 0o600 if options.gateway_uid == os.geteuid() else 0o660)
         listener.listen()
         server = DriverServer(listener, lifetime, new_session, options.gateway_uid)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lifetime.end_on_signal, number)
+        main_thread.heed(lifetime.end_on_signal, lifetime.told_by_gateway)
         lifetime.watch_socket()
         announce(socket=files.socket)
         os.dup2(2, 1)  # from now on, standard output goes where standard error does
@@ -100,7 +109,10 @@ def main() -> None:
     parser.add_argument("--remove-folder", action="store_true", help="then also remove the folder of the socket")
     options = parser.parse_args()
     survive_full_disk()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    sys.argv = [""]  # what a run parses is its own
+    route_output()
+    log_own_lines()
+    share_root_logger(current_run)
     sys.setswitchinterval(SWITCH_INTERVAL)
     alike = options.gateway_uid == os.geteuid()
     if not alike:
@@ -108,9 +120,22 @@ def main() -> None:
         forbid_new_privileges()
     files = DriverFiles(options.socket.removesuffix(".sock"), closed=alike)
     lifetime = Lifetime(files, options.linger, options.exit_with_gateway, options.remove_folder, options.most)
-    lifetime.watch_gateway()
+    lifetime.watch_gateway(take_standard_input())
 
-    asyncio.run(_serve(files, lifetime, options))
+    from loom_gateway.driver.monarch.root_client import prepare
+
+    prepare(options.worker, options.port, options.worker_patience)
+    threading.Thread(target=_drive, args=(files, lifetime, options), name="driver").start()
+    main_thread.serve()
+
+
+def _drive(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) -> NoReturn:
+    """Run the driver's event loop, and end the process with it."""
+    try:
+        asyncio.run(_serve(files, lifetime, options))
+    except BaseException:  # noqa: BLE001 - the main thread waits for runs, and would never end
+        traceback.print_exc()
+        os._exit(1)
     # Monarch's `shutdown_context` would close this process's channel. A worker that has something for an actor here
     # takes that for a failure, and ends (torchmonarch 0.7: ``hyperactor::client``). What is left here ends anyway.
     # Threads may still run user code from run(); the session is over all the same.

@@ -72,9 +72,9 @@ class Lifetime:
         self.end: Callable[[str], object]  # ends the session for a reason; on the event loop
         self._lock = threading.Lock()  # makes opening the session and vanishing exclusive
 
-    def watch_gateway(self) -> None:
-        """Watch standard input on a separate thread: it is closed when the gateway ends."""
-        when_parent_ends(self._gateway_ended)
+    def watch_gateway(self, lifeline: int) -> None:
+        """Watch a pipe on a separate thread: it is closed when the gateway ends."""
+        when_parent_ends(self._gateway_ended, lifeline)
 
     def _gateway_ended(self) -> None:
         with self._lock:
@@ -195,6 +195,10 @@ class Lifetime:
     def end_on_signal(self, number: signal.Signals) -> None:
         """End because of a signal, with the gateway's reason if the gateway sent it. On the event loop."""
         self.end(self._files.read_last_words().reason or f"the driver was told to stop ({number.name})")
+
+    def told_by_gateway(self) -> bool:
+        """Return whether the gateway has given a reason for the driver's end."""
+        return bool(self._files.read_last_words().reason)
 
     def over(self) -> None:
         if not self._remove_folder:  # else no gateway reads the note, and the folder may be disappearing

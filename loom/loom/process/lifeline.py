@@ -41,6 +41,18 @@ def parent_releases(descriptor: int = 0) -> bool:
     return bool(os.read(descriptor, 1))
 
 
+def take_standard_input() -> int:
+    """Return the pipe that is standard input, at a descriptor that no child inherits. Standard input is empty then.
+
+    User code in this process that reads standard input would wait for the parent, and take what it says.
+    """
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lifeline
+
+
 def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:
     """Call a function, on a thread of its own, when the parent closes its end of the pipe, standard input."""
 

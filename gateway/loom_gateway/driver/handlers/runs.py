@@ -14,7 +14,7 @@ from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, R
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import raised_message
 from loom_gateway.driver.output.collector import LogCollector
-from loom_gateway.driver.runs.output import RunOutput, route_output
+from loom_gateway.driver.runs.output import RunOutput
 from loom_gateway.driver.runs.processes import end, started_in_the_driver
 from loom_gateway.driver.runs.thread import RunThread
 from loom_gateway.driver.session.context import Context
@@ -62,7 +62,6 @@ class Runs:
             Kind.RUN_OUTPUT: self._on_loop(self._read),
             Kind.RUN_END: self._on_loop(self._end),
         }
-        route_output()
 
     def new_client(self) -> None:
         """Drop the operations of the previous client that wait for runs. Safe on any thread."""
@@ -175,6 +174,7 @@ class Runs:
             return  # the loop is closed because the session is over
 
     def _finish(self, run: Run, status: RunState, answer: Message) -> None:
+        run.output.pipes.finish()
         run.status, run.answer, run.finished = status, answer, time.time()
         run.finished_order = time.monotonic()
         self._printed(run, eager=not run.waiting)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loom.control.address import ADDRESS_VARIABLE, hold_address
 from loom.process.environment import add_to_environment
+from loom.process.signals import explain_refusals
 from loom.wire.by_value import repair_cloudpickle
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.lifeline.line import LifelineAddress
@@ -234,6 +235,10 @@ def _heed_ends(address: LifelineAddress) -> None:
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
 
+    explain_refusals(
+        "an endpoint does not run in its process's main thread: for a time limit, give the work to a process of "
+        "its own (multiprocessing, subprocess) or to job.run"
+    )
     native_calls.track_calls()
     trace_calls()
     wait_for_torch()

@@ -1,13 +1,16 @@
-"""The file with a driver's own output: its size limit, and the output for which the disk has no room."""
+"""A driver's own output: its log lines, the size limit of its file, and the text for which the disk has no room."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import functools
 import io
+import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 LIMIT = 1 << 20  # bytes above which the file is cut
@@ -27,7 +30,7 @@ def survive_full_disk() -> None:
         stream = io.TextIOWrapper(
             io.BufferedWriter(_OwnOutput(descriptor)),
             encoding=before.encoding,
-            errors=before.errors,
+            errors="backslashreplace",  # a copy of what a run prints must not raise, whatever the locale is
             line_buffering=before.line_buffering or before.write_through,  # the latter with PYTHONUNBUFFERED
         )
         setattr(sys, name, stream)
@@ -61,6 +64,43 @@ class _OwnOutput(io.FileIO):
 
     def _write(self, data: Any) -> int:
         return super().write(data)
+
+
+def log_own_lines() -> None:
+    """Log what Loom says of itself to standard error. The root logger is the user's, as in any program."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    for name in ("loom", "loom_gateway"):
+        own = logging.getLogger(name)
+        own.setLevel(logging.INFO)
+        own.addHandler(handler)
+        own.propagate = False
+
+
+def share_root_logger(current: Callable[[], object]) -> None:
+    """Let the first ``logging.basicConfig`` of each run take effect, whatever another run has set before.
+
+    ``current`` returns an object of the run that calls it; None outside of runs.
+    """
+    configure = logging.basicConfig
+    configured_by: object = None
+    made: list[logging.Handler] = []  # by the last call that took effect
+
+    @functools.wraps(configure)
+    def configure_for_run(**options: Any) -> None:
+        nonlocal configured_by, made
+        run, root = current(), logging.root
+        if run is not None and run is not configured_by:
+            if any(handler in root.handlers for handler in made):
+                root.setLevel(logging.WARNING)
+            for handler in made:
+                root.removeHandler(handler)
+        before = root.handlers[:]
+        configure(**options)
+        if root.handlers != before:
+            configured_by, made = run, [handler for handler in root.handlers if handler not in before]
+
+    logging.basicConfig = configure_for_run
 
 
 def keep_small(loop: asyncio.AbstractEventLoop) -> None:

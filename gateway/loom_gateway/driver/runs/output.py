@@ -2,19 +2,21 @@
 
 Everything in the driver shares `sys.stdout` and `sys.stderr`. `route_output` replaces them with streams that pass
 each text to the run in whose context it is written: the run's thread, its asyncio tasks, and threads that it
-starts. Output that other processes or C code write to the file descriptors bypasses these streams. It stays in the
-driver's own output.
+starts. Processes that a run starts, and code that writes to the ``fileno`` of its streams, print to a pair of
+pipes; see `loom_gateway.driver.runs.pipes`. What native code in the driver writes to descriptors 1 and 2 stays in
+the driver's own output.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import functools
 import io
 import itertools
-import logging
 import operator
+import os
 import sys
 import threading
 from collections import deque
@@ -24,6 +26,7 @@ from typing import Any, TextIO
 
 from loom.timing.spans import recorder
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
+from loom_gateway.driver.runs.pipes import OutputPipes
 from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
 
 KEPT_OUTPUT = 1 << 20  # characters of a run's text to keep; the oldest go first
@@ -33,7 +36,12 @@ PAGE = 4 << 20  # characters to send at once, far below what may wait for a watc
 
 _PIECE = 4096
 
+_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+
 _current: ContextVar[RunOutput | None] = ContextVar("loom_run_output", default=None)
+_routed: dict[int, _RoutedStream] = {}
+_own_output: tuple[int, int] | None = None  # device and inode of the driver's own output
+_in_fork = False  # whether this process is a forked copy of the driver
 
 
 class RunOutput:
@@ -53,6 +61,7 @@ class RunOutput:
         self._changed = changed
         self._log = log
         self.processes = StartedProcesses()
+        self.pipes = OutputPipes(loop, self.write)
         self.streams: dict[int, io.TextIOBase] = {}
         """What writes to it, by the stream."""
         # A deque instead of a lock: a run that is cancelled while it holds a lock would never release it.
@@ -86,7 +95,7 @@ class RunOutput:
             text = "".join(text for _, text in together)
             self._add(stream, text)
             if self._log is not None:
-                self._log("stdout" if stream == STDOUT else "stderr", text)
+                self._log(_NAMES[stream], text)
 
     def _add(self, stream: int, text: str) -> None:
         self._kept += len(text)
@@ -155,98 +164,147 @@ def printing_to(output: RunOutput) -> Iterator[None]:
         _current.reset(token)
 
 
-class _RoutedBytes(io.RawIOBase):
-    """The ``sys.stdout.buffer`` of a run."""
-
-    def __init__(self, output: RunOutput, stream: int) -> None:
-        self._output = output
-        self._stream = stream
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        text = bytes(data).decode(errors="replace")
-        self._output.write(self._stream, text)
-        return len(data)
-
-
-class _RunStream(io.TextIOBase):
-    """The ``sys.stdout`` or ``sys.stderr`` of a run, for any context."""
+class _RunBytes(io.BufferedIOBase):
+    """The ``sys.stdout.buffer`` or ``sys.stderr.buffer`` of a run."""
 
     def __init__(self, output: RunOutput, own: TextIO, stream: int) -> None:
         self._output = output
         self._own = own
         self._stream = stream
-
-    def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if text:
-            self._output.write(self._stream, text)
-            self._own.write(text)  # so that the driver's own output has the last words if it dies
-        return len(text)
-
-    def flush(self) -> None:
-        self._own.flush()
-
-
-class _RoutedStream(io.TextIOBase):
-    """The replacement of ``sys.stdout`` or ``sys.stderr`` for the whole process."""
-
-    def __init__(self, own: TextIO, stream: int) -> None:
-        self._own = own
-        self._stream = stream
-
-    def here(self) -> Any:
-        """Return the stream to which this one writes in this context."""
-        output = _current.get()
-        if output is None:
-            return self._own
-        found = output.streams.get(self._stream)
-        if found is None:
-            found = output.streams[self._stream] = _RunStream(output, self._own, self._stream)
-        return found
-
-    def write(self, text: str) -> int:
-        written: int = self.here().write(text)
-        return written
-
-    def flush(self) -> None:
-        self._own.flush()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.name = f"<{_NAMES[stream]}>"
+        self.mode = "wb"
 
     def writable(self) -> bool:
         return True
 
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if text := self._decoder.decode(data):
+            self._output.write(self._stream, text)
+            self._own.write(text)  # so that the driver's own output has the last words if it dies
+        return size
+
+    def flush(self) -> None:
+        self._own.flush()
+
     def fileno(self) -> int:
-        return self._own.fileno()
+        ends = self._output.pipes.ends()
+        return self._own.fileno() if ends is None else ends[self._stream - STDOUT]
 
-    @property
-    def buffer(self) -> Any:
-        output = _current.get()
-        return self._own.buffer if output is None else _RoutedBytes(output, self._stream)
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
+def _text_stream(binary: Any) -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(
+        binary, encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=True
+    )
+    stream.mode = "w"  # type: ignore[misc]  # as that of Python's own
+    return stream
 
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "replace"
+
+class _RoutedStream(io.TextIOWrapper):
+    """The replacement of ``sys.stdout`` or ``sys.stderr`` for the whole process.
+
+    Each context has a text stream of its own; this one passes everything on to it.
+    """
+
+    def __init__(self, own: TextIO, stream: int) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8")
+        self.own = own
+        self.stream = stream
+
+    def here(self) -> Any:
+        """Return the stream to which this one writes in this context."""
+        output = None if _in_fork else _current.get()
+        if output is None:
+            return self.own
+        found = output.streams.get(self.stream)
+        if found is None:
+            found = output.streams[self.stream] = _text_stream(_RunBytes(output, self.own, self.stream))
+        return found
+
+
+def _passed_on(name: str) -> Any:
+    """Return the method or property of a `_RoutedStream` that is the one of the context's own stream."""
+
+    def call(self: _RoutedStream, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.here(), name)(*args, **kwargs)
+
+    def get(self: _RoutedStream) -> Any:
+        return getattr(self.here(), name)
+
+    def set_(self: _RoutedStream, value: Any) -> None:
+        setattr(self.here(), name, value)
+
+    return functools.wraps(getattr(io.TextIOWrapper, name))(call) if name in _METHODS else property(get, set_)
+
+
+_METHODS = (
+    *("write", "writelines", "flush", "close", "detach", "reconfigure", "fileno", "isatty", "readable", "writable"),
+    *("seekable", "read", "readline", "readlines", "seek", "tell", "truncate", "__repr__"),
+)
+_PROPERTIES = (
+    "buffer",
+    "closed",
+    "encoding",
+    "errors",
+    "line_buffering",
+    "mode",
+    "name",
+    "newlines",
+    "write_through",
+)
+
+for _name in (*_METHODS, *_PROPERTIES):
+    setattr(_RoutedStream, _name, _passed_on(_name))
+
+
+def current_run() -> object:
+    """Return an object of this context's run; None outside of runs."""
+    return _current.get()
+
+
+def current_ends() -> tuple[int, int] | None:
+    """Return the descriptors to which processes of this context's run print; None outside of runs."""
+    output = None if _in_fork else _current.get()
+    return None if output is None else output.pipes.ends()
+
+
+def print_to_descriptors(ends: tuple[int, int] | None) -> None:
+    """Print to the standard descriptors from now on, in a forked child of this process.
+
+    They become ``ends``, unless something else than the driver's own output is there already, such as a terminal.
+    """
+    global _in_fork
+    _in_fork = True
+    for stream, end in zip((STDOUT, STDERR), ends or (-1, -1), strict=True):
+        if end >= 0 and _what(stream) == _own_output:
+            os.dup2(end, stream)
+        routed = _routed[stream]
+        # A print to the stream of a closed loop, or half a line of it, is the parent's.
+        routed.own = _text_stream(open(stream, "wb", closefd=False))  # noqa: SIM115
+
+
+def _what(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def route_output() -> None:
-    """Replace ``sys.stdout`` and ``sys.stderr``, and make threads print to their starter's run. Idempotent."""
-    if isinstance(sys.stdout, _RoutedStream):
+    """Replace ``sys.stdout`` and ``sys.stderr``, and make threads and processes print to their starter's run.
+
+    Idempotent. Call it before logging is set up.
+    """
+    global _own_output
+    if _routed:
         return
-    own = sys.stderr
-    sys.stdout = _RoutedStream(sys.stdout, STDOUT)
-    sys.stderr = _RoutedStream(sys.stderr, STDERR)
-    for handler in logging.root.handlers:
-        if isinstance(handler, logging.StreamHandler) and handler.stream is own:
-            handler.setStream(sys.stderr)
+    _own_output = _what(STDERR)
+    sys.stdout = _routed[STDOUT] = _RoutedStream(sys.stdout, STDOUT)
+    sys.stderr = _routed[STDERR] = _RoutedStream(sys.stderr, STDERR)
     threading.Thread.start = _passing_on(threading.Thread.start)  # type: ignore[assignment,method-assign]
-    note_processes(_current_processes)
+    note_processes(_current_processes, current_ends)
     recorder.refresh()
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import _posixsubprocess
 import contextlib
+import errno
 import functools
 import logging
 import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -69,24 +71,102 @@ def end(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def note_processes(current: Callable[[], StartedProcesses | None]) -> None:
-    """Note each process that `subprocess` or `os.fork` starts with the run that is ``current`` in its thread."""
-    original_init, original_fork = subprocess.Popen.__init__, os.fork
+def note_processes(
+    current: Callable[[], StartedProcesses | None], ends: Callable[[], tuple[int, int] | None]
+) -> None:
+    """Note each process that starts with the run that is ``current`` in its thread, and let it print to the run.
 
-    @functools.wraps(original_init)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original_init(self, *args, **kwargs)
-        started = current()
-        if started is not None:
-            started.add(self.pid)
+    ``ends`` returns the descriptors of that run's output. A process that is started with an output of its own keeps
+    it. Python starts processes by few functions: one that `subprocess` and `multiprocessing` share, and those of
+    `os`.
+    """
 
-    @functools.wraps(original_fork)
-    def fork() -> int:
-        pid = original_fork()
-        started = current() if pid else None
-        if started is not None:
-            started.add(pid)
-        return pid
+    def noted(start: Callable[..., Any], redirect: Callable[..., _Call] | None = None) -> Callable[..., Any]:
+        @functools.wraps(start)
+        def start_noted(*args: Any, **kwargs: Any) -> Any:
+            started = current()
+            if started is None:
+                return start(*args, **kwargs)
+            if redirect is not None and (own := ends()) is not None:
+                args, kwargs = redirect(own, args, kwargs)
+            result = start(*args, **kwargs)
+            pid = result[0] if isinstance(result, tuple) else result
+            if pid and not _is_resource_tracker(args):
+                started.add(pid)
+            return result
 
-    subprocess.Popen.__init__ = init  # type: ignore[method-assign]
-    os.fork = fork
+        return start_noted
+
+    fork_exec = noted(_posixsubprocess.fork_exec, _given_to_fork_exec)
+    _posixsubprocess.fork_exec = fork_exec
+    if hasattr(subprocess, "_fork_exec"):  # Python 3.12 and newer
+        subprocess._fork_exec = fork_exec
+    os.fork, os.forkpty = noted(os.fork), noted(os.forkpty)
+    os.posix_spawn = noted(os.posix_spawn, _given_to_posix_spawn)
+    os.posix_spawnp = noted(os.posix_spawnp, _given_to_posix_spawn)
+    setattr(os, "system", _by_subprocess(os.system, current))  # noqa: B010 - a function of other types
+    for name in ("execv", "execve"):
+        setattr(os, name, _only_in_children(getattr(os, name)))
+    for name in _REPLACED:
+        getattr(os, name).__module__ = "os"  # where pickle finds it
+
+
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_REPLACED = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve")
+
+_C2PWRITE, _ERRWRITE = 9, 11
+"""Places of the child's output and error among the arguments of ``fork_exec``. -1 there means inherited."""
+
+
+def _given_to_fork_exec(ends: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    changed = list(args)
+    for place, end in zip((_C2PWRITE, _ERRWRITE), ends, strict=True):
+        if changed[place] == -1:
+            changed[place] = end
+    if changed[_ERRWRITE] == 1:  # `subprocess.STDOUT` where the output is inherited
+        changed[_ERRWRITE] = changed[_C2PWRITE]
+    return tuple(changed), kwargs
+
+
+def _given_to_posix_spawn(ends: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    ours = [(os.POSIX_SPAWN_DUP2, end, number) for end, number in zip(ends, (1, 2), strict=True)]
+    return args, {**kwargs, "file_actions": [*ours, *(kwargs.get("file_actions") or ())]}
+
+
+def _is_resource_tracker(args: tuple[Any, ...]) -> bool:
+    """Return whether a command is `multiprocessing`'s process that all runs share, which ends with the driver."""
+    return bool(args) and any("multiprocessing.resource_tracker" in str(word) for word in args[0])
+
+
+def _by_subprocess(
+    system: Callable[[Any], int], current: Callable[[], StartedProcesses | None]
+) -> Callable[[Any], int]:
+    """Return an `os.system` whose command belongs to the run."""
+
+    @functools.wraps(system)
+    def run(command: Any) -> int:
+        if current() is None:
+            return system(command)
+        code = subprocess.Popen(command, shell=True, close_fds=False).wait()
+        return -code if code < 0 else code << 8
+
+    return run
+
+
+def _only_in_children(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    """Return a function of `os` that puts another program in a process's place, but not in the driver's."""
+    driver = os.getpid()
+
+    @functools.wraps(execute)
+    def execute_in_a_child(path: Any, *args: Any) -> NoReturn:
+        if os.getpid() == driver:
+            raise OSError(
+                errno.EPERM,
+                "a function of job.run is a thread of the session's driver, in whose place no other program may be "
+                "put: start it with subprocess.run",
+                path,
+            )
+        execute(path, *args)
+
+    return execute_in_a_child

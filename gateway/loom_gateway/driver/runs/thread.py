@@ -1,4 +1,7 @@
-"""The thread of a function that runs in the driver. The function can be cancelled."""
+"""The thread of a function that runs in the driver: the main thread, or another if that is taken.
+
+The function can be cancelled.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from loom_gateway.driver.runs.children import end_child, is_child
+from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import RunOutput, printing_to
 
 
@@ -40,10 +45,13 @@ class RunThread:
         self._over = False  # set when nothing may be raised in the thread any longer
         self._interrupted = False
         self._asked = False  # set by `cancel`
-        self._thread = threading.Thread(target=self._run, name=f"run {name}", daemon=True)
+        self._name = name
+        self._ident: int | None = None  # of the thread, once it runs
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the function. Call it on one thread."""
+        if not main_thread.give(self._run_in_main):
+            threading.Thread(target=self._run, name=f"run {self._name}", daemon=True).start()
 
     def cancel(self) -> None:
         """Request the end of the function. Called by one thread at a time.
@@ -57,15 +65,26 @@ class RunThread:
                 self._loop.call_soon_threadsafe(self._task.cancel)
         elif self._entered and not self._interrupted and not self._over:
             with self._gate:
-                if not self._over and self._thread.ident is not None:
+                if not self._over and self._ident is not None:
                     self._interrupted = True
-                    _raise_in(self._thread.ident, Interruption)
+                    _raise_in(self._ident, Interruption)
 
     def was_cancelled(self, error: BaseException | None) -> bool:
         """Return whether the function ended with this error because of `cancel`."""
         return self._asked and isinstance(error, (Interruption, asyncio.CancelledError))
 
     def _run(self) -> None:
+        self._done(*self._outcome())
+
+    def _run_in_main(self) -> None:
+        main_thread.enter()
+        outcome = self._outcome()
+        main_thread.leave()  # before the client learns of the end, and starts what also needs the main thread
+        self._done(*outcome)
+
+    def _outcome(self) -> tuple[Any, BaseException | None]:
+        """Call the function. Return its result and what it raised, one of them None."""
+        self._ident = threading.get_ident()
         outcome: tuple[Any, BaseException | None] | None = None
         try:
             try:
@@ -73,10 +92,12 @@ class RunThread:
                     outcome = (self._call(), None)
             except BaseException as error:  # noqa: BLE001 - sent to the client; a SystemExit ends the run only
                 outcome = (None, error)
+            if is_child():
+                end_child(outcome[1])
             self._close_gate()
-        except Interruption as error:  # the interruption came this late; there is never a second one
+        except BaseException as error:  # noqa: BLE001 - an interruption, or of a signal's handler, that came this late
             outcome = outcome or (None, error)
-        self._done(*outcome)
+        return outcome
 
     def _call(self) -> Any:
         self._entered = True
