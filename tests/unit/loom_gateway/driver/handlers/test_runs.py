@@ -12,7 +12,7 @@ from loom_gateway.driver.runs.output import KEPT_RECORDS, RunOutput
 
 def finished_run(ident: int, size: int, shown: int = 0) -> Run:
     run = Run(ident, f"run {ident}", True)
-    run.finished = float(ident)
+    run.finished = run.finished_order = float(ident)
     run.answer = Message(Kind.RESULT, ident, [0.0], [range(size)])  # type: ignore[list-item]
     loop = asyncio.new_event_loop()
     run.output = RunOutput(loop, lambda: None)
