@@ -136,7 +136,8 @@ _LIBRARIES = _library_folders()
 
 
 @lru_cache(maxsize=4096)
-def _is_project_file(path: str) -> bool:
+def is_project_file(path: str) -> bool:
+    """Return whether a file is of the user's own project, and not installed."""
     return not path.startswith(_LIBRARIES) and "/site-packages/" not in path and "/dist-packages/" not in path
 
 
@@ -146,7 +147,7 @@ def travels_by_value(module_name: str) -> bool:
         return False
     module = sys.modules.get(module_name)
     path = getattr(module, "__file__", None)
-    return path is not None and _is_project_file(path)
+    return path is not None and is_project_file(path)
 
 
 def _is_plain(obj: Any, depth: int = 8) -> bool:

@@ -20,6 +20,7 @@ from loom.wire.codec import Decoder
 from loom.wire.exceptions import rebuild
 from loom.wire.messages import Message
 from loom.wire.texts import unpack_texts
+from loom_proxy.code_sync.missing import cure, cured
 from loom_proxy.futures.future import FutureProxy
 
 
@@ -80,6 +81,8 @@ def error_of(decoder: Decoder, message: Message) -> LoomError:
     code = OperationError.from_body(message.body).code
     texts = unpack_texts(message.parts[0])
     text, formatted = str(texts.get("text", "")), str(texts.get("formatted", ""))
+    if "No module named" in text and (found := cure(text)):
+        text = f"{text.rstrip('.')}. {found}"
     if code != ActorError.code:
         error = error_for_code(code, text)
         if isinstance(error, OperationFailed):
@@ -91,6 +94,10 @@ def error_of(decoder: Decoder, message: Message) -> LoomError:
     if original is None:
         stand_in = (str(texts.get("type", "")), str(texts.get("original", "")))
         original = RemoteException(*stand_in, "it could not be pickled in the cluster")
+    if isinstance(original, ModuleNotFoundError) and (found := cure(str(original))):
+        text = f"{text} {found}."
+        formatted += f"{found}\n"
+        cured(original)
     return ActorError(original, text, formatted)
 
 
@@ -117,6 +124,8 @@ def own_exception(error: LoomError, original: BaseException) -> BaseException:
     if not isinstance(original, Exception) or isinstance(original, RemoteException):
         return error
     add_cause(original, error.__cause__)
+    if isinstance(original, ModuleNotFoundError):
+        cured(original)
     return original
 
 

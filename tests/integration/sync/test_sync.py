@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import loom
+import loom.actor
+from loom import Actor, endpoint
 from tests.integration.sync.projects import WAIT, Environment, Machines, Project, model, values
 
 # -- importing by name --------------------------------------------------------------------------------------
@@ -147,6 +149,105 @@ def test_a_module_that_is_changed_but_not_reloaded_here_gives_a_warning(job: loo
     project.write("stale.py", "VERSION = 333\n")
     importlib.reload(stale)
     assert not job.sync(project.folder).warnings
+
+
+# -- what is spawned in the cluster, and before -------------------------------------------------------------
+
+
+class Spawns(Actor):
+    """An actor that spawns processes itself, with Monarch's own interface."""
+
+    @endpoint
+    def version_of(self, module: str) -> list[int]:
+        procs = loom.actor.this_host().spawn_procs(per_host={"gpus": 1})
+        return [value for _, value in procs.spawn("inside", Environment).version_of.call(module).get().items()]
+
+
+def test_processes_that_a_run_spawns_have_the_folder(job: loom.Job, project: Project) -> None:
+    project.write("spawned_in_a_run.py", "VERSION = 7\n" + model(7))
+    spawned = project.load("spawned_in_a_run")
+
+    def by_value(hosts: Any) -> list[int]:
+        procs = hosts.spawn_procs(per_host={"gpus": 1})
+        return [v for _, v in procs.spawn("inside", Environment).version_of.call("spawned_in_a_run").get().items()]
+
+    def by_name(hosts: Any, cls: Any) -> list[int]:
+        procs = hosts.spawn_procs(per_host={"gpus": 1})
+        return [value for _, value in procs.spawn("model", cls).version.call().get().items()]
+
+    job.sync(project.folder)
+
+    assert job.run(by_value, job.hosts) == [7, 7]
+    assert job.run(by_name, job.hosts, spawned.Model) == [7, 7]
+
+
+@pytest.mark.slow
+def test_a_bootstrap_of_processes_that_a_run_spawns_is_imported_from_the_folder(
+    job: loom.Job, project: Project
+) -> None:
+    project.write("boot_in_a_run.py", "import os\ndef start():\n    os.environ['STARTED_BY'] = __name__\n")
+    boot = project.load("boot_in_a_run")
+    job.sync(project.folder)
+
+    def start(hosts: Any, bootstrap: Any) -> list[str]:
+        procs = hosts.spawn_procs(per_host={"gpus": 1}, bootstrap=bootstrap)
+        return [value for _, value in procs.spawn("inside", Environment).get.call("STARTED_BY").get().items()]
+
+    assert job.run(start, job.hosts, boot.start) == ["boot_in_a_run"] * 2
+
+
+@pytest.mark.slow
+def test_processes_that_an_actor_spawns_have_the_folder(job: loom.Job, project: Project) -> None:
+    project.write("spawned_by_an_actor.py", "VERSION = 8\n")
+    job.sync(project.folder)
+    spawns = job.hosts.slice(hosts=0).spawn_procs().spawn("spawns", Spawns)
+
+    assert spawns.version_of.call_one("spawned_by_an_actor").get(timeout=WAIT) == [8]
+
+
+def test_a_sync_names_the_meshes_that_keep_the_old_code(job: loom.Job, project: Project) -> None:
+    project.write("named_meshes.py", "VERSION = 1\n")
+    job.hosts.spawn_procs(name="first")
+    (before,) = job.sync(project.folder).warnings
+    job.hosts.spawn_procs(name="second")
+    stopped = job.hosts.spawn_procs(name="stopped")
+    same = job.sync(project.folder).warnings
+    stopped.stop().get(timeout=WAIT)
+    project.write("named_meshes.py", "VERSION = 22\n")
+    (after,) = job.sync(project.folder).warnings
+
+    assert "keep the code that they had: 'first'. Spawn them again" in before
+    assert ["'first'. Spawn" in warning for warning in same] == [True]
+    assert "keep the code that they had: 'first', 'second'. Spawn them again" in after
+
+
+# -- modules that the cluster has not -----------------------------------------------------------------------
+
+
+def test_a_module_that_the_laptop_has_and_the_cluster_has_not_is_named_with_the_cure(
+    job: loom.Job, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("only_here.py", "VERSION = 7\n")
+    project.load("only_here")
+    cure = (
+        f"Module 'only_here' is on the laptop, at {project.folder}/only_here.py, and not in the cluster: job.sync("
+    )
+
+    def version() -> int:
+        return int(importlib.import_module("only_here").VERSION)
+
+    environment = job.hosts.slice(hosts=0).spawn_procs().spawn("environment", Environment)
+    with pytest.raises(loom.ActorError) as raised:
+        environment.version_of.call_one("only_here").get(timeout=WAIT)
+    assert cure in str(raised.value)
+    assert isinstance(raised.value.exception, ModuleNotFoundError)
+    assert cure in str(raised.value.exception)
+    with pytest.raises(ModuleNotFoundError, match="Module 'only_here' is on the laptop"):
+        job.run(version)
+
+    job.sync(project.folder)
+
+    assert job.run(version) == 7
 
 
 # -- several folders ----------------------------------------------------------------------------------------

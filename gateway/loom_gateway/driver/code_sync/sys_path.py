@@ -45,6 +45,20 @@ class OnPath:
 
 _holds: list[Hold] = []  # locks on the trees, kept for the life of the process
 
+_current: OnPath | None = None
+
+
+def current() -> OnPath | None:
+    """Return the object that puts this process's trees on the ``sys.path`` of another; None if there are none."""
+    return _current
+
+
+def make_current(on_path: OnPath) -> None:
+    """Let the processes that this one starts have trees."""
+    global _current
+    _current = on_path
+
+
 _entering = threading.Lock()
 _entered: dict[tuple[Any, ...], OnPath] = {}
 
@@ -58,6 +72,8 @@ def _enter(trees: tuple[tuple[Any, ...], ...]) -> OnPath:
                 _put_on_path(entered._trees)
             except LoomError as error:
                 entered._error = error
+            else:
+                make_current(entered)
         return entered
 
 

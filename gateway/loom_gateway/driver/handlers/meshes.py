@@ -69,7 +69,7 @@ class MeshOperations:
         what = "the bootstrap function or an option of spawn_procs"
         bootstrap, proc_bind, command, *marks = self._context.decoder.loads(message.parts, what)
         replica = ReplicaPlace(self._context.weaver.session, name, *marks)
-        on_path = self._syncs.on_path()
+        on_path = self._syncs.on_path(message.id)
         on = self._context.meshes.entry(request.hosts)
         torchrun = TorchrunPlace(math.prod(dict(request.per_host).values()), len(on.ranks))
         bootstrap = bootstrap_on(self._context.lifeline, message.id, bootstrap, on_path, replica, torchrun)

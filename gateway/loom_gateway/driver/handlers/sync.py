@@ -21,7 +21,7 @@ from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.host_actor import Assembled, FilePart, TreeAgent
-from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree
+from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree, make_current
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.lifeline.server import LifelineServer
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError, is_monarchs
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 BATCH = 4 << 20  # bytes of contents in one message to an agent
 
 BATCH_PIECES = 1024
+
+MOST_NAMED = 10  # meshes that a warning names
 
 ATTEMPTS = 3  # to fill a host's gaps; another session may trim the host's cache meanwhile
 
@@ -54,6 +56,7 @@ class Syncs:
         self._lifeline: LifelineServer | None = None
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()  # the newest first
+        self._given: dict[int, tuple[SyncedTree, ...]] = {}  # trees of each proc mesh, by its id
         self._manifests: dict[str, Manifest] = {}  # manifests of the newest trees, by name
         self.handlers: dict[int, Handler] = {
             Kind.SYNC: self._sync,
@@ -61,8 +64,13 @@ class Syncs:
             Kind.SYNC_COMMIT: self._commit,
         }
 
-    def on_path(self) -> OnPath | None:
-        """Return the object that puts the newest trees on a new process's ``sys.path``; None if there are none."""
+    def on_path(self, procs: int) -> OnPath | None:
+        """Return the object that puts the newest trees on the ``sys.path`` of a new mesh; None if there are none.
+
+        Args:
+            procs: id of the proc mesh.
+        """
+        self._given[procs] = self._trees
         return OnPath(self._trees) if self._trees else None
 
     def host_gone(self, host: int) -> None:
@@ -152,6 +160,7 @@ class Syncs:
         warnings = list(dict.fromkeys(text for answer in assembled for text in answer.shadowed))
         lost = [host for host, answer in zip(hosts, answers, strict=True) if answer is None]
         warnings += [f"host {host} is lost and does not have the folder" for host in lost]
+        warnings += self._outdated(manifest)
         return {"missing": [], "warnings": warnings}
 
     def _on_thread(self, work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
@@ -163,6 +172,25 @@ class Syncs:
         self._driver_path.show(tree, hold, manifest.module_names)
         self._manifests[manifest.name] = manifest
         self._trees = (tree, *(other for other in self._trees if other.name != tree.name))
+        make_current(OnPath(self._trees))
+
+    def _outdated(self, manifest: Manifest) -> list[str]:
+        """Return a warning that names the meshes whose processes do not have a folder as it is now."""
+        whole = {ident: entry for ident, entry in self._context.meshes.whole("procs") if not entry.stopped}
+        self._given = {ident: trees for ident, trees in self._given.items() if ident in whole}
+        now = (manifest.name, manifest.digest)
+        old = [
+            entry.name
+            for ident, entry in whole.items()
+            if now not in [tree[:2] for tree in self._given.get(ident, ())]
+        ]
+        if not old:
+            return []
+        more = f" and {len(old) - MOST_NAMED} more" if len(old) > MOST_NAMED else ""
+        return [
+            f"proc meshes that were spawned before keep the code that they had: "
+            f"{', '.join(map(repr, old[:MOST_NAMED]))}{more}. Spawn them again to have the folder as it is now"
+        ]
 
     async def _start_agents(self) -> None:
         async with self._starting:

@@ -19,6 +19,7 @@ from loom.control.address import ADDRESS_VARIABLE, hold_address
 from loom.process.environment import add_to_environment
 from loom.process.signals import explain_refusals
 from loom.wire.by_value import repair_cloudpickle
+from loom_gateway.driver.code_sync import sys_path
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.results import send_large_results_apart
@@ -114,8 +115,8 @@ def bootstrap_on(
 def tie_native_procs(address: LifelineAddress) -> None:
     """Have ``spawn_procs`` of every host mesh in this process tie what it starts, unless that is tied already.
 
-    So the driver learns at once that such a process has ended, and it ends when the driver is gone. What it prints
-    goes Monarch's way.
+    So the driver learns at once that such a process has ended, and it ends when the driver is gone. It has the
+    synced folders of this process. What it prints goes Monarch's way.
     """
     from monarch.actor import HostMesh
 
@@ -168,22 +169,27 @@ def _bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstra
 
     It is for processes that a function or an actor starts itself, which has the rest in its own hands.
     """
+    on_path = sys_path.current()
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
-        return functools.partial(_hold_on_barely_async, address, procs, bootstrap)
-    return functools.partial(_hold_on_barely, address, procs, bootstrap)  # type: ignore[arg-type]
+        return functools.partial(_hold_on_barely_async, address, procs, on_path, bootstrap)
+    return functools.partial(_hold_on_barely, address, procs, on_path, bootstrap)  # type: ignore[arg-type]
 
 
-def _hold_on_barely(address: LifelineAddress, procs: int, bootstrap: Callable[[], None] | None) -> None:
+def _hold_on_barely(
+    address: LifelineAddress, procs: int, on_path: OnPath | None, bootstrap: Callable[[], None] | None
+) -> None:
     hold_on(address, procs)
     _heed_ends(address)
+    if on_path is not None:
+        on_path.check()
     if bootstrap is not None:
         bootstrap()
 
 
 async def _hold_on_barely_async(
-    address: LifelineAddress, procs: int, bootstrap: Callable[[], Awaitable[None]]
+    address: LifelineAddress, procs: int, on_path: OnPath | None, bootstrap: Callable[[], Awaitable[None]]
 ) -> None:
-    _hold_on_barely(address, procs, None)
+    _hold_on_barely(address, procs, on_path, None)
     await bootstrap()
 
 
