@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from loom.errors import DriverUnavailable
 from loom.process import tasks
+from loom.process.threads import keep_going
 from loom.wire.bodies import OpenSession
 from loom.wire.handshake import Hello, check_protocol
 from loom_gateway.driver.clients.connection import ClientConnection
@@ -47,14 +48,17 @@ class DriverServer:
         self._ending: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()  # set when the session is over and its meshes have been stopped
         lifetime.start(self._loop, self._end)
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        accepting = "accept clients", self._accept
+        threading.Thread(target=keep_going, args=accepting, name="accept", daemon=True).start()
 
     def _accept(self) -> None:
         while True:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return  # the listener was closed
+                if self._listener.fileno() < 0:
+                    return  # the listener was closed
+                raise  # such as too many open files, which passes
             peer = Peer.of(sock)
             if peer.uid != self._gateway_uid:
                 logger.warning("process %d of user id %d is no gateway, and is sent away", peer.pid, peer.uid)

@@ -65,7 +65,10 @@ class WeaverLink:
             try:
                 return str(await self.client.ask("address"))
             except LoomError:
-                await asyncio.sleep(wait)
+                pass
+            except Exception:
+                logger.exception("the weaver's address is not known yet")
+            await asyncio.sleep(wait)
         raise AssertionError("the attempts do not end")
 
     @property

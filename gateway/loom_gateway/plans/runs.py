@@ -164,7 +164,7 @@ class PlanRuns:
         self._runs[made.id] = made
         self._forget(user)
         made.start()
-        tasks.run("watch a plan", self._watch(made, by))
+        tasks.run_to_end("watch a plan", lambda: self._watch(made, by))
         return made
 
     def find(self, id: str, of: dict[str, str]) -> PlanRun:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.errors import LoomError, SessionLost, Unavailable
+from loom.process import tasks
 from loom.process.child import Child
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, boot_id, start_time
 from loom_gateway.sessions.driver_ids import clear_away, environment
@@ -72,7 +73,8 @@ class DriverProcess(ABC):
         if self.record.uid is None:
             self._over()
         else:
-            self._clearing = asyncio.get_running_loop().create_task(self._clear(self.record.uid))
+            uid = self.record.uid
+            self._clearing = tasks.run_to_end("clear away what a driver left", lambda: self._clear(uid))
 
     async def _clear(self, uid: int) -> None:
         self.cleared = await asyncio.to_thread(clear_away, self.files, uid)

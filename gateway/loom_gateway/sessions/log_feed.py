@@ -111,7 +111,7 @@ class LogFeed:
         self._followers: set[Follower] = set()
         self._ended = False
         self._reading = asyncio.Lock()  # held while the cursor moves, so that a follower can join at its place
-        tasks.run("follow a session's log", self._run())
+        tasks.run_to_end("follow a session's log", self._run)
 
     async def join(self, cursor: LogCursor, query: LogQuery) -> tuple[list[Entry], Follower | None]:
         """Read towards the feed's place; return the entries on the way, and the follower once it is there."""
@@ -130,6 +130,7 @@ class LogFeed:
             self._end()
 
     async def _run(self) -> None:
+        fails = False
         try:
             while not self._ended:
                 living = self._living()  # checked before the last read, so that no line is missed
@@ -141,9 +142,13 @@ class LogFeed:
                     if not living:
                         return
                     await asyncio.sleep(LOOK_EVERY)
+        except Exception:
+            fails = True  # and is started again, at the same place
+            raise
         finally:
-            self._end()
-            self._cursor.close()
+            if not fails:
+                self._end()
+                self._cursor.close()
 
     def _end(self) -> None:
         if not self._ended:

@@ -231,7 +231,7 @@ class SessionManager:
                 ids.give_back(uid)
 
         ids.adopt(uid)
-        tasks.run("wait for a driver's end", await_end())
+        tasks.run_to_end("wait for a driver's end", await_end)
 
     def opened_by(self, user: str, opening: str) -> Session | None:
         """Return the session of a user that an earlier hello with the same made-up name has opened, or None."""
@@ -283,7 +283,7 @@ class SessionManager:
     def _add(self, session: Session) -> None:
         self._sessions[session.name] = session
         self.logs.add(session.name, session.driver.files.log)
-        tasks.run("watch a session", self._watch(session))
+        tasks.run_to_end("watch a session", lambda: self._watch(session))
 
     async def _take_spare(self) -> OwnDriver:
         if self._spare is not None and self._spare.done() and _is_of_no_use(self._spare):
@@ -302,12 +302,14 @@ class SessionManager:
 
     async def _watch(self, session: Session) -> None:
         await session.driver.exited.wait()
-        session.move_to(SessionState.ENDED)
         session.questions.close()
-        self._sessions.pop(session.name, None)
-        self._note_end(session.ended())
-        if self._leases is not None:
-            self._leases.release(session.user)
+        if session.state is not SessionState.ENDED:  # else this has died since, and is at it again
+            session.move_to(SessionState.ENDED)
+            self._sessions.pop(session.name, None)
+            if self._leases is not None:
+                self._leases.release(session.user)
+        if self.ended.get(session.name) is None:
+            self._note_end(session.ended())
         self.on_end(session)
         session.over.set()
 

@@ -85,7 +85,7 @@ class _SharedWatch:
                 return
         self._new[reader] = None
         if self._task is None:
-            self._task = tasks.run("watch the weaver", self._run())
+            self._task = tasks.run_to_end("watch the weaver", self._run)
         elif self._watch is not None and (not self._asked or self._lacks_full):
             self._ask(self._watch)
 

@@ -1,5 +1,8 @@
 """Background tasks of an event loop: each is kept, and one that dies is logged, counted, and may be started again.
 
+`run` is for work whose failure matters to nobody later. What has to live as long as its process, or until it has
+come to its end, is started with `keep_running` or `run_to_end`.
+
 asyncio itself keeps no reference to a task, and says nothing of an error that no caller waits for.
 """
 
@@ -22,6 +25,8 @@ STEADY = 30.0  # seconds of a task's life after which these waits are short agai
 died: Counter[str] = Counter()
 """How often tasks of this process have died, by name."""
 
+MOST_TOLD = 16  # different errors of a task that are logged with their tracebacks
+
 _tasks: set[asyncio.Task[Any]] = set()
 
 
@@ -34,7 +39,12 @@ def run(name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[NoReturn]:
     """Run something in the background until the task is cancelled, and again when it has died or ended."""
-    return _keep(asyncio.get_running_loop().create_task(_again(name, work), name=name))
+    return _keep(asyncio.get_running_loop().create_task(_for_ever(name, work), name=name))
+
+
+def run_to_end(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[None]:
+    """Run something in the background until it has ended by itself, and again when it has died."""
+    return _keep(asyncio.get_running_loop().create_task(_to_end(name, work), name=name))
 
 
 def _keep(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
@@ -46,16 +56,58 @@ def _keep(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
 async def _logged(name: str, work: Coroutine[Any, Any, Any]) -> None:
     try:
         await work
-    except Exception:
-        died[name] += 1
-        logger.exception("the background task %r died", name)
+    except Exception as error:  # noqa: BLE001 - it is logged, whatever it is
+        Deaths(name).note(error)
 
 
-async def _again(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> NoReturn:
-    waits = iter(AGAIN)
+class Deaths:
+    """The deaths of one background task or thread: each is counted, and each error is logged once in full.
+
+    Its ``waits`` are the pauses before it is started again.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._told: set[str] = set()
+        self._waits = iter(AGAIN)
+        self._began = time.monotonic()
+
+    def note(self, error: Exception) -> None:
+        """Count and log a death, in the handler of its error."""
+        died[self._name] += 1
+        if repr(error) in self._told or len(self._told) >= MOST_TOLD:
+            logger.debug("the background task %r died again: %r", self._name, error)
+        else:
+            self._told.add(repr(error))
+            logger.error("the background task %r died", self._name, exc_info=error)
+
+    def wait(self) -> float:
+        """Return the seconds before the next start: few, if it has lived for `STEADY` seconds."""
+        now = time.monotonic()
+        if now - self._began > STEADY:
+            self._waits = iter(AGAIN)
+        wait = next(self._waits)
+        self._began = now + wait
+        return wait
+
+
+async def _for_ever(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> NoReturn:
+    deaths = Deaths(name)
     while True:
-        began = time.monotonic()
-        await _logged(name, work())
-        if time.monotonic() - began > STEADY:
-            waits = iter(AGAIN)
-        await asyncio.sleep(next(waits))
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - it is started again, whatever it died of
+            deaths.note(error)
+        await asyncio.sleep(deaths.wait())
+
+
+async def _to_end(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    deaths = Deaths(name)
+    while True:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - it is started again, whatever it died of
+            deaths.note(error)
+        else:
+            return
+        await asyncio.sleep(deaths.wait())

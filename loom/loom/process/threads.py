@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
+
+from loom.process.tasks import Deaths
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -20,6 +23,19 @@ def start_thread(name: str, work: Callable[..., object], *args: Any) -> None:
     """
     run = contextvars.copy_context().run
     threading.Thread(target=run, args=(work, *args), name=name, daemon=True).start()
+
+
+def keep_going(name: str, work: Callable[[], object]) -> None:
+    """Do the work of a thread until it has ended by itself, and again when it has died."""
+    deaths = Deaths(name)
+    while True:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - it is started again, whatever it died of
+            deaths.note(error)
+        else:
+            return
+        time.sleep(deaths.wait())
 
 
 class DaemonExecutor(Executor):

@@ -100,7 +100,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, users.ended.set)
     await server.start(tcp, _listen_unix(folder))
-    users.tasks.run(_end_with(folder, users))
+    users.tasks.run_to_end("watch the folder", lambda: _end_with(folder, users))
     announce(address=str(address), socket=str(folder.socket))
     await users.ended.wait()
     await server.stop()

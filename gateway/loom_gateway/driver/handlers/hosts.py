@@ -58,7 +58,7 @@ class HostWatcher:
         self._following = tasks.keep_running("follow the workers", lambda: self._follow(read))
 
     def _watch(self, host: int) -> None:
-        self._watches[host] = tasks.run("watch a host", self._await_end(host))
+        self._watches[host] = tasks.run_to_end("watch a host", lambda: self._await_end(host))
 
     async def _await_end(self, host: int) -> None:
         address, patience = parse_worker_address(self._hosts.addresses[host]), self._context.lifeline.patience

@@ -16,6 +16,7 @@ import monarch.actor
 
 from loom.errors import LoomError, OperationFailed, ProtocolMismatch
 from loom.process import tasks
+from loom.process.threads import keep_going
 from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, SendToActors, SendToPort
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.calls import in_its_trace
@@ -140,7 +141,7 @@ class _PortReader:
         """Start to read: in a thread, which ends with a message through ``port``; without it, on the loop."""
         self._port = port
         if port is not None:
-            threading.Thread(target=self._read, name="port", daemon=True).start()
+            threading.Thread(target=keep_going, args=("read a port", self._read), name="port", daemon=True).start()
         else:
             self._context.loop.call_soon_threadsafe(self._start_task)
 
@@ -178,7 +179,7 @@ class _PortReader:
     def _start_task(self) -> None:
         self._more = asyncio.Event()
         if not self._closed:
-            self._task = tasks.run("read a port", self._read_later())
+            self._task = tasks.run_to_end("read a port", self._read_later)
 
     async def _read_later(self) -> None:
         assert self._more is not None

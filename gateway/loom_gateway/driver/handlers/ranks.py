@@ -177,7 +177,7 @@ class RankOperations:
     def _agent(self, place: _Place) -> Any:
         if place.key not in self._ports:
             receiver = open_for_messages(once=False)
-            self._ports[place.key] = receiver, tasks.run("read a rank", self._read(receiver))
+            self._ports[place.key] = receiver, tasks.keep_running("read a rank", lambda: self._read(receiver))
         return self._agents.of(place.procs, place.rank, self._ports[place.key][0].port)
 
     async def _read(self, receiver: Receiver) -> None:

@@ -63,6 +63,7 @@ async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[]
             finally:
                 end.cancel()
                 await asyncio.wait([end])
+                writer.close()  # also if it was cancelled before it began
             refusals = Refusals(address.host, clean)
             suspicious = clean or lived or suspected
             if loop.time() - connected_at >= ATTEMPT:  # else a proxy accepts in its place

@@ -19,6 +19,7 @@ from monarch._src.actor.debugger.debug_io import DebugIO, DebugIOError
 from monarch._src.actor.debugger.debug_session import DebugSession, DebugSessions
 
 from loom.actor import concurrent_endpoint, get_or_spawn_controller
+from loom.process import tasks
 
 OPERATIONS = frozenset({"breakpoints", "enter", "say", "show", "hear", "leave"})
 """The endpoints of `Debugger` that clients may call."""
@@ -57,13 +58,15 @@ class Debugger(DebugController):  # type: ignore[misc]
             await self._end_talk("another client talks to the debugger now\n")
             self._number += 1
             self._debug_io = self._console = _Console()
-            self._task = asyncio.ensure_future(self._talk(self._console))
+            self._task = tasks.run("talk to a debugger", self._talk(self._console))
             return self._number
 
     async def _talk(self, console: _Console) -> None:
-        with contextlib.suppress(DebugIOError):
-            await self._enter()
-        console.end("")
+        try:
+            with contextlib.suppress(DebugIOError):
+                await self._enter()
+        finally:
+            console.end("")
 
     async def _end_talk(self, why: str) -> None:
         self._console.end(why)

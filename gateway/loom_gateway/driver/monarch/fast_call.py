@@ -24,6 +24,7 @@ from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._rust_bindings.monarch_hyperactor.pickle import PendingMessage, PicklingState
 from monarch.actor import ActorError, context
 
+from loom.process.threads import keep_going
 from loom.timing.trace_ids import trace_here
 from loom.wire.arrays import passing_on
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
@@ -126,7 +127,7 @@ class ReplyChannel:
         self._retired = False  # whether the channel closes as soon as it is idle
         self.broken = False  # whether the actor is dead as far as the channel knows; then it takes no calls
         self.used = time.monotonic()  # time of the last use (``time.monotonic``)
-        _start_thread(self._receive)
+        _start_thread(partial(keep_going, "answer from a reply channel", self._receive))
 
     @property
     def idle(self) -> bool:

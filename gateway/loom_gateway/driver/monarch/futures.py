@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from loom.process.threads import keep_going
 from loom_gateway.driver.session.replies import Replies, ReplyId
 
 PATIENCE = 0.02  # seconds that the thread waits for one future before those behind it move to the event loop
@@ -35,7 +36,7 @@ class Futures:
         self._slow = False  # set while the thread is held up, so that all go to the event loop
         self._checking = False  # whether a check of the thread is planned
         self._futures: queue.SimpleQueue[tuple[ReplyId, Any]] = queue.SimpleQueue()
-        threading.Thread(target=self._wait, name="futures", daemon=True).start()
+        threading.Thread(target=keep_going, args=("answer", self._wait), name="futures", daemon=True).start()
 
     def soon(self, reply: ReplyId, future: Any) -> None:
         """Wait for a future that is likely to be done at once."""

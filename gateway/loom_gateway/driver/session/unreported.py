@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from loom.process import tasks
 from loom.shape import Extent, Point
 from loom_gateway.driver.monarch.host_table import HostTable
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, monarchs_name
@@ -38,7 +39,6 @@ class UnreportedFailures:
         self._reports: deque[tuple[str, Place]] = deque(maxlen=KEPT)
         """What Monarch has reported: its name of a mesh in lower case, and the element."""
         self._published: set[tuple[int, int]] = set()  # mesh's id and rank
-        self._checks: set[asyncio.Task[None]] = set()
 
     def reported(self, mesh: str, place: Place | None, element: tuple[int, int] | None) -> bool:
         """Note a report of Monarch's; return whether it comes too late, because it was published without Monarch.
@@ -72,9 +72,7 @@ class UnreportedFailures:
         self._published = {place for place in self._published if place[0] != ident}
 
     def _check(self, procs: int, rank: int) -> None:
-        task = self._loop.create_task(self._publish_missing(procs, rank))
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        tasks.run_to_end("publish failures", lambda: self._publish_missing(procs, rank))
 
     async def _publish_missing(self, procs: int, rank: int) -> None:
         whole = self._meshes.known(procs)

@@ -220,6 +220,9 @@ class RequestConnection(Connection):
             answer = ["answer", number, await waiting]
         except LoomError as error:
             answer = ["error", number, error.code, str(error)]
+        except Exception as error:  # noqa: BLE001 - a bug of Loom, and the gateway waits for an answer
+            _log.exception("a request cannot be answered")
+            answer = ["error", number, LoomError.code, f"the weaver failed: {error!r}"]
         if user is None:
             self._send_answer(answer)
         else:

@@ -81,7 +81,8 @@ class Pushes:
         self._weaver.known.watching = True
         if full:
             self._further.begin(now)
-        self._tasks.run(self._send_snapshot(watcher, number, watch, self._further.snapshot(now) if full else None))
+        more = self._further.snapshot(now) if full else None
+        self._tasks.run_to_end("send a snapshot", lambda: self._send_snapshot(watcher, number, watch, more))
 
     def unwatch(self, watcher: Watcher) -> None:
         for key in [key for key in self._watches if key[0] is watcher]:

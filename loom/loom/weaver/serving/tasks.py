@@ -22,6 +22,10 @@ class Tasks:
         """Run work that has to go on, and start it again if it dies."""
         self._keep(tasks.keep_running(name, work))
 
+    def run_to_end(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Run work until it has ended by itself, and start it again if it dies."""
+        self._keep(tasks.run_to_end(name, work))
+
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -30,8 +30,8 @@ async def fail() -> None:
 async def test_a_task_that_dies_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     await tasks.run("unlucky", fail())
     assert tasks.died["unlucky"] == 1
-    (record,) = [one for one in caplog.records if one.name == tasks.__name__]  # other tests' threads may log, too
-    assert record.getMessage() == "the background task 'unlucky' died"
+    told = [one.getMessage() for one in caplog.records if one.name == tasks.__name__]
+    assert told.count("the background task 'unlucky' died") == 1  # other tests' threads may log, too
     assert "bad luck" in caplog.text
 
 
@@ -79,3 +79,31 @@ async def test_a_task_that_is_cancelled_before_it_began_leaves_no_coroutine_behi
     await asyncio.wait([task])
     assert work.cr_frame is None
     assert not tasks.died["cancelled"]
+
+
+async def test_a_task_that_has_an_end_is_started_again_after_an_error_and_not_after_its_end() -> None:
+    starts = 0
+
+    async def work() -> None:
+        nonlocal starts
+        starts += 1
+        if starts < 4:
+            raise ValueError("bad luck")
+
+    await asyncio.wait_for(tasks.run_to_end("watch", work), BOUND)
+    assert starts == 4
+    assert tasks.died["watch"] == 3
+
+
+async def test_each_error_is_told_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    errors = iter([ValueError("one"), ValueError("one"), KeyError("two"), ValueError("one")])
+
+    async def work() -> None:
+        error = next(errors, None)
+        if error is not None:
+            raise error
+
+    await asyncio.wait_for(tasks.run_to_end("watch", work), BOUND)
+    told = [one for one in caplog.records if one.name == tasks.__name__ and one.levelname == "ERROR"]
+    assert [one.exc_info and repr(one.exc_info[1]) for one in told] == ["ValueError('one')", "KeyError('two')"]
+    assert tasks.died["watch"] == 4
