@@ -244,10 +244,12 @@ class Job:
         return self._runs.listed()
 
     def undelivered(self) -> list[UndeliveredCall]:
-        """Return the calls of this session's earlier clients with unclaimed results, oldest first.
+        """Return the calls of earlier clients whose results their programs have not read, oldest first.
 
-        Such a call may still be going. The driver keeps the results, up to 256 MiB of them together. A result that
-        had just arrived when its program ended may be among them.
+        Such a call may still be going. Results that had arrived are among them until they were read: with `get`, in
+        a coroutine, or in a callback. A result that was read seconds before its program was killed may be among
+        them, too. The driver keeps results within the gateway's ``--keep-results``; those that had been delivered
+        go first.
         """
         return unclaimed_calls(self._calls)
 

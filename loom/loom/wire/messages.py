@@ -54,6 +54,7 @@ class Kind(enum.IntEnum):
     FORGET = 27
     COLLECT = 28
     LIFE = 29
+    READ = 30
     CALL = 32
     CALL_ONE = 33
     CHOOSE = 34
@@ -140,7 +141,7 @@ ALLOWED_BESIDE = {
     "watch": READING,
     "debug": READING | {Kind.DEBUG},
     "ranks": READING | {Kind.RANK},
-    "call": READING | CALLS,
+    "call": READING | CALLS | {Kind.READ},
 }
 """The kinds of message that a client may send next to the one that drives, by its mode."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _PENDING = object()
+
+
+class LargeAnswer(functools.partial[Any]):
+    """Unpacks a large answer, of which the driver is told at once when it was read."""
 
 
 class FutureProxy(Generic[R], metaclass=Counterpart):
@@ -49,6 +54,7 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
         self.operation = operation
         """The operation, which the progress display of a long wait names."""
         self._ident = ident  # id of the operation; None if it has several answers
+        self._answer: Any = None  # what the driver is told when the answer was read; None for nothing
         self._convert = convert
         self._lock = threading.Lock()
         self._unpack: Callable[[], R] | None = None
@@ -259,13 +265,16 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
     def _result(self) -> R:
         with self._lock:
             if self._value is _PENDING and self._error is None:
-                assert self._unpack is not None
+                unpack = self._unpack
+                assert unpack is not None
                 try:
-                    value: Any = self._unpack()
+                    value: Any = unpack()
                     self._value = value if self._convert is None else self._convert(value)
                 except Exception as error:  # noqa: BLE001 - raised to every waiter
                     self._error = error
                 self._unpack = _unpacked
+                if self._answer is not None:
+                    self._connection.note_read(self._answer, type(unpack) is LargeAnswer)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -21,7 +21,20 @@ from loom.bootstrap import BootstrapCommand, command_for_cluster
 from loom.errors import LimitReached, LoomError, NoSuchMesh, ReadOnlySession, TooLarge
 from loom.session_life import SessionLife
 from loom.shape import Extent, NDSlice, Point, Shape, for_cluster
-from loom.wire.bodies import AskLife, Body, CancelOperation, ForgetMeshes, OperationError, OperationResult
+from loom.wire.bodies import (
+    AskLife,
+    Body,
+    Call,
+    CallOne,
+    CancelOperation,
+    Choose,
+    CollectAnswer,
+    ForgetMeshes,
+    OperationError,
+    OperationResult,
+    ReadAnswers,
+    StreamCall,
+)
 from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Welcome
 from loom.wire.messages import ALLOWED_BESIDE, READING, Buffer, Kind, Message
@@ -30,7 +43,7 @@ from loom.wire.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.stream import Stream
 from loom.wire.texts import unpack_texts
 from loom_proxy.display import progress
-from loom_proxy.futures.future import FutureProxy
+from loom_proxy.futures.future import FutureProxy, LargeAnswer
 from loom_proxy.futures.results import StreamFutures, Unread, error_of, raise_error, raise_failure
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.events import Event, SessionEvents
@@ -38,6 +51,12 @@ from loom_proxy.session.interrupts import Uninterrupted
 from loom_proxy.session.waits import Waits
 
 logger = logging.getLogger(__name__)
+
+KEPT_UNTIL_READ = frozenset({Call, CallOne, Choose, StreamCall, CollectAnswer})
+"""The operations whose answers the driver keeps until the program has read them."""
+
+LARGE = 1 << 20
+"""Bytes of an answer of which the driver is told at once when it was read, so that it frees them."""
 
 KEPT_STOPPED = 64
 """Meshes that were stopped here which `Job.meshes` still names."""
@@ -53,6 +72,7 @@ class Calls(Waits):
         self.knows_traces = "traces" in welcome.capabilities
         self.knows_cells = "cells" in welcome.capabilities
         """Whether the driver takes the trace ids of calls."""
+        self._kept: Collection[type] = KEPT_UNTIL_READ if "reads" in welcome.capabilities else ()
         self._allowed = ALLOWED_BESIDE.get(welcome.mode, READING)  # to a client that does not drive
         self.encoder = Encoder(
             ship_project=True,
@@ -130,6 +150,8 @@ class Calls(Waits):
         if ident is None:
             ident = next(self._ids)
         future: FutureProxy[Any] = FutureProxy(self, operation, ident, convert)
+        if type(operation) in self._kept:
+            future._answer = ident
         eager = not self._waiting
         self._waiting[ident] = future
         self._put(operation.message(ident, parts), key, eager, ident)
@@ -143,6 +165,9 @@ class Calls(Waits):
         """Send an operation that has ``count`` answers, and return a future for each."""
         futures: list[FutureProxy[Any]] = [FutureProxy(self, operation) for _ in range(count)]
         ident = self.next_id()
+        if type(operation) in self._kept:
+            for number, future in enumerate(futures):
+                future._answer = (ident, number)
         waiting = self._waiting[ident] = StreamFutures(operation, futures)
         self._put(operation.message(ident, parts), key, True, ident)
         if self._error is not None:
@@ -161,6 +186,17 @@ class Calls(Waits):
             with contextlib.suppress(LoomError):  # the driver is busy, or the connection is lost
                 return SessionLife.of(self.ask(AskLife()).get(timeout))
         return SessionLife()
+
+    def tell_read(self, eager: bool = False) -> None:
+        read = []
+        with contextlib.suppress(IndexError):  # other threads take and add some meanwhile
+            while True:
+                read.append(self.read.popleft())
+        if not read or self._error is not None:
+            return
+        with Uninterrupted():
+            message = ReadAnswers(read).message(self.welcome.next_id)
+            self._sender.put(message) if eager else self._sender.gather(message)
 
     def withdraw(self, ident: int) -> bool:
         if ident not in self._waiting:
@@ -267,7 +303,10 @@ class Calls(Waits):
         rpc_ms, index = OperationResult.fields(message.body)
         if self.states.unseen:
             self.states.answered(waiting.operation, index)
-        self._complete(message, waiting, partial(self.decoder.loads, message.parts, "the result"), rpc_ms, index)
+        parts = message.parts
+        large = len(parts[0]) >= LARGE or (len(parts) > 1 and message.size >= LARGE)
+        unpack = (LargeAnswer if large else partial)(self.decoder.loads, parts, "the result")
+        self._complete(message, waiting, unpack, rpc_ms, index)
 
     def take_error(self, message: Message) -> None:
         """Complete the future of an operation that failed; without a future, report the failure as an event."""

@@ -165,6 +165,8 @@ class Connection:
         return goes_on
 
     def _is_alive(self) -> bool:
+        if self.calls.read:
+            self.calls.tell_read(eager=True)
         if self._stream.untold:
             self._acknowledge()
         return self._transport.is_alive()
@@ -299,6 +301,7 @@ class Connection:
     def leave(self, reason: str) -> None:
         """Close the connection without ending the session."""
         if self.calls.error is None and not self.away:
+            self.calls.tell_read()
             self._sender.drain(LEAVE_TIMEOUT)
             self._acknowledge()
             self._sender.drain(LEAVE_TIMEOUT)

@@ -22,10 +22,10 @@ from loom.wire.mux import MAX_MESSAGE, OrderKey
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.session.dispatcher import Dispatcher
+from loom_gateway.driver.session.replies import WATCHER_IDS, Request
 
 logger = logging.getLogger(__name__)
 
-WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
 WATCHER_ROOM = 16 << 20  # bytes that may wait for a watching client before it is disconnected
 CALLER_ROOM = (
     256 << 20
@@ -93,6 +93,7 @@ class Clients:
                     self._disconnect(self._driving, hello)
                 client = self._driving = Client(0, operations.next_id, operations, self._max_message, lanes, guest)
             client.knows_traces = "traces" in hello.capabilities
+            client.tells_reads = "reads" in hello.capabilities
             client.carry_by(connection)
             self._results.begin_anew()  # what waits is taken now
             return client, not hello.stream
@@ -193,6 +194,8 @@ class Clients:
                 watcher_or_none = self._watching.get(message.id // WATCHER_IDS)
                 if watcher_or_none is not None:
                     self._send_watcher(watcher_or_none, message)
+                if message.kind in ANSWERS and self._driving is not None and self.caller_is_gone(message.id):
+                    self._driving.operations.unclaimed(message)
                 return
         client = self._driving
         if client is None:
@@ -204,6 +207,17 @@ class Clients:
             message = self._stored(client, message)
         if not (client.sender.put(message, key) if eager else client.sender.gather(message)):
             client.operations.unclaimed(message)  # the client is being disconnected at this moment
+
+    def keep_unread(self, answer: Message, call: Request) -> None:
+        """Keep an answer of a call that is about to be sent until the client tells that it was read."""
+        client = self._driving if answer.id < WATCHER_IDS else self._watching.get(answer.id // WATCHER_IDS)
+        if client is not None and client.tells_reads and client.first_id <= answer.id:
+            client.operations.unread.keep(answer, call)
+
+    def caller_is_gone(self, operation: int) -> bool:
+        """Return whether an operation is of a client in mode ``call`` that has no connection, or was dropped."""
+        client = self._watching.get(operation // WATCHER_IDS)
+        return operation >= WATCHER_IDS and (client is None or (client.away and client.mode == "call"))
 
     def _stored(self, client: Client, message: Message) -> Message:
         """Return a message as it waits for the driving client: on the disk if that takes too little.
@@ -217,8 +231,11 @@ class Clients:
             return message
         kept = self._results.keep(message)
         if kept is None and answers:
-            return client.operations.dropped(message)
-        return kept or message
+            kept = client.operations.dropped(message)
+        if kept is None:
+            return message
+        client.operations.unread.replace(kept)
+        return kept
 
     def has_room(self) -> bool:
         """Whether printed lines may join what waits for the driving client."""

@@ -59,7 +59,7 @@ class StoredResults:
 
     def keep(self, message: Message) -> Message | None:
         """Return the message with its payload in a file; None if there is no room for it."""
-        if not message.parts or all(map(_is_stored, message.parts)):
+        if not message.parts or all(map(is_stored, message.parts)):
             return message
         if not self._make_room(message.size):
             return None
@@ -150,5 +150,6 @@ class _ResultFile:
         return view.toreadonly() if read_only else view
 
 
-def _is_stored(part: Any) -> bool:
+def is_stored(part: Any) -> bool:
+    """Return whether a part of a message is in a file of stored results."""
     return isinstance(part, memoryview) and isinstance(part.obj, mmap.mmap)

@@ -1,7 +1,7 @@
-"""Answers that their client never received, kept for the next client of the session.
+"""Answers that their program never read, kept for the next client of the session.
 
 When a program dies, its calls run on. The next client of the session can list and collect their answers, including
-those that were on their way, also if a part of them had arrived.
+those that were on their way, also if a part of them had arrived, and those that had arrived and were not read.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loom.errors import OperationFailed, ResultDropped
-from loom.wire.bodies import CollectAnswer, EndpointCall, OperationError, OperationResult
+from loom.wire.bodies import CollectAnswer, EndpointCall, OperationError, OperationResult, ReadAnswers
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.texts import pack_texts
+from loom_gateway.driver.clients.unread import UnreadAnswers, answer_of
 from loom_gateway.driver.session.context import Context
-from loom_gateway.driver.session.replies import Handler, Request
+from loom_gateway.driver.session.replies import WATCHER_IDS, Handler, Request
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items() if kind != K
 
 @dataclass
 class _Call:
-    """A call whose answers no client has received."""
+    """A call of a client that is gone, whose answers its program has not read."""
 
     request: Request
     mesh: str
@@ -51,24 +52,65 @@ class UnclaimedResults:
         self._calls: dict[int, _Call] = {}
         self._kept: dict[int, None] = {}  # calls with answers that may be dropped for newer ones, the oldest first
         context.results.free_some = self._drop_oldest
-        self.handlers: dict[int, Handler] = {Kind.UNDELIVERED: self._list, Kind.COLLECT: self._collect}
+        self.unread = UnreadAnswers(context.results, context.loop)
+        """Answers that were sent and that no program has read."""
+        self.handlers: dict[int, Handler] = {
+            Kind.UNDELIVERED: self._list,
+            Kind.COLLECT: self._collect,
+            Kind.READ: self._read,
+        }
+
+    def _read(self, message: Message, started: float) -> None:
+        of = message.id // WATCHER_IDS
+        told = ReadAnswers.from_body(message.body).answers
+        read = [tuple(one) if isinstance(one, (list, tuple)) else (one, None) for one in told]
+        own = [one for one in read if len(one) == 2 and type(one[0]) is int and one[0] // WATCHER_IDS == of]
+        self.unread.read(own)
+        if of:  # a client that calls and was away has come back
+            with self._lock:
+                for ident, index in own:
+                    self._forget_read(ident, index)
+
+    def _forget_read(self, ident: int, index: int | None) -> None:
+        call = self._calls.get(ident)
+        if call is not None and call.collector is None:
+            call.answers = [one for one in call.answers if answer_of(one) != (ident, index)]
+            if not call.answers and not self._missing(ident):
+                self._calls.pop(ident)
+                self._kept.pop(ident, None)
+
+    def _take_from_callers(self) -> None:
+        """Take what the clients that call, and are gone, have not read and still wait for."""
+        gone = self._context.caller_is_gone
+        unread = self.unread.take(gone)
+        asked = {ident: call for (ident, _), call in self._context.replies.pending().items() if gone(ident)}
+        self._adopt(asked | {answer.id: call for answer, call in unread}, [answer for answer, _ in unread])
 
     def client_left(self, unsent: Sequence[Message], requests: Mapping[int, Request | None]) -> None:
-        """Keep what was on its way to a disconnected client, and note what it waited for.
+        """Keep what a disconnected client has not received or not read, and note what it waited for.
 
         ``requests`` has those of operations that were answered while it was away.
         """
         answered = {**self._context.replies.answered(), **requests}
+        on_the_way = {answer_of(answer) for answer in unsent if answer.kind in (Kind.RESULT, Kind.ERROR)}
+        unread = self.unread.take(lambda ident: ident < WATCHER_IDS)
+        pending = self._context.replies.pending()
+        asked = {ident: request for (ident, _), request in pending.items() if ident < WATCHER_IDS}
+        asked |= {answer.id: request for answer in unsent if (request := answered.get(answer.id)) is not None}
+        asked |= {answer.id: request for answer, request in unread}
+        arrived = [answer for answer, _ in unread if answer_of(answer) not in on_the_way]
         with self._lock:
             for call in self._calls.values():
                 call.collector = None
-            for (ident, _), request in self._context.replies.pending().items():
+        self._adopt(asked, [*arrived, *unsent])
+
+    def _adopt(self, asked: Mapping[int, Request], answers: Sequence[Message]) -> None:
+        """Note operations of a client that is gone, the oldest first, and take their answers."""
+        with self._lock:
+            for ident, request in sorted(asked.items()):
                 self._note(ident, request)
-            for message in unsent:
-                if (asked := answered.get(message.id)) is not None:
-                    self._note(message.id, asked)
-        for message in unsent:
-            self.take(message)
+        for answer in answers:
+            self.take(answer)
 
     def _note(self, ident: int, request: Request) -> None:
         kind, body = request
@@ -95,13 +137,18 @@ class UnclaimedResults:
             return
         kept = self._context.results.keep(message) if call.collector is None else message
         with self._lock:
-            if self._calls.get(message.id) is not call:
+            known = {answer_of(one) for one in call.answers}
+            if self._calls.get(message.id) is not call or answer_of(message) in known:
                 return
             if kept is not None:
                 self._kept[message.id] = None
             call.answers.append(kept or self.dropped(message, call.request))
             ready = self._ready(message.id, call)
-        for answer in ready:
+        self._send(ready, call)
+
+    def _send(self, answers: Sequence[Message], call: _Call) -> None:
+        for answer in answers:
+            self._context.replies.keep(answer, call.request)
             self._context.send(answer)
 
     def dropped(self, message: Message, request: Request | None) -> Message:
@@ -122,7 +169,12 @@ class UnclaimedResults:
         return dropped.message(message.id, [pack_texts({"text": text})])
 
     def _drop_oldest(self) -> bool:
-        """Drop the answers of the call that has waited longest. Return False if none is kept."""
+        """Drop what is needed least: an answer that was delivered, else those of the call that has waited longest.
+
+        Return False if none is kept.
+        """
+        if self.unread.drop_oldest_stored():
+            return True
         with self._lock:
             if not self._kept:
                 return False
@@ -153,6 +205,7 @@ class UnclaimedResults:
         return sum(1 for pending, _ in self._context.replies.pending() if pending == ident)
 
     def _list(self, message: Message, started: float) -> None:
+        self._take_from_callers()
         with self._lock:
             listed = [
                 (ident, call.mesh, call.endpoint, _ADVERB_OF[call.request[0]], call.shape, expected)
@@ -170,5 +223,4 @@ class UnclaimedResults:
             call.collector = message.id
             self._context.replies.note_request(message.id, call.request)
             ready = self._ready(ident, call)
-        for answer in ready:
-            self._context.send(answer)
+        self._send(ready, call)

@@ -64,6 +64,8 @@ class Context:
         """Whether the driving client takes the notice ``collect_spans`` for the client that asks an operation."""
         self.guest_of: Callable[[int], str | None] = lambda operation: None
         """Returns the user of the client that asks an operation, if it is not the session's own user."""
+        self.caller_is_gone: Callable[[int], bool] = lambda operation: False
+        """Whether an operation is of a client that called next to the one that drives, and is not connected."""
         self.on_retired: list[Callable[[int], object]] = []  # with the id of a whole mesh that was stopped
 
     async def retire(self, ident: int, stopped: Awaitable[Any]) -> None:

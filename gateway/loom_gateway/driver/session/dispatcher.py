@@ -16,6 +16,7 @@ from typing import Any
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError
 from loom.session_life import AliveBecause, SessionLife
 from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
+from loom_gateway.driver.clients.unread import UnreadAnswers
 from loom_gateway.driver.handlers.calls import Calls
 from loom_gateway.driver.handlers.debugging import Debugging
 from loom_gateway.driver.handlers.hosts import HostWatcher
@@ -182,7 +183,13 @@ class Dispatcher:
         self._unclaimed.client_left(unsent, requests)
 
     def unclaimed(self, message: Message) -> None:
+        """Take an answer that was not sent, because its client is gone or is being disconnected."""
+        self._unclaimed.unread.pop(message)
         self._unclaimed.take(message)
+
+    @property
+    def unread(self) -> UnreadAnswers:
+        return self._unclaimed.unread
 
     def request_of(self, ident: int) -> Request | None:
         """Return the request of an operation that was answered only now."""

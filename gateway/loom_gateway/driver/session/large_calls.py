@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from loom.process.threads import keep_going
 from loom.wire.bodies import EndpointCall
 from loom.wire.messages import ADVERBS, Kind, Message
 
@@ -22,6 +23,7 @@ QUIET = 30.0
 """Seconds without a large call after which freed memory goes back to the system. If it went back sooner, the next
 large call would have to allocate it again, which takes longer than to copy into it."""
 
+_WAITS_FOR_NOTHING = frozenset({Kind.END, Kind.READ})
 _CALLS = frozenset(ADVERBS.values())
 
 
@@ -48,7 +50,7 @@ class LargeCalls:
         `under_way`.
         """
         if message.kind not in _CALLS:
-            if message.kind != Kind.END:  # the end of a session waits for nothing
+            if message.kind not in _WAITS_FOR_NOTHING:
                 self._wait(lambda: not self.under_way)
             return False
         root = self._root(EndpointCall.fields(message.body)[0])
@@ -59,7 +61,9 @@ class LargeCalls:
         with self._done:
             self.under_way[root] += 1
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="large calls", daemon=True)
+            self._thread = threading.Thread(
+                target=keep_going, args=("start large calls", self._run), name="large calls", daemon=True
+            )
             self._thread.start()
         self._queue.put((root, message))
         return True

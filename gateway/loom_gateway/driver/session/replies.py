@@ -30,6 +30,8 @@ LINGER = 0.005  # seconds after which gathered answers are sent even though the 
 REMEMBERED = 1 << 14  # number of answered operations to remember for clients that may not have received the answers
 JUST_ANSWERED = 256  # answers of other threads that may come between an answer and its way to the client
 
+WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
+
 LIMITED = frozenset(ADVERBS.values()) - {Kind.BROADCAST}
 """The kinds of operation that count as in flight until they are answered, and that a limit applies to."""
 
@@ -82,6 +84,8 @@ class Replies:
         self._why_silent = why_silent
         self._pending: dict[ReplyId, _Pending] = {}  # iterated as a copy, because other threads change it
         self._answered: deque[tuple[int, Request]] = deque(maxlen=REMEMBERED)
+        self.keep: Callable[[Message, Request], None] = lambda answer, call: None
+        """Called with each answer of a call before it is sent, to keep it until the client has read it."""
         self._flushed = 0.0  # time of the last flush
         self._flush_planned = False  # whether the loop will flush soon
 
@@ -146,8 +150,10 @@ class Replies:
         if pending is None:  # it failed before, because a process is gone
             return
         ident, index = reply
+        call: Request | None = None
         self._answered.append((ident, pending.request))
         if pending.request[0] in LIMITED:
+            call = pending.request
             now = time.perf_counter()
             seconds = now - pending.started
             self.latencies.add(seconds)
@@ -161,16 +167,16 @@ class Replies:
                 calls = pending.entry.calls.get(name) or pending.entry.calls_of(name, now)
                 calls.answered(now, seconds, error is not None)
         if error is not None:
-            self.fail(ident, pending.started, error, index, eager)
+            self.fail(ident, pending.started, error, index, eager, call)
             return
         try:
             if pending.convert is not None:
                 value = pending.convert(value)
-            self.succeed(ident, pending.started, value, index, eager)
+            self.succeed(ident, pending.started, value, index, eager, call)
         # a bug of Loom's: still answer the client, and go on with this thread's other answers
         except Exception as broken:
             logger.exception("the answer to operation %d could not be given", ident)
-            self.fail(ident, pending.started, broken, index, eager)
+            self.fail(ident, pending.started, broken, index, eager, call)
 
     def answer_when(
         self,
@@ -196,21 +202,41 @@ class Replies:
         """
         self.answer_when(message, started, asyncio.run_coroutine_threadsafe(work, self._loop), entry)
 
-    def succeed(self, ident: int, started: float, value: Any, index: int | None = None, eager: bool = True) -> None:
-        """Send the client the result of an operation, or one of several results."""
+    def succeed(
+        self,
+        ident: int,
+        started: float,
+        value: Any,
+        index: int | None = None,
+        eager: bool = True,
+        call: Request | None = None,
+    ) -> None:
+        """Send the client the result of an operation, or one of several results. ``call``: if it was a call."""
         rpc_ms = (time.perf_counter() - started) * 1000
         try:
             parts = self._encoder.dumps(value, "the result")
         except LoomError as error:
-            self.fail(ident, started, error, index, eager)
+            self.fail(ident, started, error, index, eager, call)
             return
-        self._send(OperationResult.message_of(ident, parts, rpc_ms, index), eager)
+        message = OperationResult.message_of(ident, parts, rpc_ms, index)
+        if call is not None:
+            self.keep(message, call)
+        self._send(message, eager)
 
     def fail(
-        self, ident: int, started: float, error: BaseException, index: int | None = None, eager: bool = True
+        self,
+        ident: int,
+        started: float,
+        error: BaseException,
+        index: int | None = None,
+        eager: bool = True,
+        call: Request | None = None,
     ) -> None:
-        """Send the client the error of an operation, or of one of several results."""
-        self._send(error_message(ident, error, _since(started), self._encoder, index), eager)
+        """Send the client the error of an operation, or of one of several results. ``call``: if it was a call."""
+        message = error_message(ident, error, _since(started), self._encoder, index)
+        if call is not None:
+            self.keep(message, call)
+        self._send(message, eager)
 
     def gathered(self, more: bool) -> None:
         """Count an answer that was not eager, and flush if it is time. ``more``: whether another is expected."""

@@ -25,6 +25,7 @@ __all__ = [
     "Debug",
     "EndpointCall",
     "ListUnclaimed",
+    "ReadAnswers",
     "ReconfigureActors",
     "SendToActors",
     "StreamCall",
@@ -151,6 +152,18 @@ class AskLife(Body, kind=Kind.LIFE):
 
     Result: the fields of `loom.session_life.SessionLife`, with ``because`` as texts.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswers(Body, kind=Kind.READ):
+    """Tell which answers of calls the program has read, to a driver with the capability ``reads``.
+
+    The driver keeps an answer until then: a program that dies without having read it leaves it to the next one. The
+    message's id is one of the client's, which reads its own answers only.
+    """
+
+    answers: Sequence[Any]
+    """The id of each operation; of a `StreamCall`, the id and the number of the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class Answers:
 
     def note_request(self, ident: int, request: Request) -> None: ...
 
+    def keep(self, answer: Message, call: Request) -> None: ...
+
     def succeed(self, ident: int, started: float, value: list[Any]) -> None:
         self.listed = value
 
@@ -44,7 +46,14 @@ def test_the_oldest_results_make_room_and_are_named(tmp_path: Path) -> None:
     sent: list[Message] = []
     answers = Answers()
     results = StoredResults(str(tmp_path), limit=2 * MIB + MIB // 2)
-    context = SimpleNamespace(meshes=meshes, replies=answers, results=results, send=sent.append)
+    context = SimpleNamespace(
+        meshes=meshes,
+        replies=answers,
+        results=results,
+        send=sent.append,
+        loop=None,
+        caller_is_gone=lambda ident: False,
+    )
     unclaimed = UnclaimedResults(context)  # type: ignore[arg-type]
 
     for ident in range(1, 5):

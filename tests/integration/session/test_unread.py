@@ -1,0 +1,185 @@
+"""A result that has arrived and was not read outlives the program that it was for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import loom
+from loom.wire.messages import Kind
+from loom_proxy.local import LocalCluster
+from loom_proxy.session.waits import READ_TOGETHER
+from tests.support.actors import Counter
+from tests.support.gateways import BOUND, attach, await_true
+
+pytestmark = pytest.mark.timeout(120)
+
+HEAD = """
+import asyncio, sys, loom
+from tests.support.actors import Counter
+job = loom.connect({url!r}, {token!r}{options})
+procs = job.hosts.slice(hosts=0).spawn_procs(per_host={{"gpus": 2}}, name="procs")
+counters = procs.spawn("counters", Counter, 10)
+one = counters.slice(gpus=0)
+print(job.session, flush=True)
+"""
+
+TAIL = """
+loom.wait(unread, timeout=60)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def killed(cluster: LocalCluster, program: str, options: str = "") -> Iterator[str]:
+    """Run a program until it has all of its answers, and kill it; the name of its session."""
+    text = HEAD.format(url=cluster.url, token=cluster.token, options=options) + textwrap.dedent(program) + TAIL
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as laptop:
+        assert laptop.stdout is not None
+        session = laptop.stdout.readline().strip()
+        assert laptop.stdout.readline().strip() == "done"
+        laptop.kill()
+    yield session
+
+
+def collected(job: loom.Job) -> dict[str, list[Any]]:
+    """The values, or errors, of the undelivered calls, by endpoint and adverb."""
+    found: dict[str, list[Any]] = {}
+    for call in job.undelivered():
+        for future in call.futures:
+            error = future.exception(BOUND)
+            value = type(error).__name__ if error is not None else future.get(BOUND)
+            values = list(value.values()) if call.adverb == "call" and error is None else [value]
+            found.setdefault(f"{call.endpoint}.{call.adverb}", []).extend(values)
+    return found
+
+
+PROGRAMS: dict[str, tuple[str, dict[str, list[Any]]]] = {
+    "call": ("unread = [counters.add.call(3)]", {"add.call": [13, 13]}),
+    "call_one": ("unread = [one.add.call_one(n) for n in range(3)]", {"add.call_one": [10, 11, 13]}),
+    "choose": ("unread = [one.echo.choose('x')]", {"echo.choose": ["x"]}),
+    "stream": (
+        "unread = list(counters.echo.stream('x')); loom.wait(unread); unread[1].get()",
+        {"echo.stream": ["x"]},
+    ),
+    "an error": ("unread = [counters.fail.call('bad')]", {"fail.call": ["ActorError"]}),
+    "large": ("unread = [one.echo.call_one(b'x' * (3 << 20))]", {"echo.call_one": [b"x" * (3 << 20)]}),
+    "some were read": (
+        """
+        unread = [one.echo.call_one(n) for n in range(200)]
+        for future in unread[:198]: future.get()
+        """,
+        {"echo.call_one": [198, 199]},
+    ),
+    "read in every way": (
+        """
+        async def read(future): return await future
+        def look(future): seen.append(future.result())
+        seen = []
+        futures = [one.echo.call_one(n) for n in range(5)]
+        futures[0].get(); futures[1].result(); futures[2].exception(); asyncio.run(read(futures[3]))
+        futures[4].add_done_callback(look)
+        unread = [one.echo.call_one("unread")]
+        """,
+        {"echo.call_one": ["unread"]},
+    ),
+    "a callback that does not look": (
+        "unread = [one.echo.call_one(1)]; unread[0].add_done_callback(lambda future: None)",
+        {"echo.call_one": [1]},
+    ),
+}
+QUICK = ("call", "large", "some were read")
+KINDS = [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in PROGRAMS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transport", ["websocket", pytest.param("http", marks=pytest.mark.slow)])
+def test_what_arrived_and_was_not_read_is_found_by_the_next_program(
+    cluster: LocalCluster, transport: str, kind: str
+) -> None:
+    program, unread = PROGRAMS[kind]
+    program = textwrap.dedent(program) + "\njob._calls.tell_read(True)"
+    with killed(cluster, program, f", transport={transport!r}") as name:
+        # Nobody notices at once that a client over HTTP is gone.
+        with loom.connect(cluster.url, cluster.token, session=name, take_over=True) as job:
+            assert collected(job) == unread
+            assert job.undelivered() == []
+
+
+def test_what_the_next_program_does_not_read_either_is_found_by_the_one_after_it(cluster: LocalCluster) -> None:
+    with killed(cluster, "unread = [counters.add.call(3)]") as name:
+        job = attach(cluster, name)
+        (call,) = job.undelivered()
+        loom.wait(call.futures, timeout=BOUND)
+        job.detach()
+        with attach(cluster, name) as after:
+            assert collected(after) == {"add.call": [13, 13]}
+
+
+def test_a_program_that_leaves_in_order_leaves_nothing_that_it_has_read(cluster: LocalCluster) -> None:
+    job = loom.connect(cluster.url, cluster.token)
+    counters = job.hosts.spawn_procs(name="procs").spawn("counters", Counter)
+    for number in range(5):
+        counters.add.call(number).get(BOUND)
+    unread = counters.echo.call("unread")
+    loom.wait([unread], timeout=BOUND)
+    job.detach()
+    with attach(cluster, job.session) as after:
+        assert set(collected(after)) == {"echo.call"}
+
+
+def test_the_driver_is_told_of_many_reads_at_once(cluster: LocalCluster) -> None:
+    told: list[int] = []
+    with loom.connect(cluster.url, cluster.token) as job:
+        put: Callable[..., Any] = job._calls._sender.gather
+
+        def gather(message: Any) -> bool:
+            told.append(message.kind)
+            return bool(put(message))
+
+        job._calls._sender.gather = gather  # type: ignore[method-assign]
+        one = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("counters", Counter)
+        for number in range(4 * READ_TOGETHER):
+            one.echo.call_one(number).get(BOUND)
+        assert told.count(Kind.READ) == 4
+        assert len(job._calls.read) < READ_TOGETHER
+
+
+def test_what_a_program_that_calls_beside_has_not_read_goes_to_the_one_that_drives(
+    cluster: LocalCluster,
+) -> None:
+    with loom.connect(cluster.url, cluster.token) as job:
+        job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("counters", Counter, 10).value.call().get(BOUND)
+        program = f"""
+        import loom, sys
+        job = loom.connect({cluster.url!r}, {cluster.token!r}, session={job.session!r}, mode="call")
+        counters = job.meshes["counters"]
+        counters.echo.call_one("read").get()
+        unread = [counters.echo.call_one("unread"), counters.add.call(1)]
+        loom.wait(unread)
+        job._calls.tell_read(True)
+        print("done", flush=True)
+        sys.stdin.read()
+        """
+        with subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as beside:
+            assert beside.stdout is not None
+            assert beside.stdout.readline().strip() == "done"
+            assert job.undelivered() == []
+            beside.kill()
+        await_true(lambda: len(job.undelivered()) == 2)
+        assert collected(job) == {"echo.call_one": ["unread"], "add.call": [11]}
+        assert job.undelivered() == []
