@@ -13,8 +13,9 @@ _UNFIT = (
 )
 """C0 and C1 controls, line separators, turns of direction, invisible marks, and halves of surrogate pairs."""
 
-_IN_A_LINE = re.compile(f"[{_UNFIT}]")
+_IN_A_LINE = re.compile(f"(?!\t)[{_UNFIT}]")
 _IN_LINES = re.compile(f"(?![\n\t])[{_UNFIT}]")
+_STYLES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def fit_line(text: str) -> str:
@@ -23,9 +24,15 @@ def fit_line(text: str) -> str:
 
 
 def fit_lines(text: str) -> str:
-    """Return a text as `fit_line` does, with its line breaks and tabs kept."""
+    """Return a text as `fit_line` does, with its line breaks kept."""
     return _IN_LINES.sub(_escape, text)
 
 
+def without_styles(text: str) -> str:
+    """Return a text without the sequences by which programs colour their lines and move the cursor."""
+    return _STYLES.sub("", text) if "\x1b" in text else text
+
+
 def _escape(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode("ascii")
+    # JSON leaves this one character as it is, and knows no escape with x.
+    return "\\u007f" if match[0] == "\x7f" else match[0].encode("unicode_escape").decode("ascii")

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack
 
+from loom.screen_text import fit_line
 from loom.wire.messages import Message
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class LogLine:
     """The number of times that the line was printed."""
 
     def __str__(self) -> str:
-        where = f"[{self.mesh}/{self.place}]" if self.place else f"[{self.mesh}]"
+        where = fit_line(f"[{self.mesh}/{self.place}]" if self.place else f"[{self.mesh}]")
         similar = f"[{self.count} similar log lines] " if self.count > 1 else ""
         return f"{similar}{where} {self.text}"
 

@@ -30,6 +30,7 @@ from loom_gateway.driver.runs.children import keep_apart
 from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import current_run, route_output
 from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.driver_ids import bound_leftovers
 from loom_gateway.workers.monarch_env import set_monarch_environment
 
 set_monarch_environment()  # before Monarch is imported
@@ -118,6 +119,7 @@ def main() -> None:
     if not alike:
         keep_only()
         forbid_new_privileges()
+        bound_leftovers()
     files = DriverFiles(options.socket.removesuffix(".sock"), closed=alike)
     lifetime = Lifetime(files, options.linger, options.exit_with_gateway, options.remove_folder, options.most)
     lifetime.watch_gateway(take_standard_input())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections import Counter
@@ -133,6 +134,11 @@ def _families(
         yield from _goodput(numbers)
         yield from _replicas(numbers)
         yield from _devices(numbers)
+        about = "Replicas, metrics, devices and jobs without samples here, because their user has too many names."
+        left_out = [
+            (what, user, count) for user, one in numbers.items() for what, count in one.get("left_out", {}).items()
+        ]
+        yield _labelled(GaugeMetricFamily, "loom_names_left_out", about, ["what", "user"], left_out)
 
 
 def _sessions(sessions: Sequence[_SessionNumbers], ended: int, reader: str) -> Iterator[Metric]:
@@ -248,8 +254,14 @@ def _labelled(
 ) -> Metric:
     """Return a family of samples. Each sample is the values of its labels, followed by its own."""
     family = kind(name, about, labels=labels)
+    seen = set()
     for *values, number in samples:
-        family.add_metric(values, number)
+        # Prometheus refuses a page with a sample twice, or with something else than text and numbers.
+        texts = tuple(str(value).encode(errors="backslashreplace").decode() for value in values)
+        with contextlib.suppress(OverflowError, TypeError, ValueError):  # an integer may be too large for a double
+            if texts not in seen:
+                family.add_metric(texts, float(number))
+                seen.add(texts)
     return family
 
 

@@ -1,23 +1,29 @@
 """User ids for drivers: each driver runs user code, and reaches no file or process of another driver's id.
 
-Every driver has its own, also those of one user. A spare driver has an id before its user is known, and a process
-that a session has left behind is found by its id, and ended, when the session's driver has ended.
+Every driver has its own, also those of one user. A spare driver has an id before its user is known, and what a
+session has left behind is found by its id, and ended or removed, when the session's driver has ended. While
+something of an id is left, no driver gets it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import grp
 import logging
 import os
 import pwd
 import re
+import resource
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Sequence
 
 from loom.errors import LimitReached, WrongArguments
 from loom.process.capabilities import Capability, held, keep_only
+from loom_gateway.sessions import id_sweep
 from loom_gateway.sessions.driver_files import DriverFiles
 
 logger = logging.getLogger(__name__)
@@ -29,28 +35,18 @@ MONARCHS_LOGS = "/tmp/unknown"
 """Where Monarch writes the logs of processes whose user id has no name. Nothing can change that but the level."""
 
 _LARGEST = 2**32 - 2
-_CLEAR_TIMEOUT = 30.0  # seconds to end a driver's processes and remove its files
+_RLIMIT_MSGQUEUE = 12  # the kernel's number
+_LEFT_SHOWN = 5
+_SWEEP_TIMEOUT = 120.0  # seconds to end an id's processes and remove its files
 
-_CLEAR = """
-import contextlib, os, shutil, signal, sys
-folder, *kept = sys.argv[1:]
-with contextlib.suppress(ProcessLookupError):
-    os.kill(-1, signal.SIGKILL)  # every other process of this user id
-os.chmod(folder, 0o770)
-for entry in list(os.scandir(folder)):
-    if entry.name in kept:
-        continue
-    if not entry.is_dir(follow_symlinks=False):
-        os.unlink(entry)
-        continue
-    os.chmod(entry, 0o700)
-    for place, folders, _ in os.walk(entry):
-        for name in folders:
-            if not os.path.islink(os.path.join(place, name)):
-                os.chmod(os.path.join(place, name), 0o700)
-    shutil.rmtree(entry, ignore_errors=True)
-"""
-"""Run with a driver's user id: without CAP_DAC_OVERRIDE, its private folders are closed to the gateway too."""
+RETURNS_WITHIN = 5.0
+"""Seconds in which an id is free again whose session has ended, unless the session has left a lot."""
+
+MOST_THREADS = 16_384
+"""Threads of one driver's user id, in all of its processes: a fork bomb leaves room for others."""
+
+SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
+"""Folders that every user id may write to, as may be the one of ``TMPDIR``."""
 
 
 class DriverIds:
@@ -60,6 +56,8 @@ class DriverIds:
         self._range = range(low, high + 1)
         self._free = deque(self._range)
         self._used: set[int] = set()
+        self._clean: set[int] = set()  # the free ones of which nothing is left
+        self._returned = asyncio.Event()  # set when an id is free again
 
     @classmethod
     def of(cls, text: str) -> DriverIds:
@@ -93,15 +91,39 @@ class DriverIds:
             f"larger range"
         )
 
+    async def take_clean(self) -> int:
+        """Return an id as `take` does, of which no process, file or shared memory is left.
+
+        An id that this gateway has not swept may have been in use before. One that cannot be swept is used no more.
+        Raises as `take`, after `RETURNS_WITHIN` seconds.
+        """
+        while (uid := await self._take_soon()) not in self._clean:
+            if await asyncio.to_thread(sweep, uid):
+                break
+        self._clean.discard(uid)
+        return uid
+
+    async def _take_soon(self) -> int:
+        """Return an id as `take` does, and if all are in use wait a moment: a session may just have ended."""
+        self._returned.clear()
+        with contextlib.suppress(LimitReached):
+            return self.take()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._returned.wait(), RETURNS_WITHIN)
+        return self.take()
+
     def adopt(self, uid: int) -> None:
-        """Note that a driver of an earlier gateway has an id."""
+        """Note that a driver of an earlier gateway has an id, or that something of it is left."""
         self._used.add(uid)
 
-    def give_back(self, uid: int) -> None:
-        """Note that no process has an id any more."""
+    def give_back(self, uid: int, clean: bool = True) -> None:
+        """Note that no process has an id any more; ``clean`` says that nothing else of it is left."""
         self._used.discard(uid)
+        if clean:
+            self._clean.add(uid)
         if uid in self._range:
             self._free.append(uid)
+        self._returned.set()
 
 
 def give_up_other_rights() -> None:
@@ -157,44 +179,69 @@ def environment(folder: str) -> dict[str, str]:
     return {**inherited, "HOME": os.path.join(folder, "home"), "TMPDIR": os.path.join(folder, "tmp")}
 
 
-def clear_away(files: DriverFiles, uid: int) -> bool:
-    """End every process of a driver's user id and remove the driver's folder, except for the log.
+def bound_leftovers() -> None:
+    """Bound, in a driver, what its user id may start, and forbid what no sweep would find: POSIX message queues."""
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    threads = MOST_THREADS if most == resource.RLIM_INFINITY else min(MOST_THREADS, most)
+    resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
+    resource.setrlimit(_RLIMIT_MSGQUEUE, (0, 0))
 
-    Return whether it was done. Otherwise no other driver may have the id.
+
+def clear_away(files: DriverFiles, uid: int) -> bool:
+    """End every process of a driver's user id, and remove what the id has left and the driver's folder.
+
+    The log is kept. Return whether it was done. Otherwise no other driver may have the id.
     """
-    if files.folder is None or not os.path.isdir(files.folder):
-        return True
+    folder = files.folder if files.folder is not None and os.path.isdir(files.folder) else None
+    kept = [os.path.basename(files.log) + part for part in ("", ".1")]
+    if not sweep(uid, folder, kept):
+        return False
     try:
-        _clear(files.folder, uid, [os.path.basename(files.log) + part for part in ("", ".1")])
-        files.keep_log()
+        if folder is not None:
+            _take_over(folder)
+            files.keep_log()
     except OSError as error:
-        logger.error("the folder %s stays, and its user id %d is not used again: %s", files.folder, uid, error)
+        logger.error("the folder %s stays, and its user id %d is not used again: %s", folder, uid, error)
         return False
     return True
 
 
-def _clear(folder: str, uid: int, kept: Sequence[str]) -> None:
-    """End every process of a user id, remove its files from its folder except for ``kept``, and take over these."""
-    command = [sys.executable, "-I", "-S", "-c", _CLEAR, folder, *kept]
+def sweep(uid: int, folder: str | None = None, kept: Sequence[str] = ()) -> bool:
+    """End every process of a user id, and remove its files and its shared memory; return whether nothing is left.
+
+    Args:
+        folder: another folder of the id's, which is emptied except for the files that are ``kept``.
+    """
+    command = [sys.executable, "-I", "-S", id_sweep.__file__, str(uid), folder or "", ",".join(kept)]
     try:
-        subprocess.run(
-            command,
+        done = subprocess.run(
+            [*command, *SHARED_FOLDERS, tempfile.gettempdir()],
             check=True,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             cwd="/",
             env={},
-            user=uid,
-            group=uid,
-            extra_groups=[],
-            timeout=_CLEAR_TIMEOUT,
+            timeout=_SWEEP_TIMEOUT,
         )
-    except subprocess.SubprocessError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
-        raise OSError(
-            f"the processes and files of user id {uid} remain: {error} {said.decode(errors='replace')}"
-        ) from error
+        logger.error(
+            "the user id %d is not used again, because what it has left could not be removed: %s %s",
+            uid,
+            error,
+            said.decode(errors="replace"),
+        )
+        return False
+    if left := done.stdout.decode().splitlines():
+        shown = ", ".join(left[:_LEFT_SHOWN])
+        logger.error(
+            "the user id %d is not used again, because %d things of it are left: %s", uid, len(left), shown
+        )
+    return not left
+
+
+def _take_over(folder: str) -> None:
+    """Make the gateway the owner of a driver's folder, which was emptied, and of the log in it."""
     own, group = os.geteuid(), os.getegid()
     os.chown(folder, own, group)
     os.chmod(folder, 0o700)

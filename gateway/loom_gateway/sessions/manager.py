@@ -69,6 +69,7 @@ class SessionManager:
         """Whether the gateway's drivers end with it, however it ends."""
         self._driver_options = list(driver_options)
         self._ids = ids
+        self._uncleared: list[tuple[DriverFiles, int]] = []  # of ended drivers, with ids that nobody gets meanwhile
         self._leases = leases
         self.worker_watch.on_change = self._publish_leased
         self._sessions: dict[str, Session] = {}
@@ -198,7 +199,8 @@ class SessionManager:
         if self.folder.temporary:
             arguments.append("--remove-folder")
         arguments += ["--gateway-uid", str(os.geteuid())]
-        driver = self._launch(files, python("loom_gateway.driver", *arguments))
+        uid = None if self._ids is None else await self._ids.take_clean()
+        driver = self._launch(files, python("loom_gateway.driver", *arguments), uid)
         try:
             await driver.come_up(START_TIMEOUT)
         except asyncio.CancelledError:
@@ -206,10 +208,9 @@ class SessionManager:
             raise
         return driver
 
-    def _launch(self, files: DriverFiles, command: Sequence[str]) -> OwnDriver:
-        if self._ids is None or files.folder is None:
+    def _launch(self, files: DriverFiles, command: Sequence[str], uid: int | None) -> OwnDriver:
+        if self._ids is None or files.folder is None or uid is None:
             return OwnDriver("the driver", files, command)
-        uid = self._ids.take()
         try:
             make_folder(files.folder, uid)
             driver = OwnDriver("the driver", files, command, uid)
@@ -229,6 +230,12 @@ class SessionManager:
             await driver.exited.wait()
             if driver.cleared:
                 ids.give_back(uid)
+                for files, kept in list(self._uncleared):  # what kept an id may have been this driver's
+                    if await asyncio.to_thread(clear_away, files, kept):
+                        self._uncleared.remove((files, kept))
+                        ids.give_back(kept)
+            else:
+                self._uncleared.append((driver.files, uid))
 
         ids.adopt(uid)
         tasks.run_to_end("wait for a driver's end", await_end)

@@ -9,6 +9,7 @@ import typer
 from loom._version import __version__
 from loom.cli import bridge, context, dashboard, debug, inject, logs, meshes, ranks, serve, status, token, weaver
 from loom.cli.demos import demo
+from loom.cli.output import say
 from loom.cli.timing import analyze, trace, tune
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"loom {__version__}")
+        say(f"loom {__version__}")
         raise typer.Exit
 
 

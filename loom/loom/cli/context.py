@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loom.cli.options import Json
-from loom.cli.output import show
+from loom.cli.output import say, show
 from loom.errors import UnknownContext, WrongArguments
 from loom.rest import safe_url
 
@@ -57,7 +57,7 @@ def add(
         "the current one" if file.read().current == name else f"`loom context use {name}` makes it the current one"
     )
     place = "no token" if token is None else f"its token in {'the keyring' if in_keyring else file.path}"
-    typer.echo(f"context {name}: {address}, {place}; {current}")
+    say(f"context {name}: {address}, {place}; {current}")
 
 
 @app.command()
@@ -66,7 +66,7 @@ def use(name: Name) -> None:
     from loom_proxy.contexts.file import ContextFile
 
     context = ContextFile().use(name)
-    typer.echo(f"the current context is {name}: {context.url}")
+    say(f"the current context is {name}: {context.url}")
 
 
 @app.command("list")
@@ -105,7 +105,7 @@ def current() -> None:
     from loom_proxy.contexts.file import ContextFile
 
     contexts = ContextFile().read()
-    typer.echo(_current(contexts.current, contexts.listed))
+    say(_current(contexts.current, contexts.listed))
 
 
 @app.command()
@@ -114,7 +114,7 @@ def remove(name: Name) -> None:
     from loom_proxy.contexts.file import ContextFile
 
     ContextFile().remove(name)
-    typer.echo(f"removed context {name}")
+    say(f"removed context {name}")
 
 
 def _current(name: str | None, listed: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from loom.cli.options import Access, asking
+from loom.cli.output import say
 
 
 @asking
@@ -29,9 +30,9 @@ def dashboard(
     # Whoever sees the address may press Ctrl-C.
     with nullcontext() if access.forward is None else suppress(KeyboardInterrupt):
         if browser and webbrowser.open(address):
-            typer.echo(f"opened {address.partition('#')[0]} in a browser")
+            say(f"opened {address.partition('#')[0]} in a browser")
         else:
-            typer.echo(address)
+            say(address)
         if access.forward is not None:
-            typer.echo(f"forwarding to {access.forward.name} until Ctrl-C", err=True)
+            say(f"forwarding to {access.forward.name} until Ctrl-C", err=True)
             threading.Event().wait()

@@ -24,7 +24,7 @@ from loom.cli.options import (
     read_assignments,
     read_moment,
 )
-from loom.cli.output import show
+from loom.cli.output import say, say_lines, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
 
@@ -70,7 +70,7 @@ def check(
     read = read_plan(plan)
     if access.is_given:
         Run(read, access.weaver()).check()
-    typer.echo(f"{plan}: {len(read.faults)} faults, {len(read.expect)} expectations of the whole, seed {read.seed}")
+    say(f"{plan}: {len(read.faults)} faults, {len(read.expect)} expectations of the whole, seed {read.seed}")
 
 
 @app.command()
@@ -88,13 +88,13 @@ def run(
     from loom.chaos.runs.reports import Report
     from loom.chaos.runs.runner import prepare
 
-    running = prepare(plan, access.weaver(), seed, lambda line: typer.echo(line, err=True))
+    running = prepare(plan, access.weaver(), seed, lambda line: say(line, err=True))
     with suppress(KeyboardInterrupt):  # the report then says that it was interrupted
         running.run()
     found = Report(running)
     written = found.write(report or Path(f"{running.plan.name}-{found.seed}-report"))
-    typer.echo(written[0].read_text() if as_json else found.markdown())
-    typer.echo(f"written: {', '.join(map(str, written))}", err=True)
+    say_lines(written[0].read_text() if as_json else found.markdown())
+    say(f"written: {', '.join(map(str, written))}", err=True)
     if not found.ok:
         raise typer.Exit(FAILURE)
 
@@ -133,13 +133,13 @@ def from_events(
         begin, end = read_moment(since), None if until is None else read_moment(until)
         events = list(weaver.events(limit=MOST_EVENTS, since=begin, until=end))
         if len(events) == MOST_EVENTS:
-            typer.echo(f"these are the newest {MOST_EVENTS} events; earlier ones may be missing", err=True)
+            say(f"these are the newest {MOST_EVENTS} events; earlier ones may be missing", err=True)
         text = plan_text(events, weaver.replicas())
     if output is None:
-        typer.echo(text, nl=False)
+        say_lines(text, nl=False)
     else:
         output.write_text(text)
-        typer.echo(f"written: {output}", err=True)
+        say(f"written: {output}", err=True)
 
 
 @app.command()
@@ -205,8 +205,6 @@ def remove(
     command = access.weaver().remove_injection(injection)
     outcomes = acknowledgements(command, timeout)
     done = [id for id, one in outcomes.items() if one.ok]
-    typer.echo(
-        f"removed by {', '.join(done)}" if done else f"not removed: {[one.reason for one in outcomes.values()]}"
-    )
+    say(f"removed by {', '.join(done)}" if done else f"not removed: {[one.reason for one in outcomes.values()]}")
     if not done:
         raise typer.Exit(FAILURE)

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from loom.cli.options import Access, asking, only_session
+from loom.cli.output import say
 from loom.errors import NoSuchRun, UnknownSession, WrongArguments
 from loom.rest import Gateway
+from loom.screen_text import without_styles
 
 
 @asking
@@ -37,7 +39,7 @@ def logs(
     shown = 0
     with suppress(KeyboardInterrupt):
         for line in gateway.logs(session, follow, **wanted):
-            typer.echo(json.dumps(line) if as_json else _shown(line))
+            say(json.dumps(line) if as_json else _shown(line))
             shown += 1
         if run is not None and not (shown or follow):
             _check_run(gateway, session, run)
@@ -60,4 +62,4 @@ def _check_run(gateway: Gateway, session: str, run: int) -> None:
 
 def _shown(line: dict[str, Any]) -> str:
     place = f"/{line['place']}" if line["place"] else ""
-    return f"[{line['mesh']}{place}] {line['text']}"
+    return f"[{line['mesh']}{place}] {without_styles(line['text'])}"

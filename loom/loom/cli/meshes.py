@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from loom.cli.options import Access, Json, asking, only_session
-from loom.cli.output import print_json, print_table
+from loom.cli.output import print_json, print_table, say
 
 _KINDS = {"procs": "hosts", "actors": "processes", "endpoints": "actors"}
 """The kind of a mesh, by the field that only meshes of the kind have."""
@@ -32,13 +32,13 @@ def meshes(
     print_table(f"meshes of {session}", ["mesh", "kind", "shape", "states"], rows)
     for _, one in found:
         for failed in one["elements"]["failures"]:
-            typer.echo(f"rank {failed['rank']} of {one['name']}: {failed['reason']}")
+            say(f"rank {failed['rank']} of {one['name']}: {failed['reason']}")
     calls = [[one["name"], *_calls(each)] for _, one in found for each in one.get("endpoints", ())]
     if calls:
         columns = ["mesh", "endpoint", "calls", "failed", "in flight", "calls a second", "p50", "p99"]
         print_table("calls; the times are of the last minute", columns, calls)
     if answer["left_out"]:
-        typer.echo(f"{answer['left_out']} other meshes, most of them stopped")
+        say(f"{answer['left_out']} other meshes, most of them stopped")
 
 
 def _tree(mesh: dict[str, Any], depth: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:

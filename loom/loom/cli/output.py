@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from loom.screen_text import fit_line, fit_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 UNLIMITED = 1_000_000
 """Columns of the output when it is no terminal: no table is as wide."""
@@ -27,9 +30,26 @@ def show(
         print_table(title, columns, rows)
 
 
+def say(line: str, err: bool = False) -> None:
+    """Print one line, to standard error with ``err``. What others wrote in it is made fit to show."""
+    typer.echo(fit_line(line), err=err)
+
+
+def say_lines(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print a text of several lines as `say` prints one; without ``nl``, it has its last line's end already."""
+    typer.echo(fit_lines(text), err=err, nl=nl)
+
+
+def cell(text: str, style: str = "", no_wrap: bool = False) -> Text:
+    """Return a text for a table or a picture, made fit to show, in which nothing counts as rich's markup."""
+    from rich.text import Text
+
+    return Text(fit_lines(text), style=style, no_wrap=no_wrap)
+
+
 def print_json(answer: dict[str, Any]) -> None:
     """Print an answer as indented JSON."""
-    typer.echo(json.dumps(answer, indent=2))
+    typer.echo(fit_lines(json.dumps(answer, indent=2)))
 
 
 def print_table(title: str, columns: list[str], rows: Iterable[Iterable[object]]) -> None:
@@ -38,14 +58,13 @@ def print_table(title: str, columns: list[str], rows: Iterable[Iterable[object]]
     A cell that is too wide for the terminal goes on in the next line.
     """
     from rich.table import Column, Table
-    from rich.text import Text
 
     folding = (Column(name, overflow="fold") for name in columns)
     table = Table(*folding)
     for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(cell("" if each is None else str(each)) for each in row))
     screen = console()
-    screen.print(Text(title), soft_wrap=True)
+    screen.print(cell(fit_line(title)), soft_wrap=True)
     screen.print(table)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loom.cli.options import Access, asking, only_session
+from loom.cli.output import say, say_lines
 from loom.errors import LoomError, NoSuchMesh, WrongArguments
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def exec_(
             show.end()
         failed = {rank: one for rank, one in execution.finished.items() if isinstance(one, LoomError)}
         for rank, error in sorted(failed.items()):
-            typer.echo(f"rank {rank}: {error}", err=True)
+            say_lines(f"rank {rank}: {error}", err=True)
         known = [one.status for one in execution.finished.values() if not isinstance(one, LoomError)]
         raise typer.Exit(max([*known, *(error.exit_status for error in failed.values())]))
 
@@ -108,7 +109,7 @@ def cp(
             assert here is not None
             copy = RankMethods.copy_from(found, here[1], destination, here[0], on_progress=progress)
     progress.end()
-    typer.echo(copy)
+    say(copy)
 
 
 @asking
@@ -129,14 +130,14 @@ def forward(
     from loom_proxy.ranks.methods import RankMethods
 
     def refused(error: LoomError) -> None:
-        typer.echo(f"{error}", err=True)
+        say_lines(f"{error}", err=True)
 
     with (
         _reached(access, session, mesh) as found,
         RankMethods.forward(found, port, rank, local_port=local, address=address, on_refused=refused) as open_port,
         contextlib.suppress(KeyboardInterrupt),
     ):
-        typer.echo(f"{address}:{open_port.port} leads to port {port} of rank {rank}; Ctrl-C ends it")
+        say(f"{address}:{open_port.port} leads to port {port} of rank {rank}; Ctrl-C ends it")
         open_port.wait()
 
 

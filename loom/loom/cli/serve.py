@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from loom.cli.output import say
 from loom.extras import GATEWAY_MODULES, WORKER_MODULES, require
 from loom_gateway.settings import ExitWithParent, GatewaySettings, command
 
@@ -30,7 +31,7 @@ def up(
 
     try:
         with LocalCluster(hosts, port=port, token=token) as cluster:
-            typer.echo(
+            say(
                 f"Loom is up with {hosts} host{'' if hosts == 1 else 's'}. In another terminal:\n"
                 f"\n"
                 f"  export LOOM_URL={cluster.url}\n"
@@ -44,7 +45,7 @@ def up(
             )
             cluster.wait()
     except KeyboardInterrupt:
-        typer.echo("ended")
+        say("ended")
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from loom.cli.options import Access, Json, asking
-from loom.cli.output import counted, print_json, print_table, show, when
+from loom.cli.output import counted, print_json, print_table, say, show, when
 from loom.errors import WeaverUnavailable
 from loom.session_life import AliveBecause
 
@@ -40,16 +40,14 @@ def status(access: Access, as_json: Json = False) -> None:
         print_json({**answer, "ended": ended, **weaver})
         return
     # No title of a table, which would fold it to the table's width.
-    typer.echo(
-        f"gateway {answer.get('version', '?')} at {access.chosen}, {counted(answer.get('sessions', 0), 'session')}"
-    )
+    say(f"gateway {answer.get('version', '?')} at {access.chosen}, {counted(answer.get('sessions', 0), 'session')}")
     print_table(
         "workers",
         ["worker", "reachable"],
         [[worker["address"], "yes" if worker["reachable"] else "no"] for worker in answer["workers"]],
     )
     if missing := answer.get("workers_missing"):
-        typer.echo(missing)
+        say(missing)
     if isolation := answer.get("isolation"):
         own = (
             "a user id for each session"
@@ -57,16 +55,16 @@ def status(access: Access, as_json: Json = False) -> None:
             else "none, all have the gateway's user id"
         )
         per_user = "a user's own" if isolation["workers"] == "per user" else "shared by all users"
-        typer.echo(f"isolation of drivers: {own}; workers: {per_user}")
+        say(f"isolation of drivers: {own}; workers: {per_user}")
     if refused := answer.get("refused"):
         each = ", ".join(
             f"{count} x {reason}" for reason, count in sorted(refused.items(), key=lambda one: -one[1])
         )
-        typer.echo(f"refused since it started: {each}")
+        say(f"refused since it started: {each}")
     if away is not None:
-        typer.echo(away)
+        say(away)
     if (since := weaver_status.get("undurable_since")) is not None:
-        typer.echo(
+        say(
             f"the weaver refuses commands, and has stored nothing since {when(since)}: "
             f"{weaver_status['undurable_reason']}"
         )
@@ -75,7 +73,7 @@ def status(access: Access, as_json: Json = False) -> None:
     _print_unwell(devices)
     for job in goodput:
         if job["ratio"] is not None:
-            typer.echo(_goodput_line(job))
+            say(_goodput_line(job))
     if ended:
         lately = reversed(ended[-ENDED_SHOWN:])
         rows = [[one["name"], when(one["ended_at"]), one["reason"], _exit_code(one)] for one in lately]
@@ -153,7 +151,7 @@ def _life(session: dict[str, Any]) -> str:
 def end_session(access: Access, name: Annotated[str, typer.Argument(help="Name of the session.")]) -> None:
     """End a session, with its meshes and their processes."""
     access.gateway().end_session(name)
-    typer.echo(f"ended session {name}")
+    say(f"ended session {name}")
 
 
 @sessions_app.command("share")
@@ -166,7 +164,7 @@ def share_session(
 ) -> None:
     """Let another user see a session: view reads and watches, operate also commands, drive also takes it over."""
     access.gateway().share_session(name, user, scope)
-    typer.echo(f"session {name} is shared with {user} for {scope}")
+    say(f"session {name} is shared with {user} for {scope}")
 
 
 @sessions_app.command("unshare")
@@ -178,4 +176,4 @@ def unshare_session(
 ) -> None:
     """Take a share back. The user's connections to the session are closed."""
     access.gateway().unshare_session(name, user)
-    typer.echo(f"session {name} is not shared with {user} any more")
+    say(f"session {name} is not shared with {user} any more")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from loom.cli.options import Json
-from loom.cli.output import print_json, show, when
+from loom.cli.output import print_json, say, say_lines, show, when
 from loom.errors import WrongArguments
 from loom.token_file import Token, TokenFile, default_path
 
@@ -52,8 +52,8 @@ def create(
         print_json({"id": token.id, "user": token.user, "token": text, "expires": token.expires})
         return
     about = f"{token.name!r} of user {token.user!r}, {token.scope}"
-    typer.echo(f"token {token.id} ({about}) in {file.path}; it is not shown again:", err=True)
-    typer.echo(text)
+    say(f"token {token.id} ({about}) in {file.path}; it is not shown again:", err=True)
+    say_lines(text)
 
 
 @app.command("list")
@@ -87,7 +87,7 @@ def revoke(
     if (ident is None) == (user is None):
         raise WrongArguments("say which token to revoke: its ID, or --user NAME for all of a user's")
     for token in [file.revoke(ident)] if ident is not None else file.revoke_user(user or ""):
-        typer.echo(f"revoked token {token.id} ({token.name!r})")
+        say(f"revoked token {token.id} ({token.name!r})")
 
 
 def _shown(token: Token) -> dict[str, Any]:

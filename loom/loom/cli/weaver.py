@@ -23,7 +23,7 @@ from loom.cli.options import (
     read_assignments,
     read_moment,
 )
-from loom.cli.output import counted, print_json, print_table, show
+from loom.cli.output import counted, print_json, print_table, say, say_lines, show
 from loom.errors import WrongArguments
 from loom.process.exit_codes import FAILURE
 
@@ -55,7 +55,7 @@ def watch(
     with suppress(KeyboardInterrupt):
         if as_json:
             for update in proxy.watch():
-                typer.echo(json_line(update))
+                say(json_line(update))
         else:
             live(proxy.watch(), lambda: (proxy.replicas(), proxy.devices()), str(access.chosen))
 
@@ -104,7 +104,7 @@ def weaver(access: UserAccess) -> None:
 
     The address contains the key of the weaver: keep it secret, as you keep a token.
     """
-    typer.echo(f"LOOM_WEAVER={access.weaver().address()}")
+    say(f"LOOM_WEAVER={access.weaver().address()}")
 
 
 @asking
@@ -218,15 +218,15 @@ def events(
     with suppress(KeyboardInterrupt):
         for event in found:
             shown += 1
-            typer.echo(json.dumps(event.to_body()) if as_json else event_line(event))
+            say(json.dumps(event.to_body()) if as_json else event_line(event))
     if since is not None and after is None and not follow and shown == limit:
-        typer.echo(f"these are the newest {limit}; earlier ones may be missing", err=True)
+        say(f"these are the newest {limit}; earlier ones may be missing", err=True)
 
 
 @asking
 def stacks(access: UserAccess, replica: Replica) -> None:
     """Show the stacks of a replica's threads."""
-    typer.echo(access.weaver().stacks(replica))
+    say_lines(access.weaver().stacks(replica))
 
 
 @asking
@@ -241,8 +241,8 @@ def profile(
     Programs that draw flame graphs read what it prints.
     """
     found = access.weaver().profile(replica, seconds)
-    typer.echo(json.dumps(asdict(found)) if as_json else found.folded.rstrip("\n"))
-    typer.echo(f"{found.samples} samples by {found.sampler}, {found.left_out} left out", err=True)
+    say_lines(json.dumps(asdict(found)) if as_json else found.folded.rstrip("\n"))
+    say(f"{found.samples} samples by {found.sampler}, {found.left_out} left out", err=True)
 
 
 @asking
@@ -273,7 +273,7 @@ def metrics(
         from loom.cli.plot import plot_lines
 
         for line in plot_lines(f"{metric} of {replica}", [(one.step, one.time, one.value) for one in history]):
-            typer.echo(line)
+            say(line)
     else:
         columns = ["time", "step", "value"]
         print_table(
@@ -288,7 +288,7 @@ def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -
     if as_json:
         print_json({"id": command.id, "outcomes": {id: asdict(one) for id, one in outcomes.items()}})
     elif not outcomes:
-        typer.echo(f"error: no replica that lives is named by {target!r}; `loom status` lists them", err=True)
+        say(f"error: no replica that lives is named by {target!r}; `loom status` lists them", err=True)
     else:
         rows = [_row(id, outcomes[id]) for id in sorted(outcomes)]
         print_table(f"command {command.id}", ["replica", "outcome", "step", "changes"], rows)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from loom.cli.output import console, counted
+from loom.cli.output import cell, console, counted
+from loom.screen_text import fit_line
 from loom.weaver.states import ReplicaState
 
 if TYPE_CHECKING:
@@ -175,13 +176,12 @@ class Picture:
         """Return the whole state in at most ``height`` lines."""
         from rich.console import Group
         from rich.table import Table
-        from rich.text import Text
 
         states = Counter(one.state for one in self.replicas.values())
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no replicas"
-        title = Text(f"{counts}; {counted(len(self.devices), 'device')} at {self._url}", style="bold")
+        title = cell(f"{counts}; {counted(len(self.devices), 'device')} at {self._url}", style="bold")
         if self.away is not None:
-            title.append(f"\naway: {self.away}", style="red")
+            title.append(f"\naway: {fit_line(self.away)}", style="red")
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for column in REPLICA_COLUMNS:
             table.add_column(column, no_wrap=True, justify="right" if column in ("step", "s/step") else "left")
@@ -189,17 +189,17 @@ class Picture:
         worst_first = list(STYLES)
         shown = sorted(self.replicas.values(), key=lambda one: (worst_first.index(one.state), one.place))[:room]
         for replica in shown:
-            cells = [Text(cell) for cell in replica_row(replica)]
+            cells = [cell(each) for each in replica_row(replica)]
             cells[1].stylize(STYLES[replica.state])
             table.add_row(*cells)
         parts: list[RenderableType] = [title, table]
         if len(self.replicas) > len(shown):
-            parts.append(Text(f"… {len(self.replicas) - len(shown)} more", style="dim"))
+            parts.append(cell(f"… {len(self.replicas) - len(shown)} more", style="dim"))
         failed = [device for device in self.devices.values() if device.state != "active"]
-        parts += [Text(f"device {one.uuid} {one.state}: {one.reason}", style="red") for one in failed[:3]]
+        parts += [cell(fit_line(f"device {one.uuid} {one.state}: {one.reason}"), style="red") for one in failed[:3]]
         if self.events:
-            parts.append(Text(""))
-            parts += [Text(event_line(event), style="dim", no_wrap=True) for event in self.events]
+            parts.append(cell(""))
+            parts += [cell(fit_line(event_line(event)), style="dim", no_wrap=True) for event in self.events]
         return Group(*parts)
 
 

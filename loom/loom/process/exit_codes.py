@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from loom import errors
+from loom.screen_text import fit_lines
 
 FAILURE = 1
 USAGE = 2
@@ -32,5 +33,5 @@ def error_for_exit_code(code: int) -> type[errors.LoomError]:
 
 def report(error: errors.LoomError) -> int:
     """Print an error on standard error and return its exit code."""
-    print(f"error: {error}", file=sys.stderr)  # noqa: T201
+    print(f"error: {fit_lines(str(error))}", file=sys.stderr)  # noqa: T201
     return error.exit_status

@@ -13,6 +13,7 @@ from functools import cache
 from math import isfinite
 from typing import NamedTuple
 
+from loom.screen_text import without_styles
 from loom.timing.trace_ids import checked_trace
 
 
@@ -111,9 +112,7 @@ def parse_line(text: str) -> Line | None:
     Raises:
         ValueError: the line begins as one of these, but a field is missing or is no number.
     """
-    if "\x1b" in text:
-        text = _COLOURS.sub("", text)
-    found = _heads().search(text)
+    found = _heads().search(text := without_styles(text))
     if found is None:
         return None
     trace, weights, other, sentence = found.groups()
@@ -176,7 +175,6 @@ def _parse_sentence(text: str) -> Line:
 
 
 _NUMBER = tuple(f"{{:.{digits}f}}".format for digits in range(4))
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 is_plain = re.compile(r'[^\s"\x00-\x1f\x7f]*[^\s"\x00-\x1f\x7f,;)]').fullmatch
 """Say whether a text stands in a line as it is."""
 _FIELD = re.compile(r'\(?\b([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"]+)')

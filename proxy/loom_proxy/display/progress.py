@@ -20,6 +20,7 @@ from html import escape
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from loom.screen_text import fit_line
 from loom.wire.bodies import AwaitInitialized, AwaitRun, Body, EndpointCall, ReadRunOutput, StartRun, StopMesh
 from loom_proxy.session.waits import Waits
 
@@ -79,7 +80,7 @@ class TerminalDisplay:
     def show(self, step: Step, seconds: float) -> None:
         from rich.markup import escape as escape_markup
 
-        text = f"{escape_markup(step.text)}, {seconds:.0f} s"
+        text = f"{escape_markup(fit_line(step.text))}, {seconds:.0f} s"
         self._progress.update(self._task, description=text, completed=step.done, total=step.total or None)
         self._progress.refresh()
 

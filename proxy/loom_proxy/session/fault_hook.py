@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from loom.screen_text import fit_lines
 from loom_proxy.session.events import Event, MeshFailure, failure_of
 
 
@@ -59,7 +60,7 @@ class FaultHook:
             try:
                 hook(failure)
             except BaseException:  # noqa: BLE001 - also a SystemExit: Monarch takes it for the end, too
-                sys.stderr.write(f"{traceback.format_exc()}{_last_words(failure)}")
+                sys.stderr.write(fit_lines(f"{traceback.format_exc()}{_last_words(failure)}"))
                 sys.stderr.flush()
                 _interrupt_main()
 

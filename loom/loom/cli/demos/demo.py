@@ -36,7 +36,7 @@ from loom.cli.demos.training import (
     exit_code,
     summarize,
 )
-from loom.cli.output import counted
+from loom.cli.output import counted, say, say_lines
 from loom.extras import GATEWAY_MODULES, require
 from loom.train.controller.job_events import JobEvent
 
@@ -77,9 +77,9 @@ def demo(
         with _display(as_json) as display:
             summary = run_demo(hosts, procs, steps, failure, display)
     except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
+        say("interrupted", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    typer.echo(json.dumps(asdict(summary)) if as_json else f"\n{describe(summary)}")
+    say_lines(json.dumps(asdict(summary)) if as_json else f"\n{describe(summary)}")
     raise typer.Exit(exit_code(summary))
 
 
@@ -157,13 +157,13 @@ class LineDisplay(Display):
     """A line for each event, for logs and pipes."""
 
     def wait(self, what: str) -> None:
-        typer.echo(f"{what} …")
+        say(f"{what} …")
 
     def note(self, text: str) -> None:
-        typer.echo(text)
+        say_lines(text)
 
     def show(self, event: Event) -> None:
-        typer.echo(sentence(event))
+        say(sentence(event))
 
 
 class LiveDisplay(Display):

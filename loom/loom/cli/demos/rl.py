@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import loom
+from loom.cli.output import say, say_lines
 from loom.extras import GATEWAY_MODULES, require
 
 if TYPE_CHECKING:
@@ -49,17 +50,15 @@ def rl(
     try:
         summary = _run(steps, settings, quiet=as_json)
     except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
+        say("interrupted", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     from loom.rl.arithmetic import Arithmetic
 
     reward, seconds = summary.reward(), perf_counter() - began
     if as_json:
-        typer.echo(
-            json.dumps({"reward": reward, "seconds": seconds, "steps": [asdict(one) for one in summary.steps]})
-        )
+        say(json.dumps({"reward": reward, "seconds": seconds, "steps": [asdict(one) for one in summary.steps]}))
     else:
-        typer.echo(
+        say(
             f"\nThe mean reward is {reward:.3f} after {len(summary.steps)} steps, {seconds:.0f} s from start to "
             f"end; {summary.trained} completions were trained on, {summary.dropped} were too old."
         )
@@ -72,7 +71,7 @@ def _run(steps: int, settings: dict[str, Any], quiet: bool) -> RunSummary:
 
     def say(text: str) -> None:
         if not quiet:
-            typer.echo(text)
+            say_lines(text)
 
     say("Starting a worker host and a gateway …")
     with tempfile.TemporaryDirectory(prefix="loom-rl-") as folder, loom.local(hosts=1) as job:
@@ -94,7 +93,7 @@ def _run(steps: int, settings: dict[str, Any], quiet: bool) -> RunSummary:
 
 def _print(record: StepRecord) -> None:
     """Print the record of a step in the cluster, from which the laptop reads it."""
-    typer.echo(json.dumps(asdict(record)))
+    say(json.dumps(asdict(record)))
 
 
 def _records(output: Iterator[str]) -> Iterator[StepRecord]:

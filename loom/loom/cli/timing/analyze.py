@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from loom.cli.options import Access, asking
-from loom.cli.output import counted, print_json
+from loom.cli.output import counted, print_json, say, say_lines
 from loom.errors import WrongArguments
 
 
@@ -46,9 +46,9 @@ def analyze(
         print_json(found.as_dict())
         return
     assert found.folder is not None
-    typer.echo(f"PRIMARY: {found.primary}")
-    typer.echo(headline(found))
+    say(f"PRIMARY: {found.primary}")
+    say_lines(headline(found))
     if found.broken.count:
         said = counted(found.broken.count, "broken line is", "broken lines are")
-        typer.echo(f"{said} left out; the summary names the first.", err=True)
-    typer.echo(f"written: {found.folder / 'SUMMARY.md'}")
+        say(f"{said} left out; the summary names the first.", err=True)
+    say(f"written: {found.folder / 'SUMMARY.md'}")

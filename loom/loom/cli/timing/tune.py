@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from loom.cli.options import UserAccess, asking, check_lives, only_session, read_assignments
-from loom.cli.output import print_json
+from loom.cli.output import print_json, say
 from loom.errors import WrongArguments
 
 
@@ -55,7 +55,7 @@ def tune(
     ledger = Ledger(out or Path(f"tuning_{name}"), name)
     ledger.write()  # before anything is changed
     known = len(ledger.entries)
-    tuner = Tuner(run, ledger, steps=steps, say=lambda line: None if as_json else typer.echo(line))
+    tuner = Tuner(run, ledger, steps=steps, say=lambda line: None if as_json else say(line))
     if replay:
         tuner.replay(replayed)
     elif given:
@@ -70,11 +70,11 @@ def tune(
         if proposal is not None:
             tuner.note(proposal, before)
             told = proposal.why if isinstance(proposal, NoChange) else f"{proposal}. {proposal.why}"
-            typer.echo(f"{proposal.rule}: {told}", err=as_json)
+            say(f"{proposal.rule}: {told}", err=as_json)
     new = ledger.entries[known:]
     if as_json:
         print_json({"session": name, "entries": [entry.as_dict() for entry in new]})
     elif new:
-        typer.echo(f"written: {ledger.folder / 'ledger.md'}")
+        say(f"written: {ledger.folder / 'ledger.md'}")
     else:
-        typer.echo("nothing is found that a change would answer")
+        say("nothing is found that a change would answer")

@@ -11,6 +11,12 @@ import msgpack
 from loom.errors import NotFound, WrongArguments
 from loom.weaver.serving.users import Users
 
+ALL_NUMBERS = 8 << 20
+"""Bytes of the names and numbers of all users in one answer, far below the largest frame."""
+
+MOST_NUMBERS = 4 << 20
+"""Bytes of one user's among them: some 8,000 devices, or 8,000 replicas with 20 metrics each."""
+
 
 class Everyone:
     """The operations on all users' weavers: the lists, the status, and the failure of a device."""
@@ -64,7 +70,8 @@ class Everyone:
 
     def _numbers(self, arguments: dict[str, Any]) -> bytes:
         """Return the packed numbers of each user, for a reader that unpacks them on a thread of its own."""
-        packed: bytes = msgpack.packb(self._each("numbers", arguments))
+        share = min(MOST_NUMBERS, ALL_NUMBERS // max(1, len(list(self._users.items()))))
+        packed: bytes = msgpack.packb(self._each("numbers", {**arguments, "bytes": share}))
         return packed
 
     def _fail_device(self, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
+
+import msgpack
 
 from loom.chaos.faults import Place, fault_kind
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
+from loom.control.frame import MAX_FRAME
 from loom.control.introduction import Device
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.errors import Denied, LoomError, Unavailable, WrongArguments
@@ -25,10 +28,15 @@ from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.views import CommandState, DeviceInfo, ProfileInfo, WeaverStatus
 from loom.weaver.weaver import Weaver
 
+T = TypeVar("T")
+
 MAX_TIMEOUT = 3600.0  # seconds that an operation may wait
 
 KEPT_IN_METRICS = 600.0
 """Seconds for which a replica or a job that has ended stays among the numbers."""
+
+_A_NUMBER, _A_REPLICA, _A_DEVICE, _A_JOB = 12, 60, 40, 500
+"""Bytes that a number, a replica, a device and a job take in an answer, about, beside names and statuses."""
 
 _STORES = frozenset(("command", "inject", "remove_fault", "fail_device", "policy", "note"))
 """The operations whose answers promise that something is stored."""
@@ -297,25 +305,41 @@ class RequestHandler:
 
     def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         kept = self._known.goodput
-        jobs = [kept.record(job, now, course=False, faults=0) for job in kept.jobs()]
+        records = (kept.record(job, now, course=False, faults=0) for job in kept.jobs())
+        jobs = [job for job in records if job.replicas or now < job.until + KEPT_IN_METRICS]
         shown = [
             one
             for one in self._known.replicas.values()
             if one.state in LIVING or now < one.changed + KEPT_IN_METRICS
         ]
+        shown.sort(key=lambda one: one.state not in LIVING)
         devices = self._known.devices
+        room = _Room(count(arguments, "bytes", MAX_FRAME // 2))
+        uuids = room.of(
+            "devices",
+            (device.uuid for device in devices),
+            lambda uuid: 2 * len(uuid) + len(msgpack.packb(self._known.device_status.get(uuid))) + _A_DEVICE,
+        )
+        jobs = room.of("jobs", jobs, lambda job: len(job.job) + _A_JOB)
+        found = room.of("replicas", shown, lambda one: len(one.id) + len(one.group) + _A_REPLICA)
+        metrics = {
+            one: room.of("metrics", one.metrics.items(), lambda metric: len(metric[0].encode()) + _A_NUMBER)
+            for one in found
+        }
         return {
             **self._status(arguments, now),
             "command_latency": self._weaver.dispatcher.latencies.to_dict(),
             "call_latency": self._sessions.latencies,
             "history_bytes": self._known.history.size,
             "of_replicas": {
-                replica.id: {"step": replica.step, "metrics": replica.metrics, "group": replica.group}
-                for replica in shown
+                one.id: {"step": one.step, "metrics": dict(metrics[one]), "group": one.group} for one in found
             },
-            "of_devices": self._known.device_status,
-            "device_states": {device.uuid: devices.state(device.uuid).value for device in devices},
-            "of_jobs": [job.to_body() for job in jobs if job.replicas or now < job.until + KEPT_IN_METRICS],
+            "of_devices": {
+                uuid: self._known.device_status[uuid] for uuid in uuids if uuid in self._known.device_status
+            },
+            "device_states": {uuid: devices.state(uuid).value for uuid in uuids},
+            "of_jobs": [job.to_body() for job in jobs],
+            "left_out": room.left_out,
         }
 
     async def _command_state(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
@@ -383,6 +407,26 @@ async def _told(came: asyncio.Queue[ProfileInfo | LoomError]) -> dict[str, Any]:
     if isinstance(answer, LoomError):
         raise answer
     return answer.to_body()
+
+
+class _Room:
+    """The bytes that an answer may have. What has no room is counted by what it is."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self.left_out: dict[str, int] = {}
+
+    def of(self, what: str, items: Iterable[T], size: Callable[[T], int]) -> list[T]:
+        """Return the first items, as many as there is room for."""
+        taken = []
+        for item in items:
+            needed = size(item)
+            if needed <= self._left:
+                self._left -= needed
+                taken.append(item)
+            else:
+                self.left_out[what] = self.left_out.get(what, 0) + 1
+        return taken
 
 
 async def _wait_for(event: asyncio.Event, timeout: float) -> None:

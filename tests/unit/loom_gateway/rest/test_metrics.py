@@ -228,3 +228,32 @@ def test_who_sees_all_users_sees_what_was_refused() -> None:
 
     assert samples(everyone, "loom_refused") == {("authentication",): 3, ("no_http",): 1}
     assert samples(bert, "loom_refused") == {}
+
+
+@pytest.mark.parametrize("name", ["\x1b[31m", "a\nb", 'q"\\', "\u202e", "", "x" * 200, "\r", "\0"], ids=ascii)
+def test_no_name_of_a_user_breaks_the_page(name: str) -> None:
+    text = page(
+        of_replicas={
+            name: {"step": 3, "group": name, "metrics": {name: 0.5, "loss": 1.0}},
+            "good": {"step": 5, "group": "g", "metrics": {"loss": 2.0}},
+        },
+        of_devices={name: {"utilization": 0.5, "throttled": [name, name]}},
+        device_states={name: "active"},
+        left_out={"metrics": 7},
+    )
+
+    good = [
+        [value for labels, value in samples(text, family).items() if "good" in labels]
+        for family in ("loom_replica_step", "loom_replica_metric")
+    ]
+    assert good == [[5], [2.0]]
+    assert list(samples(text, "loom_names_left_out").values()) == [7]
+    assert len(samples(text, "loom_device_throttled")) == 1
+
+
+def test_a_label_that_is_no_text_of_utf_8_is_shown_as_its_escape() -> None:
+    family = metrics._labelled(
+        metrics.GaugeMetricFamily, "x", "x", ["name"], [("\ud800", 1), ("b", 1 << 2000), ("c", 2)]
+    )
+
+    assert [sample.labels["name"] for sample in family.samples] == ["\\ud800", "c"]
