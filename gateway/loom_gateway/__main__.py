@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from loom.process.own_secrets import ancestors_that_show, hide_from_proc, keep_memory_private
+from loom.process.own_secrets import ancestors_that_show, hide_arguments, hide_from_proc, keep_memory_private
 
 if TYPE_CHECKING:
     from loom_gateway.settings import GatewaySettings
@@ -18,6 +18,7 @@ def main() -> None:
     # First of all: drivers of the gateway before may run already, with user code and this process's user id.
     keep_memory_private()
     hide_from_proc("LOOM_TOKEN")
+    hide_arguments()
 
     import typer
 
@@ -48,7 +49,13 @@ def _serve(settings: GatewaySettings) -> None:
 
 def _warn_of_a_shown_token(settings: GatewaySettings) -> None:
     """Say that user code can read the token, unless the gateway is of the user who drives it, as in `loom up`."""
-    if not settings.token or settings.driver_uids or settings.exit_with_parent:
+    if not settings.token or settings.exit_with_parent:
+        return
+    if any(settings.token in argument for argument in sys.argv[1:]):
+        logging.getLogger(__name__).warning(
+            "every user of this machine could read --token on the command line: give LOOM_TOKEN or --token-file"
+        )
+    if settings.driver_uids:
         return
     if shown := ancestors_that_show("LOOM_TOKEN", settings.token):
         logging.getLogger(__name__).warning(

@@ -14,10 +14,19 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with a code of `loom.process.exit_codes`."""
+    from loom.process.own_secrets import hide_arguments
+
+    shown = hide_arguments()  # before anything that takes long
+
     from loom.cli.app import app
     from loom.errors import LoomError
-    from loom.process.exit_codes import report
+    from loom.process.exit_codes import report, warn
 
+    for what in shown if sys.stderr is not None and sys.stderr.isatty() else ():
+        warn(
+            f"every user of this machine could read {what} on the command line until now, and your shell's history "
+            f"may keep it: give it by an environment variable, a file or a context"
+        )
     try:
         app()
     except LoomError as error:

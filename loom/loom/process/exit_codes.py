@@ -31,6 +31,11 @@ def error_for_exit_code(code: int) -> type[errors.LoomError]:
     return next((cls for cls in _BY_EXIT_CODE if cls.exit_status == code), errors.LoomError)
 
 
+def warn(text: str) -> None:
+    """Print a warning on standard error."""
+    print(f"warning: {fit_lines(text)}", file=sys.stderr)  # noqa: T201
+
+
 def report(error: errors.LoomError) -> int:
     """Print an error on standard error and return its exit code."""
     print(f"error: {fit_lines(str(error))}", file=sys.stderr)  # noqa: T201

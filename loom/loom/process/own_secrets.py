@@ -1,8 +1,9 @@
 """What a process with secrets keeps from other processes, those of its own user id included.
 
 Linux shows every process of a user id the memory, the descriptors and the first environment of its other processes
-(``/proc/PID/mem``, ``fd``, ``environ``). Removing a variable from `os.environ` changes nothing in ``environ``: the
-kernel reads it from the memory in which the process was given it.
+(``/proc/PID/mem``, ``fd``, ``environ``), and the arguments (``cmdline``) to every user of the machine. Removing a
+variable from `os.environ` changes nothing in ``environ``: the kernel reads it from the memory in which the process
+was given it. The same goes for arguments.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -26,6 +28,42 @@ def hide_from_proc(name: str) -> None:
     place = libc.getenv(os.fsencode(name))
     if place:
         ctypes.memset(place, 0, len(os.fsencode(value)))
+
+
+SECRET_OPTIONS = ("--token", "--nats-password", "--nats-token")
+"""Options of Loom's commands whose values are secrets. Each has a variable in its place."""
+
+_PASSWORD = re.compile(rb"(?<=://)[^/@\0]*:([^/@\0]+)(?=@)")
+
+
+def hide_arguments() -> list[str]:
+    """Overwrite secrets where the kernel shows this process's arguments to all; return the options that had one.
+
+    They are seen until then, from the start of the program. `sys.argv` keeps them.
+    """
+    if sys.platform != "linux":
+        return []
+    try:
+        start, end = (int(field) for field in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+        given = Path("/proc/self/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return []
+    if not 0 < start < end or len(given) != end - start:  # the process has given itself another title
+        return []
+    found, position, option = [], 0, ""
+    for argument in given.split(b"\0"):
+        name, equals, value = argument.partition(b"=")
+        secrets = [(0, len(argument))] if option else []
+        if equals and name.decode(errors="replace") in SECRET_OPTIONS:
+            secrets, option = [(len(name) + 1, len(value))], name.decode()
+        secrets += [(match.start(1), len(match[1])) for match in _PASSWORD.finditer(argument)]
+        for offset, length in secrets:
+            ctypes.memset(start + position + offset, ord("x"), length)
+        if secrets:
+            found.append(option or "a password in an address")
+        option = argument.decode(errors="replace") if argument.decode(errors="replace") in SECRET_OPTIONS else ""
+        position += len(argument) + 1
+    return found
 
 
 def ancestors_that_show(name: str, value: str) -> list[int]:
