@@ -20,7 +20,19 @@ from loom.wire.mux import MAX_MESSAGE
 
 PROTOCOL = (1, 0)  # version of the protocol that this side speaks, as ``(major, minor)``
 
-CAPABILITIES = ("chunks", "buffers", "stream", "run", "lanes", "draining", "traces", "cells", "life", "reads")
+CAPABILITIES = (
+    "chunks",
+    "buffers",
+    "stream",
+    "run",
+    "lanes",
+    "draining",
+    "traces",
+    "cells",
+    "life",
+    "reads",
+    "probes",
+)
 """This side's abilities beyond the bare protocol."""
 
 MODES = {"drive": "drive", "watch": "view", "debug": "drive", "ranks": "drive", "call": "drive"}

@@ -25,6 +25,10 @@ def behind_length(frame: Sequence[Buffer]) -> bytes:
     return b"".join([LENGTH.pack(sum(map(len, frame))), *frame])
 
 
+class OutOfStep(ProtocolMismatch):
+    """A connection has lost frames, or its other side names frames that do not exist: connect anew and resume."""
+
+
 class Lane:
     """One end of a lane (0: small messages, 1: bulk): the numbers of its frames, and the frames that are kept."""
 
@@ -64,12 +68,24 @@ class Lane:
 
     def resume(self, received: int) -> None:
         """Begin on a new connection, whose other side says that it has received the frames up to a number."""
-        self._acknowledge(received)
         if received < self.acknowledged:
             raise ProtocolMismatch(
                 f"the other side has received up to frame {received}, though it acknowledged {self.acknowledged}"
             )
+        self._check_resumable(received)
+        self._acknowledge(received)
         self.again = deque(self.kept)
+
+    def _check_resumable(self, received: int) -> None:
+        if received > self.sent:
+            raise ProtocolMismatch(
+                f"the other side has received up to frame {received}, though {self.sent} have been sent"
+            )
+
+    @property
+    def on_wire(self) -> int:
+        """The number of the last frame that was given out to be sent on this connection."""
+        return self.sent - len(self.again)
 
     def frame(self, messages: Sequence[Message]) -> bytes:
         """Return the next frame with these messages, behind its length; raise what `encode_frame` raises."""
@@ -88,7 +104,7 @@ class Lane:
 
     def _acknowledge(self, number: int) -> None:
         if number > self.sent:
-            raise ProtocolMismatch(f"frame {number} was acknowledged; {self.sent} have been sent")
+            raise OutOfStep(f"frame {number} was acknowledged; {self.sent} have been sent")
         while self.acknowledged < number:  # frames that are sent again carry old numbers
             self._bytes_acknowledged += len(self.kept.popleft())
             self.acknowledged += 1
@@ -98,7 +114,7 @@ class Lane:
         if seq <= self.received:
             return False
         if seq != self.received + 1:
-            raise ProtocolMismatch(f"frame {seq} came where frame {self.received + 1} had to come")
+            raise OutOfStep(f"frame {seq} came where frame {self.received + 1} had to come")
         return True
 
     def _came(self, seq: int, size: int) -> None:
@@ -123,6 +139,8 @@ class BulkLane(Lane):
         """Whether a message has come whole, which must be acknowledged at once, since others may wait for it."""
         self.news = False
         """Whether a frame has come since the sending thread last looked."""
+        self.probes: deque[Message] = deque()
+        """Questions and answers of `loom.wire.watch` that came on the lane's own connection."""
 
     @property
     def ack_due(self) -> bool:
@@ -139,7 +157,9 @@ class BulkLane(Lane):
     def resume(self, received: int | None = None) -> None:
         """Begin on another connection, whose other side has received at least the frames up to a number."""
         with self.lock:
-            self._acknowledge(self.acknowledged if received is None else received)
+            if received is not None:
+                self._check_resumable(received)
+                self._acknowledge(received)
             self.news = True
             self.again = deque(self.kept)
 

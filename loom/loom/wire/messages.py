@@ -39,6 +39,8 @@ class Kind(enum.IntEnum):
 
     # In both directions.
     CHUNK = 8
+    PROBE = 9
+    PROBED = 10
 
     # Client to driver. The client chooses the id of what each makes or asks for.
     SPAWN_PROCS = 16

@@ -296,6 +296,19 @@ class FrameSender:
                 self._rest = bytes(self._rest) + data
                 self._wake_writer()
 
+    def put_behind(self, make: Callable[[], bytes], bulk: bool = False) -> None:
+        """Send a frame without a number behind all that were taken; ``make`` returns it, behind its length.
+
+        With ``bulk``, send it over the connection of the bulk lane. Do nothing without a connection.
+        """
+        with self._lock:
+            if bulk and self._bulk is not None:
+                self._bulk.raw += self._bulk.wire.encode(make())
+                self._bulk.wake()
+            elif not bulk and self._wire is not None:
+                self._rest = bytes(self._rest) + self._wire.encode(make())
+                self._wake_writer()
+
     def flush(self) -> None:
         """Send the gathered messages, as far as the socket takes them at once."""
         if self._stream.ready:

@@ -34,7 +34,8 @@ from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
 _CHUNK = int(Kind.CHUNK)
 """A plain int, since every message is compared with it, and a member of an enum takes twice as long to compare."""
 
-_UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT})
+_PROBES = frozenset({Kind.PROBE, Kind.PROBED})
+_UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT, *_PROBES})
 """Kinds of message outside the numbered stream. An event there is from the gateway itself (``draining``)."""
 
 
@@ -99,6 +100,19 @@ class Stream(Lane):
     def unsettled(self) -> bool:
         """Whether messages wait for the bulk lane, or frames of its own connection are not acknowledged."""
         return self.outbox.waits or (self.bulk is not None and self.apart and self.bulk.kept_bytes > 0)
+
+    def given_out(self, bulk: bool) -> tuple[int, int]:
+        """Return the last frames of both lanes given out for a connection: the first, or the ``bulk`` lane's own.
+
+        The number of a lane that the connection does not carry is 0.
+        """
+        lane = self.bulk
+        return 0 if bulk else self.on_wire, 0 if lane is None or bulk != self.apart else lane.on_wire
+
+    @property
+    def received_of_both(self) -> tuple[int, int]:
+        """The numbers of the last frames of both lanes that have come."""
+        return self.received, 0 if self.bulk is None else self.bulk.received
 
     @property
     def payload_ahead(self) -> int:
@@ -222,8 +236,12 @@ class Stream(Lane):
     def receive_bulk(self, data: Buffer) -> bool:
         """Take one frame from the bulk lane's connection; return whether it completes a message for `arrived`."""
         frame = decode_frame(data)
-        # Frames of lane 0 are the gateway's own messages, which it also sends on the other connection.
-        return bool(frame.lane) and self._receive_chunk(frame, len(data))
+        if frame.lane:
+            return self._receive_chunk(frame, len(data))
+        # Other frames of lane 0 are the gateway's own messages, which it also sends on the other connection.
+        if self.bulk is not None:
+            self.bulk.probes += [message for message in frame.messages if message.kind in _PROBES]
+        return False
 
     def _receive_chunk(self, frame: Frame, size: int) -> bool:
         bulk = self.bulk

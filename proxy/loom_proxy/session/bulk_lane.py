@@ -13,9 +13,12 @@ from collections.abc import Callable
 
 from loom.errors import LoomError
 from loom.process.backoff import Backoff
+from loom.wire.bodies import Probed
+from loom.wire.lane import OutOfStep
 from loom.wire.sender import FrameSender
 from loom.wire.sockets import Waker
 from loom.wire.stream import Stream
+from loom.wire.watch import ConnectionWatch
 from loom_proxy.session.handshake import Handshake
 from loom_proxy.transport.base import Transport
 
@@ -28,7 +31,7 @@ class BulkConnection:
     """The bulk lane's connection, from one loss to the next.
 
     ``connect`` connects and performs the handshake. ``broken`` is called with the error of a frame that makes no
-    sense, which ends the session's connection, too.
+    sense, which ends the session's connection, too. With ``watched``, the driver answers `loom.wire.watch`.
     """
 
     def __init__(
@@ -37,11 +40,13 @@ class BulkConnection:
         sender: FrameSender,
         connect: Callable[[], Handshake],
         broken: Callable[[LoomError], None],
+        watched: bool = False,
     ) -> None:
         self._stream = stream
         self._sender = sender
         self._connect = connect
         self._broken = broken
+        self._watch = ConnectionWatch(stream, bulk=True) if watched else None
         self.waker = Waker()
         """Wakes the thread that receives from the first connection when large messages have come."""
         self._lock = threading.Lock()
@@ -93,9 +98,13 @@ class BulkConnection:
             self._transport = transport
         transport.send_control = self._sender.put_raw_bulk  # type: ignore[method-assign]
         try:
+            if self._watch is not None:
+                self._watch.connected(time.monotonic(), 0, handshake.welcome.received_bulk)
             self._sender.attach_bulk(transport, handshake.welcome.received_bulk)
             self._take(handshake.frames)
             self._receive(transport)
+        except OutOfStep as error:
+            logger.warning("the second connection has lost frames, and is made anew: %s", error)
         except LoomError as error:
             self._broken(error)
             self._closed = True
@@ -117,6 +126,17 @@ class BulkConnection:
                 progress = self._stream.bulk.progress
             if not transport.is_alive(moved):
                 return
+            if self._watch is not None:
+                self._look_after(self._watch, transport)
+
+    def _look_after(self, watch: ConnectionWatch, transport: Transport) -> None:
+        assert self._stream.bulk is not None
+        while self._stream.bulk.probes:
+            watch.answered(Probed.from_body(self._stream.bulk.probes.popleft().body))
+        now = time.monotonic()
+        watch.check(now, transport.heard)
+        if watch.due(now):
+            self._sender.put_behind(lambda: watch.question(now), bulk=True)
 
     def _take(self, frames: list[bytes]) -> None:
         for data in frames:

@@ -5,6 +5,7 @@ A reader thread, or a thread that waits for an answer, reads from it; see `loom_
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -16,12 +17,14 @@ from dataclasses import replace
 
 from loom.errors import ConnectionLost, LoomError, SessionClosed, TokenRevoked, UnknownSession
 from loom.rest import normalise_url
-from loom.wire.bodies import EndSession, Notice, SessionEnded
+from loom.wire.bodies import EndSession, Notice, Probed, SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal
+from loom.wire.lane import OutOfStep
 from loom.wire.messages import Kind, Message
 from loom.wire.sender import FrameSender
 from loom.wire.stream import Stream
 from loom.wire.texts import unpack_texts
+from loom.wire.watch import ConnectionWatch
 from loom_proxy.mesh.rank_states import UNLOGGED
 from loom_proxy.session.bulk_lane import BulkConnection
 from loom_proxy.session.calls import Calls
@@ -71,6 +74,7 @@ class Connection:
         self.on(Kind.EVENT, self._take_notice)
         self.on(Kind.REFUSE, self._take_refusal)
         self.on(Kind.ENDED, self._take_end)
+        self.on(Kind.PROBED, self._take_answer)
         self._end_callbacks: list[Callable[[LoomError], None]] = []
         self._end_reason: LoomError | None = None
         """The reason that the other side gave for ending the connection, if any."""
@@ -80,6 +84,11 @@ class Connection:
         """Returns why there is no gateway to reconnect to any more; None if there may be one."""
         self.unanswered: Callable[[], None] = lambda: None
         """Called after each attempt to reconnect that fails."""
+        knows_probes = "probes" in handshake.welcome.capabilities
+        self._watch = ConnectionWatch(stream) if knows_probes else None
+        """The watch over lost frames; None if the driver is too old for it."""
+        self._moved = (0, 0)  # frames received and acknowledged when the last connection was lost
+        self._futile = 0  # connections in a row that were lost and had moved nothing, each of which waits longer
         self._bulk = self._second_connection()
         self._attach(handshake.transport, 0, 0)
         self._read_loop = self.calls.read_loop = ReadLoop(self, None if self._bulk is None else self._bulk.waker)
@@ -124,7 +133,7 @@ class Connection:
         """Return the bulk lane's connection, not yet started; None if there can be none."""
         if self._stream.bulk is None or self.calls.watching or not hasattr(select, "poll"):
             return None
-        return BulkConnection(self._stream, self._sender, self._connect_bulk, self._break)
+        return BulkConnection(self._stream, self._sender, self._connect_bulk, self._break, self._watch is not None)
 
     def _connect_bulk(self) -> Handshake:
         return connect(self.address, replace(self._hello(), lane=1), CONNECT_TIMEOUT, "websocket")
@@ -152,8 +161,13 @@ class Connection:
                 goes_on = True
             elif frames is not None:
                 goes_on = not wait or self._is_alive()
+            if self._watch is not None and goes_on:
+                self._look_after(self._watch)
             if not goes_on and self._end_reason is None and not self._leaving.is_set():
                 self.calls.away = goes_on = True
+        except OutOfStep as error:
+            logger.warning("the connection to %s has lost frames, and is made anew: %s", self.url, error)
+            self.calls.away = goes_on = True
         except LoomError as error:
             if self._renews(error):
                 self.calls.away = goes_on = True
@@ -163,6 +177,17 @@ class Connection:
             if not goes_on:
                 self._fail(self._end_reason or broken or ConnectionLost(f"the connection to {self.url} broke"))
         return goes_on
+
+    def _look_after(self, watch: ConnectionWatch) -> None:
+        now = time.monotonic()
+        # A tunnel has no time at which it was heard of: its requests fail by themselves.
+        watch.check(now, getattr(self._transport, "heard", now))
+        if watch.due(now):
+            self._sender.put_behind(lambda: watch.question(now))
+
+    def _take_answer(self, message: Message) -> None:
+        if self._watch is not None:
+            self._watch.answered(Probed.from_body(message.body))
 
     def _is_alive(self) -> bool:
         if self.calls.read:
@@ -183,6 +208,9 @@ class Connection:
             handshake = self._connect_again(lost)
             self._attach(handshake.transport, handshake.welcome.received, handshake.welcome.received_bulk)
             self._take_all(handshake.frames)
+        except OutOfStep as error:
+            logger.debug("the next connection to %s has lost frames, too: %s", self.url, error)
+            return True  # and so `reconnect` is called again
         except LoomError as error:
             self._fail(self._end_reason or error)
             return False
@@ -192,7 +220,10 @@ class Connection:
 
     def _connect_again(self, lost: float) -> Handshake:
         patience = self._patience()
-        for attempt, delay in enumerate(RECONNECT):
+        moved = self._stream.received, self._stream.acknowledged
+        self._futile = self._futile + 1 if moved == self._moved else 0
+        self._moved = moved
+        for attempt, delay in enumerate(itertools.islice(RECONNECT, self._futile, None)):
             hello = self._hello()
             if self._leaving.wait(delay):
                 raise ConnectionLost(f"this program left while the connection to {self.url} was lost")
@@ -240,6 +271,8 @@ class Connection:
             self._bulk.allow(isinstance(transport, WebSocketTransport))
         # Control frames take their turn among the sender's frames instead of going out in the middle of one.
         transport.send_control = self._sender.put_raw  # type: ignore[method-assign]
+        if self._watch is not None:
+            self._watch.connected(time.monotonic(), received, received_bulk)
         self._sender.attach(transport, received, received_bulk)
 
     def _take_all(self, frames: Sequence[bytes]) -> None:

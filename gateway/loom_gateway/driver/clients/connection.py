@@ -23,14 +23,15 @@ import termios
 from collections.abc import Callable, Iterator
 
 from loom.errors import LoomError, ProtocolMismatch, WrongState
-from loom.wire.bodies import Describe, Description, OpenSession
+from loom.wire.bodies import Describe, Description, OpenSession, Probe
 from loom.wire.frames import MAX_FRAME, decode_frame
 from loom.wire.handshake import Hello, refusal
-from loom.wire.lane import LENGTH, behind_length
+from loom.wire.lane import LENGTH, OutOfStep, behind_length
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
+from loom.wire.watch import answer_to
 from loom_gateway.driver.clients.client import Client, TurnLost
 from loom_gateway.driver.session.session import Session
 
@@ -79,6 +80,9 @@ class ClientConnection:
     def run(self) -> None:
         try:
             self._serve(self._frames())
+        except OutOfStep as error:
+            # Without a word, so that the client connects anew and resumes: its connection has lost frames.
+            logger.warning("a connection of a client is given up: %s", error)
         except LoomError as error:
             logger.warning("refusing the client: %s", error)
             self._refuse(error)
@@ -175,10 +179,19 @@ class ClientConnection:
         if frame is _WOKEN:
             self._take_arrived(client)
             return
-        client.backlog.add(client.stream.receive(frame), len(frame))
+        messages = client.stream.receive(frame)
+        if messages and messages[0].kind == Kind.PROBE:
+            self._answer_probe(client, messages[0])
+            return
+        client.backlog.add(messages, len(frame))
         client.sender.received()
         if not client.taken.is_set() and not client.stream.holds:
             client.taken.set()
+
+    @staticmethod
+    def _answer_probe(client: Client, probe: Message, bulk: bool = False) -> None:
+        number = Probe.from_body(probe.body).number
+        client.sender.put_behind(lambda: answer_to(client.stream, number, bulk), bulk)
 
     def _take_arrived(self, client: Client) -> None:
         client.backlog.add(client.stream.arrived(), 0)
@@ -216,6 +229,8 @@ class ClientConnection:
             try:
                 for frame in frames:
                     self._take_bulk(client, frame)
+            except OutOfStep:
+                raise
             except LoomError as error:
                 logger.warning("refusing the client: %s", error)
                 client.say_goodbye(refusal(error))
@@ -225,6 +240,9 @@ class ClientConnection:
             assert client.waker is not None
             client.waker.wake()
         client.sender.received()
+        assert client.stream.bulk is not None
+        while client.stream.bulk.probes:
+            self._answer_probe(client, client.stream.bulk.probes.popleft(), bulk=True)
         # A client gets to send more only when its operations are started.
         while True:
             client.taken.clear()

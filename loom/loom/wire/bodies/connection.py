@@ -9,7 +9,7 @@ from typing import Any
 from loom.wire.bodies.base import Body
 from loom.wire.messages import Kind, Message
 
-__all__ = ["Chunk", "Describe", "Description", "OpenSession", "Refuse"]
+__all__ = ["Chunk", "Describe", "Description", "OpenSession", "Probe", "Probed", "Refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,35 @@ class Description(Body, kind=Kind.DESCRIPTION):
 
     Payload: JSON, of `loom_gateway.sessions.descriptions`.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(Body, kind=Kind.PROBE):
+    """Ask what the driver has received, outside the numbered stream; see `loom.wire.watch`. From client to driver.
+
+    Only to a driver with the capability ``probes``.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed(Body, kind=Kind.PROBED):
+    """Answer a `Probe`, outside the numbered stream. From driver to client.
+
+    A number of a lane that the connection does not carry is 0.
+    """
+
+    number: int
+    """That of the `Probe`."""
+    received: int
+    """Number of the last frame received."""
+    received_bulk: int
+    """Number of the last frame received of the bulk lane."""
+    sent: int
+    """Number of the last frame that was sent on this connection before the answer."""
+    sent_bulk: int
+    """The same of the bulk lane."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""A connection that loses frames while it stays open is made anew, and each call runs once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import loom
+from loom.wire import watch
+from loom_proxy.local import LocalCluster
+from tests.support.actors import Counter
+from tests.support.network.dropping_proxy import DOWN, UP, DroppingProxy, dropping
+
+BOUND = 40.0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "EVERY", 0.5)
+    monkeypatch.setattr(watch, "PATIENCE", 2.0)
+
+
+@pytest.fixture
+def proxy(cluster: LocalCluster) -> Iterator[DroppingProxy]:
+    with dropping(cluster.url.removesuffix("/ws/v1")) as running:
+        yield running
+
+
+@pytest.fixture
+def job(proxy: DroppingProxy, cluster: LocalCluster, quick: None) -> Iterator[loom.Job]:
+    with loom.connect(proxy.url, cluster.token, transport="websocket") as connected:
+        yield connected
+
+
+@pytest.fixture
+def counter(job: loom.Job) -> Any:
+    counter = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("counter", Counter)
+    assert counter.value.call_one().get(60) == 0
+    return counter
+
+
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_a_call_whose_frame_was_dropped_returns_soon_and_ran_once(
+    proxy: DroppingProxy, job: loom.Job, counter: Any, direction: str
+) -> None:
+    proxy.drop(direction, 1)
+    began = time.monotonic()
+
+    assert counter.add.call_one(1).get(BOUND) == 1
+
+    assert proxy.dropped[direction] == 1
+    assert time.monotonic() - began < BOUND / 2
+    assert counter.value.call_one().get(BOUND) == 1
+
+
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_a_connection_that_drops_everything_but_pings_is_made_anew(
+    proxy: DroppingProxy, job: loom.Job, counter: Any, direction: str
+) -> None:
+    proxy.drop_all(direction)
+
+    calls = [counter.add.call_one(1) for _ in range(5)]
+
+    assert [call.get(BOUND) for call in calls] == [1, 2, 3, 4, 5]
+    assert not job.closed
+
+
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_a_frame_after_a_gap_does_not_end_the_session(
+    proxy: DroppingProxy, job: loom.Job, counter: Any, direction: str
+) -> None:
+    proxy.drop(direction, 2)
+
+    calls = [counter.echo.call_one(number) for number in range(3)]
+    job._calls.flush()
+    calls += [counter.echo.call_one(number) for number in range(3, 6)]
+
+    assert [call.get(BOUND) for call in calls] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_chunks_that_were_dropped_are_sent_again(
+    proxy: DroppingProxy, job: loom.Job, counter: Any, direction: str
+) -> None:
+    large = bytes(range(256)) * (3 << 12)  # 3 MiB
+
+    proxy.drop(direction, 2)
+    call = counter.echo.call_one(large)
+
+    assert call.get(2 * BOUND) == large
+    assert proxy.dropped[direction] == 2

@@ -1,0 +1,200 @@
+"""The watch over frames that an open connection loses: whatever is lost is noticed, and sent again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loom.errors import ProtocolMismatch
+from loom.wire import mux
+from loom.wire.bodies import Probe, Probed
+from loom.wire.frames import encode_frame
+from loom.wire.lane import LENGTH, OutOfStep
+from loom.wire.messages import Kind, Message
+from loom.wire.stream import Stream
+from loom.wire.watch import EVERY, MOST_PATIENCE, PATIENCE, ConnectionWatch, answer_to
+
+CLIENT, DRIVER = 0, 1
+CHUNK = 64
+
+
+@pytest.fixture(autouse=True)
+def _small() -> Iterator[None]:
+    with patch.object(mux, "CHUNK_SIZE", CHUNK), patch.object(mux, "_FRAME_MESSAGES", 2):
+        yield
+
+
+class Line:
+    """Two streams over one connection after the other, which loses what it is told to lose."""
+
+    def __init__(self, lanes: bool) -> None:
+        self.ends = (Stream(lanes=lanes), Stream(lanes=lanes))
+        self.watch = ConnectionWatch(self.ends[CLIENT])
+        self.now = 0.0
+        self.arrived: tuple[list[int], list[int]] = ([], [])
+        self.connections = 0
+        self.connect()
+
+    def connect(self) -> None:
+        self.connections += 1
+        client, driver = self.ends
+        both = [(end.received, 0 if end.bulk is None else end.bulk.received) for end in self.ends]
+        for end, (received, received_bulk) in zip((client, driver), reversed(both), strict=True):
+            end.resume(received)
+            if end.bulk is not None:
+                end.bulk.resume(received_bulk)
+        self.watch.connected(self.now, *both[DRIVER])
+
+    def put(self, end: int, ident: int, size: int) -> None:
+        self.ends[end].put(Message(Kind.CALL, ident, (), [bytes(size)] if size else ()), 1)
+
+    def carry(self, losses: Iterator[bool]) -> None:
+        """Send all that there is, of which some is lost; connect anew when an end notices that."""
+        for end in (CLIENT, DRIVER):
+            while (frame := self.ends[end].next_frame()) is not None:
+                if not next(losses) and not self.deliver(end, frame):
+                    return
+
+    def deliver(self, end: int, frame: bytes) -> bool:
+        try:
+            for message in self.ends[1 - end].receive(frame[LENGTH.size :]):
+                if message.kind == Kind.PROBE:
+                    self.deliver(DRIVER, answer_to(self.ends[DRIVER], Probe.from_body(message.body).number))
+                elif message.kind == Kind.PROBED:
+                    self.watch.answered(Probed.from_body(message.body))
+                else:
+                    self.arrived[end].append(message.id)
+        except OutOfStep:
+            self.connect()
+            return False
+        return True
+
+    def wait(self, losses: Iterator[bool]) -> None:
+        """Let time pass until the client asks, or has waited too long; a ping is answered all the time."""
+        self.now += EVERY
+        try:
+            self.watch.check(self.now, self.now)
+        except OutOfStep:
+            self.connect()
+        if self.watch.due(self.now):
+            question = self.watch.question(self.now)
+            if not next(losses):
+                self.deliver(CLIENT, question)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.sampled_from([CLIENT, DRIVER]), st.sampled_from([0, 10, 5 * CHUNK])), max_size=12),
+    st.lists(st.booleans(), max_size=60),
+)
+def test_whatever_an_open_connection_loses_arrives_once_and_in_order(
+    lanes: bool, puts: list[tuple[int, int]], losses: list[bool]
+) -> None:
+    line = Line(lanes)
+    sent: tuple[list[int], list[int]] = ([], [])
+    lost = iter([*losses, *[False] * 10_000])
+    for ident, (end, size) in enumerate(puts):
+        line.put(end, ident, size)
+        sent[end].append(ident)
+        line.carry(lost)
+    for _ in range(200):
+        if line.arrived == sent and next(lost, None) is not None:
+            break
+        line.wait(lost)
+        line.carry(lost)
+
+    assert line.arrived == sent
+
+
+@pytest.mark.parametrize("end", [CLIENT, DRIVER])
+@pytest.mark.parametrize("size", [0, 5 * CHUNK])
+@pytest.mark.parametrize("lanes", [True, False])
+def test_a_lost_frame_is_noticed_with_the_next_question(lanes: bool, size: int, end: int) -> None:
+    line = Line(lanes)
+    line.put(end, 1, size)
+    line.carry(iter([True] * 100))
+
+    line.wait(iter([False]))
+
+    assert line.connections == 2
+    line.carry(iter([False] * 100))
+    assert line.arrived[end] == [1]
+
+
+def test_a_connection_that_only_answers_pings_is_given_up_after_a_while() -> None:
+    line = Line(True)
+    every = iter([True] * 1000)
+    while line.connections == 1:
+        line.wait(every)
+
+    assert line.now <= EVERY + PATIENCE + 2 * EVERY
+
+
+def test_a_busy_driver_that_has_lost_nothing_is_asked_more_and_more_patiently() -> None:
+    line = Line(True)
+    at = []
+    for _ in range(400):
+        before = line.connections
+        line.wait(iter([True]))
+        if line.connections > before:
+            at.append(line.now)
+
+    gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
+    assert gaps == sorted(gaps)
+    assert MOST_PATIENCE <= gaps[-1] <= MOST_PATIENCE + 3 * EVERY
+
+
+def test_a_connection_of_which_nothing_was_heard_is_left_to_its_pings() -> None:
+    line = Line(True)
+    question = line.watch.question(0.0)
+
+    line.watch.check(10 * PATIENCE, heard=0.0)
+
+    assert question
+
+
+def test_bytes_that_are_acknowledged_count_as_an_answer() -> None:
+    line = Line(False)
+    line.put(CLIENT, 1, 5 * CHUNK)
+    frames = list(iter(line.ends[CLIENT].next_frame, None))
+    line.watch.question(0.0)
+    for number, frame in enumerate(frames, 1):
+        line.deliver(CLIENT, frame)
+        line.deliver(DRIVER, line.ends[DRIVER].acknowledgement())
+        line.watch.check(number * (PATIENCE - 1), heard=number * (PATIENCE - 1))
+
+    with pytest.raises(OutOfStep, match="has not answered for"):
+        line.watch.check(len(frames) * PATIENCE + PATIENCE, heard=1e9)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [encode_frame(3, 0, []), encode_frame(0, 7, []), encode_frame(1, 7, [])],
+    ids=["a gap", "an acknowledgement too far", "both"],
+)
+def test_numbers_that_cannot_be_ask_for_another_connection_and_change_nothing(frame: list[bytes]) -> None:
+    stream, other = Stream(), Stream()
+
+    with pytest.raises(OutOfStep):
+        stream.receive(b"".join(frame))
+
+    other.put(Message(Kind.CALL, 1, ()))
+    whole = other.next_frame()
+    assert whole is not None
+    assert [message.id for message in stream.receive(whole[LENGTH.size :])] == [1]
+
+
+@pytest.mark.parametrize("lane", ["small", "bulk"])
+def test_a_handshake_that_shows_that_nothing_can_be_resumed_says_why(lane: str) -> None:
+    stream = Stream(lanes=True)
+    assert stream.bulk is not None
+
+    with pytest.raises(ProtocolMismatch, match="received up to frame 5, though 0 have been sent") as raised:
+        (stream if lane == "small" else stream.bulk).resume(5)
+    assert not isinstance(raised.value, OutOfStep)
