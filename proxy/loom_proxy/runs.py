@@ -14,6 +14,7 @@ from loom.timing.trace_ids import current_trace
 from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
 from loom.wire.bodies.runs import RECORD, STDOUT
 from loom.wire.messages import Buffer, Message
+from loom.wire.mux import After
 from loom.wire.plain import shortened
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.calls import Calls
@@ -50,7 +51,7 @@ class RunHandle:
     def future(self) -> FutureProxy[Any]:
         """The future of the run's result, for `loom.wait` and `loom.as_completed`."""
         if self._answer is None:
-            self._answer = self._caller.ask(AwaitRun(self.id), key=None)
+            self._answer = self._caller.ask(AwaitRun(self.id), key=After(self.id))
         return self._answer
 
     def result(self, timeout: float | None = None) -> Any:
@@ -88,13 +89,13 @@ class RunHandle:
         which is no `Exception`, when the function next runs Python code: a sleep or a wait in C ends first. A
         function that catches the exception and goes on is not cancelled.
         """
-        return bool(self._caller.ask(EndRun(self.id, "cancel"), key=None).get())
+        return bool(self._caller.ask(EndRun(self.id, "cancel"), key=After(self.id)).get())
 
     def forget(self) -> None:
         """Let the driver forget the run, if it has ended, so that others are kept longer."""
         if not self._caller.ended.is_set():
             with contextlib.suppress(LoomError):  # the connection broke, and the session may have ended with it
-                self._caller.send(EndRun(self.id, "forget"), key=None)
+                self._caller.send(EndRun(self.id, "forget"), key=After(self.id))
 
     def output(self) -> str:
         """Return the text that the run has printed so far, to stdout and stderr, in the order of printing.
@@ -116,7 +117,7 @@ class RunHandle:
         return RunOutput(self)
 
     def _ask_output(self, position: int, wait: bool = True) -> FutureProxy[Any]:
-        return self._caller.ask(ReadRunOutput(self.id, position, wait), key=None)
+        return self._caller.ask(ReadRunOutput(self.id, position, wait), key=After(self.id))
 
     def _note(self, status: str, started: float | None, finished: float | None) -> None:
         if not self.done():

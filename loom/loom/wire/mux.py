@@ -5,7 +5,8 @@ sends small messages between two chunks, so that a small call does not wait whil
 messages take turns, chunk by chunk.
 
 A message's *order key* says which messages it must not overtake. Messages of one key leave whole and in the order
-in which they were put in; `BARRIER` keeps its place among all keys; None has no order. The proxy uses the id of the
+in which they were put in; `BARRIER` keeps its place among all keys; None has no order. An `After` key holds a
+message back until the one that makes what it is about has left whole. The proxy uses the id of the
 called mesh as the key, since Monarch delivers the messages from one sender to one actor in order.
 
 Chunks may also travel apart from the small messages, on a connection of their own. Then the order needs two more
@@ -35,7 +36,16 @@ from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.frames import sealed
 from loom.wire.messages import TURN, Buffer, Kind, Message
 
+
+class After(int):
+    """The order key of a message about what the message with this id makes: it overtakes that one only.
+
+    A request about a run, for example, does not wait behind other large messages, only for the run's start.
+    """
+
+
 OrderKey: TypeAlias = int | None
+"""The id of a mesh, a port or a place; `BARRIER`; an `After`; or None for no order."""
 
 BARRIER = 0  # the order key of a message that overtakes no other and that no other overtakes
 CHUNK_SIZE = 512 << 10  # bytes of payload in a chunk, and the most payload that goes into one frame
@@ -171,8 +181,17 @@ class ChunkOutbox:
     def _must_wait(self, key: OrderKey, size: int) -> bool:
         if key is None:
             return False
+        if isinstance(key, After):
+            return self._is_under_way(key)
         # Chunks keep their order on the way, so a large message need not wait for one that has left.
         return _conflicts(key, self._blocked) or (size <= CHUNK_SIZE and _conflicts(key, self._unsettled))
+
+    def _is_under_way(self, ident: int) -> bool:
+        """Return whether the message with an id waits, or is large and has not arrived whole."""
+        transfers = itertools.chain(self._small, self._large, self._arriving)
+        return any(isinstance(item, _Transfer) and item.ident == ident for item in transfers) or any(
+            message.id == ident for message, _, _ in self._waiting
+        )
 
     def _admit(self, message: Message, size: int, key: OrderKey) -> None:
         if size <= CHUNK_SIZE:

@@ -56,6 +56,7 @@ def test_a_call_whose_frame_was_dropped_returns_soon_and_ran_once(
     assert counter.value.call_one().get(BOUND) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [UP, DOWN])
 def test_a_connection_that_drops_everything_but_pings_is_made_anew(
     proxy: DroppingProxy, job: loom.Job, counter: Any, direction: str
@@ -68,6 +69,7 @@ def test_a_connection_that_drops_everything_but_pings_is_made_anew(
     assert not job.closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [UP, DOWN])
 def test_a_frame_after_a_gap_does_not_end_the_session(
     proxy: DroppingProxy, job: loom.Job, counter: Any, direction: str
@@ -81,6 +83,7 @@ def test_a_frame_after_a_gap_does_not_end_the_session(
     assert [call.get(BOUND) for call in calls] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [UP, DOWN])
 def test_chunks_that_were_dropped_are_sent_again(
     proxy: DroppingProxy, job: loom.Job, counter: Any, direction: str

@@ -328,7 +328,7 @@ class LogCollector:
         self._send_batch([(time.time(), "loom", "", [0], "stderr", note, 1)])
 
     def _send_batch(self, batch: Iterable[tuple[Any, ...]]) -> None:
-        self._context.send(LogLines().message(parts=[msgpack.packb(list(batch))]))
+        self._context.send(LogLines().message(parts=[msgpack.packb(list(batch), unicode_errors="replace")]))
 
     async def flush(self, procs: int | None = None) -> None:
         """Send what one proc mesh or all have printed, by pumps that answer within `MARK_TIMEOUT` seconds."""
