@@ -247,6 +247,10 @@ class SessionClosed(LoomError, code="session_closed"):
     """The session was closed or detached from here, so that its proxies are unusable."""
 
 
+class InForkedChild(WrongState, code="in_forked_child"):
+    """A job, or a mesh or future of it, was used in a forked child of the process that it belongs to."""
+
+
 class SessionLost(LoomError, code="session_lost", http_status=410):
     """The session's driver process ended.
 

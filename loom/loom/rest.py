@@ -120,6 +120,7 @@ class Gateway:
         self._token = token
         self._timeout = timeout
         self._context = client_context(ca) if self._base.startswith("https:") else None
+        self._owner = os.getpid()
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         """Connections that no thread uses, with the time since which they are idle; the newest is last."""
 
@@ -300,6 +301,10 @@ class Gateway:
 
     def _connection(self, base: str, timeout: float) -> http.client.HTTPConnection:
         """Return a connection for one request: an idle one that the gateway has not closed, or a new one."""
+        if self._owner != os.getpid():  # the connections are those of a process whose forked child this is
+            self._owner = os.getpid()
+            while self._idle:
+                self._idle.pop()[0].close()
         with suppress(IndexError):  # the pop is atomic, and raises if there is no idle connection
             while True:
                 connection, since = self._idle.pop()

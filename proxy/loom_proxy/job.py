@@ -73,6 +73,7 @@ class Job:
         connection.on(Kind.PORT_MESSAGE, self._ports.take)
         connection.on(Kind.PORT_MESSAGES, self._ports.take)
         connection.on_end(self._ports.end)
+        connection.on_fork(self._ports.let_go)
         welcome = connection.welcome
         self.session: str = welcome.session
         """Name of the session, for `connect` to attach to."""
@@ -377,8 +378,10 @@ class Job:
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End the session and stop its meshes on every host, waiting ``timeout`` seconds at most.
 
-        A job that only watches, or whose session another user has shared, leaves the session as it is.
+        A job that only watches, or whose session another user has shared, leaves the session as it is. So does a
+        forked child of this process.
         """
+        self._closed = self._closed or self._connection.forked
         if self._calls.watching or not self._connection.welcome.may_end:
             self.detach()
         if self._closed:
@@ -398,6 +401,7 @@ class Job:
             at once, or if this job was closed before.
         """
         life = SessionLife()
+        self._closed = self._closed or self._connection.forked
         if not self._closed:
             self._closed = True
             if not self._connection.away:

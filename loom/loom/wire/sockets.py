@@ -41,6 +41,18 @@ def keep_queues_short(sock: Any) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, QUEUE)
 
 
+def let_go(descriptor: int) -> None:
+    """Let go of a descriptor that this forked child shares with its parent. A negative one is none.
+
+    The number stays taken, by nothing: an inherited object may close it when it is freed, and it would be another
+    file by then.
+    """
+    if descriptor >= 0:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+
+
 class Waker:
     """A file descriptor to `select.poll` together with a socket; another thread makes it readable."""
 
@@ -65,6 +77,11 @@ class Waker:
         self.woken = False
         with contextlib.suppress(BlockingIOError):
             os.read(self._out, 4096)
+
+    def let_go(self) -> None:
+        """Wake nobody any more: this is a forked child of the process that polls."""
+        let_go(self._out)
+        let_go(self._in)
 
     def __del__(self) -> None:
         os.close(self._out)

@@ -83,6 +83,13 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
         if recorder.sinks:
             self._record()
 
+    def _fail_in_child(self, unpack: Callable[[], R]) -> None:
+        """Fail in a forked child, unless the answer has come. Those that wait are in the parent, and not told."""
+        self._lock = threading.Lock()
+        self._callbacks = []
+        if self._unpack is None:
+            self._unpack = unpack
+
     def _record(self) -> None:
         """Record a call of an endpoint for `loom.timing`."""
         called = self.operation

@@ -43,6 +43,10 @@ class StreamFutures:
             self._futures[index]._complete(unpack, rpc_ms)
         return self._left == 0
 
+    def futures(self) -> list[FutureProxy[Any]]:
+        """Return all futures of the call."""
+        return self._futures
+
 
 class Unread:
     """Unpacks an answer, and calls ``on_lost`` if nobody has asked for it when the last future of it is gone.

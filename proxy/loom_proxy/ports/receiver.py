@@ -78,6 +78,13 @@ class _PortInbox:
         for callback in callbacks:
             callback()
 
+    def let_go(self, error: LoomError) -> None:
+        """Fail in a forked child what waits, as `end` does, but without the parent's locks and callbacks."""
+        self.lock = threading.Lock()
+        self._over = error
+        while self._waiting:
+            self._waiting.popitem()[0]._fail_in_child(partial(raise_error, error))
+
     def close(self) -> None:
         """Stop receiving, and drop the messages that were not received."""
         self.end(PortClosed("the receiver of this port was closed"))
@@ -172,6 +179,11 @@ class Ports:
             position += size
             delivered.append(_Delivered(None if rank == _NO_RANK else rank, size, None, (pickled,)))
         inbox.deliver(delivered)
+
+    def let_go(self, error: LoomError) -> None:
+        """Fail all futures of messages, in a forked child of the process to which the ports belong."""
+        for inbox in list(self.inboxes.values()):
+            inbox.let_go(error)
 
     def end(self, error: LoomError) -> None:
         """Fail all futures of messages, since the connection is over."""

@@ -74,6 +74,13 @@ class BulkConnection:
                 self._transport.close()
         self._retry_now.set()
 
+    def let_go(self) -> None:
+        """Leave the connection to the parent process, whose forked child this is."""
+        self._closed = True
+        self.waker.let_go()
+        if self._transport is not None:
+            self._transport.let_go()
+
     def _run(self) -> None:
         pauses = iter(BACKOFF)
         while not self._closed:

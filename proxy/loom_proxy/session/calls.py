@@ -352,6 +352,20 @@ class Calls(Waits):
         """Return the exception for the code and the payload of an `OperationError`."""
         return error_of(self.decoder, Message(Kind.ERROR, 0, [0.0, code], parts))
 
+    def let_go(self, error: LoomError) -> None:
+        """Fail everything with an error, in a forked child of the process to which the session belongs.
+
+        No lock of the parent's is taken: a thread that is not here may hold it.
+        """
+        self._lock = threading.Lock()
+        self._error = error
+        self._stream, self.away = Stream(), False
+        waiting, self._waiting = list(self._waiting.values()), {}
+        for one in waiting:
+            for future in one.futures() if isinstance(one, StreamFutures) else [one]:
+                future._fail_in_child(partial(raise_error, error))
+        self.read_loop.let_go()
+
     def over(self, error: LoomError) -> LoomError:
         """Refuse all further operations; return the error that they raise, which is the first one given."""
         with self._lock:

@@ -12,10 +12,11 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from loom.errors import ConnectionLost, LoomError, SessionClosed, TokenRevoked, UnknownSession
+from loom.errors import ConnectionLost, InForkedChild, LoomError, SessionClosed, TokenRevoked, UnknownSession
 from loom.rest import normalise_url
 from loom.wire.bodies import EndSession, Notice, Probed, SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal
@@ -76,6 +77,9 @@ class Connection:
         self.on(Kind.ENDED, self._take_end)
         self.on(Kind.PROBED, self._take_answer)
         self._end_callbacks: list[Callable[[LoomError], None]] = []
+        self._fork_callbacks: list[Callable[[LoomError], None]] = []
+        self.forked = False
+        """Whether this process is a forked child of the one to which the connection belongs."""
         self._end_reason: LoomError | None = None
         """The reason that the other side gave for ending the connection, if any."""
         self._ending = False  # whether the session's end was asked for
@@ -106,8 +110,30 @@ class Connection:
         self.url = normalise_url(url)
         self.address = self.address._replace(url=self.url)
 
+    def let_go(self, owner: int) -> None:
+        """Leave the session to the process ``owner``, of which this one is a forked child.
+
+        Nothing that the two share is touched from here on: neither the sockets nor the threads' locks.
+        """
+        self.forked = True
+        self._transport.let_go()
+        if self._bulk is not None:
+            self._bulk.let_go()
+        error = InForkedChild(
+            f"session {self.welcome.session!r} belongs to process {owner}, of which this is a forked child: open a "
+            f"session here with loom.connect(), or call the actors of that one with "
+            f"loom.connect(session={self.welcome.session!r}, mode='call')"
+        )
+        self.calls.let_go(error)
+        self.ended = self.calls.ended = threading.Event()
+        self.ended.set()
+        self.events.let_go(Event("ended", {"reason": str(error)}, error))
+        for callback in self._fork_callbacks:
+            callback(error)
+
     def start(self) -> None:
         """Start to take messages, after all subscriptions with `on`."""
+        _connections.add(self)
         frames, self._first_frames = self._first_frames, ()
         self._take_all(frames)
         self._reader.start()
@@ -117,6 +143,10 @@ class Connection:
     def on(self, kind: Kind, take: Callable[[Message], None]) -> None:
         """Call a function with each message of a kind, in the thread that reads from the connection."""
         self._handlers[int(kind)] = take
+
+    def on_fork(self, callback: Callable[[LoomError], None]) -> None:
+        """Call a function with an error in each forked child of this process."""
+        self._fork_callbacks.append(callback)
 
     def on_end(self, callback: Callable[[LoomError], None]) -> None:
         self._end_callbacks.append(callback)
@@ -345,6 +375,21 @@ class Connection:
             self._bulk.close()
         if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join(5.0)
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+_owner = os.getpid()
+
+
+def _let_go_in_child() -> None:
+    global _owner
+    for connection in list(_connections):
+        if not connection.forked:
+            connection.let_go(_owner)
+    _owner = os.getpid()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _capabilities() -> Sequence[str]:

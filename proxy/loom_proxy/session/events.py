@@ -71,6 +71,11 @@ class SessionEvents:
                 self._closed = True
                 self._append(last)
 
+    def let_go(self, last: Event) -> None:
+        """Close in a forked child, in which no other thread holds or releases a lock."""
+        self._changed = threading.Condition()
+        self.close(last)
+
     def _append(self, event: Event) -> None:
         if len(self._events) == KEEP:
             self._dropped += 1

@@ -116,6 +116,11 @@ class ReadLoop:
         finally:
             self._over = not goes_on
 
+    def let_go(self) -> None:
+        """Read no more: this is a forked child of the process that reads."""
+        self._over = True
+        self._waiters.clear()
+
     def run(self) -> None:
         """Read whenever no other thread does, until the source ends. The reader thread runs this."""
         while not self._over:

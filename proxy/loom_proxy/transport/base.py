@@ -6,6 +6,7 @@ import time
 from typing import ClassVar, Protocol
 
 from loom.wire.sender import Wire
+from loom.wire.sockets import let_go
 
 PING_AFTER, SILENCE = 5.0, 15.0
 """Seconds of silence after which the other side is pinged, and after which the connection counts as lost."""
@@ -47,3 +48,7 @@ class Transport(Wire, Protocol):
 
     def close(self) -> None:
         """End the connection."""
+
+    def let_go(self) -> None:
+        """Leave the connection to the parent process, whose forked child this is. Nothing is sent."""
+        let_go(self.fileno())

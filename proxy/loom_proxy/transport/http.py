@@ -24,6 +24,7 @@ from loom.rest import WEBSOCKET_PATH
 from loom.tls import client_context
 from loom.wire.batches import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
+from loom.wire.sockets import let_go
 from loom_proxy.transport.base import Transport
 from loom_proxy.transport.websocket import connect, errors_of_opening, gateway_error, refused
 
@@ -83,6 +84,11 @@ class _KeepAlive:
             with contextlib.suppress(OSError):  # it is closed already
                 # The plain socket's method: a TLS socket's own discards the state that the reading thread uses.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def let_go(self) -> None:
+        """Leave the connection to the parent process, whose forked child this is."""
+        if self._http.sock is not None:
+            let_go(self._http.sock.fileno())
 
     def finish(self, seconds: float) -> None:
         """Give a request that is under way so many seconds to end; then make it fail."""
@@ -213,6 +219,10 @@ class HttpTransport(Transport):
         self._gone = True
         self._closing.set()
         self._down.interrupt()
+
+    def let_go(self) -> None:
+        for connection in (self._up, self._down):
+            connection.let_go()
 
     def close(self) -> None:
         """Close the tunnel after the request that is under way."""

@@ -78,6 +78,7 @@ RunNameTaken            run_name_taken          500 1 ValueError
 ScopeError              scope                   403 6 PermissionError OSError
 ServiceUnreachable      service_unreachable     500 1 ConnectionError OSError
 SessionClosed           session_closed          500 1
+InForkedChild           in_forked_child         500 1
 SessionInUse            session_in_use          500 1
 SessionLost             session_lost            410 1
 SessionTakenOver        session_taken_over      500 1
