@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import WaitTimeout
+from loom.screen_text import fit_line, fit_lines
 from loom.wire.bodies import Debug
 
 if TYPE_CHECKING:
@@ -101,7 +104,8 @@ class Debugger:
                 unfinished = "" if waits or over else _UNFINISHED.search(text)[0]  # type: ignore[index]
                 text = self._with_source(number, text.removesuffix(unfinished))
                 prompt = text[text.rfind("\n") + 1 :] if waits and not over else ""
-                write(text.removesuffix(prompt))
+                write(fit_lines(text.removesuffix(prompt)))
+                prompt = fit_line(prompt)
                 if over:
                     return
                 if waits and lines:
@@ -119,8 +123,8 @@ class Debugger:
         """Return what pdb says with the line where it is, and show its process the file, which it does not have."""
 
         def line_of(place: re.Match[str]) -> str:
-            lines = linecache.getlines(place["path"])
-            if not lines:
+            lines = linecache.getlines(place["path"]) if _is_source(place["path"]) else []
+            if not 0 < int(place["line"]) <= len(lines):
                 return place[0]
             self._ask("show", number, place["path"], "".join(lines))
             return f"{place[0]}-> {''.join(lines[int(place['line']) - 1 : int(place['line'])]).strip()}\n"
@@ -129,3 +133,14 @@ class Debugger:
 
     def _ask(self, operation: str, *arguments: Any) -> Any:
         return self._calls.ask(Debug(operation, arguments), key=None).get()
+
+
+def _is_source(path: str) -> bool:
+    """Return whether a file that pdb has named, in the cluster, is Python of this program or in its folder.
+
+    The process there may name any file of this machine, and is sent the text of one that counts.
+    """
+    if path in linecache.cache or path in {getattr(module, "__file__", None) for module in [*sys.modules.values()]}:
+        return True
+    found = os.path.realpath(path)
+    return found.endswith(".py") and Path(found).is_relative_to(os.path.realpath(os.getcwd()))

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from loom.errors import UnknownSession
 from loom.process.lifeline import when_parent_ends
+from loom.process.state_file import is_gone
 from loom.session_life import AliveBecause, SessionLife
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 
@@ -177,7 +178,7 @@ class Lifetime:
 
     def watch_socket(self) -> None:
         """End the session once no client is there, and none can come: its socket was removed. On the loop."""
-        if self._clients or os.path.lexists(self._files.socket):
+        if self._clients or not is_gone(self._files.socket):
             self._loop.call_later(LOOK_EVERY, self.watch_socket)
         else:
             self.end("its socket was removed, and nobody could reach it any more")

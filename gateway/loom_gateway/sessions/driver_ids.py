@@ -212,6 +212,8 @@ def sweep(uid: int, folder: str | None = None, kept: Sequence[str] = ()) -> bool
     Args:
         folder: another folder of the id's, which is emptied except for the files that are ``kept``.
     """
+    if uid in (0, os.geteuid()):
+        raise ValueError(f"{uid} is no driver's user id")
     command = [sys.executable, "-I", "-S", id_sweep.__file__, str(uid), folder or "", ",".join(kept)]
     try:
         done = subprocess.run(

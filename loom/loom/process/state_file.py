@@ -48,6 +48,17 @@ def replace_file(path: str | os.PathLike[str], text: str, mode: int = 0o600) -> 
     sync_folder(folder)
 
 
+def is_gone(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is no such file. One that a disk does not show, as after an I/O error, is not gone."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Sync the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

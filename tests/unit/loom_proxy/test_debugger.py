@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +80,29 @@ def test_nothing_is_sent_of_a_file_that_the_process_has_or_nobody_has(text: str)
 
     assert "".join(talk(calls, "q")) == text.replace("(Pdb)", "prompt (Pdb)") + "bye\n"
     assert [each[0] for each in calls.said] == ["say", "leave"]
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "here"])
+@pytest.mark.parametrize("name", ["key", "id_rsa.pub", "module.py", "link.py"])
+def test_a_process_of_the_cluster_gets_no_file_but_source_of_this_program(
+    where: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "key").write_text("the secret")
+    path = tmp_path / where / name
+    path.symlink_to(tmp_path / "key") if name == "link.py" else path.write_text("a line\n")
+    monkeypatch.chdir(tmp_path / "here")
+    calls = Calls([f"> {path}(1)f()\n(Pdb) "])
+
+    talk(calls, "q")
+
+    sent = [each for each in calls.said if each[0] == "show"]
+    assert sent == ([["show", 7, str(path), "a line\n"]] if (where, name) == ("here", "module.py") else [])
+
+
+def test_what_the_debugger_says_is_fit_for_a_terminal() -> None:
+    assert "".join(talk(Calls(["a\x1b[2J\n\x9b1m(Pdb) "]), "q")) == "a\\x1b[2J\nprompt \\x9b1m(Pdb) bye\n"
 
 
 def test_the_end_of_the_input_leaves_and_progress_is_shown_again() -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from loom.errors import UnsafeStateFolder
 from loom.process.held_folder import hold
-from loom.process.state_file import replace_file, write_json
+from loom.process.state_file import is_gone, replace_file, write_json
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys, read_secret
 
@@ -54,7 +54,7 @@ class WeaverFolder:
         try:
             found = os.stat(self.path / "lock")
         except OSError:
-            return False
+            return not is_gone(self.path / "lock")  # a disk that does not answer is not gone
         return os.path.samestat(found, os.fstat(self._lock))
 
     def users(self) -> Iterator[str]:
