@@ -580,7 +580,22 @@ _by_code = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): cls for name, cls in 
 _by_code |= {cls.code: cls for cls in _classes.values()}
 
 if not TYPE_CHECKING:  # a type checker takes every name of the module
-    __all__ = [*sorted(_classes), "error_for_code", "operation_failed"]
+    __all__ = [*sorted(_classes), "because", "describe_error", "error_for_code", "operation_failed"]
+
+
+def because(what: str, reason: object) -> str:
+    """Return ``what: reason``, or ``what`` alone if the reason is None or blank."""
+    text = "" if reason is None else str(reason).strip()
+    return f"{what}: {text}" if text else what
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the class and the text of an exception as ``ValueError: no data``; the class alone without a text."""
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise
+        text = f"<its __str__ raised {type(broken).__name__}>"
+    return because(type(error).__name__, text)
 
 
 def error_for_code(code: str, message: str) -> LoomError:

@@ -185,6 +185,21 @@ describe('acknowledgements', () => {
     expect(describeUndo(run)).toEqual(['rate = 1']);
   });
 
+  it.each([
+    [{ a: 'it has ended' }, 0, 'done'],
+    [{ a: 'it has ended', b: 'there is none' }, 0, 'done'],
+    [{ a: 'it has ended' }, 7, 'done'],
+    [{}, 0, 'accepted'],
+  ])('include those that refused at once: %o and %i more', (refused, more, phase) => {
+    const log = new CommandLog();
+    const named = Object.keys(refused).length;
+    const replicas = named + more + 1;
+    const about = { command: 'c', do: 'pause', params: {}, by: 'ada', replicas, refused, refused_more: more };
+    log.take(event(1, 'command', null, about));
+    if (named) log.take(event(2, 'applied', 'z', { command: 'c', do: 'pause', ok: true }));
+    expect([log.get('c')!.phase, log.get('c')!.refused.size]).toEqual([phase, named]);
+  });
+
   it('of old commands are forgotten, so that memory stays flat', () => {
     const log = new CommandLog();
     for (let run = 0; run < 12; run += 1) {
@@ -348,6 +363,19 @@ describe('the order of the table', () => {
 });
 
 describe('events', () => {
+  it.each([
+    ['finished', { ending: 'completed', reason: 'it made its last step' }, 'finished, completed: it made its last step'],
+    ['finished', { ending: 'stopped', ended_by: 'ada', reason: 'told to stop' }, 'finished, stopped by ada: told to stop'],
+    ['finished', { ending: 'ended early', reason: 'at step 3' }, 'finished, ended early: at step 3'],
+    ['finished', { ending: 'cancelled' }, 'finished, cancelled'],
+    ['failed', { ending: 'crashed', reason: 'killed by SIGSEGV' }, 'failed, crashed: killed by SIGSEGV'],
+    ['failed', { ending: 'lost', why: 'silent' }, 'failed, lost: silent'],
+    ['failed', { why: 'silent' }, 'failed: silent'],
+    ['finished', {}, 'finished'],
+  ])('say how a replica ended: %s %o', (kind, data, text) => {
+    expect(describeEvent(event(1, kind, 'a', data)).text).toBe(text);
+  });
+
   it('are sentences', () => {
     expect(describeEvent(event(1, 'registered', 'a', { host: 'node-1', step: 5 })).text).toBe('registered on node-1 at step 5');
     expect(describeEvent(event(1, 'applied', 'a', { do: 'update_config', step: 7, changes: { rate: { old: 1, new: 2 } } })).text).toBe(

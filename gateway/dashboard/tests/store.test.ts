@@ -143,6 +143,25 @@ describe('an event', () => {
     expect(store.replica('a')).toMatchObject({ state: 'failed', died_of: 'SIGKILL' });
   });
 
+  it('says how its replica ended, and that another process has come', () => {
+    const exit = { signal: 9, code: null, out_of_memory: true, last_lines: ['no room'] };
+    take(snapshot({ replicas: [replica('a')] }));
+    take({ type: 'event', event: event(2, 'failed', 'a', { reason: 'killed', ending: 'crashed', ended_by: null, exit }) });
+    expect(store.replica('a')).toMatchObject({ ending: 'crashed', ended_by: null, end_reason: 'killed', exit });
+    take({ type: 'event', event: event(3, 'finished', 'a', { reason: 'told to stop', ending: 'stopped', ended_by: 'ada' }) });
+    expect(store.replica('a')).toMatchObject({ ending: 'stopped', ended_by: 'ada', end_reason: 'told to stop', exit: null });
+    take({ type: 'event', event: event(4, 'registering', 'a') });
+    expect(store.replica('a')).toMatchObject({ ending: null, ended_by: null, end_reason: null, exit: null });
+  });
+
+  it('that is amended later does not end the process that has come meanwhile', () => {
+    take(snapshot({ replicas: [replica('a')] }));
+    const failed = event(2, 'failed', 'a', { reason: 'gone' });
+    take({ type: 'event', event: failed }, { type: 'event', event: event(3, 'running', 'a') });
+    take({ type: 'event', event: { ...failed, reason: 'killed by SIGKILL' } });
+    expect(store.replica('a')).toMatchObject({ state: 'running', ending: null });
+  });
+
   it('brings a new replica with it', () => {
     take(snapshot({}), { type: 'event', event: event(2, 'registered', 'a'), info: replica('a') });
     expect(store.members.map((one) => one.id)).toEqual(['a']);

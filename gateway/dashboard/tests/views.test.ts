@@ -1,7 +1,7 @@
 import { flushSync } from 'svelte';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
-import type { Scope } from '../src/lib/types';
+import type { ReplicaInfo, Scope } from '../src/lib/types';
 import { closePage, find, openPage, stubBrowser } from './app';
 import { aggregate, device, event, replica, snapshot } from './objects';
 
@@ -102,6 +102,52 @@ describe('each view', () => {
     const page = await open('#/nowhere');
     expect(page.querySelector('h1')!.textContent).toBe('Overview');
     expect(find('connection')!.dataset['state']).toBe('open');
+  });
+});
+
+describe('a replica that has ended', () => {
+  const exit = { signal: 9, code: null, out_of_memory: false, last_lines: [HOSTILE, 'no room'] };
+
+  it.each([
+    [{ state: 'failed', died_of: 'killed by SIGKILL', ending: 'crashed', exit }, 'Failed, crashed: killed by SIGKILL'],
+    [{ state: 'failed', died_of: '', ending: 'lost' }, 'Failed, lost'],
+    [{ state: 'finished', ending: 'stopped', ended_by: 'ada', end_reason: 'told to stop' }, 'Finished, stopped by ada: told to stop'],
+    [{ state: 'finished', ending: 'ended early', end_reason: 'at step 3 of 9' }, 'Finished, ended early: at step 3 of 9'],
+  ] as [Partial<ReplicaInfo>, string][])('says how, by whom, why and its last lines: %o', async (given, text) => {
+    await open('#/replicas/gone');
+    const { store } = await import('../src/lib/page');
+    store.handleWebSocketMessage(snapshot({ replicas: [replica('gone', given)] }));
+    store.flush();
+    flushSync();
+    expect(find('ending')!.textContent.replace(/[\s\u2068\u2069]+/g, ' ')).toContain(text);
+    if (given.exit) expect(find('last-lines')!.textContent).toBe(`${HOSTILE}\nno room`);
+    else expect(find('last-lines')).toBeNull();
+  });
+
+  it('is not told to have ended badly when it has made its steps', async () => {
+    await open('#/replicas/gone');
+    const { store } = await import('../src/lib/page');
+    store.handleWebSocketMessage(snapshot({ replicas: [replica('gone', { state: 'finished', ending: 'completed' })] }));
+    store.flush();
+    flushSync();
+    expect(find('ending')).toBeNull();
+  });
+});
+
+describe('the overview', () => {
+  it('counts the commands that wait for answers, and those that were refused', async () => {
+    await open('#/overview');
+    const { store } = await import('../src/lib/page');
+    const given = { do: 'pause', params: {}, target: '*', by: 'ada', replicas: 1 };
+    store.handleWebSocketMessage({ type: 'event', event: event(10, 'command', null, { ...given, command: 'waits' }) });
+    store.handleWebSocketMessage({
+      type: 'event',
+      event: event(11, 'command', null, { ...given, command: 'refused', refused: { gone: 'it has ended' }, refused_more: 0 }),
+    });
+    store.flush();
+    flushSync();
+    expect(find('open-commands')!.textContent).toBe('1');
+    expect(find('refused-commands')!.textContent).toBe('1 refused');
   });
 });
 

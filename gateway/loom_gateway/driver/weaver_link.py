@@ -98,9 +98,14 @@ class WeaverLink:
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
         self._report("spawned", procs, None, f"{len(ranks)} of {name}", mesh=name)
 
-    def gone(self, procs: int, name: str, rank: int, stopped: bool, reason: str) -> None:
-        """Report a process that is gone, of a proc mesh with a name. ``stopped``: on purpose."""
-        self._report("supervision", procs, rank, "stopped" if stopped else "died", mesh=name, reason=reason)
+    def gone(self, procs: int, name: str, rank: int, what: str, reason: str, **seen: Any) -> None:
+        """Report a process that is gone, of a proc mesh with a name.
+
+        Args:
+            what: ``stopped`` if it was meant to end, else ``died``.
+            seen: further fields of the report, as in `loom.weaver.weaver.Weaver.supervision`.
+        """
+        self._report("supervision", procs, rank, what, mesh=name, reason=reason, **seen)
 
     def _report(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:
         if self._client is None:

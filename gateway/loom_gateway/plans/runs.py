@@ -15,7 +15,16 @@ from loom.chaos.plans.files import parse_plan
 from loom.chaos.plans.plan import Plan
 from loom.chaos.runs.progress import Progress
 from loom.chaos.runs.run import Run
-from loom.errors import Denied, LimitReached, LoomError, NotFound, PlanGoesOn, TokenRevoked, WrongArguments
+from loom.errors import (
+    Denied,
+    LimitReached,
+    LoomError,
+    NotFound,
+    PlanGoesOn,
+    TokenRevoked,
+    WrongArguments,
+    describe_error,
+)
 from loom.process import tasks
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
@@ -106,7 +115,7 @@ class PlanRun:
             why = str(error)
         except Exception as error:
             logger.exception("the run %s of a plan broke of itself", self.id)
-            why = f"{type(error).__name__}: {error}"
+            why = describe_error(error)
         self._loop.call_soon_threadsafe(self._end, state, why)
 
     def _end(self, state: PlanState, why: str | None) -> None:

@@ -202,11 +202,15 @@ def _goodput(numbers: Numbers) -> Iterator[Metric]:
     jobs = [(user, job) for user, one in numbers.items() for job in one["of_jobs"]]
     ratios = [(job["job"], user, job["ratio"]) for user, job in jobs if job["ratio"] is not None]
     yield _labelled(GaugeMetricFamily, "loom_goodput_ratio", about, ["job", "user"], ratios)
-    about = "Seconds of a job's replicas, by what they were spent on. One that is corrected may fall."
+    about = (
+        "Seconds of a job's replicas, by what they were spent on. One that is corrected stays until it is made up."
+    )
     spent = [
-        (job["job"], reason, user, seconds) for user, job in jobs for reason, seconds in job["seconds"].items()
+        (job["job"], reason, user, seconds)
+        for user, job in jobs
+        for reason, seconds in job.get("counters", job["seconds"]).items()  # those of an older weaver may fall
     ]
-    yield _labelled(GaugeMetricFamily, "loom_goodput_seconds_total", about, ["job", "reason", "user"], spent)
+    yield _labelled(CounterMetricFamily, "loom_goodput_seconds", about, ["job", "reason", "user"], spent)
 
 
 def _replicas(numbers: Numbers) -> Iterator[Metric]:

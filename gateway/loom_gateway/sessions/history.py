@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loom.errors import LoomError, SessionLost, UnknownSession
+from loom.errors import LoomError, SessionLost, UnknownSession, because
 from loom.process.state_file import write_json
 from loom.token_file import ADMIN
 from loom_gateway.sessions.driver_files import DriverRecord, LastWords
@@ -72,12 +72,14 @@ class EndedSession(EndedSessionInfo):
         """Return the error for a client that wants to attach to the session."""
         if self.lost:
             return SessionLost(
-                f"session {self.name!r} is lost: {self.reason}; its meshes are stopped. Open a new one with "
-                f"loom.connect." + (f" Its last output:\n{self.output}" if self.output else ""),
+                f"{because(f'session {self.name!r} is lost', self.reason)}; its meshes are stopped. "
+                "Open a new one with loom.connect." + (f" Its last output:\n{self.output}" if self.output else ""),
                 self.exit_code,
                 self.output,
             )
-        return UnknownSession(f"session {self.name!r} has ended: {self.reason}. Open a new one with loom.connect.")
+        return UnknownSession(
+            f"{because(f'session {self.name!r} has ended', self.reason)}. Open a new one with loom.connect."
+        )
 
 
 class EndedSessions:

@@ -11,6 +11,7 @@ from typing import Any
 
 import loom.beside
 from loom.cells.records import Record
+from loom.errors import describe_error
 
 LARGEST = 4 << 20
 """Bytes of all forms of a display together, as JSON; a form over that is left out, and a note says so."""
@@ -95,7 +96,7 @@ def _called(value: Any, name: str, **arguments: Any) -> tuple[Any, Any]:
         # An object whose every attribute exists, as a mock's or an actor mesh's, has no forms.
         form = method(**arguments) if callable(getattr(type(value), name, None)) and callable(method) else None
     except Exception as error:  # noqa: BLE001 - a user's method may raise anything
-        sys.stderr.write(f"{type(value).__name__}.{name} raised {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{type(value).__name__}.{name} raised {describe_error(error)}\n")
         return None, None
     return form if isinstance(form, tuple) and len(form) == 2 else (form, None)
 
@@ -114,7 +115,7 @@ def _plain(value: Any) -> str:
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything
-        text = f"<{type(value).__name__}: its __repr__ raised {type(error).__name__}: {error}>"
+        text = f"<{type(value).__name__}: its __repr__ raised {describe_error(error)}>"
     if len(text) > LARGEST_TEXT:
         return f"{text[:LARGEST_TEXT]}… and {len(text) - LARGEST_TEXT:,} more characters"
     return text

@@ -25,7 +25,7 @@ from loom.cli.options import (
     read_moment,
 )
 from loom.cli.output import say, say_lines, show
-from loom.errors import WrongArguments
+from loom.errors import WrongArguments, because
 from loom.process.exit_codes import FAILURE
 
 app = typer.Typer(help="Inject failures on purpose into what is marked as injectable.", no_args_is_help=True)
@@ -188,7 +188,7 @@ def once(
     acknowledged = {id: asdict(one) for id, one in outcomes.items()}
     answer = {"id": injection.id, "seed": seed, "evidence": evidence, "outcomes": acknowledged}
     rows = [[id or kind.of, json.dumps(dict(one))] for id, one in evidence.items()]
-    rows += [[id, f"not injected: {one.reason}"] for id, one in outcomes.items() if id not in evidence]
+    rows += [[id, because("not injected", one.reason)] for id, one in outcomes.items() if id not in evidence]
     show(as_json, answer, f"{kind.name} {injection.id}", ["struck", "evidence"], rows)
     if not evidence:
         raise typer.Exit(FAILURE)

@@ -9,6 +9,7 @@ import typer
 
 from loom.cli.options import Access, Json, asking, only_session
 from loom.cli.output import print_json, print_table, say
+from loom.errors import because
 
 _KINDS = {"procs": "hosts", "actors": "processes", "endpoints": "actors"}
 """The kind of a mesh, by the field that only meshes of the kind have."""
@@ -32,7 +33,7 @@ def meshes(
     print_table(f"meshes of {session}", ["mesh", "kind", "shape", "states"], rows)
     for _, one in found:
         for failed in one["elements"]["failures"]:
-            say(f"rank {failed['rank']} of {one['name']}: {failed['reason']}")
+            say(because(f"rank {failed['rank']} of {one['name']}", failed["reason"]))
     calls = [[one["name"], *_calls(each)] for _, one in found for each in one.get("endpoints", ())]
     if calls:
         columns = ["mesh", "endpoint", "calls", "failed", "in flight", "calls a second", "p50", "p99"]

@@ -8,7 +8,7 @@ import typer
 
 from loom.cli.options import Access, Json, asking
 from loom.cli.output import counted, print_json, print_table, say, show, when
-from loom.errors import WeaverUnavailable
+from loom.errors import WeaverUnavailable, because
 from loom.session_life import AliveBecause
 
 ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
@@ -82,10 +82,16 @@ def status(access: Access, as_json: Json = False) -> None:
 
 def _print_replicas(replicas: list[dict[str, Any]]) -> None:
     from loom.cli.weaver_display import REPLICA_COLUMNS, replica_row
-    from loom.weaver.views import ReplicaInfo
+    from loom.weaver.states import ReplicaEnding
+    from loom.weaver.views import ReplicaInfo, how_ended
 
-    rows = [replica_row(one) for one in sorted(map(ReplicaInfo.from_body, replicas), key=lambda one: one.place)]
-    print_table(counted(len(replicas), "replica"), REPLICA_COLUMNS, rows)
+    known = sorted(map(ReplicaInfo.from_body, replicas), key=lambda one: one.place)
+    print_table(counted(len(replicas), "replica"), REPLICA_COLUMNS, map(replica_row, known))
+    ended = [one for one in known if one.ending not in (None, ReplicaEnding.COMPLETED)]
+    for one in sorted(ended, key=lambda one: one.changed)[-ENDED_SHOWN:]:
+        say(because(f"{one.id} {how_ended(one)}", one.end_reason))
+        for line in (one.exit or {}).get("last_lines", ()):
+            say(f"    {line}")
 
 
 def _print_unwell(devices: list[dict[str, Any]]) -> None:

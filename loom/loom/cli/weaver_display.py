@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from loom.cli.output import cell, console, counted
+from loom.errors import because
 from loom.screen_text import fit_line
 from loom.weaver.states import ReplicaState
 
@@ -44,6 +45,8 @@ LOOK_EVERY = 1.0
 
 def replica_row(replica: ReplicaInfo) -> list[str]:
     """Return the cells of a replica's row; see `REPLICA_COLUMNS`."""
+    from loom.weaver.views import how_ended
+
     step = "" if replica.step is None else str(replica.step)
     if replica.step is not None and replica.max_step is not None:
         step += f"/{replica.max_step}"
@@ -51,13 +54,13 @@ def replica_row(replica: ReplicaInfo) -> list[str]:
     more = [f"… {len(metrics) - METRICS_SHOWN} more"] if len(metrics) > METRICS_SHOWN else []
     return [
         replica.id,
-        replica.state,
+        because(replica.state, how_ended(replica)),
         step,
         "" if replica.epoch is None else str(replica.epoch),
         "  ".join(metrics[:METRICS_SHOWN] + more),
         "" if replica.step_time is None else f"{replica.step_time:.3g}",
         replica.group,
-        f"{replica.host}:{replica.pid}",
+        ":".join([replica.host, *([str(replica.pid)] if replica.pid else [])]) if replica.host else "",
         str(len(replica.devices)) if len(replica.devices) > 1 else "".join(replica.devices),
     ]
 
@@ -70,10 +73,9 @@ def device_row(device: DeviceInfo) -> list[str]:
     status = device.status or {}
     use = status.get("utilization")
     used = status.get("memory_used")
-    state = device.state if not device.reason else f"{device.state}: {device.reason}"
-    memory = f"{device.memory / (1 << 30):.1f} GiB"
-    if used is not None:
-        memory = f"{used / (1 << 30):.1f} of {memory}"
+    state = because(device.state, device.reason)
+    known = [f"{size / (1 << 30):.1f}" for size in (used, device.memory or None) if size is not None]
+    memory = f"{' of '.join(known)} GiB" if known else ""
     shown = "" if use is None else f"{use:.0%}"
     celsius = status.get("temperature")
     return [
@@ -118,6 +120,9 @@ def _details(event: WeaverEvent) -> str:
             changes = {key: change["new"] for key, change in data.get("changes", {}).items()}
             at = f" at step {data['step']}" if "step" in data else ""
             return f"{data.get('do')}{at} {_values(changes)} {data.get('reason', '')}".replace("  ", " ")
+        case "failed" | "finished" | "supervision":
+            lines = data.pop("exit", {}).get("last_lines")
+            return _values(data) + (f"; its last line: {lines[-1]}" if lines else "")
         case "device_failed":
             chain = [f"{one['replica']} ({one['action'] or one['state']})" for one in data.get("replicas", [])]
             on = ", ".join(chain) or "no replica"
@@ -196,7 +201,9 @@ class Picture:
         if len(self.replicas) > len(shown):
             parts.append(cell(f"… {len(self.replicas) - len(shown)} more", style="dim"))
         failed = [device for device in self.devices.values() if device.state != "active"]
-        parts += [cell(fit_line(f"device {one.uuid} {one.state}: {one.reason}"), style="red") for one in failed[:3]]
+        parts += [
+            cell(fit_line(because(f"device {one.uuid} {one.state}", one.reason)), style="red") for one in failed[:3]
+        ]
         if self.events:
             parts.append(cell(""))
             parts += [cell(fit_line(event_line(event)), style="dim", no_wrap=True) for event in self.events]

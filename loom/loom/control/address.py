@@ -57,6 +57,11 @@ def weaver_address() -> str:
     return os.environ.get(ADDRESS_VARIABLE) or _held
 
 
+def was_spawned() -> bool:
+    """Return whether a session has spawned this process, which then ends only when something ends it."""
+    return bool(_held)
+
+
 def own_address() -> str:
     """Return this host's address on the route to the weaver, at which other hosts reach it too."""
     if not (text := weaver_address()):

@@ -37,6 +37,15 @@ class Ending(str, Enum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
+    EVICTED = "evicted"
+    """The worker, or the scheduler, told the process to end."""
+    EARLY = "early"
+    """The process ended in order, within its training: nobody has told the threadlet to stop."""
+
+    @property
+    def plain(self) -> Ending:
+        """The ending for a weaver that knows only the first three."""
+        return Ending.STOPPED if self in (Ending.EVICTED, Ending.EARLY) else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,8 @@ class ThreadletHello(Frame):
     """Ids of the last applied commands, the oldest first."""
     mesh: str | None = None
     """The name of the proc mesh ``procs``."""
+    respawns: bool = False
+    """Whether something starts another process in this one's place when it dies."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -153,6 +164,7 @@ class ThreadletHello(Frame):
             removed={one.injection: one.evidence for one in removed},
             applied=tuple(applied) if type(applied) is list else (),
             mesh=optional_text(fields, "mesh"),
+            respawns=fields.get("respawns") is True,
         )
 
 
@@ -201,6 +213,8 @@ class ThreadletWelcome(Frame):
     """Whether the weaver takes changes of the devices, and drains, from a process that runs."""
     health: bool = False
     """Whether the weaver takes the health of devices, and their failures."""
+    endings: bool = False
+    """Whether the weaver knows every `Ending`."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -211,8 +225,8 @@ class ThreadletWelcome(Frame):
         match body:
             case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as fields]:
                 if 0 < beat < _LONGEST_BEAT:
-                    spent, changes, health = (fields.get(name) is True for name in ("spent", "changes", "health"))
-                    return cls(beat, str(fields.get("weaver")), seq, spent, changes, health)
+                    known = (fields.get(name) is True for name in ("spent", "changes", "health", "endings"))
+                    return cls(beat, str(fields.get("weaver")), seq, *known)
         raise cls.mismatch(body)
 
 

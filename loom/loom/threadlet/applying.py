@@ -19,6 +19,7 @@ from loom.control.commands import (
 )
 from loom.control.membership import MAX_REASON, Draining
 from loom.control.reports import Phase
+from loom.errors import describe_error
 from loom.threadlet.deferred import Deferred, Settlement
 from loom.threadlet.handlers import HandlerRegistry
 from loom.threadlet.inbox import CommandInbox
@@ -236,7 +237,7 @@ class CommandApplier(StatusReporter):
                 case CommandKind.DEACTIVATE_DEVICE | CommandKind.REACTIVATE:
                     made.reason = self._change_device(command)
         except BaseException as error:  # It ends the training, which has to acknowledge the command first.
-            made.reason = f"the training was interrupted: {type(error).__name__}: {error}"
+            made.reason = f"the training was interrupted: {describe_error(error)}"
             made.deferred.clear()
             raise
         finally:
@@ -323,7 +324,7 @@ class CommandApplier(StatusReporter):
         try:
             evidence, strike = self._injections.inject(command)
         except Exception as error:  # noqa: BLE001 - reported in the acknowledgement
-            return self._acknowledge(_Application(command, f"{type(error).__name__}: {error}"))
+            return self._acknowledge(_Application(command, describe_error(error)))
         # Acknowledge before the fault strikes: the process may not survive it.
         self._acknowledge(_Application(command, evidence=evidence))
         if strike is not None:
@@ -343,5 +344,5 @@ def _call_each(functions: list[Callable[..., Any]], *arguments: Any) -> str | No
         try:
             function(*arguments)
         except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
-            raised.append(f"{getattr(function, '__name__', function)} raised {type(error).__name__}: {error}")
+            raised.append(f"{getattr(function, '__name__', function)} raised {describe_error(error)}")
     return "; ".join(raised) or None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loom.errors import WrongArguments
+from loom.errors import WrongArguments, describe_error
 from loom.threadlet.conversion import BadValue, convert, is_convertible, type_name
 from loom.threadlet.deferred import Deferred
 
@@ -71,7 +71,7 @@ class HandlerRegistry:
         try:
             answer = function(value)
         except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
-            return Outcome(key, value, f"{key}: the handler raised {type(error).__name__}: {error}")
+            return Outcome(key, value, f"{key}: the handler raised {describe_error(error)}")
         return Outcome(key, value, deferred=answer if isinstance(answer, Deferred) else None)
 
 

@@ -309,7 +309,8 @@ class WeaverLink:
         """Send the last frame, and wait until the weaver has read it and closes the connection."""
         if welcome.spent:
             connection.put(self._account())
-        connection.put(self._goodbye)
+        goodbye = self._goodbye
+        connection.put(goodbye if welcome.endings else Bye(goodbye.reason, goodbye.ending.plain))
         deadline = time.monotonic() + GOODBYE_TIMEOUT
         with contextlib.suppress(OSError, ConnectionOver, ProtocolMismatch):
             while connection.waiting and (left := deadline - time.monotonic()) > 0:

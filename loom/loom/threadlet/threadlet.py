@@ -37,14 +37,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
-from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, weaver_address
+from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, was_spawned, weaver_address
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.introduction import MAX_DEVICES, Activity, Bye, Ending, Handlers, ThreadletHello
 from loom.control.membership import Registration
 from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, own_devices
-from loom.errors import Conflict, WrongArguments
+from loom.errors import Conflict, WrongArguments, describe_error
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.device_watch import watch_devices
@@ -79,6 +79,8 @@ class Threadlet(CommandApplier):
         config: values of the configuration that are known from the beginning.
         injectable: whether failures may be injected into this process, and its host, on purpose (`loom.chaos`);
             None: whether ``LOOM_INJECTABLE`` is 1.
+        respawns: whether something starts another process in this one's place when it dies, so that the time until
+            then counts as respawn; None: whether ``LOOM_RESPAWNS`` is 1.
 
     Raises:
         InvalidAddress: the weaver's address has another form.
@@ -94,6 +96,7 @@ class Threadlet(CommandApplier):
         devices: Iterable[LocalDevice] | None = None,
         config: Mapping[str, Any] | None = None,
         injectable: bool | None = None,
+        respawns: bool | None = None,
     ) -> None:
         text = weaver_address() if weaver is None else weaver
         address = parse_weaver_address(text) if text else None
@@ -112,6 +115,7 @@ class Threadlet(CommandApplier):
         self._changing_devices = threading.Lock()
         if injectable is None:
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
+        self._respawns = os.environ.get("LOOM_RESPAWNS") == "1" if respawns is None else respawns
         super().__init__(dict(config or {}), address is not None, injectable)
         self._peers = PeerWatch()
         evictions.add(self)
@@ -287,6 +291,7 @@ class Threadlet(CommandApplier):
             removed={} if self._injections is None else plain(dict(self._injections.removed)),
             applied=tuple(self._inbox.applied()),
             mesh=os.environ.get("LOOM_MESH"),
+            respawns=self._respawns,
         )
 
     def _plain_config(self) -> dict[str, Any]:
@@ -299,9 +304,12 @@ class Threadlet(CommandApplier):
     def _heartbeat(self) -> tuple[int | None, Phase]:
         return self._whole_step(), self._phase
 
+    @property
+    def _inside_step(self) -> bool:
+        return self._in_steps and self._phase is Phase.STEP
+
     def _account(self) -> TimeAccount:
-        in_step = self._in_steps and self._phase is Phase.STEP
-        return self._accounting.account(in_step, self._in_steps, self._whole_step())
+        return self._accounting.account(self._inside_step, self._in_steps, self._whole_step())
 
     def close(self, error: BaseException | None = None) -> None:
         """Say goodbye to the weaver. Do nothing if that was done before.
@@ -311,9 +319,14 @@ class Threadlet(CommandApplier):
         Args:
             error: the error that ended the training; None if it ended normally.
         """
+        self._close(error, self._inside_step)
+
+    def _close(self, error: BaseException | None, early: bool) -> None:
+        """Close, ``early`` if the training is not over though nothing has told the threadlet to stop."""
         evictions.discard(self)
         if self._ended.is_set():
             return
+        goodbye = self._goodbye(error, early)
         self._refuse_deferred()
         self._ended.set()
         self._wakes.put(None)
@@ -324,19 +337,21 @@ class Threadlet(CommandApplier):
             return
         deadline = time.monotonic() + CLOSE_TIMEOUT
         self._reports.join(CLOSE_TIMEOUT / 2)
-        self._link.close(self._goodbye(error), max(0.0, deadline - time.monotonic()))
+        self._link.close(goodbye, max(0.0, deadline - time.monotonic()))
 
-    def _goodbye(self, error: BaseException | None) -> Bye:
+    def _goodbye(self, error: BaseException | None, early: bool) -> Bye:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = None
         if isinstance(error, SystemExit):
             return Bye(f"exit code {error.code}", Ending.FAILED)
         if error is not None:
-            return Bye(f"{type(error).__name__}: {error}"[:2000], Ending.FAILED)
+            return Bye(describe_error(error)[:2000], Ending.FAILED)
         if self._evicted:
-            return Bye("its worker was told to end", Ending.STOPPED)
+            return Bye("its worker was told to end", Ending.EVICTED)
         if self._stop:
             return Bye("it was told to stop", Ending.STOPPED)
+        if early:
+            return Bye("its process ended within its training", Ending.EARLY)
         return Bye("it came to its end", Ending.FINISHED)
 
     def __enter__(self) -> Threadlet:
@@ -376,7 +391,7 @@ def _close(threadlet: Threadlet) -> None:
     # At an interactive prompt, `last_value` is any earlier error.
     if error is None and not hasattr(sys, "ps1"):
         error = getattr(sys, "last_value", None)
-    threadlet.close(error)
+    threadlet._close(error, early=threadlet._inside_step or was_spawned())
 
 
 def _close_all() -> None:

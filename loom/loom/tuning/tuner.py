@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loom.analysis.result import Analysis
-from loom.errors import LoomError, WaitTimeout, WrongArguments
+from loom.errors import LoomError, WaitTimeout, WrongArguments, because
 from loom.tuning.changes import HIGHEST_LEVEL, LEAST, ORCHESTRATOR, TRAINER_JOB, Change, Goal, NoChange, change_for
 from loom.tuning.ledger import Decision, Entry, Ledger
 from loom.tuning.measurement import Measurement
@@ -222,10 +222,10 @@ class Tuner:
     def _take_back(self, change: Change) -> None:
         try:
             answer = self._run.undo(change)
-            said = f"taken back with step {answer.step}" if answer.ok else f"not taken back: {answer.reason}"
+            said = f"taken back with step {answer.step}" if answer.ok else because("not taken back", answer.reason)
             self._since = (answer.step or 0) + 1 + SETTLES + HIGHEST_LEVEL
         except LoomError as error:
-            said = f"not taken back: {error}"
+            said = because("not taken back", error)
         self._say(said)
 
     def _add(self, entry: Entry) -> Entry:

@@ -156,6 +156,16 @@ class Commands:
         """Return the commands that a replica has not acknowledged, in the order in which they were given."""
         return [self._commands[id] for id in self._unacknowledged.get(replica, ())]
 
+    def that_stopped(self, replica: Replica) -> GivenCommand | None:
+        """Return the newest command by which the replica's present process was told to end; None if none was."""
+        for given in reversed(self._commands.values()):
+            if given.time < replica.registered:
+                break
+            made = given.acknowledgements.get(replica.id)
+            if given.kind in (CommandKind.STOP, CommandKind.DRAIN) and made is not None and made.ok:
+                return given
+        return None
+
     def acknowledge(self, id: str, replica: str, acknowledgement: Acknowledgement) -> GivenCommand | None:
         """Record a replica's acknowledgement; return the command, or None if it does not wait for this replica."""
         command = self._commands.get(id)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
 from loom.control.latencies import Latencies
-from loom.errors import CommandIdTaken, NotFound, WrongArguments
+from loom.errors import CommandIdTaken, NotFound, WrongArguments, because
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.outbox import Outbox
 from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
-from loom.weaver.states import LIVING, DeviceState, ReplicaState
-from loom.weaver.views import WeaverEvent, few
+from loom.weaver.states import LIVING, DeviceState, ReplicaEnding, ReplicaState
+from loom.weaver.views import WeaverEvent, few, how_ended
 
 _REMEMBERED_REPORTS = 1000  # the last failures of devices among which a report's id is looked for
+
+_REFUSALS_TOLD = 100  # replicas that refuse a command at once, as those that have ended do, that its event names
 
 _CAUSES = {
     CommandKind.PAUSE: Cause.PAUSED,
@@ -133,7 +136,17 @@ class Dispatcher:
         names = [*(replica.id for replica in there), *unknown]
         command = Command(id or uuid.uuid4().hex, kind, params)
         given = GivenCommand(command, target, by, now, names)
-        about = {"command": command.id, "do": kind.value, "params": params, "target": target, "by": by}
+        about: dict[str, Any] = {
+            "command": command.id,
+            "do": kind.value,
+            "params": params,
+            "target": target,
+            "by": by,
+        }
+        if acknowledgements:  # no other event tells of these
+            told = itertools.islice(acknowledgements.items(), _REFUSALS_TOLD)
+            about["refused"] = {id: made.reason for id, made in told}
+            about["refused_more"] = len(acknowledgements) - len(about["refused"])
         given.event = self._known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
         self._known.commands.add(given, acknowledgements)
         for replica in there:
@@ -282,5 +295,6 @@ class Dispatcher:
 
     def why_ended(self, replica: Replica) -> str:
         if replica.state is ReplicaState.FINISHED:
-            return f"replica {replica.id!r} has finished"
-        return f"replica {replica.id!r} has failed: {replica.died_of}"
+            how = "" if replica.ending in (None, ReplicaEnding.COMPLETED) else f" ({how_ended(replica)})"
+            return f"replica {replica.id!r} has finished{how}"
+        return because(f"replica {replica.id!r} has failed", replica.died_of)

@@ -12,8 +12,8 @@ from loom.weaver.outbox import Outbox
 from loom.weaver.peers import PeerNotices
 from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
-from loom.weaver.replicas import Cause, Replica
-from loom.weaver.states import LIVING, ReplicaState
+from loom.weaver.replicas import Cause, End, Replica
+from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState
 
 SUCCESSOR_WITHIN = 15.0
 """Seconds that a process has to take the place of a dead one for which it waited, and the commands given then."""
@@ -87,7 +87,8 @@ class Liveness:
             due = max(replica.link_lost + silence, self._started + timing.restart_grace)
             if now < due:
                 return self.schedule(replica, due)
-            return self.fail(replica, Cause.SILENT, f"not connected for {now - replica.link_lost:.1f} s", now)
+            reason = f"not connected for {now - replica.link_lost:.1f} s"
+            return self.fail(replica, Cause.SILENT, End(ReplicaEnding.LOST, reason, guessed=True), now)
         if replica.link.has_unheard:  # the weaver is late, and not the replica
             return self.schedule(replica, now + timing.beat)
         due = replica.heard + silence
@@ -118,25 +119,38 @@ class Liveness:
             self.schedule(replica, now + self._timing.grace)
         self._known.touch(replica)
 
-    def fail(self, replica: Replica, cause: Cause, reason: str, now: float, by: int | None = None) -> None:
+    def fail(self, replica: Replica, cause: Cause, end: End, now: float, by: int | None = None) -> None:
         """Record that a replica has failed, and carry out its group's policy."""
+        reason = end.reason
         action = self._known.policy.action(replica.group)
         devices = self._known.devices.devices_of(replica.id)
-        about = {"reason": reason, "step": replica.step, "devices": devices, "action": action.value}
+        about = {**end.about(), "step": replica.step, "devices": devices, "action": action.value}
         event = self._known.move(replica, cause, now, by, about)
+        respawns = replica.respawns or action is Action.RESPAWN
         heard, stepped = replica.heard, replica.progress
-        self._known.goodput.failed(replica.job, replica.id, reason, now, heard, stepped, replica.step)
-        replica.died_of = reason
+        self._known.goodput.failed(replica.job, replica.id, reason, now, heard, stepped, replica.step, respawns)
+        replica.end(end)
+        replica.end_event = event
         self._peers.failed(replica)
         self._end(replica, now)
         if action is Action.RESPAWN:
             self._dispatcher.want_respawn(replica, reason, event, now)
 
-    def finish(self, replica: Replica, reason: str, now: float, by: int | None = None) -> None:
-        self._known.move(replica, Cause.SAID_FINISHED, now, by, {"reason": reason, "step": replica.step})
+    def finish(self, replica: Replica, end: End, now: float, by: int | None = None) -> None:
+        about = {**end.about(), "step": replica.step}
+        event = self._known.move(replica, Cause.SAID_FINISHED, now, by, about)
+        replica.end(end)
+        replica.end_event = event
         self._known.drain(replica)
         self._known.goodput.finished(replica.job, replica.id, now)
         self._end(replica, now)
+
+    def explain(self, replica: Replica, end: End) -> None:
+        """Replace what is known of a replica's end by what its session has seen of it, in the event, too."""
+        replica.end(end)
+        self._known.save(replica)
+        if replica.end_event is not None:
+            self._known.events.amend(replica.end_event, **end.about())
 
     def _end(self, replica: Replica, now: float) -> None:
         self._outbox.urgent = True

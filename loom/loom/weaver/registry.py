@@ -106,7 +106,7 @@ class Registry:
         replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
         replica.mesh = hello.mesh
         replica.actors, replica.handlers, replica.config = hello.actors, hello.handlers, hello.config
-        replica.injectable = hello.injectable
+        replica.injectable, replica.respawns = hello.injectable, hello.respawns
         self._enter_procs(replica)
         self.register_devices(replica, hello.devices)
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from operator import attrgetter
 from typing import Any
 
-from loom.weaver.states import LIVING, ReplicaState
+from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState
 from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 
 
@@ -70,6 +71,23 @@ For example, a step that a paused replica reports was taken before the pause.
 USUAL_STEPS = 4
 """Usual step times without a step in which a running replica does not count as idle."""
 
+
+@dataclass(frozen=True)
+class End:
+    """The end of a replica; the fields are those of `loom.weaver.views.ReplicaInfo`."""
+
+    ending: ReplicaEnding
+    reason: str
+    by: str | None = None
+    exit: Mapping[str, Any] | None = None
+    guessed: bool = False
+    """Whether the session of the process may know better."""
+
+    def about(self) -> dict[str, Any]:
+        """Return what an event says of it."""
+        return {"reason": self.reason, "ending": self.ending.value, "ended_by": self.by, "exit": self.exit}
+
+
 _FEW_STEPS = 4
 _REMEMBERED_STEPS = 32
 
@@ -102,6 +120,11 @@ class Replica:
     registered: float = 0.0
     changed: float = 0.0
     died_of: str | None = None
+    ending: ReplicaEnding | None = None
+    ended_by: str | None = None
+    end_reason: str | None = None
+    exit: Mapping[str, Any] | None = None
+    respawns: bool = False
 
     # The fields from here on are not stored.
     short_name: str = field(init=False)
@@ -116,6 +139,9 @@ class Replica:
     link_lost: float = 0.0
     check_at: float = 0.0
     """When the weaver checks the replica's liveness next."""
+    known_end: End | None = None
+    """The end of the replica, and the event that logs it; None while it lives, and after the weaver's restart."""
+    end_event: int | None = None
     _successor: tuple[str, float] = ("", 0.0)
     """The process that waits to be the replica, and since when."""
     _stepped: float = 0.0
@@ -135,9 +161,22 @@ class Replica:
         if after is None or after is self.state:
             return None
         before, self.state, self.changed = self.state, after, now
-        if after is not ReplicaState.FAILED:
-            self.died_of = None
+        if after in LIVING:
+            self.died_of = self.ending = self.ended_by = self.end_reason = self.exit = None
+            self.known_end = self.end_event = None
         return before
+
+    def end(self, end: End) -> None:
+        """Record how the replica has ended, after `move`."""
+        self.known_end = end
+        self.ending, self.ended_by, self.end_reason, self.exit = end.ending, end.by, end.reason, end.exit
+        if self.state is ReplicaState.FAILED:
+            self.died_of = end.reason
+
+    @property
+    def made_its_steps(self) -> bool:
+        """Whether the replica has made its last step, or has named none. Steps count from 0 or from 1."""
+        return self.max_step is None or (self.step is not None and self.step >= self.max_step - 1)
 
     def take_step(self, step: int, time: float, now: float) -> bool:
         """Record the step that the replica has reached; return whether that is progress.
@@ -200,6 +239,8 @@ class Replica:
     def from_dict(cls, stored: dict[str, Any]) -> Replica:
         """Return a stored replica. Fields that only a newer version knows are ignored."""
         known = {name: stored[name] for name in _STORED if name in stored}
+        if known.get("ending") is not None:
+            known["ending"] = ReplicaEnding(known["ending"])
         return cls(**known, state=ReplicaState(stored["state"]))
 
     @property

@@ -21,6 +21,28 @@ class ReplicaState(str, Enum):
         return self.value
 
 
+class ReplicaEnding(str, Enum):
+    """The way in which a replica ended."""
+
+    COMPLETED = "completed"
+    """Its program ended in order, after its last step if it had named one."""
+    ENDED_EARLY = "ended early"
+    """Its program ended in order, before its last step or within a step, and nobody is known to have stopped it."""
+    STOPPED = "stopped"
+    """A user, or a policy, told it to stop or to drain."""
+    CANCELLED = "cancelled"
+    """Its processes were stopped, or the session that had spawned them ended."""
+    EVICTED = "evicted"
+    """Its worker, or the scheduler of its machine, told it to leave."""
+    CRASHED = "crashed"
+    """Its program raised, or its process died."""
+    LOST = "lost"
+    """Nothing was heard from it, or its host is gone."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 class DeviceState(str, Enum):
     """The state of a device: what it may be used for."""
 

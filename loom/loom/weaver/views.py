@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from loom.control.commands import Acknowledgement
-from loom.weaver.states import DeviceState, ReplicaState
+from loom.weaver.states import DeviceState, ReplicaEnding, ReplicaState
 
 V = TypeVar("V", bound="_View")
 C = TypeVar("C", bound="CommandState")
@@ -128,6 +128,18 @@ class ReplicaInfo(_View):
     """When the replica's state last changed."""
     died_of: str | None = None
     """Why the replica has failed; None unless it has."""
+    ending: ReplicaEnding | None = None
+    """How the replica ended; None while it lives."""
+    ended_by: str | None = None
+    """The user, or ``weaver``, that told the replica to stop; None if nobody is known to have."""
+    end_reason: str | None = None
+    """Why the replica ended, in words; None while it lives."""
+    exit: Mapping[str, Any] | None = None
+    """How the replica's process ended, if its session has seen it: ``signal`` or ``code`` (both None if the machine
+    does not tell), ``out_of_memory`` (whether the kernel counted a process that it killed for memory), and
+    ``last_lines``, the end of its standard error."""
+    respawns: bool = False
+    """Whether something starts another process in the replica's place when its process dies."""
     injectable: bool = False
     """Whether failures may be injected into the replica."""
     connected: bool = False
@@ -152,7 +164,9 @@ class ReplicaInfo(_View):
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> ReplicaInfo:
-        read = {"state": ReplicaState(body["state"]), "devices": tuple(body.get("devices", ()))}
+        ending = body.get("ending")
+        read: dict[str, Any] = {"state": ReplicaState(body["state"]), "devices": tuple(body.get("devices", ()))}
+        read["ending"] = ReplicaEnding(ending) if ending in list(ReplicaEnding) else None
         return super().from_body({**body, **read, "metrics": read_metrics(body["metrics"])})
 
     def changed_by(self, changes: Mapping[str, Any]) -> ReplicaInfo:
@@ -390,6 +404,17 @@ def read_update(body: Mapping[str, Any]) -> WeaverUpdate | None:
         case "away":
             return Away(body["reason"])
     return None
+
+
+def how_ended(replica: Any) -> str:
+    """Return how a replica ended in a few words, such as ``stopped by alice``; "" while it lives.
+
+    Args:
+        replica: a `ReplicaInfo`, or the weaver's own record of one.
+    """
+    if replica.ending is None:
+        return ""
+    return f"{replica.ending} by {replica.ended_by}" if replica.ended_by else str(replica.ending)
 
 
 def few(names: Collection[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from loom.control.commands import Acknowledged
 from loom.control.introduction import Activity, Bye, Ending, ThreadletHello, ThreadletWelcome
+from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
 from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
@@ -24,9 +25,9 @@ from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import Outbox, Output, Peer
 from loom.weaver.peers import PeerNotices
 from loom.weaver.registry import Registry
-from loom.weaver.replicas import Cause, Replica
+from loom.weaver.replicas import Cause, End, Replica
 from loom.weaver.reports import Reports
-from loom.weaver.states import LIVING
+from loom.weaver.states import LIVING, ReplicaEnding
 from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.writer import Undurable
 from loom.weaver.views import WeaverEvent
@@ -94,7 +95,7 @@ class Weaver:
     def died(self, replica: Replica, instance: str, reason: str, now: float) -> None:
         """Record that a replica's process is dead, unless another process has become the replica meanwhile."""
         if replica.instance == instance and replica.state in LIVING:
-            self._liveness.fail(replica, Cause.DIED, reason, now)
+            self._liveness.fail(replica, Cause.DIED, End(ReplicaEnding.CRASHED, reason, guessed=True), now)
 
     def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> WeaverEvent:
         self.outbox.urgent = True
@@ -120,7 +121,8 @@ class Weaver:
         """Take a driver's report that processes of its meshes have ended; return the ids of their replicas.
 
         The report has ``session``, ``procs`` and its name ``mesh``, ``rank`` (None: all ranks), ``what``
-        (``"stopped"`` if the processes were meant to end) and ``reason``.
+        (``"stopped"`` if the processes were meant to end) and ``reason``. It may have ``lost``, whether their host
+        is gone, and ``exit``, as in `loom.weaver.views.ReplicaInfo`.
         """
         session, procs, rank, what = (report.get(name) for name in ("session", "procs", "rank", "what"))
         reason = str(report.get("reason") or what or "its process is dead")
@@ -129,16 +131,40 @@ class Weaver:
         ]
         ended = [replica for replica in found if replica.state in LIVING]
         about = {name: report.get(name) for name in _PLACE}
+        seen = report.get("exit")
+        seen = ProcessEnd.from_body(seen).to_body() if isinstance(seen, dict) else None
         event = self.known.events.append(
-            now, "supervision", None, **about, reason=reason, replicas=[replica.id for replica in ended]
+            now, "supervision", None, **about, reason=reason, exit=seen, replicas=[replica.id for replica in ended]
         )
-        for replica in ended:
-            if what == "stopped":
-                self._liveness.finish(replica, reason, now, event.id)
+        ending = ReplicaEnding.LOST if report.get("lost") is True else ReplicaEnding.CRASHED
+        if what == "stopped":
+            ending = ReplicaEnding.CANCELLED
+        for replica in found:
+            end = End(ending, reason, exit=seen)
+            if replica.state not in LIVING:
+                self._explain(replica, end)
+            elif what == "stopped":
+                done = replica.max_step is not None and replica.made_its_steps
+                finished = End(ReplicaEnding.COMPLETED, "it made its last step", exit=seen)
+                self._liveness.finish(replica, finished if done else end, now, event.id)
             else:
-                self._liveness.fail(replica, Cause.DIED, reason, now, event.id)
+                self._liveness.fail(replica, Cause.DIED, end, now, event.id)
         self.outbox.urgent = True
         return [replica.id for replica in ended]
+
+    def _explain(self, replica: Replica, end: End) -> None:
+        """Take a session's word for the end of a process that was noticed otherwise, and not explained, before.
+
+        A process says goodbye as it ends, but not why; and its end is seen before its session reports it.
+        """
+        known = replica.known_end
+        if known is None or known.exit is not None:
+            return
+        exited = end.ending is ReplicaEnding.CRASHED and end.exit is not None and end.exit["code"] == 0
+        if known.guessed and not (exited and known.ending is ReplicaEnding.ENDED_EARLY):
+            self._liveness.explain(replica, end)
+        elif known.ending is ReplicaEnding.CRASHED and end.exit is not None:
+            self._liveness.explain(replica, replace(known, exit=end.exit))
 
     def spawned(self, report: dict[str, Any], now: float) -> None:
         """Log a driver's report that it has started processes, whose threadlets will say hello."""
@@ -223,7 +249,7 @@ class Weaver:
             replica.take_step(hello.step, now, now)
         self.outbox.send(
             replica,
-            ThreadletWelcome(self.timing.beat, self.instance, replica.seq, spent=True, changes=True, health=True),
+            ThreadletWelcome(self.timing.beat, self.instance, replica.seq, True, True, True, True),
         )
         if again:
             self._peers.tell_again(replica)
@@ -266,6 +292,20 @@ class Weaver:
         replica.link = None
         self.profiles.lost(replica)
         if bye.ending is Ending.FAILED:
-            self._liveness.fail(replica, Cause.SAID_FAILED, bye.reason, now)
+            self._liveness.fail(replica, Cause.SAID_FAILED, End(ReplicaEnding.CRASHED, bye.reason), now)
         else:
-            self._liveness.finish(replica, bye.reason, now)
+            self._liveness.finish(replica, self._orderly_end(replica, bye), now)
+
+    def _orderly_end(self, replica: Replica, bye: Bye) -> End:
+        """Return how a replica has ended whose process says that it was not by a failure."""
+        if bye.ending is Ending.EVICTED:
+            return End(ReplicaEnding.EVICTED, bye.reason)
+        if bye.ending is Ending.STOPPED:
+            told = self.known.commands.that_stopped(replica)
+            by = None if told is None else told.by
+            return End(ReplicaEnding.ENDED_EARLY if told is None else ReplicaEnding.STOPPED, bye.reason, by)
+        if replica.made_its_steps and (bye.ending is Ending.FINISHED or replica.max_step is not None):
+            return End(ReplicaEnding.COMPLETED, bye.reason)
+        at = "before its first step" if replica.step is None else f"at step {replica.step:,}"
+        of = "" if replica.max_step is None else f" of {replica.max_step:,}"
+        return End(ReplicaEnding.ENDED_EARLY, f"its program ended {at}{of}", guessed=True)

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 import cloudpickle
 from cloudpickle.cloudpickle import _lookup_module_and_qualname, _should_pickle_by_reference, subimport
 
-from loom.errors import LoomError, UnpicklableError
+from loom.errors import LoomError, UnpicklableError, describe_error
 from loom.wire.arrays import IN_BAND, Carried, carried_or_value, passing_on, take_apart, take_apart_near_top, whole
 from loom.wire.blame import KEPT, explain
 from loom.wire.by_value import (
@@ -460,7 +460,7 @@ def plain_payload(parts: Sequence[Buffer]) -> bytes | None:
 
 def _cannot_unpickle(what: str, error: Exception) -> UnpicklableError:
     return UnpicklableError(
-        f"{what} cannot be unpickled on this side: {type(error).__name__}: {error}. "
+        f"{what} cannot be unpickled on this side: {describe_error(error)}. "
         f"If it is a package that is missing, install it here too."
     )
 

@@ -21,6 +21,7 @@ from loom.errors import (
     ProtocolMismatch,
     WaitTimeout,
     WrongState,
+    describe_error,
 )
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
 from loom_proxy.job import Job
@@ -264,7 +265,7 @@ class CellView:
                 error = OperationCancelled("another program interrupted the cell")
             else:
                 error = KeyboardInterrupt("the cell was interrupted in the cluster")
-            raise _shown_as(error, f"{self._traceback}\n\n{type(error).__name__}: {error}".lstrip())
+            raise _shown_as(error, f"{self._traceback}\n\n{describe_error(error)}".lstrip())
         if isinstance(error, NameTaken) and not self._traceback:
             raise _busy()  # another program was quicker
         raise _shown_as(error, self._traceback) if self._traceback else error
@@ -276,7 +277,7 @@ def _left(until: float | None) -> float | None:
 
 def _shown_as(error: BaseException, text: str = "") -> BaseException:
     """Return an exception that IPython shows as a text, instead of with this program's own frames."""
-    lines = (text or f"{type(error).__name__}: {error}").splitlines()
+    lines = (text or describe_error(error)).splitlines()
     with contextlib.suppress(AttributeError):  # of a class with slots
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
     return error

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from loom.errors import describe_error
 from loom.shape import Extent, Point
 from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
@@ -194,7 +195,7 @@ def future_html(state: str, timing: Timing | None, error: BaseException | None, 
     small = "" if timing is None else f"{timing.wall_ms:,.1f} ms, of which {timing.rpc_ms:,.1f} ms in the cluster"
     parts = [_line(f"<b>FutureProxy</b> {badge}", small)]
     if error is not None:
-        text = f"{type(error).__name__}: {error}"
+        text = describe_error(error)
         parts.append(f'<div style="white-space:pre-wrap">{escape(_cut(text, 4 * LONG))}</div>')
     elif state == "done":
         is_ours = type(value).__module__.startswith("loom_proxy.") and hasattr(type(value), "_repr_html_")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loom._version import __version__
-from loom.errors import DeploymentFailed, LoomError, ProtocolMismatch, PythonVersionMismatch
+from loom.errors import DeploymentFailed, LoomError, ProtocolMismatch, PythonVersionMismatch, describe_error
 from loom.process.child import ProcessState
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.deployment import NotLoaded, PodMesh
@@ -143,7 +143,7 @@ class _MeshStart:
         if not isinstance(error, NotLoaded):
             # The pod has the class, or does not exist: deploying again changes nothing.
             self.since, self.overdue = None, False
-            self.problem = f"{type(error).__name__}: {error}"
+            self.problem = describe_error(error)
             return
         pods = self._ready_pods()
         ready = {pod.name for pod in pods}

@@ -186,7 +186,7 @@ class MeshStates:
         elif name == _STOPPED:
             self._whole(details["id"]).stopped.update(details["ranks"])
         elif name == "process_lost":
-            text = f"process {details['rank']} of proc mesh {details['mesh']!r} is gone"
+            text = details.get("reason") or f"process {details['rank']} of proc mesh {details['mesh']!r} is gone"
             for ident in (details["id"], *details.get("actors", ())):
                 self._whole(ident).failed.setdefault(details["rank"], text)
         elif name == "actors_lost":

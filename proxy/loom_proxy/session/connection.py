@@ -16,7 +16,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from loom.errors import ConnectionLost, InForkedChild, LoomError, SessionClosed, TokenRevoked, UnknownSession
+from loom.errors import (
+    ConnectionLost,
+    InForkedChild,
+    LoomError,
+    SessionClosed,
+    TokenRevoked,
+    UnknownSession,
+    because,
+)
 from loom.rest import normalise_url
 from loom.wire.bodies import EndSession, Notice, Probed, SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal
@@ -327,7 +335,7 @@ class Connection:
 
     def _take_end(self, message: Message) -> None:
         reason = SessionEnded.from_body(message.body).reason
-        self._end_reason = SessionClosed(f"session {self.welcome.session!r} has ended: {reason}")
+        self._end_reason = SessionClosed(because(f"session {self.welcome.session!r} has ended", reason))
 
     def _take_notice(self, message: Message) -> None:
         name, details = Notice.from_body(message.body).name, unpack_texts(message.parts[0])

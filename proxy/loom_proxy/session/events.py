@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from loom.errors import LoomError
+from loom.errors import LoomError, because
 from loom_proxy.futures.timing import check_timeout
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ class Event:
     ``host_lost``: a worker host is gone; ``details`` has ``host`` (its index), ``address`` and ``reason``.
     ``host_back``: a lost worker host is used again, see `Job.refresh_hosts`; ``details`` has ``host``, ``address``.
     ``process_lost``: a process of a proc mesh is gone without having been stopped; ``details`` has ``mesh``, ``id``
-    (of the proc mesh), ``rank`` and ``actors`` (ids of the actor meshes on it). A client that attaches to a
+    (of the proc mesh), ``rank``, ``actors`` (ids of the actor meshes on it), ``reason`` and ``exit`` (as in
+    `loom.weaver.views.ReplicaInfo`; None if that was not seen). A client that attaches to a
     session also gets the ``process_lost`` events of the time before.
     ``actors_lost``: Monarch has stopped actors unasked though their processes may live; ``details`` has ``mesh``,
     ``id`` (of the actor mesh), ``ranks`` and ``report``.
@@ -166,6 +167,6 @@ def failure_of(event: Event) -> MeshFailure | None:
         return MeshFailure(str(event.details["mesh"]), str(event.details["report"]), event)
     if event.name == "host_lost":
         worker = f"worker host {event.details['host']} at {event.details['address']}"
-        why = f": {event.details['reason']}" if "reason" in event.details else ""
-        return MeshFailure("hosts", f"{worker} is gone, and its processes with it{why}", event)
+        gone = because(f"{worker} is gone, and its processes with it", event.details.get("reason"))
+        return MeshFailure("hosts", gone, event)
     return None

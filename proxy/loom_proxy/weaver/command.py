@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from loom.control.commands import Acknowledgement
-from loom.errors import LoomError, WaitTimeout, WeaverUnavailable
+from loom.errors import LoomError, WaitTimeout, WeaverUnavailable, because
 from loom.weaver.serving.operations import Ask
 from loom.weaver.views import CommandState, few
 from loom_proxy.futures.timing import check_timeout
@@ -105,7 +105,7 @@ class CommandProxy:
     def _late(self, timeout: float | None) -> WaitTimeout:
         late = [id for id, one in self._state.outcomes.items() if one.waiting]
         why = self._state.outcomes[late[0]].reason
-        return WaitTimeout(f"within {timeout:g} s no acknowledgement from {few(late)}: {why}")
+        return WaitTimeout(because(f"within {timeout:g} s no acknowledgement from {few(late)}", why))
 
     def __repr__(self) -> str:
         state = "done" if self._state.done else "waiting"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import pickle
 from collections.abc import Iterator
@@ -174,3 +175,45 @@ def test_a_code_is_given_to_its_own_category_and_every_case_is_raised_somewhere(
         value.code for value in vars(errors).values() if inspect.isclass(value) and hasattr(value, "code")
     }
     assert {code for _, code, *_ in ROWS} - of_classes == {code for _, code in given}
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (None, "it failed"),
+        ("", "it failed"),
+        (" \n", "it failed"),
+        ("no data", "it failed: no data"),
+        (3, "it failed: 3"),
+    ],
+)
+def test_a_reason_is_never_empty_behind_its_colon(reason: object, text: str) -> None:
+    assert errors.because("it failed", reason) == text
+
+
+class Mute(Exception):
+    """An exception whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+BUILT_IN = [one for one in vars(builtins).values() if isinstance(one, type) and issubclass(one, BaseException)]
+
+
+@pytest.mark.parametrize("cls", BUILT_IN, ids=lambda cls: cls.__name__)
+def test_an_exception_is_described_with_and_without_a_text(cls: type[BaseException]) -> None:
+    for arguments in [(), ("no data",), ("",)]:
+        try:
+            error = cls(*arguments)
+        except TypeError:  # a class that needs more, such as UnicodeDecodeError
+            continue
+
+        text = errors.describe_error(error)
+
+        assert text.startswith(cls.__name__)
+        assert not text.rstrip().endswith(":")
+
+
+def test_an_exception_without_a_usable_text_is_described_all_the_same() -> None:
+    assert errors.describe_error(Mute()) == "Mute: <its __str__ raised ValueError>"

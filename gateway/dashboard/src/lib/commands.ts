@@ -43,6 +43,7 @@ export interface Order {
 
 const KEPT = 1000;
 const KEPT_ANSWERS = 100_000; // of all commands together
+const REFUSED = { ok: false, step: null, changes: {}, refused: {}, waiting: false, evidence: {} };
 const ANSWERS: ReadonlySet<string> = new Set(['applied', 'refused', 'unanswered']);
 
 export class CommandLog {
@@ -155,7 +156,10 @@ export class CommandLog {
     run.by = String(event['by'] ?? '');
     run.time = event.time;
     run.params = (event['params'] as Record<string, unknown> | undefined) ?? {};
-    run.total = Number(event['replicas'] ?? run.total);
+    run.total = Number(event['replicas'] ?? run.total) - Number(event['refused_more'] ?? 0);
+    // Who refuses at once, as one that has ended does, has no event of its own.
+    const refused = (event['refused'] as Record<string, string> | undefined) ?? {};
+    for (const replica in refused) put(run, { ...REFUSED, replica, reason: refused[replica]!, time: event.time });
     settle(run);
   }
 

@@ -64,9 +64,9 @@ function sentence(event: WeaverEvent): string {
     case 'recovering':
       return 'is not connected';
     case 'failed':
-      return `failed${because(text('reason') || text('why'))}`;
+      return `failed${how(event)}${because(text('reason') || text('why'))}`;
     case 'finished':
-      return `finished${because(text('reason'))}`;
+      return `finished${how(event)}${because(text('reason'))}`;
     case 'command':
       return `${text('by') || 'someone'} gave a command: ${describeCommand(text('do'), params)} (${plural(Number(event['replicas'] ?? 0), 'replica')})`;
     case 'applied':
@@ -108,6 +108,17 @@ function processes(event: WeaverEvent): string {
   if (replicas.length) return replicas.map((id) => isolate(shortName(id))).join(', ');
   const mesh = event['mesh'] ? isolate(String(event['mesh'])) : 'a mesh';
   return event['rank'] == null ? mesh : `rank ${String(event['rank'])} of ${mesh}`;
+}
+
+/** How a replica ended, and by whom, from an event or from the replica. */
+export function howEnded(ending: unknown, by: unknown): string {
+  if (!ending) return '';
+  return by ? `${String(ending)} by ${isolate(String(by))}` : String(ending);
+}
+
+function how(event: WeaverEvent): string {
+  const text = howEnded(event['ending'], event['ended_by']);
+  return text ? `, ${text}` : '';
 }
 
 function from(event: WeaverEvent): string {

@@ -31,6 +31,14 @@ export interface WeaverStatus {
   reports: number;
 }
 
+/** How a process ended, as far as its session has seen it. */
+export interface ProcessExit {
+  signal: number | null;
+  code: number | null;
+  out_of_memory: boolean;
+  last_lines: string[];
+}
+
 export interface ReplicaInfo {
   id: string;
   state: ReplicaState;
@@ -55,6 +63,11 @@ export interface ReplicaInfo {
   registered: number;
   changed: number;
   died_of: string | null;
+  /** How it ended, by whom and why; null while it lives, and from a weaver that does not tell. */
+  ending?: string | null;
+  ended_by?: string | null;
+  end_reason?: string | null;
+  exit?: ProcessExit | null;
   injectable: boolean;
   connected: boolean;
   step_time: number | null;

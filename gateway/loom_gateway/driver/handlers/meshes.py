@@ -9,7 +9,7 @@ from typing import Any
 
 from loom.actor import monarch_bootstrap_command
 from loom.bootstrap import BootstrapCommand
-from loom.errors import WrongState
+from loom.errors import WrongState, because
 from loom.signatures import endpoints
 from loom.wire.bodies import (
     AwaitInitialized,
@@ -123,7 +123,7 @@ class MeshOperations:
             self._context.replies.succeed(message.id, started, None)  # it has stopped already
             return
         entry = self._context.meshes.entry(mesh)
-        entry.stopped = True
+        entry.stopped, entry.stop_reason = True, because("its processes were stopped", request.reason)
         self._context.channels.break_off(lambda called: mesh in (called.root, called.procs))
         stopping = entry.mesh.stop(request.reason)
         self._context.replies.answer_with(message, started, self._await_stop(mesh, entry, stopping))
@@ -178,13 +178,13 @@ class MeshOperations:
 
     def _stop_hosts(self, message: Message, started: float) -> None:
         self._context.channels.break_off(lambda called: True)
-        self._context.replies.answer_with(message, started, self.stop_all())
+        self._context.replies.answer_with(message, started, self.stop_all("its processes were stopped"))
 
-    async def stop_all(self) -> None:
-        """Stop every proc mesh of the session, newest first."""
+    async def stop_all(self, reason: str) -> None:
+        """Stop every proc mesh of the session, newest first, for a reason in words."""
         running = [(ident, entry) for ident, entry in self._context.meshes.whole("procs") if not entry.stopped]
         for _, entry in running:
-            entry.stopped = True
+            entry.stopped, entry.stop_reason = True, reason
         stops = [
             self._context.retire(ident, stop_quietly(entry.mesh, entry.name, "the session has ended"))
             for ident, entry in reversed(running)

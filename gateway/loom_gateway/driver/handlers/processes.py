@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from loom.errors import because
 from loom.wire.messages import Message
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.local_api import FIRST_ID
@@ -50,10 +51,13 @@ class Processes:
         weaver, name = self._context.weaver, self._name(procs)
         if self.was_stopped(procs, rank):
             self._report_soon("processes_stopped", procs, rank)
-            weaver.gone(procs, name, rank, True, "its processes were stopped")
+            weaver.gone(procs, name, rank, "stopped", self._why_stopped(procs), exit=self._exit(procs, rank))
         elif (procs, rank) not in self._lost:
             self._lost[procs, rank] = None
-            weaver.gone(procs, name, rank, False, f"process {rank} of {name!r} is gone")
+            lost = self._is_on_a_lost_host(procs, rank)
+            weaver.gone(
+                procs, name, rank, "died", self._why_lost(procs, rank), lost=lost, exit=self._exit(procs, rank)
+            )
             self._context.send(notice("process_lost", self._loss(procs, rank)))
             if procs < FIRST_ID:  # a function of `Job.run` that spawned processes learns of their ends itself
                 self._context.failures.unreported.lost(procs, rank)
@@ -97,7 +101,26 @@ class Processes:
     def _loss(self, procs: int, rank: int) -> dict[str, Any]:
         meshes = self._context.meshes
         actors = [ident for ident, entry in meshes.whole("actors") if entry.procs == procs and rank in entry.ranks]
-        return {"mesh": self._name(procs), "id": procs, "rank": rank, "actors": actors}
+        why, seen = self._why_lost(procs, rank), self._exit(procs, rank)
+        return {"mesh": self._name(procs), "id": procs, "rank": rank, "actors": actors, "reason": why, "exit": seen}
+
+    def _why_stopped(self, procs: int) -> str:
+        entry = self._context.meshes.known(procs)
+        return (entry.stop_reason if entry is not None else "") or "its processes were stopped"
+
+    def _why_lost(self, procs: int, rank: int) -> str:
+        end = self._context.dead.end_of(procs, rank)
+        if end is None and self._is_on_a_lost_host(procs, rank):
+            return f"the host of process {rank} of {self._name(procs)!r} is gone"
+        return because(f"process {rank} of {self._name(procs)!r} is gone", end.cause if end is not None else "")
+
+    def _exit(self, procs: int, rank: int) -> dict[str, Any] | None:
+        end = self._context.dead.end_of(procs, rank)
+        return None if end is None else end.to_body()
+
+    def _is_on_a_lost_host(self, procs: int, rank: int) -> bool:
+        entry = self._context.meshes.known(procs)
+        return entry is not None and not self._context.hosts.lost.isdisjoint(entry.hosts[rank : rank + 1])
 
     def _name(self, procs: int) -> str:
         entry = self._context.meshes.known(procs)

@@ -25,9 +25,11 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
+from loom.control.process_end import ProcessEnd, last_lines
 from loom.errors import ProtocolMismatch
 from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Tied, Untied
 from loom.wire.messages import Kind
+from loom_gateway.driver.lifeline.exit_status import MEMORY_EVERY, MemoryKills, exit_status
 from loom_gateway.driver.lifeline.introduction import Introduction
 from loom_gateway.driver.lifeline.line import Line
 from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, Refusals, break_after
@@ -52,18 +54,16 @@ class Setup:
     pid: int
     connection: int  # descriptor of the connection that the process has made
     pipes: tuple[int, int] | None  # descriptors of what was its standard output and error, if they are captured
+    process: int | None = None  # descriptor of the process itself; None on a machine that has none
 
 
 class _Process:
     """The process, which is the agent's parent."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, descriptor: int | None) -> None:
         self._pid = pid
-        self.descriptor: int | None = None
-        """Readable when the process has ended; None if this machine has no such descriptors, or it has ended."""
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                self.descriptor = os.pidfd_open(pid)
+        self.descriptor = descriptor
+        """Readable when the process has ended, which may be before this program ran: the process has opened it."""
         self.ended = False
         self.look()
 
@@ -91,7 +91,8 @@ class Agent:
         self._setup = setup
         self._line = Line()
         self._poll = select.poll()
-        self._process = _Process(setup.pid)
+        self._process = _Process(setup.pid, setup.process)
+        self._memory_kills = MemoryKills()
         self._reported = False  # whether the end of the process is on the line
         self._given_up = False  # whether the driver is gone
         self._unsent = b""  # bytes that the socket has not taken
@@ -132,6 +133,8 @@ class Agent:
                     self._pump.read(descriptor)
             if self._process.watched:
                 self._process.look()
+            if not self._process.ended:
+                self._memory_kills.look()
             if self._pump is not None:
                 self._pump.resume()
             if self._process.ended and not self._reported:
@@ -143,21 +146,26 @@ class Agent:
     def _over(self) -> bool:
         return self._reported and not self._pump and (self._given_up or self._line.settled)
 
-    def _timeout(self) -> float | None:
+    def _timeout(self) -> float:
         """Return the milliseconds after which something has to be done, whatever happens."""
         now = time.monotonic()
-        waits = [LOOK_EVERY] if self._process.watched else []
+        waits = [LOOK_EVERY] if self._process.watched else [MEMORY_EVERY]
         if self._gone_since is not None and not self._given_up:
             waits.append(self._next_step - now)
         if self._pump is not None and (resume := self._pump.timeout()) is not None:
             waits.append(resume)
-        return max(0.0, min(waits)) * 1000 + 1 if waits else None
+        return max(0.0, min(waits)) * 1000 + 1
 
     def _report_end(self) -> None:
         if self._pump is not None:
             self._pump.drain()
-        self._line.put(ProcessEnded().message())
+        self._line.put(ProcessEnded(self._end().to_row()).message())
         self._reported = True
+
+    def _end(self) -> ProcessEnd:
+        number, code = exit_status(self._setup.pid, self._process.descriptor)
+        memory = number == signal.SIGKILL and not self._given_up and self._memory_kills.more()
+        return ProcessEnd(number, code, memory, last_lines(b"" if self._pump is None else self._pump.last_errors))
 
     def _send(self, acknowledge: bool = False) -> None:
         """Send what the socket takes."""

@@ -15,11 +15,12 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
+from loom.control.process_end import ProcessEnd
 from loom.errors import ProtocolMismatch
 from loom.process.strangers import Strangers
 from loom.proof.exchange import Exchange, new_nonce
 from loom.timing import clock
-from loom.wire.bodies import Challenge, Tie, Tied, Untied, Watch
+from loom.wire.bodies import Challenge, ProcessEnded, Tie, Tied, Untied, Watch
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.lifeline.introduction import answer_of, asked_of
@@ -35,6 +36,9 @@ A process that ends in between reports nothing."""
 
 MOST_STRANGERS = 256
 """The maximum number of connections that have not shown the key. Beyond it, the oldest is cut off."""
+
+MOST_ENDS = 1000
+"""Ends of processes that are remembered, the last ones."""
 
 MOST_LOST = 1000
 """Proc meshes without their first process that are remembered, the last ones, for processes that start late."""
@@ -107,6 +111,7 @@ class LifelineServer:
         self._lines: dict[tuple[int, int], ProcessLine] = {}  # by proc mesh and rank
         self._first_known: dict[int, asyncio.Event] = {}
         """For each proc mesh whose processes wait for its first one, what is set when that comes or is gone."""
+        self._ends: dict[tuple[int, int], ProcessEnd] = {}  # as agents have reported them, by proc mesh and rank
         self._lost_first: dict[int, None] = {}  # the last proc meshes whose first process is gone
         self._strangers: Strangers[asyncio.StreamWriter] = Strangers(
             MOST_STRANGERS, lambda writer: writer.transport.abort()
@@ -237,6 +242,11 @@ class LifelineServer:
 
     def _take(self, held: ProcessLine, message: Message) -> None:
         if message.kind == Kind.PROCESS_ENDED:
+            seen = ProcessEnded.from_body(message.body).end
+            if seen is not None and not held.ended:
+                self._ends[held.procs, held.rank] = ProcessEnd.from_row(seen)
+                if len(self._ends) > MOST_ENDS:
+                    del self._ends[next(iter(self._ends))]
             self._note_end(held)
         elif message.kind == Kind.LINE_HELD:
             pass  # that it has come is enough
@@ -272,6 +282,10 @@ class LifelineServer:
         if held.printer is not None:
             held.printer.close()
             held.printer = None
+
+    def end_of(self, procs: int, rank: int) -> ProcessEnd | None:
+        """Return how a process has ended, by its proc mesh and rank; None if its agent has not reported that."""
+        return self._ends.get((procs, rank))
 
     def close(self) -> None:
         """Stop listening and cut every connection."""

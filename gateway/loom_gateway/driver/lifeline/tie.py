@@ -84,6 +84,10 @@ class Lifeline:
         with contextlib.ExitStack() as opened:
             driver = opened.enter_context(self._connect(setup, again))
             passed = [driver.fileno()]
+            process = _descriptor_of(pid)
+            if process is not None:
+                opened.callback(os.close, process)
+                passed.append(process)
             ends: tuple[int, int] | None = None
             pipes: tuple[int, int] | None = None
             if self._output:
@@ -101,7 +105,7 @@ class Lifeline:
             )
             assert agent.stdin is not None
             with agent.stdin as given, contextlib.suppress(BrokenPipeError):  # it was killed already
-                told = {**asdict(setup), "connection": driver.fileno(), "pipes": pipes}
+                told = {**asdict(setup), "connection": driver.fileno(), "pipes": pipes, "process": process}
                 given.write(json.dumps(told).encode() + b"\n")
             captured = None
             if ends is not None and pipes is not None:
@@ -180,6 +184,14 @@ def _reserve_port() -> socket.socket:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("", 0))
     return reserved
+
+
+def _descriptor_of(pid: int) -> int | None:
+    """Return a descriptor of a process, by which its end can be told; None on a machine that has none."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(pid)
+    return None
 
 
 def _closed() -> bytes:

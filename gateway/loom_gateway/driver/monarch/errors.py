@@ -13,7 +13,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
 from monarch._src.actor.actor_mesh import RootClientActor
 
-from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError, operation_failed
+from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError, describe_error, operation_failed
 from loom.wire.bodies import OperationError
 from loom.wire.codec import Encoder
 from loom.wire.exceptions import describe, formatted, is_plain, last_lines, text_of
@@ -137,7 +137,7 @@ def as_loom_error(error: Exception) -> LoomError:
         return SupervisionError(str(error))
     if (why := unanswered_spawn(text_of(error))) is not None:
         return SupervisionError(why)
-    return operation_failed(f"{type(error).__name__}: {error}", error)
+    return operation_failed(describe_error(error), error)
 
 
 def _is_of_a_dead_mesh(error: BaseException) -> bool:

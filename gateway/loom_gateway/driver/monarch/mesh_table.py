@@ -52,6 +52,7 @@ class Entry:
     cls: type | None = None  # actors' class of an actor mesh
     python: str = ""  # interpreter of processes that are started on a host mesh, if it is not the workers' own
     stopped: bool = False
+    stop_reason: str = ""  # why it was stopped, in words; "" if it was not
     last_shape: MeshShape | None = None  # of a mesh that was stopped
     calls: dict[str, EndpointCalls] = field(default_factory=dict)  # by endpoint; a part has those of the whole mesh
 
@@ -214,6 +215,7 @@ class MeshTable:
                 entry.procs,
                 entry.ranks,
                 stopped=True,
+                stop_reason=entry.stop_reason,
                 last_shape=entry.shape,
             )
         for called in [called for called in self._endpoints.copy() if called[0] in belong]:

@@ -24,6 +24,8 @@ _SPAWN_TIMEOUT = re.compile(r"error spawning \w+ mesh: statuses: .*\bTimeout\(")
 
 _SPAWN_FAILED = re.compile(r"error spawning actor mesh: statuses: .*?\bFailed\((?P<why>.*?)\n?\)=\d", re.DOTALL)
 
+_PROCESS_ENDED = re.compile(r"\bprocess (?:this actor was running on|exited)\b")
+
 _COORDINATE = re.compile(r"'([^']*)': (\d+)/(\d+)")
 
 
@@ -72,6 +74,11 @@ def failed_element(mesh: str, report: str) -> Place | None:
         return None
     coordinates = _COORDINATE.findall(found[1])
     return Place(name, {label: (int(index), int(size)) for label, index, size in coordinates})
+
+
+def is_of_a_dead_process(text: str) -> bool:
+    """Return whether the text of a SupervisionError says that the process of an actor has ended."""
+    return _PROCESS_ENDED.search(text) is not None
 
 
 def is_of_a_dead_mesh(text: str) -> bool:

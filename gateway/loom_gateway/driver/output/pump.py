@@ -16,6 +16,7 @@ import select
 import time
 from collections.abc import Callable
 
+from loom.control.process_end import KEPT_ERRORS
 from loom.wire.bodies import OutputSkipped, ProcessOutput
 from loom.wire.messages import Message
 
@@ -120,6 +121,7 @@ class Pump:
         self._put = put
         self._waiting = waiting
         self._budget = Budget(RATE, BURST)
+        self.last_errors = b""  # the end of what came from standard error, also of what was not sent
         for pipe in pipes:
             os.set_blocking(pipe, False)
             poll.register(pipe, select.POLLIN)
@@ -166,6 +168,8 @@ class Pump:
             data = os.read(source.pipe, _READ)
         except BlockingIOError:
             return -1
+        if source.kind == STDERR:
+            self.last_errors = (self.last_errors + data)[-KEPT_ERRORS:]
         if not data:
             self._poll.unregister(source.pipe)
             self._settle(source)

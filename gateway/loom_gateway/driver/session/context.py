@@ -55,8 +55,9 @@ class Context:
         self.decoder = Decoder(self.meshes.resolve)
         self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)  # does not assemble arrays and tensors
         self.encoder = Encoder(swaps=Translations(self.meshes).swaps)
-        dead = DeadElements(self.meshes)
+        dead = self.dead = DeadElements(self.meshes)
         self.replies = Replies(loop, self.encoder, send, flush, dead.why_silent)  # operations without an answer
+        self.replies.how_died = dead.how_died
         self.futures = Futures(loop, self.replies)  # answers operations with the results of Monarch's futures
         self.channels = ReplyChannels(loop, self.replies, self.meshes)  # faster way to call single actors
         self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send, self.hosts)

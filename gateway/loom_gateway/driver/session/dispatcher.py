@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError
+from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError, because
 from loom.session_life import AliveBecause, SessionLife
 from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
 from loom_gateway.driver.clients.unread import UnreadAnswers
@@ -199,9 +199,9 @@ class Dispatcher:
         """Return the answer that takes the place of one for which there is no room."""
         return self._unclaimed.dropped(message, self._replies.request_of(message.id))
 
-    async def close(self) -> None:
+    async def close(self, reason: str) -> None:
         """Stop accepting operations, stop the session's meshes, and collect the last of their output."""
         self._closed = True
-        await asyncio.gather(self._meshes.stop_all(), self._runs.close())
+        await asyncio.gather(self._meshes.stop_all(because("its session has ended", reason)), self._runs.close())
         await self.logs.end()
         await self._context.weaver.flush(WEAVER_TIMEOUT)

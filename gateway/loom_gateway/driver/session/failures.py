@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
+from loom.control.process_end import ProcessEnd
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.host_table import HostTable
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
@@ -30,6 +31,8 @@ class DeadElements:
         self._meshes = meshes
         self._processes: set[tuple[int, int]] = set()  # a proc mesh's id and a rank
         self._actors: dict[tuple[int, int], str] = {}  # a mesh's id and a rank, with the reason
+        self.end_of: Callable[[int, int], ProcessEnd | None] = lambda procs, rank: None
+        """Returns how a process has ended, by its proc mesh and rank; None if that is not known."""
 
     def add_process(self, procs: int, rank: int) -> None:
         self._processes.add((procs, rank))
@@ -66,7 +69,9 @@ class DeadElements:
             if procs is not None and procs.stopped:
                 return f"process {rank} of proc mesh {procs.name!r} was stopped"
             of = f"of proc mesh {procs.name!r}" if procs is not None else f"under {entry.name!r}"
-            return f"process {rank} {of} is gone: it died, or its host did, or the network between"
+            end = self.end_of(entry.procs, rank)
+            why = "it died, or its host did, or the network between" if end is None or not end.text else end.text
+            return f"process {rank} {of} is gone: {why}"
         actors = self._actors.copy()
         rank = next((rank for rank in entry.ranks if (entry.root, rank) in actors), None) if actors else None
         if rank is None:
@@ -75,6 +80,12 @@ class DeadElements:
             f"the actor of mesh {entry.name!r} on rank {rank} was stopped by Monarch, though its process may live: "
             f"spawn it again, on new processes ({actors[entry.root, rank]})"
         )
+
+    def how_died(self, entry: Entry) -> str:
+        """Return how the first process of a mesh that has died ended; "" if nothing is known of its end."""
+        gone = self._processes.copy() if self._processes else ()
+        ends = ((rank, self.end_of(entry.procs, rank)) for rank in entry.ranks if (entry.procs, rank) in gone)
+        return next((f"process {rank}: {end.text}" for rank, end in ends if end is not None and end.text), "")
 
 
 class Failures:
@@ -146,6 +157,12 @@ class Failures:
         return {**stopped, **self._reported.copy()}
 
     def _publish(self, details: dict[str, Any]) -> None:
+        entry = self._meshes.known(details["id"]) if "id" in details else None
+        procs, ranks = (-1, ()) if entry is None else (entry.procs, details["ranks"])
+        for rank in ranks:
+            end = self._dead.end_of(procs, rank)
+            if end is not None and end.text:
+                details["report"] += f"\nprocess {rank}: {end.text}"
         for rank in details.get("ranks", ()):
             self._reported.setdefault((details["id"], rank), details["report"])
         logger.warning("failure: %s", details)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from loom.errors import because
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.liveness import ReplicaPlace, TorchrunPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, stop_quietly
@@ -105,6 +106,6 @@ class SpawnedHere:
 
     def stop(self, reason: str) -> None:
         if not self._entry.stopped:
-            self._entry.stopped = True
+            self._entry.stopped, self._entry.stop_reason = True, because("its processes were stopped", reason)
             stopping = self._context.retire(self._entry.root, stop_quietly(self.mesh, self.name, reason))
             asyncio.run_coroutine_threadsafe(stopping, self._context.loop)

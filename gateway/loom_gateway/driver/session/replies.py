@@ -19,9 +19,10 @@ from loom.wire.codec import Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
 from loom.wire.texts import pack_texts
-from loom_gateway.driver.monarch.errors import error_message
+from loom_gateway.driver.monarch.errors import MonarchSupervisionError, error_message
 from loom_gateway.driver.monarch.mesh_table import Entry
 from loom_gateway.driver.monarch.native_calls import GRACE
+from loom_gateway.driver.monarch.reports import is_of_a_dead_process
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,11 @@ REMEMBERED = 1 << 14  # number of answered operations to remember for clients th
 JUST_ANSWERED = 256  # answers of other threads that may come between an answer and its way to the client
 
 WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
+
+EXPLAINED_WITHIN = 2.0
+"""Seconds for which the agent of a dead process has to say how it ended: the agent of a new one may be starting."""
+
+EXPLAIN_EVERY = 0.05  # seconds between two looks for what it says
 
 LIMITED = frozenset(ADVERBS.values()) - {Kind.BROADCAST}
 """The kinds of operation that count as in flight until they are answered, and that a limit applies to."""
@@ -82,6 +88,8 @@ class Replies:
         self._send = send
         self._flush = flush
         self._why_silent = why_silent
+        self.how_died: Callable[[Entry], str] = lambda entry: ""
+        """Returns how the process of an element has ended; "" if none has, or nothing is known of its end."""
         self._pending: dict[ReplyId, _Pending] = {}  # iterated as a copy, because other threads change it
         self._answered: deque[tuple[int, Request]] = deque(maxlen=REMEMBERED)
         self.keep: Callable[[Message, Request], None] = lambda answer, call: None
@@ -167,7 +175,11 @@ class Replies:
                 calls = pending.entry.calls.get(name) or pending.entry.calls_of(name, now)
                 calls.answered(now, seconds, error is not None)
         if error is not None:
-            self.fail(ident, pending.started, error, index, eager, call)
+            if isinstance(error, MonarchSupervisionError) and is_of_a_dead_process(str(error)):
+                until = time.monotonic() + EXPLAINED_WITHIN
+                self._loop.call_soon_threadsafe(self._fail_explained, reply, pending, error, until, call)
+            else:
+                self.fail(ident, pending.started, error, index, eager, call)
             return
         try:
             if pending.convert is not None:
@@ -177,6 +189,18 @@ class Replies:
         except Exception as broken:
             logger.exception("the answer to operation %d could not be given", ident)
             self.fail(ident, pending.started, broken, index, eager, call)
+
+    def _fail_explained(
+        self, reply: ReplyId, pending: _Pending, error: BaseException, until: float, call: Request | None
+    ) -> None:
+        """Send Monarch's report of a death, with what the process's agent has seen of it, which may come later."""
+        ident, index = reply
+        seen = "" if pending.entry is None else self.how_died(pending.entry)
+        if pending.entry is None or seen or time.monotonic() >= until:
+            explained = SupervisionError(f"{error}\n{seen}") if seen else error
+            self.fail(ident, pending.started, explained, index, call=call)
+        else:
+            self._loop.call_later(EXPLAIN_EVERY, self._fail_explained, reply, pending, error, until, call)
 
     def answer_when(
         self,

@@ -75,6 +75,7 @@ class Session:
             self._clients.has_room,
             results,
         )
+        self._context.dead.end_of = self._lifeline.end_of
         self._context.drives_for = self._clients.drives_for
         self._context.guest_of = self._clients.guest_of
         self._context.caller_is_gone = self._clients.caller_is_gone
@@ -191,7 +192,7 @@ class Session:
 
     async def close(self, reason: str) -> None:
         """Stop the session's meshes and tell the clients. On the event loop."""
-        await self._dispatcher.close()
+        await self._dispatcher.close(reason)
         await self._loop.run_in_executor(None, self._clients.say_goodbye, SessionEnded(reason).message())
 
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from loom.chaos.plans.plan import Mark, Plan, PlannedFault, When
 from loom.chaos.targets import Target
-from loom.errors import BadPlan
+from loom.errors import BadPlan, describe_error
 
 Place = tuple[int | str, ...]
 """The names and numbers that lead to a value in a plan."""
@@ -154,7 +154,7 @@ def _from_python(path: Path, text: str) -> Plan:
     except ValidationError as error:
         raise BadPlan(f"{_where(path, error)}: {_text(error.errors()[0])}") from error
     except Exception as error:
-        raise BadPlan(f"{_where(path, error)}: {type(error).__name__}: {error}") from error
+        raise BadPlan(f"{_where(path, error)}: {describe_error(error)}") from error
     plan = names.get("plan")
     if not isinstance(plan, Plan):
         raise BadPlan(f"{Mark(str(path), 1, 1)}: the file has no `plan`, a loom.chaos.Plan")

@@ -17,7 +17,7 @@ from loom.chaos.plans.plan import RECOVERED, Plan, PlannedFault
 from loom.chaos.runs.observer import AWAY, Observer
 from loom.chaos.runs.tracker import Struck, Tracker, Victim
 from loom.chaos.targets import ENDED, Target, check_target, chosen, living, matching
-from loom.errors import LoomError
+from loom.errors import LoomError, because, describe_error
 
 if TYPE_CHECKING:
     from loom.chaos.runs.weaver import RunInjection, RunWeaver
@@ -121,7 +121,7 @@ class Run:
                     break
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self.cut_short = "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
+            self.cut_short = "it was interrupted" if interrupted else describe_error(error)
             raise
         finally:
             self._remove_all()
@@ -212,7 +212,7 @@ class Run:
             struck.id = injection.id
             self._acknowledged(struck, injection)
         except AWAY as error:
-            struck.failed = f"there was nobody to ask: {error}"
+            struck.failed = because("there was nobody to ask", error)
         except LoomError as error:
             struck.id, struck.failed = "", str(error)
         if struck.failed is not None:
@@ -229,7 +229,7 @@ class Run:
         alive = [id for id, one in self.observer.replicas.items() if one.state not in ENDED]
         refused = {id: one.reason for id, one in injection.outcomes().items() if not one.ok and id in alive}
         if refused and not struck.evidence:
-            struck.failed = "; ".join(f"{id}: {reason}" for id, reason in refused.items())
+            struck.failed = "; ".join(because(id, reason) for id, reason in refused.items())
         self.observer.look()
         applied = self.observer.since(0.0, "applied")
         struck.at = next((event.time for event in applied if event.data.get("command") == struck.id), struck.at)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.beside import Session, SpawnedProcs
-from loom.errors import LoomError
+from loom.errors import LoomError, because
 from loom.process.threads import start_thread
 from loom.rl.generation.ways import WeightsVia
 from loom.rl.generators.calls import LOOK_EVERY, ProcessGone, call_one, result_of
@@ -212,7 +212,7 @@ class GeneratorPool:
         except Exception as error:  # noqa: BLE001 - the host may be lost meanwhile; another attempt follows
             if procs is not None:
                 procs.stop("the generator could not be started")
-            self._arrived.put(_Failed(number, f"it could not be started: {error}"))
+            self._arrived.put(_Failed(number, because("it could not be started", error)))
             return
         if self._closed.is_set():
             procs.stop("the run is over")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from loom.errors import describe_error
 from loom.tensors.sending.batches import Failure
 from loom.tensors.watching.summaries import (
     MOST_HISTOGRAMS,
@@ -113,7 +114,7 @@ class Watched:
         try:
             series.add(grad, weight, bins)
         except Exception as error:  # noqa: BLE001 - whoever asks for the history is told; the training goes on
-            series.trouble = f"{type(error).__name__}: {error}"
+            series.trouble = describe_error(error)
             return error
         return None
 

@@ -161,7 +161,7 @@ class Controller:
         raise TrainingFailed(
             f"job {self._job.name!r} has lost all its groups, each {self._job.retries.attempts} times more "
             f"than it had made steps between, at step {self._slots.step}. "
-            f"The last error: {(slots[0].last.error or '').strip()}"
+            f"The last error: {(slots[0].last.error or '').strip() or 'none was reported'}"
         )
 
     def _summary(self, seconds: float) -> JobSummary:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from loom.beside import Session
+from loom.errors import because
 from loom.process.threads import start_thread
 from loom.train.settings import Ending, Member, TrainerReport
 from loom.train.spec import Assignment, JobSpec
@@ -140,7 +141,7 @@ class ReplicaGroup:
         try:
             self.members = list(self.trainers.prepare.call().get().values())
         except Exception as error:  # noqa: BLE001 - the job tries again elsewhere
-            self._fail(f"it could not be prepared: {error}")
+            self._fail(because("it could not be prepared", error))
         else:
             self._changed()
 
@@ -149,7 +150,7 @@ class ReplicaGroup:
             reports: list[TrainerReport] = list(training.get().values())
         except Exception as error:  # noqa: BLE001 - its processes are gone; another thread may report it first
             training_ended.set()
-            self._fail(f"its processes do not answer: {error}")
+            self._fail(because("its processes do not answer", error))
             return
         training_ended.set()
         failed = [report for report in reports if report.ending in (Ending.FAILED, Ending.NO_PEERS)]

@@ -6,7 +6,7 @@ import itertools
 import time
 from dataclasses import dataclass
 
-from loom.errors import WrongArguments
+from loom.errors import WrongArguments, because
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.host_agents import HostAgents
@@ -96,7 +96,7 @@ class ReplicaSlots:
         for slot in self.training():
             if slot.replica in names and slot.successor is None and not slot.leaving:
                 why = "" if slot.group is None else self.pool.refusal(slot.group)
-                self._move(slot, why or f"its device has failed: {reason}")
+                self._move(slot, why or because("its device has failed", reason))
 
     def stop_all(self) -> None:
         for slot in self.staying():

@@ -72,10 +72,11 @@ class Goodput:
         fresh = Place(replica, now, now)
         if heir is not None:
             old = known.places[heir]
-            fresh.respawn = now - (old.vacant if old.vacant is not None else now)
+            later = now - (old.vacant if old.vacant is not None else now)
+            fresh.respawn = old.settled + later
             fresh.before = old.before if heir == replica else None
             fresh.fault = old.fault
-            known.add("respawn", fresh.respawn)
+            known.add("respawn", later)
             known.update_fault(fresh, registered=now)
             self._drop(known, heir)
         known.places[replica] = fresh
@@ -89,6 +90,8 @@ class Goodput:
             return
         place.vacant = None
         known.vacant.pop(replica, None)
+        known.add("respawn", -place.settled)
+        place.settled = 0.0
         assert place.fault is not None  # it made the place vacant
         known.add("detection", place.fault.time - place.fault.detected)
         known.update_fault(place, registered=now)
@@ -149,8 +152,13 @@ class Goodput:
         last_sign: float,
         last_step: float = 0.0,
         step: int | None = None,
+        respawns: bool = False,
     ) -> None:
-        """Record the death of a process, last heard of at ``last_sign``, whose ``step`` came at ``last_step``."""
+        """Record the death of a process, last heard of at ``last_sign``, whose ``step`` came at ``last_step``.
+
+        ``respawns``: whether something will start another process in its place. The place costs time meanwhile.
+        Otherwise it costs time only once another process has taken it after all.
+        """
         known, place = self._find(job, replica)
         if place is None or place.vacant is not None:
             return
@@ -168,10 +176,11 @@ class Goodput:
             self._count(known, place, spent)
         self._end(known, place)
         known.add("detection", now - last_sign)
-        place.vacant, place.open = now, 0.0
+        place.vacant, place.open, place.awaited = now, 0.0, respawns
         place.before = max((one for one in (place.before, place.reached, step) if one is not None), default=None)
         place.fault = FaultRecord(replica, reason[:500], last_sign, now)
         known.vacant[replica] = None
+        known.settle_vacant(now)
         known.faults = [*known.faults, place.fault][-MAX_FAULTS:]
         self._touch(known, place, now, soon=True)
 
@@ -180,6 +189,8 @@ class Goodput:
         if place is not None and place.vacant is None:
             self._end(known, place)
             self._drop(known, replica)
+            for id in known.settle_vacant(now):
+                self._touch(known, known.places[id], now, soon=True)
             self._touch(known, None, now, soon=True)
 
     def tick(self, now: float) -> None:
@@ -214,6 +225,10 @@ class Goodput:
             faults=tuple(known.faults[max(0, len(known.faults) - faults) :]),
             course=tuple(CoursePoint(time, spent) for time, spent in samples),
         )
+
+    def counters(self, job: str, now: float) -> dict[str, float]:
+        """Return the seconds of a job by reason, of which none ever falls."""
+        return self._jobs[job].counters(now)
 
     def save(self, now: float) -> None:
         """Put changed rows into the store for the next commit: deaths at once, accounts after `SAVE_AFTER` s."""

@@ -36,7 +36,11 @@ class Place:
     respawn: float = 0.0
     """Seconds for which the place was vacant before this process came."""
     vacant: float | None = None
-    """When the place became vacant; None while a process has it."""
+    """When the place became vacant, or since when its time is not in the job's sum; None while a process has it."""
+    awaited: bool = False
+    """Whether something is to start another process in the vacant place."""
+    settled: float = 0.0
+    """Seconds of the vacant place that are in the job's sum."""
     fault: FaultRecord | None = None
     """The last fault, until the process after it has made a step."""
 
@@ -72,6 +76,8 @@ class JobTime:
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     sample_every: float = SAMPLE_EVERY
     vacant: dict[str, None] = field(default_factory=dict)
+    highest: dict[str, float] = field(default_factory=dict)
+    """The most seconds by reason that `counters` has returned."""
 
     def to_dict(self) -> dict[str, Any]:
         left_out = ("places", "vacant", "total")
@@ -106,15 +112,39 @@ class JobTime:
         self.base[reason] = self.base.get(reason, 0.0) + seconds
         self.total[reason] = self.total.get(reason, 0.0) + seconds
 
+    def counters(self, now: float) -> dict[str, float]:
+        """Return the seconds by reason as counters, which never fall.
+
+        One that was corrected stays what it was until the correction is made up.
+        """
+        for reason, seconds in self.seconds(now).items():
+            self.highest[reason] = max(seconds, self.highest.get(reason, 0.0))
+        return dict(self.highest)
+
+    def settle_vacant(self, now: float) -> list[str]:
+        """Add the time of vacant places to the sum if nothing lives any more; return the ids of their replicas.
+
+        The job's share stays what it was at its end then.
+        """
+        settled = [] if self.living else [id for id in self.vacant if self.places[id].awaited]
+        for id in settled:
+            place = self.places[id]
+            assert place.vacant is not None  # it is in `vacant`
+            seconds = max(0.0, now - place.vacant)
+            self.add("respawn", seconds)
+            place.settled, place.vacant = place.settled + seconds, max(now, place.vacant)
+        return settled
+
     def seconds(self, now: float) -> dict[str, float]:
-        """Return the seconds by reason, with the time for which places are vacant so far."""
+        """Return the seconds by reason, with the time for which places wait for another process so far."""
         spent = dict.fromkeys(REASONS, 0.0)
         for reason, seconds in self.total.items():
             # A sum of many float differences may be slightly negative.
             known = reason if reason in spent or len(spent) < len(REASONS) + MAX_REASONS else OTHER
             spent[known] = spent.get(known, 0.0) + max(0.0, seconds)
         if self.living:
-            spent["respawn"] += sum(max(0.0, now - (self.places[id].vacant or now)) for id in self.vacant)
+            awaited = (place for id in self.vacant if (place := self.places[id]).awaited)
+            spent["respawn"] += sum(max(0.0, now - (place.vacant or now)) for place in awaited)
         return spent
 
 

@@ -338,7 +338,7 @@ class RequestHandler:
                 uuid: self._known.device_status[uuid] for uuid in uuids if uuid in self._known.device_status
             },
             "device_states": {uuid: devices.state(uuid).value for uuid in uuids},
-            "of_jobs": [job.to_body() for job in jobs],
+            "of_jobs": [{**job.to_body(), "counters": kept.counters(job.job, now)} for job in jobs],
             "left_out": room.left_out,
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from loom.wire.bodies.base import Body, Id
 from loom.wire.messages import Kind
@@ -162,3 +163,6 @@ class OutputFlushed(Body, kind=Kind.OUTPUT_FLUSHED):
 @dataclass(frozen=True, slots=True)
 class ProcessEnded(Body, kind=Kind.PROCESS_ENDED):
     """Report that the process has ended. Output of its children may follow."""
+
+    end: Sequence[Any] | None = None
+    """The fields of `loom.control.process_end.ProcessEnd`, in their order."""

@@ -11,7 +11,16 @@ import pytest
 from rich.console import Console
 
 from loom.cli.plot import plot_lines
-from loom.cli.weaver_display import DEVICE_COLUMNS, Picture, device_row, event_line, json_line, live
+from loom.cli.weaver_display import (
+    DEVICE_COLUMNS,
+    REPLICA_COLUMNS,
+    Picture,
+    device_row,
+    event_line,
+    json_line,
+    live,
+    replica_row,
+)
 from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
 
 GPU = DeviceInfo("GPU-0", "active", "gpu", "node-1", "H200", 141 << 30, replicas=("train_0",))
@@ -217,3 +226,54 @@ def test_values_that_are_no_numbers_are_counted() -> None:
     assert next(iter(plot_lines("loss", points))) == "loss  (2 values are no numbers)"
     assert list(plot_lines("loss", points[1:])) == ["loss  (2 values are no numbers)", "nothing to draw"]
     assert list(plot_lines("loss", [])) == ["loss", "nothing to draw"]
+
+
+# -- what is not known, and how things ended -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("memory", "used", "shown"),
+    [
+        (141 << 30, 9 << 30, "9.0 of 141.0 GiB"),
+        (141 << 30, 0, "0.0 of 141.0 GiB"),
+        (141 << 30, None, "141.0 GiB"),
+        (0, 9 << 30, "9.0 GiB"),
+        (0, None, ""),
+    ],
+)
+def test_a_device_shows_of_its_memory_what_is_known(memory: int, used: int | None, shown: str) -> None:
+    device = DeviceInfo("GPU-0", "active", memory=memory, status={"memory_used": used})
+
+    assert device_row(device)[DEVICE_COLUMNS.index("memory")] == shown
+
+
+@pytest.mark.parametrize(
+    ("host", "pid", "shown"), [("node-1", 7, "node-1:7"), ("node-1", 0, "node-1"), ("", 7, ""), ("", 0, "")]
+)
+def test_a_replica_shows_of_its_host_what_is_known(host: str, pid: int, shown: str) -> None:
+    assert replica_row(ReplicaInfo("r", "running", host=host, pid=pid))[REPLICA_COLUMNS.index("host")] == shown
+
+
+@pytest.mark.parametrize(
+    ("ended", "shown"),
+    [
+        ({}, "finished"),
+        ({"ending": "completed"}, "finished: completed"),
+        ({"ending": "stopped", "ended_by": "ada"}, "finished: stopped by ada"),
+        ({"ending": "cancelled"}, "finished: cancelled"),
+    ],
+)
+def test_a_replica_shows_how_it_ended(ended: dict[str, Any], shown: str) -> None:
+    assert replica_row(replica("r", "finished", **ended))[REPLICA_COLUMNS.index("state")] == shown
+
+
+def test_a_line_of_an_end_has_its_reason_and_its_last_line() -> None:
+    exit = {"signal": 9, "code": None, "out_of_memory": False, "last_lines": ["before", "no room"]}
+    line = event_line(event(1, "failed", "r", reason="killed by SIGKILL", ending="crashed", exit=exit))
+
+    assert line.endswith("failed  r  reason=killed by SIGKILL ending=crashed; its last line: no room")
+
+
+@pytest.mark.parametrize("reason", [None, "", " "])
+def test_a_device_without_a_reason_has_no_colon(reason: str | None) -> None:
+    assert device_row(DeviceInfo("GPU-0", "failed", reason=reason))[DEVICE_COLUMNS.index("state")] == "failed"

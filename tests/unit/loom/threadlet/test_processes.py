@@ -74,7 +74,7 @@ ENDS = {
         "try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass",
         ["it came to its end", "finished"],
     ),
-    "an interrupt": ("raise KeyboardInterrupt", ["KeyboardInterrupt: ", "failed"]),
+    "an interrupt": ("raise KeyboardInterrupt", ["KeyboardInterrupt", "failed"]),
     "being killed": ("os.kill(os.getpid(), 9)", None),
     "being terminated": ("os.kill(os.getpid(), 15)", None),
     "a fork by multiprocessing": (

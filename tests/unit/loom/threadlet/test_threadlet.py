@@ -54,6 +54,7 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "step": None,
         "injectable": False,
         "removed": {},
+        "respawns": False,
     }
     assert len(made.instance) == 32
 
@@ -164,7 +165,7 @@ def closing(made: Threadlet, error: BaseException | None = None) -> threading.Th
     [
         (None, ["it came to its end", "finished"]),
         (ValueError("no data"), ["ValueError: no data", "failed"]),
-        (KeyboardInterrupt(), ["KeyboardInterrupt: ", "failed"]),
+        (KeyboardInterrupt(), ["KeyboardInterrupt", "failed"]),
         (SystemExit(3), ["exit code 3", "failed"]),
         (SystemExit(0), ["it came to its end", "finished"]),
         (SystemExit(), ["it came to its end", "finished"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,12 +49,17 @@ class Bench:
         last_sign: float | None = None,
         last_step: float = 0.0,
         step: int | None = None,
+        respawns: bool = False,
     ) -> None:
         heard = at if last_sign is None else last_sign
-        self.goodput.failed("train", replica, "killed", START + at, START + heard, START + last_step, step)
+        times = START + at, START + heard, START + last_step
+        self.goodput.failed("train", replica, "killed", *times, step, respawns)
 
     def finishes(self, at: float, replica: str = "train_0") -> None:
         self.goodput.finished("train", replica, START + at)
+
+    def share(self, at: float) -> float | None:
+        return self.goodput.record("train", START + at).ratio
 
     def seconds(self, at: float) -> dict[str, float]:
         """What there is of each reason, without those of which there is nothing."""
@@ -178,16 +184,84 @@ def test_a_death_costs_detection_respawn_and_waiting(bench: Bench) -> None:
     ]
 
 
-def test_a_vacant_place_costs_while_the_job_goes_on(bench: Bench) -> None:
+def begin_two(bench: Bench) -> None:
     for replica in ("train_0", "train_1"):
         bench.registers(0, replica)
         bench.tells(10, replica, compute=10.0)
-    bench.fails(10)
+
+
+def test_a_vacant_place_costs_while_it_waits_for_another_process(bench: Bench) -> None:
+    begin_two(bench)
+    bench.fails(10, respawns=True)
 
     assert bench.seconds(15)["respawn"] == 5.0
 
+
+def test_a_vacant_place_that_nobody_fills_costs_nothing(bench: Bench) -> None:
+    begin_two(bench)
+    bench.fails(10)
+
+    assert "respawn" not in bench.seconds(15)
+
+
+def test_a_process_that_came_all_the_same_costs_the_time_until_then(bench: Bench) -> None:
+    begin_two(bench)
+    bench.fails(10)
+
+    bench.registers(16)
+
+    assert bench.seconds(16)["respawn"] == 6.0
+
+
+@pytest.mark.parametrize("respawns", [True, False])
+@pytest.mark.parametrize("end", ["finishes", "fails"])
+def test_the_share_stays_what_it_was_at_the_end(bench: Bench, respawns: bool, end: str) -> None:
+    begin_two(bench)
+    bench.fails(10, respawns=respawns)
+    bench.tells(15, "train_1", compute=15.0)
+    at_end = bench.share(15)
+
+    getattr(bench, end)(15, "train_1")
+
+    assert [bench.share(at) for at in (15, 20, 100)] == [at_end] * 3
+    assert bench.seconds(100).get("respawn", 0.0) == (5.0 if respawns else 0.0)
+
+
+def test_the_time_of_a_vacant_place_is_charged_once_if_a_process_comes_after_the_end(bench: Bench) -> None:
+    begin_two(bench)
+    bench.fails(10, respawns=True)
+    bench.tells(15, "train_1", compute=15.0)
     bench.finishes(15, "train_1")
+
+    bench.registers(20)
+
+    assert bench.seconds(20)["respawn"] == 10.0
+
+
+def test_a_process_that_lives_after_all_takes_its_vacant_time_back_also_after_the_end(bench: Bench) -> None:
+    begin_two(bench)
+    bench.fails(10, respawns=True)
+    bench.tells(15, "train_1", compute=15.0)
+    bench.finishes(15, "train_1")
+
+    bench.goodput.back("train", "train_0", START + 20)
+
     assert "respawn" not in bench.seconds(20)
+
+
+def test_the_counters_of_a_job_never_fall(tmp_path: Path) -> None:
+    bench = Bench(Store(tmp_path / "weaver.db"))
+    begin_two(bench)
+    bench.fails(10, respawns=True)
+    seen = [bench.goodput.counters("train", START + at) for at in (10, 14)]
+    bench.goodput.back("train", "train_0", START + 15)
+    bench.tells(15, compute=8.0, lost=7.0)
+    seen += [bench.goodput.counters("train", START + at) for at in (15, 16)]
+
+    assert bench.goodput.record("train", START + 16).seconds["respawn"] == 0.0
+    assert seen[-1]["respawn"] == 4.0
+    for reason in seen[0]:
+        assert [one[reason] for one in seen] == sorted(one[reason] for one in seen)
 
 
 def test_a_replica_of_another_name_takes_the_vacant_place(bench: Bench) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
+import subprocess
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -149,10 +151,53 @@ def test_a_job_has_its_goodput_and_where_its_time_went() -> None:
     text = page(of_jobs=jobs)
 
     assert samples(text, "loom_goodput_ratio") == {("a", "anna"): 0.75}
-    assert samples(text, "loom_goodput_seconds_total") == {
+    assert "# TYPE loom_goodput_seconds_total counter\n" in text
+    assert samples(text, "loom_goodput_seconds") == {
         ("a", "compute", "anna"): 3.0,
         ("a", "lost", "anna"): 1.0,
     }
+
+
+EVERYTHING = {
+    "of_jobs": [{"job": "a", "ratio": 0.5, "seconds": {"compute": 3.0}, "counters": {"compute": 4.0}}],
+    "of_replicas": {"train_0": {"step": 7, "group": "train", "metrics": {"loss": 0.5, "tokens/s": math.nan}}},
+    "of_devices": {
+        "GPU-0": {
+            **{key: 0.5 for key, _, _ in metrics._DEVICE_GAUGES},
+            "processes": [1],
+            "throttled": ["thermal"],
+            "error": None,
+        }
+    },
+    "device_states": {"GPU-0": "active"},
+    "call_latency": {"s": {**Latencies().to_dict(), "tasks_died": 0}},
+}
+"""Numbers of every kind."""
+
+
+def everything() -> str:
+    gateway: Any = StandIn({"anna": {**NUMBERS, **EVERYTHING}})
+    return asyncio.run(metrics_text(gateway, gateway, None, {"unauthorized": 2})).decode()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_wrong() -> None:
+    checked = subprocess.run(["promtool", "check", "metrics"], input=everything(), capture_output=True, text=True)
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_every_family_is_named_after_its_kind_and_has_a_text_and_samples() -> None:
+    families = list(text_string_to_metric_families(everything()))
+
+    assert len({one.name for one in families}) == len(families) > 30
+    for one in families:
+        assert one.type in ("gauge", "counter", "histogram")
+        assert one.documentation.endswith(".")
+        assert one.name.startswith("loom_")
+        assert one.samples
+        totals = [sample.name.endswith("_total") for sample in one.samples]
+        assert all(totals) if one.type == "counter" else not any(totals)
 
 
 def test_while_the_weaver_is_away_its_numbers_are_missing() -> None:

@@ -4,6 +4,7 @@ import { CommandLog, type CommandRun } from '../commands';
 import type { StepTimes } from '../lanes';
 import type { Points } from '../series';
 import { isShown } from '../shown.svelte';
+import { ENDED } from '../types';
 import type {
   Delta,
   DeviceInfo,
@@ -294,10 +295,11 @@ export abstract class Known {
 
   /** Apply what an event says of its replica. */
   #applyTo(known: Replica, event: WeaverEvent): void {
-    if (SETTLED.has(event.kind)) {
+    if (SETTLED.has(event.kind) && event.time >= known.changed) {
       known.state = event.kind as ReplicaState;
       known.changed = event.time;
       if (event.kind === 'failed') known.died_of = String(event['reason'] ?? event['why'] ?? '');
+      noteEnd(known, event);
       this.changes.note('states');
     }
     const changes = (event['changes'] as Record<string, { new: unknown }> | undefined) ?? {};
@@ -367,4 +369,14 @@ export abstract class Known {
     this.log.clear();
     this.changes.noteAll(...SUBJECTS);
   }
+}
+
+/** Note how a replica has ended, or that it lives. */
+function noteEnd(known: Replica, event: WeaverEvent): void {
+  const ended = ENDED.has(event.kind);
+  const text = (name: string): string | null => (ended && event[name] != null ? String(event[name]) : null);
+  known.ending = text('ending');
+  known.ended_by = text('ended_by');
+  known.end_reason = text('reason');
+  known.exit = ended ? ((event['exit'] as Replica['exit'] | undefined) ?? null) : null;
 }

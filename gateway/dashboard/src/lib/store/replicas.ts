@@ -45,6 +45,10 @@ class Member implements Replica {
   registered = 0;
   changed = 0;
   died_of: string | null = null;
+  ending: string | null = null;
+  ended_by: string | null = null;
+  end_reason: string | null = null;
+  exit: ReplicaInfo['exit'] = null;
   injectable = false;
   step_time: number | null = null;
   instance = '';

@@ -1,0 +1,90 @@
+"""`ProcessEnd`: how a process ended, as its agent saw it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KEPT_ERRORS = 8 << 10
+"""Bytes of the end of a process's standard error among which the last lines are."""
+
+_LINES, _LONGEST = 10, 300  # the last lines that are told, and the characters of one
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.?")
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How a process ended."""
+
+    signal: int | None = None
+    """The signal that killed it; None if it exited, or if the machine does not tell."""
+    code: int | None = None
+    """The code with which it exited; None if a signal killed it, or if the machine does not tell."""
+    out_of_memory: bool = False
+    """Whether SIGKILL ended it, and the kernel counted a process that it killed for memory."""
+    last_lines: tuple[str, ...] = ()
+    """The last lines of its standard error, fit for a terminal; none unless its output is captured."""
+
+    def to_body(self) -> dict[str, Any]:
+        """Return the fields, as they travel and as REST has them."""
+        return {**asdict(self), "last_lines": list(self.last_lines)}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> ProcessEnd:
+        """Return the end that an agent has reported. Values that make no sense count as unknown."""
+        number, code, lines = body.get("signal"), body.get("code"), body.get("last_lines")
+        text = "\n".join(map(str, lines)) if isinstance(lines, list | tuple) else ""
+        return cls(
+            number if type(number) is int and 0 < number < 256 else None,
+            code if type(code) is int and 0 <= code < 256 else None,
+            body.get("out_of_memory") is True,
+            last_lines(text[-KEPT_ERRORS:].encode(errors="replace")),
+        )
+
+    def to_row(self) -> list[Any]:
+        """Return the fields in their order, as an agent reports them."""
+        return list(self.to_body().values())
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> ProcessEnd:
+        """Return the end that an agent has reported; fields of newer agents are ignored."""
+        return cls.from_body(dict(zip(cls.__match_args__, row, strict=False)))
+
+    @property
+    def cause(self) -> str:
+        """How it ended, in a few words; "" if that is not known."""
+        if self.signal is not None:
+            memory = (
+                ", probably out of memory: the kernel counted a process killed for that"
+                if self.out_of_memory
+                else ""
+            )
+            return f"killed by {_name(self.signal)}{memory}"
+        return "" if self.code is None else f"exit code {self.code}"
+
+    @property
+    def text(self) -> str:
+        """How it ended, with its last lines; "" if nothing is known."""
+        said = "\n".join(("its last lines:", *self.last_lines)) if self.last_lines else ""
+        return "; ".join(part for part in (self.cause, said) if part)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_lines(data: bytes) -> tuple[str, ...]:
+    """Return the last lines of an output without what would change a terminal."""
+    text = _CONTROL.sub("", data.decode(errors="replace"))
+    lines = (
+        "".join(char if char.isprintable() else " " for char in line.rstrip("\r").rpartition("\r")[2])
+        for line in text.split("\n")
+    )
+    return tuple(line.rstrip()[:_LONGEST] for line in [one for one in lines if one.strip()][-_LINES:])
