@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loom.screen_text import fit_line, without_styles
+
 KEPT_ERRORS = 8 << 10
 """Bytes of the end of a process's standard error among which the last lines are."""
 
 _LINES, _LONGEST = 10, 300  # the last lines that are told, and the characters of one
-
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.?")
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,7 @@ def _name(number: int) -> str:
 
 
 def last_lines(data: bytes) -> tuple[str, ...]:
-    """Return the last lines of an output without what would change a terminal."""
-    text = _CONTROL.sub("", data.decode(errors="replace"))
-    lines = (
-        "".join(char if char.isprintable() else " " for char in line.rstrip("\r").rpartition("\r")[2])
-        for line in text.split("\n")
-    )
-    return tuple(line.rstrip()[:_LONGEST] for line in [one for one in lines if one.strip()][-_LINES:])
+    """Return the last lines of an output, fit for a terminal."""
+    text = without_styles(data.decode(errors="replace"))
+    lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n"))
+    return tuple(fit_line(line)[:_LONGEST] for line in [line for line in lines if line][-_LINES:])

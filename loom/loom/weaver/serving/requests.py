@@ -35,7 +35,7 @@ MAX_TIMEOUT = 3600.0  # seconds that an operation may wait
 KEPT_IN_METRICS = 600.0
 """Seconds for which a replica or a job that has ended stays among the numbers."""
 
-_A_NUMBER, _A_REPLICA, _A_DEVICE, _A_JOB = 12, 60, 40, 500
+_A_NUMBER, _A_REPLICA, _A_DEVICE, _A_JOB = 12, 60, 40, 800
 """Bytes that a number, a replica, a device and a job take in an answer, about, beside names and statuses."""
 
 _STORES = frozenset(("command", "inject", "remove_fault", "fail_device", "policy", "note"))

@@ -171,6 +171,7 @@ EVERYTHING = {
     },
     "device_states": {"GPU-0": "active"},
     "call_latency": {"s": {**Latencies().to_dict(), "tasks_died": 0}},
+    "left_out": {"devices": 3},
 }
 """Numbers of every kind."""
 
