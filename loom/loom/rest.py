@@ -53,12 +53,15 @@ TokenSource = str | Callable[[], str] | None
 
 def token_now(token: TokenSource) -> str | None:
     """Return the token to show now. Raise `GatewayUnreachable` if its function fails: it is asked again later."""
-    if not callable(token):
-        return token
-    try:
-        return token()
-    except Exception as error:
-        raise GatewayUnreachable(f"there is no token to show: token=… raised {error!r}") from error
+    if callable(token):
+        try:
+            token = token()
+        except Exception as error:
+            raise GatewayUnreachable(f"there is no token to show: token=… raised {error!r}") from error
+    shown = plain(token, "token")
+    if shown is None or isinstance(shown, str):
+        return shown
+    raise WrongArguments(f"token: a text has to be given, not a {type(token).__name__}")
 
 
 class Route(Protocol):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch, SessionLost, error_for_code
 from loom.wire.bodies import Body, Refuse
-from loom.wire.fields import check_fields
+from loom.wire.fields import check_fields, sendable_fields
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE
 
@@ -65,7 +65,7 @@ class _HandshakeBody(Body):
     """Number of the last frame received of the bulk lane, see `loom.wire.stream`."""
 
     def to_body(self) -> list[Any]:
-        return [asdict(self)]
+        return [sendable_fields(self)]
 
     @classmethod
     def from_body(cls: type[T], body: Sequence[Any]) -> T:

@@ -146,9 +146,9 @@ class _Conversion:
             except Exception as error:
                 raise _refused(path, f"{_described(value)} gives no number: {error}") from error
             return self.convert(found, path)
-        if not isinstance(value, type) and getattr(value, "shape", None) and hasattr(value, "tolist"):
-            raise _refused(path, f"an array of shape {tuple(value.shape)} cannot be sent; send value.tolist()")
         advice = next((text for kind, text in _ADVICE.items() if isinstance(value, kind)), _KNOWN)
+        if advice is _KNOWN and not isinstance(value, type) and getattr(value, "shape", None):
+            advice = "value.tolist()"  # an array or a tensor
         raise _refused(path, f"{_described(value)} cannot be sent; send {advice}")
 
     def _decimal(self, value: Decimal, path: Path) -> int | float:
@@ -184,7 +184,7 @@ def _key(key: Any, path: Path) -> str:
         key = key.value
     if not isinstance(key, str):
         raise _refused(path, f"keys are texts, not {_described(key)}; send str(key)")
-    return _text(key, (path, "a key"))
+    return _text(key, path)
 
 
 def _refused(path: Path, why: str) -> WrongArguments:

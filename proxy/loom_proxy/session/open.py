@@ -12,7 +12,9 @@ from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, SessionInUs
 from loom.rest import TokenSource, normalise_url, safe_url
 from loom.timing.spans import recorder
 from loom.wire.handshake import MODES, Hello
+from loom.wire.plain import plain
 from loom_proxy.contexts.choice import choose_gateway
+from loom_proxy.futures.timing import check_timeout
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.port_forward import PortForward, is_kube_address, parse_kube_address
 from loom_proxy.session.connection import Connection
@@ -86,7 +88,9 @@ def connect(
         MissingDependency: a ``kube://`` address needs kubectl.
         PortForwardFailed: kubectl does not forward.
     """
-    if mode not in MODES:
+    session, mode, timeout = plain(session, "session"), plain(mode, "mode"), check_timeout(timeout) or 0.0
+    reconnect_timeout = plain(reconnect_timeout, "reconnect_timeout")
+    if not isinstance(mode, str) or mode not in MODES:
         raise WrongArguments(f"mode is {mode!r}: give 'drive', 'watch', 'debug', 'ranks' or 'call'")
     if mode != "drive" and session is None:
         raise WrongArguments(f"mode={mode!r} needs session=…: there is nothing to see in a new session")

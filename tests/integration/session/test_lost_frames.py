@@ -11,6 +11,7 @@ import pytest
 import loom
 from loom.wire import watch
 from loom_proxy.local import LocalCluster
+from loom_proxy.transport.http import HttpTransport
 from tests.support.actors import Counter
 from tests.support.network.dropping_proxy import DOWN, UP, DroppingProxy, dropping
 
@@ -95,3 +96,36 @@ def test_chunks_that_were_dropped_are_sent_again(
 
     assert call.get(2 * BOUND) == large
     assert proxy.dropped[direction] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_a_batch_that_was_lost_in_an_http_tunnel_is_noticed_too(
+    cluster: LocalCluster, quick: None, monkeypatch: pytest.MonkeyPatch, direction: str
+) -> None:
+    send_all, receive = HttpTransport.send_all, HttpTransport.receive
+    losses: list[str] = []
+
+    def lossy_send(self: HttpTransport, data: bytes) -> None:
+        if direction in losses and direction == UP:
+            losses.clear()
+        else:
+            send_all(self, data)
+
+    def lossy_receive(self: HttpTransport, wait: bool = True) -> list[bytes] | None:
+        frames = receive(self, wait)
+        if frames and direction in losses and direction == DOWN:
+            losses.clear()
+            return []
+        return frames
+
+    monkeypatch.setattr(HttpTransport, "send_all", lossy_send)
+    monkeypatch.setattr(HttpTransport, "receive", lossy_receive)
+    with loom.connect(cluster.url, cluster.token, transport="http") as job:
+        counter = job.hosts.slice(hosts=0).spawn_procs(name="procs").spawn("counter", Counter)
+        assert counter.value.call_one().get(60) == 0
+        losses.append(direction)
+
+        assert counter.add.call_one(1).get(BOUND) == 1
+        assert not losses
+        assert counter.value.call_one().get(BOUND) == 1

@@ -19,6 +19,7 @@ from loom.errors import (
     SessionClosed,
     WeaverUnavailable,
 )
+from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.odd_values import LONE, ODD, PLAIN
 
@@ -155,3 +156,20 @@ def test_numpys_numbers_are_taken_for_sizes_places_and_timeouts(shared: loom.Job
     assert counters.slice(gpus=two - 1).value.call_one().get(ODD["float32"] + 60) == 0
     assert dict(procs.extent) == {"gpus": 2}
     procs.stop().get(60)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("session", LONE), ("session", 5), ("token", LONE), ("mode", LONE), ("timeout", "5")]
+)
+def test_an_argument_of_connect_that_cannot_be_sent_is_refused_by_its_name(
+    cluster: LocalCluster, name: str, value: Any
+) -> None:
+    with pytest.raises(loom.WrongArguments, match=rf"^{name}\b"):
+        loom.connect(cluster.url, **{"token": cluster.token, name: value})
+
+
+def test_numpys_numbers_are_taken_for_the_arguments_of_connect(cluster: LocalCluster) -> None:
+    timeouts = {"timeout": ODD["float32"] + 30, "reconnect_timeout": ODD["int64"]}
+
+    with pytest.raises(loom.UnknownSession):
+        loom.connect(cluster.url, cluster.token, "nobody", persist=ODD["bool_"], **timeouts)
