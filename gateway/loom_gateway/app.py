@@ -23,6 +23,7 @@ from loom_gateway.access.session_commands import audit_session_commands
 from loom_gateway.access.sessions import Principal
 from loom_gateway.dashboard.files import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
+from loom_gateway.offload import OFFLOAD
 from loom_gateway.plans.runs import PlanRuns
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
@@ -108,6 +109,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        OFFLOAD.enable()
         await manager.adopt(access.user_of)
         manager.prepare_spare()
         supervisor.start()
@@ -120,6 +122,7 @@ def create_app(
         await supervisor.close(manager.end_sessions)
         await manager.close()
         access.audit.close()
+        OFFLOAD.close()
         flush()  # uvicorn ends the process by the signal that it got
 
     app = FastAPI(

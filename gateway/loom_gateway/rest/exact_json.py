@@ -1,44 +1,31 @@
-"""JSON that every reader accepts.
-
-A loss may be NaN or infinite. Python would write that as ``NaN``, which a browser does not read. Here such numbers
-are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which Python's ``float`` and JavaScript's ``Number``
-convert back.
-"""
+"""Responses of JSON that every reader accepts, from a value of the gateway or from a text of the weaver."""
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
-
-def exact_json(value: Any) -> str:
-    """Return the JSON text of a value. Values that JSON cannot express become strings."""
-    try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False)
-    except (ValueError, TypeError):
-        return json.dumps(_plain(value), ensure_ascii=False)
+from loom.wire.exact_json import exact_json
 
 
 class ExactJson(JSONResponse):
-    """A response with such JSON."""
+    """A response with such JSON. For small values: it is written on the event loop that relays."""
 
     def render(self, content: Any) -> bytes:
-        return exact_json(content).encode(errors="replace")  # a name may hold a lone surrogate
+        return _encoded(content)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else _NAMES.get(value, "NaN")
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, (str, int)):
-        return value
-    return repr(value)
+def written_json(text: bytes, **around: Any) -> Response:
+    """Return a response of JSON that the weaver has written.
+
+    With ``around``, the response is an object of these names, with the text in the place of ``...``.
+    """
+    if around:
+        values = {name: text if value is ... else _encoded(value) for name, value in around.items()}
+        text = b"{" + b", ".join(_encoded(name) + b": " + value for name, value in values.items()) + b"}"
+    return Response(text, media_type="application/json")
 
 
-_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
+def _encoded(value: Any) -> bytes:
+    return exact_json(value).encode(errors="replace")  # a name may hold a lone surrogate

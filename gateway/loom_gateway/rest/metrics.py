@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import math
@@ -25,6 +24,7 @@ from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom.weaver.states import ReplicaState
+from loom_gateway.offload import OFFLOAD, Work
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import Session, SessionState
 
@@ -64,7 +64,7 @@ async def metrics_text(
     """Return the page, of all users or of ``only`` one.
 
     ``refusals`` by reason are for who sees all users. While the weaver is away, ``loom_weaver_up`` is 0 and its own
-    numbers are missing. The page is made on another thread, because the event loop relays every session's calls.
+    numbers are missing. The page is made in another process, because this one relays every session's calls.
     """
     try:
         packed: bytes | None = await weaver.ask("numbers", user=EVERYONE)
@@ -73,7 +73,29 @@ async def metrics_text(
     sessions = [_SessionNumbers.of(session) for session in manager.sessions() if only in (None, session.user)]
     ended = sum(only in (None, session.user) for session in manager.ended.all())
     refused = [(reason, count) for reason, count in sorted(refusals.items()) if only is None]
-    return await asyncio.to_thread(_page, packed, sessions, ended, only, refused)
+    rows = [[*one[:2], one.state.value, *one[3:]] for one in sessions]
+    died = sum(tasks.died.values())
+    return await OFFLOAD.do(Work.METRICS, packed, rows, ended, only, refused, died)
+
+
+def page(
+    packed: bytes | None,
+    rows: Sequence[Sequence[Any]],
+    ended: int,
+    only: str | None,
+    refused: Sequence[tuple[str, int]],
+    died: int,
+) -> bytes:
+    """Return the page, given sessions as rows of the values of a `_SessionNumbers`.
+
+    Args:
+        died: the number of the gateway's tasks that have died.
+    """
+    sessions = [
+        _SessionNumbers(user, name, SessionState(state), clients, tuple(counters))
+        for user, name, state, clients, counters in rows
+    ]
+    return _page(packed, sessions, ended, only, refused, died)
 
 
 class _SessionNumbers(NamedTuple):
@@ -101,6 +123,7 @@ def _page(
     ended: int,
     only: str | None,
     refused: Sequence[tuple[str, int]],
+    died: int,
 ) -> bytes:
     numbers: dict[str, dict[str, Any]] | None = None
     if packed is not None:
@@ -108,7 +131,7 @@ def _page(
         numbers = {user: one for user, one in every.items() if only in (None, user)}
     about = "What the gateway refused since it started: codes of errors, and connections without a good token."
     by_reason = _labelled(CounterMetricFamily, "loom_refused", about, ["reason"], refused)
-    return generate_latest(_Page([by_reason, *_families(sessions, ended, numbers, only or ADMIN)]))
+    return generate_latest(_Page([by_reason, *_families(sessions, ended, numbers, only or ADMIN, died)]))
 
 
 class _Page(Collector):
@@ -122,11 +145,11 @@ class _Page(Collector):
 
 
 def _families(
-    sessions: Sequence[_SessionNumbers], ended: int, numbers: Numbers | None, reader: str
+    sessions: Sequence[_SessionNumbers], ended: int, numbers: Numbers | None, reader: str, died: int
 ) -> Iterator[Metric]:
     yield _labelled(GaugeMetricFamily, "loom_gateway_info", "The gateway; 1.", ["version"], [(__version__, 1)])
     yield from _sessions(sessions, ended, reader)
-    yield _tasks_died(sessions, numbers or {})
+    yield _tasks_died(sessions, numbers or {}, died)
     yield GaugeMetricFamily("loom_weaver_up", "Whether the weaver answers.", numbers is not None)
     if numbers:  # a user of whom the weaver knows nothing has none
         yield from _weaver(numbers)
@@ -157,9 +180,9 @@ def _sessions(sessions: Sequence[_SessionNumbers], ended: int, reader: str) -> I
         yield _labelled(CounterMetricFamily, name, about, ["session", "user"], counts)
 
 
-def _tasks_died(sessions: Sequence[_SessionNumbers], numbers: Numbers) -> Metric:
+def _tasks_died(sessions: Sequence[_SessionNumbers], numbers: Numbers, died: int) -> Metric:
     about = "Background tasks of the gateway and of drivers that died. Those that have to go on were started again."
-    samples = [("gateway", "", "", sum(tasks.died.values()))]
+    samples = [("gateway", "", "", died)]
     for one in sessions:
         calls = numbers.get(one.user, {}).get("call_latency", {})
         samples.append(("driver", one.name, one.user, calls.get(one.name, {}).get("tasks_died", 0)))

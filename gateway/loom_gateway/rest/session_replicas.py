@@ -10,7 +10,7 @@ from loom.weaver.client import WeaverClient
 from loom.weaver.views import CommandState
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
-from loom_gateway.rest.exact_json import ExactJson
+from loom_gateway.rest.exact_json import ExactJson, written_json
 from loom_gateway.rest.sessions import Sender
 from loom_gateway.rest.weaver import By, ReplicaList
 from loom_gateway.rest.weaver_changes import CommandRequest
@@ -25,7 +25,7 @@ def session_replica_routes(weaver: WeaverClient, access: AccessControl) -> APIRo
     async def replicas(name: str, principal: Sender) -> Response:
         """The replicas of a session, including failed and finished ones."""
         of = await whose(principal, None, name, "view", access, weaver)
-        return ExactJson({"replicas": await weaver.ask("replicas", **of)})
+        return written_json(await weaver.ask_json("replicas", **of), replicas=...)
 
     @router.post("/{name}/commands", response_model=CommandState)
     async def give_command(

@@ -29,7 +29,7 @@ from loom.weaver.views import (
 )
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
-from loom_gateway.rest.exact_json import ExactJson
+from loom_gateway.rest.exact_json import ExactJson, written_json
 from loom_gateway.rest.sessions import Sender
 from loom_gateway.rest.weaver_changes import (
     CommandRequest,
@@ -176,17 +176,17 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: 
     @router.get("/status", response_model=WeaverStatus)
     async def status(of: Of) -> Response:
         """The weaver at a glance, as far as the caller's replicas go; for an admin, ``user=*`` is everyone's."""
-        return ExactJson(await weaver.ask("status", **of))
+        return written_json(await weaver.ask_json("status", **of))
 
     @router.get("/replicas", response_model=ReplicaList)
     async def replicas(of: Of) -> Response:
         """All known replicas of the caller, including failed and finished ones."""
-        return ExactJson({"replicas": await weaver.ask("replicas", **of)})
+        return written_json(await weaver.ask_json("replicas", **of), replicas=...)
 
     @router.get("/devices", response_model=DeviceList)
     async def devices(of: Of) -> Response:
         """Every device that the caller's replicas use, with those replicas and its state."""
-        return ExactJson({"devices": await weaver.ask("devices", **of)})
+        return written_json(await weaver.ask_json("devices", **of), devices=...)
 
     @router.get("/events", response_model=EventList)
     async def events(
@@ -200,18 +200,18 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: 
     ) -> Response:
         """Past events, at times since the epoch if wanted: the first ones after an event, or else the newest."""
         span: dict[str, Any] = {"since": since, "until": until}
-        found = await weaver.ask("events", after=after, limit=limit, kind=kind, replica=replica, **span, **of)
-        return ExactJson({"events": found})
+        found = await weaver.ask_json("events", after=after, limit=limit, kind=kind, replica=replica, **span, **of)
+        return written_json(found, events=...)
 
     @router.get("/goodput", response_model=GoodputList)
     async def goodput(of: Of, job: Name | None = None) -> Response:
         """The time accounting of each job, or of one: how much of its time went to steps that count."""
-        return ExactJson({"jobs": await weaver.ask("goodput", job=job, **of)})
+        return written_json(await weaver.ask_json("goodput", job=job, **of), jobs=...)
 
     @router.get("/replicas/{replica:path}/metrics", response_model=MetricList)
     async def metrics(replica: str, of: Of) -> Response:
         """The names of the metrics that a replica reports."""
-        return ExactJson({"metrics": await weaver.ask("metrics", replica=replica, **of)})
+        return written_json(await weaver.ask_json("metrics", replica=replica, **of), metrics=...)
 
     @router.get("/replicas/{replica:path}/metrics/{metric:path}", response_model=MetricHistory)
     async def history(
@@ -224,8 +224,8 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: 
     ) -> Response:
         """The history of a metric between two times. If it has more points than requested, it is averaged."""
         wanted: dict[str, Any] = {"replica": replica, "metric": metric, "since": since, "until": until}
-        found = await weaver.ask("history", points=points, **of, **wanted)
-        return ExactJson({"replica": replica, "metric": metric, "points": found})
+        found = await weaver.ask_json("history", points=points, **of, **wanted)
+        return written_json(found, replica=replica, metric=metric, points=...)
 
     @router.get(
         "/replicas/{replica:path}/stacks",
@@ -250,12 +250,12 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: 
 
         One profile of a replica is taken at a time, two of a user's replicas, and four in all.
         """
-        return ExactJson(await weaver.do("profile", "", **of, replica=replica, seconds=seconds))
+        return written_json(await weaver.do_json("profile", "", **of, replica=replica, seconds=seconds))
 
     @router.get("/replicas/{replica:path}", response_model=ReplicaInfo)
     async def replica(replica: str, of: Of) -> Response:
         """A replica."""
-        return ExactJson(await weaver.ask("replica", id=replica, **of))
+        return written_json(await weaver.ask_json("replica", id=replica, **of))
 
     @router.get("/address", response_model=WeaverAddressInfo)
     async def address(request: Request, of: Of) -> Response:
@@ -274,7 +274,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: 
     @router.get("/commands/{command}", response_model=CommandState)
     async def command(command: str, of: Of, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
         """The acknowledgements of a command; with ``wait``, once all replicas have answered or it has expired."""
-        return ExactJson(await weaver.do("command_state", "", **of, id=command, wait=wait))
+        return written_json(await weaver.do_json("command_state", "", **of, id=command, wait=wait))
 
     @router.post(
         "/inject",
@@ -318,7 +318,7 @@ def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: 
     @router.get("/policies", response_model=PolicyList)
     async def policies(of: Of) -> Response:
         """The action for each group when a device fails."""
-        return ExactJson({"policies": await weaver.ask("policies", **of)})
+        return written_json(await weaver.ask_json("policies", **of), policies=...)
 
     @router.post("/policies", response_model=PolicyList)
     async def set_policy(asked: PolicyRequest, principal: Sender, of: Of, note: Noted) -> Response:

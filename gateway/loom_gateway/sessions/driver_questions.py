@@ -21,6 +21,7 @@ from loom.wire.handshake import error_from_refusal
 from loom.wire.lane import LENGTH, behind_length
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
+from loom_gateway.offload import OFFLOAD, SMALL_WORK, Work
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
 
@@ -108,7 +109,10 @@ class DriverQuestions:
             except BaseException:
                 self.close()
                 raise
-        checked = _checked(answer, kind)
+        if len(answer) > SMALL_WORK:
+            checked = await OFFLOAD.do(Work.DESCRIPTION, answer, kind.__name__)
+        else:
+            checked = check_description(answer, kind.__name__)
         now = time.monotonic()
         self._answers[subject] = (now + min((now - began) / SHARE, LONGEST_FRESH), checked)
         return checked
@@ -157,15 +161,18 @@ class DriverQuestions:
                 connection[1].close()
 
 
+_KINDS = {kind.__name__: kind for kind in (SessionLife, SessionMeshes, SessionRuns, SessionTensors)}
+
+
 @functools.cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_KINDS[kind])
 
 
-def _checked(answer: bytes, kind: type) -> bytes:
+def check_description(answer: bytes, kind: str) -> bytes:
     """Return a description as JSON again, without what does not belong there."""
     try:
         return _adapter(kind).dump_json(_adapter(kind).validate_json(answer))
     except ValidationError as error:
         logger.warning("a driver's answer makes no sense: %s", str(error)[:500])
-        raise WrongState(f"the session's driver answers with no {kind.__name__}") from None
+        raise WrongState(f"the session's driver answers with no {kind}") from None

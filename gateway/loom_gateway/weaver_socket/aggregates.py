@@ -10,7 +10,7 @@ from typing import Any
 
 from loom.process.turns import Turns
 from loom.weaver.states import LIVING, ReplicaState
-from loom_gateway.rest.exact_json import exact_json
+from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket.columns import AWAY, Column
 from loom_gateway.weaver_socket.roster import STATES, Roster
 

@@ -29,11 +29,11 @@ from loom.errors import LoomError, WrongArguments
 from loom.token_file import SCOPES
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
+from loom.wire.exact_json import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.shown import PAGE_PROTOCOL
 from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
-from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.rest.whose import whose
 from loom_gateway.weaver_socket.commands import SocketCommands

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from loom.process import tasks
+from loom.wire.exact_json import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.rest.exact_json import exact_json
 from loom_gateway.rest.sessions import SessionInfo
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_socket.readers import SubscribingReader

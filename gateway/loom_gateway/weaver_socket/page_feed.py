@@ -13,7 +13,7 @@ from typing import Any
 
 from loom.process import tasks
 from loom.process.turns import Turns
-from loom_gateway.rest.exact_json import exact_json
+from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket.aggregates import Aggregates
 from loom_gateway.weaver_socket.columns import encode_frame
 from loom_gateway.weaver_socket.readers import SubscribingReader

@@ -9,7 +9,7 @@ from itertools import compress
 from typing import Any
 
 from loom.weaver.states import ReplicaState
-from loom_gateway.rest.exact_json import exact_json
+from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket.columns import (
     AWAY,
     NAN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loom_gateway.rest.exact_json import exact_json
+from loom.wire.exact_json import exact_json
 
 
 class Statuses:

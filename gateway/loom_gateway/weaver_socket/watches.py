@@ -13,7 +13,7 @@ from loom.errors import LimitReached, LoomError, WeaverUnavailable
 from loom.process import tasks
 from loom.process.turns import Turns
 from loom.weaver.client import Watch, WeaverClient
-from loom_gateway.rest.exact_json import exact_json
+from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket.page_feed import PageFeed
 from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
 

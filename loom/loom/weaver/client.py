@@ -16,13 +16,20 @@ from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArg
 from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.operations import OPERATIONS, takes
 from loom.weaver.snapshots import LARGE, unpack_snapshot
+from loom.wire.exact_json import exact_json
 from loom.wire.plain import plain
 
 _COMMANDS = frozenset(("command", "inject", "remove_fault"))
 """Operations that give a command and return the command's state."""
 
 _READS = frozenset(
-    ("numbers", "audit", "users", *(name for name, operation in OPERATIONS.items() if operation.method == "GET"))
+    (
+        "numbers",
+        "audit",
+        "users",
+        "as_json",
+        *(name for name, operation in OPERATIONS.items() if operation.method == "GET"),
+    )
 )
 
 BETWEEN_ATTEMPTS = 0.02  # seconds between two attempts to connect to a weaver that its supervisor says is up
@@ -82,6 +89,14 @@ class WeaverClient:
             arguments["timeout"] = wait
         return await self.ask(operation, timeout, user=user, by=by, **arguments)
 
+    async def do_json(self, operation: str, by: str, /, user: str | None = None, **arguments: Any) -> bytes:
+        """Do as `do`, for an operation that reads, and return its result as JSON that the weaver has written."""
+        timeout = ANSWER_TIMEOUT + takes(operation, arguments)
+        wait = arguments.pop("wait", 0.0)
+        if operation == "command_state":
+            arguments["timeout"] = wait
+        return await self.ask_json(operation, timeout, user=user, by=by, **arguments)
+
     async def ask(
         self, operation: str, within: float = ANSWER_TIMEOUT, /, user: str | None = None, **arguments: Any
     ) -> Any:
@@ -104,6 +119,22 @@ class WeaverClient:
                 if self._closed or operation not in _READS or loop.time() > until:
                     raise
                 await asyncio.sleep(BETWEEN_ATTEMPTS)
+
+    async def ask_json(
+        self, operation: str, within: float = ANSWER_TIMEOUT, /, user: str | None = None, **arguments: Any
+    ) -> bytes:
+        """Return the result of an operation as JSON that the weaver has written. Raise as `ask` does."""
+        session, do, given = arguments.get("in_session"), operation, arguments
+        if session is not None:
+            given = {name: value for name, value in arguments.items() if name != "in_session"}
+            do, given = "in_session", {"session": session, "do": operation, "arguments": given}
+        try:
+            return bytes(await self.ask("as_json", within, user=user, do=do, arguments=given))
+        except WrongArguments as error:
+            if "no operation 'as_json'" not in str(error):
+                raise
+        answer = await self.ask(operation, within, user=user, **arguments)  # of a weaver that is older
+        return exact_json(answer).encode(errors="replace")
 
     @asynccontextmanager
     async def watch(self, user: str | None = None, full: bool = False) -> AsyncIterator[Watch]:

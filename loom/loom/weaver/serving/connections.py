@@ -28,6 +28,7 @@ from loom.weaver.serving.operations import OPERATIONS
 from loom.weaver.serving.processes import find_process
 from loom.weaver.serving.user_weaver import ThreadletPeer, UserWeaver
 from loom.weaver.serving.users import Users
+from loom.wire.exact_json import exact_json
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,12 @@ WATCH_FULL = "watch_full"
 """A request of the gateway that makes the following watches of its connection full ones, as `FullWatch` says.
 
 It is no part of the watch's own frame, so that an older weaver refuses it and watches all the same.
+"""
+
+AS_JSON = "as_json"
+"""A request of the gateway: do the operation ``do`` with ``arguments``, and write the result as JSON.
+
+The gateway passes the text on. It would take long to read and write it on the event loop that relays.
 """
 
 REACHED = "reached"
@@ -92,6 +99,8 @@ class RequestConnection(Connection):
         self._first = FirstFrame(_MAX_REQUEST_HELLO, users.keys.read)
         self._watched: set[UserWeaver] = set()
         self._watches_full = False
+        self._as_json: set[int] = set()
+        """The numbers of the questions whose answers are written as JSON."""
         self._snapshot = 0
         """Bytes of the snapshot that the watcher has not read yet; they do not count against it."""
         self._hello_timer: asyncio.TimerHandle
@@ -169,6 +178,9 @@ class RequestConnection(Connection):
     ) -> None:
         try:
             of = _user(grant, user)
+            if operation == AS_JSON:
+                self._as_json.add(number)
+                operation, arguments = str(arguments.get("do")), dict(arguments.get("arguments", {}))
             if grant.session is not None:
                 return self._handle_session(number, of, grant.session, operation, arguments)
             if operation == WATCH_FULL:
@@ -238,6 +250,10 @@ class RequestConnection(Connection):
         watched.plan_commit()
 
     def _send_answer(self, answer: list[Any]) -> None:
+        if answer[1] in self._as_json:
+            self._as_json.discard(answer[1])
+            if answer[0] == "answer":
+                answer = [*answer[:2], exact_json(answer[2]).encode(errors="replace")]
         try:
             self.send(answer)
         except LoomError as error:

@@ -17,6 +17,7 @@ MODULES = [
     "loom_gateway.access.audit",
     "loom_gateway.access.bodies",
     "loom_gateway.access.budgets",
+    "loom_gateway.offload",
     "loom_gateway.relay.links",
     "loom_gateway.relay.relay",
     "loom_gateway.relay.turns",

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from loom_gateway.rest.exact_json import exact_json
+from loom.wire.exact_json import exact_json
 
 
 @pytest.mark.parametrize(
