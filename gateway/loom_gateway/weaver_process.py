@@ -168,5 +168,5 @@ class WeaverSupervisor:
         command = python("loom.weaver", "--folder", os.path.dirname(self._files.socket), *arguments)
         process = self._process = OwnDriver("the weaver", self._files, command)
         announced = await process.come_up(START_TIMEOUT)
-        process.note(address=str(announced["address"]))
+        await process.note(lambda _: {"address": str(announced["address"])})
         return process

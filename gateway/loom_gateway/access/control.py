@@ -188,10 +188,10 @@ class AccessControl(SessionAccess):
         self.audit.write("signed in", token, principal.peer, sign_in=sign_in.id)
         return sign_in, text
 
-    def sign_out(self, principal: Principal) -> None:
+    async def sign_out(self, principal: Principal) -> None:
         """Refuse a page's sign-in from now on, and close its WebSocket."""
         assert principal.sign_in is not None
-        self.sign_ins.end(principal.sign_in)
+        await self.sign_ins.end(principal.sign_in)
         self.audit.write("signed out", principal.token, principal.peer, sign_in=principal.sign_in.id)
         self._disconnect_denied()
 
@@ -310,15 +310,15 @@ class AccessControl(SessionAccess):
             return False
         return True
 
-    def share(self, principal: Principal, name: str, user: str, scope: str) -> Session:
+    async def share(self, principal: Principal, name: str, user: str, scope: str) -> Session:
         """Do as `SessionAccess.share`, and disconnect the clients for whom the share has become too small."""
-        session = super().share(principal, name, user, scope)
+        session = await super().share(principal, name, user, scope)
         self._disconnect_denied()
         return session
 
-    def unshare(self, principal: Principal, name: str, user: str) -> Session:
+    async def unshare(self, principal: Principal, name: str, user: str) -> Session:
         """Do as `SessionAccess.unshare`, and disconnect the clients that the share let in."""
-        session = super().unshare(principal, name, user)
+        session = await super().unshare(principal, name, user)
         self._disconnect_denied()
         return session
 

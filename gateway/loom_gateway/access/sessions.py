@@ -132,7 +132,7 @@ class SessionAccess:
             )
         return session
 
-    def share(self, principal: Principal, name: str, user: str, scope: str) -> Session:
+    async def share(self, principal: Principal, name: str, user: str, scope: str) -> Session:
         """Share a session of the principal's with a user, in a scope up to ``drive``, in place of the one before.
 
         Raises:
@@ -149,10 +149,10 @@ class SessionAccess:
         self.require(principal, scope, f"to share a session for {scope}")
         if user not in session.shared and len(session.shared) >= MAX_SHARES:
             raise LimitReached(f"session {name!r} is shared with {MAX_SHARES} users: take one back first")
-        self._manager.share(session, user, scope)
+        await self._manager.share(session, user, scope)
         return session
 
-    def unshare(self, principal: Principal, name: str, user: str) -> Session:
+    async def unshare(self, principal: Principal, name: str, user: str) -> Session:
         """Take back a share of a session.
 
         Raises:
@@ -162,7 +162,7 @@ class SessionAccess:
         if user not in session.shared:
             known = ", ".join(map(repr, session.shared)) or "nobody"
             raise NotFound(f"session {name!r} is not shared with {user!r}; it is with: {known}")
-        self._manager.share(session, user, None)
+        await self._manager.share(session, user, None)
         return session
 
     def guest(self, principal: Principal, session: Session) -> str | None:

@@ -7,6 +7,7 @@ token is. It has no hash of the token: who has that can pretend to be the gatewa
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -87,6 +88,7 @@ class SignIns:
         self._steady = steady or (time.monotonic if clock is time.time else clock)
         self._noted: dict[str, float] = {}  # when each of `_ended` was noted here, by the clock that does not jump
         self._secret = secrets.token_bytes(32)
+        self._writing = asyncio.Lock()
         self._ended: dict[str, float] = {}  # ids of sign-ins that have ended, and when each would have expired
         self._codes: dict[str, _Code] = {}  # by the digest of the code
         if path is not None:
@@ -98,15 +100,15 @@ class SignIns:
             self._secret = bytes.fromhex(found["secret"])
             self._ended = {str(id): float(expires) for id, expires in found["ended"].items()}
         except FileNotFoundError:
-            self._write()
+            self._write({})
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             logger.error("%s cannot be read, so that browsers have to sign in again: %s", path, error)
-            self._write()
+            self._write({})
 
-    def _write(self) -> None:
+    def _write(self, ended: dict[str, float]) -> None:
         if self._path is not None:
             try:
-                write_json(self._path, {"secret": self._secret.hex(), "ended": self._ended})
+                write_json(self._path, {"secret": self._secret.hex(), "ended": ended})
             except OSError as error:
                 logger.error("who has signed in and out cannot be kept in %s: %s", self._path, error)
 
@@ -158,15 +160,16 @@ class SignIns:
         if sign_in.expires <= self._clock():
             raise TokenRevoked("the sign-in of this page has expired: sign in again")
 
-    def end(self, sign_in: SignIn) -> None:
-        """Refuse a sign-in from now on, though it has not expired."""
+    async def end(self, sign_in: SignIn) -> None:
+        """Refuse a sign-in from now on, though it has not expired. The disk does not hold up the event loop."""
         now, steady = self._clock(), self._steady()
         for id, expires in list(self._ended.items()):
             # A time of day that has jumped, and goes back, would make what was ended good again.
             if expires <= now and self._noted.setdefault(id, steady) + LASTS <= steady:
                 del self._ended[id], self._noted[id]
         self._ended[sign_in.id], self._noted[sign_in.id] = sign_in.expires, steady
-        self._write()
+        async with self._writing:
+            await asyncio.to_thread(self._write, dict(self._ended))
 
     def new_code(self, token: Token, scope: str | None, in_cookie: bool) -> tuple[str, float]:
         """Return a code with which a browser signs in once, and when it expires.

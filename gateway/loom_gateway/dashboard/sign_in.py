@@ -109,7 +109,7 @@ def sign_in_routes(access: AccessControl, path: str = "/") -> APIRouter:
         principal: Principal = request.scope["loom.principal"]
         if principal.sign_in is None:
             raise WrongArguments("only a page signs out; a token is revoked with `loom token revoke`")
-        access.sign_out(principal)
+        await access.sign_out(principal)
         _set_cookie(request, response, access.sign_ins.cookie, path, "")
         return {}
 

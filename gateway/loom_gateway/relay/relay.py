@@ -149,7 +149,7 @@ class Relay:
                 welcome = Welcome.from_body(answer.body)
                 link.stream = welcome.stream
                 if not welcome.linger:
-                    self._manager.persist(session)
+                    await self._manager.persist(session)
                 return True
             await send({"type": "websocket.close", "code": CLOSE_REFUSED})
         return False
@@ -166,7 +166,7 @@ class Relay:
     ) -> None:
         """Relay frames until either side ends the connection."""
         if hello.mode == "drive" and principal.user == session.user:
-            self._manager.drive(session, principal.token.id)
+            await self._manager.drive(session, principal.token.id)
         # From here on the two call each other, and this task only waits.
         socket.relay_to(link)
         link.relay_to(socket)

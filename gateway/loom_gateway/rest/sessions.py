@@ -169,13 +169,13 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
     async def share(name: str, user: str, share: Share, request: Request, principal: Sender) -> SessionInfo:
         """Share a session of the caller's own with a user, or change what the user may do in it."""
         request.scope[DONE] = ("shared", {"session": name[:200], "with": user[:MAX_NAME], "for": share.scope})
-        return SessionInfo.model_validate(access.share(principal, name, user, share.scope))
+        return SessionInfo.model_validate(await access.share(principal, name, user, share.scope))
 
     @router.delete("/{name}/shares/{user:path}", responses=_SHARE_REFUSALS)
     async def unshare(name: str, user: str, request: Request, principal: Sender) -> SessionInfo:
         """Take a share back. The user's connections to the session are closed."""
         request.scope[DONE] = ("unshared", {"session": name[:200], "with": user[:MAX_NAME]})
-        return SessionInfo.model_validate(access.unshare(principal, name, user))
+        return SessionInfo.model_validate(await access.unshare(principal, name, user))
 
     @router.get(
         "/{name}/logs",

@@ -13,7 +13,7 @@ import signal
 import socket
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,7 @@ class DriverProcess(ABC):
     def __init__(self, files: DriverFiles, record: DriverRecord) -> None:
         self.files = files
         self.record = record
+        self._noting = asyncio.Lock()  # held while the record changes
         self.exited = asyncio.Event()
         self.exit_code: int | None = None
         """Negative: the signal that killed the process. None: the process lives, or the code is unknown."""
@@ -55,15 +56,33 @@ class DriverProcess(ABC):
     def pid(self) -> int:
         return self.record.pid
 
-    def note(self, **changes: Any) -> None:
-        """Change the record, for the next gateway too. Raise `Unavailable` if it cannot be written."""
-        changed = replace(self.record, **changes)
+    async def note(self, change: Callable[[DriverRecord], Mapping[str, Any]]) -> None:
+        """Change the record, for the next gateway too. The disk does not hold up the event loop.
+
+        A change that has begun is finished, also if the caller is cancelled.
+
+        Args:
+            change: returns the fields to change, given the record.
+
+        Raises:
+            Unavailable: it cannot be written.
+        """
+        noting = asyncio.ensure_future(self._note(change))
+        noting.add_done_callback(lambda noted: noted.cancelled() or noted.exception())  # if nobody waits any more
+        await asyncio.shield(noting)
+
+    async def _note(self, change: Callable[[DriverRecord], Mapping[str, Any]]) -> None:
+        async with self._noting:
+            changed = replace(self.record, **change(self.record))
+            await asyncio.to_thread(self._write, changed)
+            self.record = changed
+
+    def _write(self, record: DriverRecord) -> None:
         try:
-            self.files.write_record(changed)
+            self.files.write_record(record)
         except OSError as error:
             why = error.strerror or error
             raise Unavailable(f"the gateway cannot write its state folder ({why}): nothing was done") from error
-        self.record = changed
 
     def _ended(self, exit_code: int | None) -> None:
         words = self.files.read_last_words()
@@ -134,7 +153,7 @@ class OwnDriver(DriverProcess):
         pid = self._child.pid
         super().__init__(files, DriverRecord(pid, start_time(pid) or 0, uid=uid, boot=boot_id(), knows_users=True))
         try:
-            self.note()
+            self._write(self.record)
         except BaseException:
             self._child.end(0)  # no gateway would ever find it, and its user id may be given again
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -91,6 +92,7 @@ class EndedSessions:
     def __init__(self, path: str) -> None:
         self._path = path
         self._sessions: list[EndedSession] = self._read()
+        self._writing = asyncio.Lock()
 
     def _read(self) -> list[EndedSession]:
         try:
@@ -110,10 +112,14 @@ class EndedSessions:
             self._forget_oldest(session.user)
         elif len(self._sessions) > KEEP_IN_ALL:
             self._forget_oldest(users.most_common(1)[0][0])
-        try:
-            write_json(self._path, list(self._sessions))
-        except OSError as error:
-            logger.warning("the end of session %s cannot be written down: %s", session.name, error)
+
+    async def write(self) -> None:
+        """Write the sessions down for the next gateway. The disk does not hold up the event loop."""
+        async with self._writing:
+            try:
+                await asyncio.to_thread(write_json, self._path, list(self._sessions))
+            except OSError as error:
+                logger.warning("the last sessions that ended cannot be written down: %s", error)
 
     def _forget_oldest(self, user: str) -> None:
         self._sessions.remove(next(one for one in self._sessions if one.user == user))

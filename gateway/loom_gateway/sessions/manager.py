@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from loom.errors import LoomError, UnknownSession, WrongState
 from loom.process import tasks
 from loom.process.child import python
 from loom.process.state_file import write_json
 from loom.token_file import ADMIN
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_ports import FreshPorts
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
@@ -110,10 +111,14 @@ class SessionManager:
             raise UnknownSession(f"no session named {name!r}")
         return session
 
-    def share(self, session: Session, user: str, scope: str | None) -> None:
+    async def share(self, session: Session, user: str, scope: str | None) -> None:
         """Share a session with a user, or with ``None`` not any more."""
-        others = {one: has for one, has in session.shared.items() if one != user}
-        session.driver.note(shared=others if scope is None else {**others, user: scope})
+
+        def change(record: DriverRecord) -> dict[str, Any]:
+            others = {one: has for one, has in record.shared.items() if one != user}
+            return {"shared": others if scope is None else {**others, user: scope}}
+
+        await session.driver.note(change)
 
     async def adopt(self, user_of: Callable[[str], str] = lambda owner: ADMIN) -> None:
         """Take over the drivers that an earlier gateway left in the folder, and remove the files of dead ones.
@@ -137,7 +142,7 @@ class SessionManager:
             self._watch_id(driver)
             if driver.record.session:
                 if not driver.record.user:
-                    driver.note(user=user_of(driver.record.owner))
+                    await driver.note(lambda record: {"user": user_of(record.owner)})
                 found.append(driver)
             else:
                 spares.append(driver.end("its gateway has ended"))
@@ -257,9 +262,11 @@ class SessionManager:
         try:
             driver = await self._take_spare()
             name, hosts = f"session-{secrets.token_hex(4)}", () if lease is None else lease.hosts
-            driver.note(session=name, created=time.time(), owner=owner, user=user, hosts=hosts, opening=opening)
+            about = {"owner": owner, "user": user, "hosts": hosts, "opening": opening}
+            await driver.note(lambda _: {"session": name, "created": time.time(), **about})
             if lease is not None:
-                write_json(driver.files.workers, lease.part_of(workers), driver.files.mode)
+                part = lease.part_of(workers)
+                await asyncio.to_thread(write_json, driver.files.workers, part, driver.files.mode)
         except BaseException as error:
             if self._leases is not None:
                 self._leases.release(user)
@@ -317,6 +324,7 @@ class SessionManager:
                 self._leases.release(session.user)
         if self.ended.get(session.name) is None:
             self._note_end(session.ended())
+            await self.ended.write()
         self.on_end(session)
         session.over.set()
 
@@ -325,15 +333,15 @@ class SessionManager:
         self.ended.add(ended)
         logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
 
-    def drive(self, session: Session, token: str) -> None:
+    async def drive(self, session: Session, token: str) -> None:
         """Note that a session's user drives it with a token of that id, which keeps it when others are revoked."""
         if token not in session.tokens:
-            session.driver.note(driven_with=(*session.tokens[1:], token)[-MOST_TOKENS:])
+            await session.driver.note(lambda _: {"driven_with": (*session.tokens[1:], token)[-MOST_TOKENS:]})
 
-    def persist(self, session: Session) -> None:
+    async def persist(self, session: Session) -> None:
         """Note that a session never ends for lack of a client."""
         if not session.persist:
-            session.driver.note(persist=True)
+            await session.driver.note(lambda _: {"persist": True})
 
     @contextlib.contextmanager
     def client(self, session: Session) -> Iterator[None]:

@@ -345,10 +345,10 @@ def test_who_has_signed_out_stays_out_when_the_time_of_day_has_jumped(tmp_path: 
     sign_ins = SignIns(path, clock=wall, steady=steady)
     token, _ = TokenFile(tmp_path / "tokens.json").create("ann", "view")
     (first, text), (second, _) = (sign_ins.begin(token, "", True) for _ in range(2))
-    sign_ins.end(first)
+    asyncio.run(sign_ins.end(first))
 
     wall.now += 10 * LASTS
-    sign_ins.end(second)
+    asyncio.run(sign_ins.end(second))
     wall.now -= 10 * LASTS
 
     for reader in (sign_ins, SignIns(path, clock=wall, steady=steady)):

@@ -1,0 +1,122 @@
+"""A disk that is slow holds up what has to be written, and not the event loop that relays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loom.errors import Unavailable
+from loom.process import state_file
+from loom.token_file import Token
+from loom_gateway.access.sign_ins import SignIns
+from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
+from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.history import EndedSession, EndedSessions
+from loom_gateway.sessions.manager import SessionManager
+
+BOUND = 20.0
+
+
+class Disk:
+    """A disk whose syncs wait until a test lets them go on."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def sync(self, _: int) -> None:
+        self.threads.append(threading.current_thread())
+        assert self.goes_on.wait(BOUND)
+
+    async def is_synced_beside(self, work: Any) -> None:
+        """Assert that work waits for the disk, and that the event loop does not."""
+        waiting = asyncio.ensure_future(work)
+        while not self.threads:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        self.goes_on.set()
+        await asyncio.wait_for(waiting, BOUND)
+        assert threading.main_thread() not in self.threads
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    slow = Disk()
+    monkeypatch.setattr(state_file.os, "fsync", slow.sync)
+    yield slow
+    slow.goes_on.set()
+
+
+class Driver(DriverProcess):
+    """A record without a process."""
+
+    def abandon(self) -> None:
+        pass
+
+    def signal(self, number: int) -> None:
+        pass
+
+
+def driver(folder: Path) -> DriverProcess:
+    return Driver(DriverFiles(str(folder / "driver")), DriverRecord(1, 0, session="s", user="ann"))
+
+
+async def test_a_session_is_shared_beside_the_loop_and_shares_at_once_are_all_kept(
+    tmp_path: Path, disk: Disk
+) -> None:
+    session: Any = SimpleNamespace(driver=driver(tmp_path))
+    manager: Any = SimpleNamespace()
+
+    async def share() -> None:
+        users = ("bob", "eve", "joe")
+        await asyncio.gather(*(SessionManager.share(manager, session, user, "view") for user in users))
+
+    await disk.is_synced_beside(share())
+
+    assert session.driver.record.shared == {"bob": "view", "eve": "view", "joe": "view"}
+    assert session.driver.files.read_record().shared == session.driver.record.shared
+
+
+async def test_a_change_that_has_begun_is_finished_though_its_client_leaves(tmp_path: Path, disk: Disk) -> None:
+    process = driver(tmp_path)
+    noting = asyncio.ensure_future(process.note(lambda _: {"persist": True}))
+    while not disk.threads:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    noting.cancel()
+    disk.goes_on.set()
+    await process.note(lambda record: {"session": f"{record.session}-{record.persist}"})
+
+    assert process.files.read_record().session == "s-True"
+
+
+async def test_a_record_that_cannot_be_written_is_not_changed(tmp_path: Path) -> None:
+    process = driver(tmp_path / "missing")
+    with pytest.raises(Unavailable, match="cannot write its state folder"):
+        await process.note(lambda _: {"persist": True})
+    assert not process.record.persist
+
+
+async def test_an_end_is_written_down_beside_the_loop(tmp_path: Path, disk: Disk) -> None:
+    ended = EndedSessions(str(tmp_path / "ended"))
+    ended.add(EndedSession("s", "it ended", 0, 1.0, 2.0, "ann", False, "", ""))
+    await disk.is_synced_beside(ended.write())
+
+    assert EndedSessions(str(tmp_path / "ended")).all() == ended.all()
+
+
+async def test_who_signs_out_waits_for_the_disk_and_nobody_else(tmp_path: Path, disk: Disk) -> None:
+    disk.goes_on.set()
+    sign_ins = SignIns(str(tmp_path / "page.json"))
+    begun, text = sign_ins.begin(Token("1", "name", "view", "", 0.0), "key", False)
+    disk.goes_on.clear()
+    disk.threads.clear()
+    await disk.is_synced_beside(sign_ins.end(begun))
+
+    with pytest.raises(Exception, match="was signed out"):
+        SignIns(str(tmp_path / "page.json")).read(text)
