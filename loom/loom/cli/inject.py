@@ -24,7 +24,7 @@ from loom.cli.options import (
     read_assignments,
     read_moment,
 )
-from loom.cli.output import say, say_lines, show
+from loom.cli.output import file_name, say, say_lines, show
 from loom.errors import WrongArguments, because
 from loom.process.exit_codes import FAILURE
 
@@ -92,7 +92,7 @@ def run(
     with suppress(KeyboardInterrupt):  # the report then says that it was interrupted
         running.run()
     found = Report(running)
-    written = found.write(report or Path(f"{running.plan.name}-{found.seed}-report"))
+    written = found.write(report or Path(f"{file_name(running.plan.name)}-{found.seed}-report"))
     say_lines(written[0].read_text() if as_json else found.markdown())
     say(f"written: {', '.join(map(str, written))}", err=True)
     if not found.ok:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,11 @@ def console() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=UNLIMITED)
+
+
+def file_name(text: str) -> str:
+    """Return a name that others chose as a part of a file's name here, in which it leads to no other folder."""
+    return re.sub(r"[^\w.@-]", "_", text, flags=re.ASCII)[:100].lstrip(".") or "_"
 
 
 def when(seconds: float | None) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from loom.chaos.durations import parse_time
 from loom.cli.options import Access, Json, asking, only_session
-from loom.cli.output import show
+from loom.cli.output import file_name, show
 from loom.errors import LoomError, WrongArguments
 from loom.process.state_file import replace_file
 from loom.process.threads import start_thread
@@ -43,7 +43,7 @@ def trace(
     if not 0 < wanted <= LONGEST:
         raise WrongArguments(f"--for takes more than 0 and at most {LONGEST:g} seconds, not {seconds}")
     name = session or only_session(access.gateway())
-    path = out or Path(f"loom-trace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    path = out or Path(f"loom-trace-{file_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}.json")
     job = access.connect(name, "watch")
     with job:
         job.print_logs = False

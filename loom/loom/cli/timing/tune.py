@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from loom.cli.options import UserAccess, asking, check_lives, only_session, read_assignments
-from loom.cli.output import print_json, say
+from loom.cli.output import file_name, print_json, say
 from loom.errors import WrongArguments
 
 
@@ -52,7 +52,7 @@ def tune(
     if session:
         check_lives(gateway, session)
     run = TunedRun(access.weaver(), partial(gateway.logs, name, follow=False), name)
-    ledger = Ledger(out or Path(f"tuning_{name}"), name)
+    ledger = Ledger(out or Path(f"tuning_{file_name(name)}"), name)
     ledger.write()  # before anything is changed
     known = len(ledger.entries)
     tuner = Tuner(run, ledger, steps=steps, say=lambda line: None if as_json else say(line))

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import loom
 import loom.cli
 from loom.cli.app import app
+from loom.cli.output import file_name
 from loom.errors import LoomError
 from loom.process.exit_codes import report
 from loom.rest import Gateway
@@ -149,6 +150,19 @@ def test_every_character_that_a_terminal_obeys_is_shown_as_its_escape() -> None:
     fit_line(every).encode()
     for plain in ("naïve", "日本語", "a\tb", "🙂", "é", "\N{FAMILY}"):
         assert fit_line(plain) == plain
+
+
+@pytest.mark.parametrize(
+    "name", [EVIL, "../../x", "a/../../x", "/etc/x", "..", "", ".bashrc", "a\\b", "x" * 300, "ä"]
+)
+def test_a_name_that_others_chose_leads_a_file_to_no_other_folder(name: str) -> None:
+    found = file_name(name)
+
+    assert Path(f"{found}.json").name == f"{found}.json"
+    assert found[0] != "."
+    assert len(found) <= 100
+    assert fit_line(found) == found
+    assert file_name("session-1a2b") == "session-1a2b"
 
 
 def test_commands_print_by_the_functions_that_make_text_fit() -> None:
