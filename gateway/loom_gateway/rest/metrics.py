@@ -194,6 +194,9 @@ def _weaver(numbers: Numbers) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "loom_weaver_start_time_seconds", about, min(one["started"] for one in numbers.values())
     )
+    about = "Whether the weaver stores what is reported: 0 while its disk is full, when it refuses commands."
+    durable = all(one.get("undurable_since") is None for one in numbers.values())
+    yield GaugeMetricFamily("loom_weaver_durable", about, durable)
     for key, family, name, about in _WEAVER_NUMBERS:
         yield _labelled(family, name, about, ["user"], [(user, one[key]) for user, one in numbers.items()])
     # Each state has a sample, even if no replica is in it: otherwise a graph would have gaps.

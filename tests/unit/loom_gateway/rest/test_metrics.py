@@ -303,3 +303,8 @@ def test_a_label_that_is_no_text_of_utf_8_is_shown_as_its_escape() -> None:
     )
 
     assert [sample.labels["name"] for sample in family.samples] == ["\\ud800", "c"]
+
+
+@pytest.mark.parametrize(("since", "durable"), [(None, 1.0), (5.0, 0.0)])
+def test_a_weaver_that_stores_nothing_is_seen(since: float | None, durable: float) -> None:
+    assert list(samples(page(undurable_since=since), "loom_weaver_durable").values()) == [durable]
