@@ -18,7 +18,7 @@ from cloudpickle.cloudpickle import _extract_code_globals
 
 from loom.errors import UnpicklableError
 
-SECONDS = 1.0
+SECONDS = 2.0
 """Time for the search, besides the last pickling of a part."""
 
 MOST_TRIALS = 16
@@ -121,13 +121,17 @@ def _path(root: Any, part: Any, last: list[Any], own: Callable[[str], bool]) -> 
     return None
 
 
+_End = str | tuple[Any]
+"""The end of a path: a text, or a key, which is only shown if it is asked for."""
+
+
 class _Paths:
     """The shortest paths from an object to its parts, as far as they were visited."""
 
     def __init__(self, root: Any, own: Callable[[str], bool]) -> None:
         self._own = own
         self._root = root
-        self._from: dict[int, tuple[int, str]] = {}
+        self._from: dict[int, tuple[int, _End]] = {}
         self._alive: list[Any] = [root]  # so that no id is given again
         self._visited = 0
 
@@ -142,7 +146,7 @@ class _Paths:
         path = ""
         while ident != id(self._root):
             ident, name = self._from[ident]
-            path = name + path
+            path = (name if isinstance(name, str) else f"[{_shown(name[0])}]") + path
         return path
 
     def visit_next(self) -> bool:
@@ -158,20 +162,20 @@ class _Paths:
         return True
 
 
-def _safely(children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _safely(children: Iterator[tuple[_End, Any]]) -> Iterator[tuple[_End, Any]]:
     try:
         yield from children
     except Exception:  # noqa: BLE001 - a user's object may raise anything when it is looked at
         return
 
 
-def _children(obj: Any, own: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+def _children(obj: Any, own: Callable[[str], bool]) -> Iterator[tuple[_End, Any]]:
     """Yield the parts of an object that pickle comes to, each with the end of its path."""
     if isinstance(obj, dict):
-        yield from ((f"[{_shown(key)}]", value) for key, value in obj.items())
+        yield from (((key,), value) for key, value in obj.items())
         yield from ((" (a key)", key) for key in obj)
     elif isinstance(obj, list | tuple | set | frozenset | deque):
-        yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+        yield from (((index,), value) for index, value in enumerate(obj))
     elif isinstance(obj, type):
         yield from _members(obj, own)
     elif isinstance(obj, types.FunctionType):

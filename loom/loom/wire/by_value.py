@@ -89,12 +89,12 @@ class Missing:
 
 def reduce_class(cls: type) -> Any:
     """Reduce a class, as cloudpickle's ``reducer_override`` does."""
+    if cls not in _TYPES and _should_pickle_by_reference(cls):
+        return NotImplemented
     if (found := _class_of_types(cls)) is not None:
         return found
     if _is_native(cls) and _lookup_module_and_qualname(cls) is None:
         return _by_another_name(cls)
-    if _should_pickle_by_reference(cls):
-        return NotImplemented
     return _reduce_enum(cls) if issubclass(cls, enum.Enum) else _reduce_plain_class(cls)
 
 
@@ -107,7 +107,7 @@ def _class_of_types(cls: type) -> Any:
     return _class_reduce(cls) if named else None
 
 
-_TYPES = frozenset({type(None), type(Ellipsis), type(NotImplemented)})
+_TYPES = (type(None), type(Ellipsis), type(NotImplemented))
 
 
 def _reduce_plain_class(cls: type) -> Any:
@@ -349,7 +349,7 @@ def repair_cloudpickle() -> None:
 
     @functools.wraps(plain)
     def reducer_override(self: Any, obj: Any) -> Any:
-        if isinstance(obj, type):
+        if issubclass(type(obj), type):  # not list[int], which Python 3.10 takes for a type
             return reduce_class(obj)
         if isinstance(obj, BaseException) and (reduced := reduce_exception(obj)) is not None:
             return reduced
@@ -378,11 +378,15 @@ _made: weakref.WeakSet[type] = weakref.WeakSet()  # classes that came here by va
 
 def _home_class(make: Any, name: str, bases: Any, body: dict[str, Any], tracker: Any, extra: Any) -> type:
     found = _own_class(body.get("__module__"), body.get("__qualname__"), tracker)
+    if found is not None and [base.__name__ for base in bases] != [base.__name__ for base in _get_bases(found)]:
+        found = None  # another class of the same name
     return found or _noted(_make_skeleton_class(make, name, bases, body, tracker, extra))
 
 
 def _home_enum(bases: Any, name: str, qualname: str, members: Any, module: Any, tracker: Any, extra: Any) -> type:
     found = _own_class(module, qualname, tracker)
+    if found is not None and set(members) != set(getattr(found, "__members__", ())):
+        found = None  # another class of the same name
     return found or _noted(_make_skeleton_enum(bases, name, qualname, members, module, tracker, extra))
 
 

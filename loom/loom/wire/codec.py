@@ -180,6 +180,10 @@ _CODE = (type, types.FunctionType, types.ModuleType, *NAMED)
 """Types of what can be found by a name in a module."""
 
 
+_EACH = (*_CODE, BaseException)
+"""Types of objects that each have a way of their own."""
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[Any] = collections.ChainMap(
         REDUCERS,
@@ -208,6 +212,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._travelling = travelling
         self.last: collections.deque[Any] = collections.deque(maxlen=KEPT)
         """The parts that it has come to, the last one first."""
+        self._ordinary: set[int] = set()  # ids of the types whose objects pickle alone reduces
         self.came_to_modules = False
         """Whether a module had to travel by value, with all its globals."""
 
@@ -223,6 +228,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         # Not persistent_id, which the pickler would call for every int of a list.
         self.last.appendleft(obj)
+        if id(type(obj)) in self._ordinary:
+            return NotImplemented
+        reduced = self._reduced(obj)
+        if reduced is NotImplemented and type(obj).__name__ not in _APART and not isinstance(obj, _EACH):
+            self._ordinary.add(id(type(obj)))
+        return reduced
+
+    def _reduced(self, obj: Any) -> Any:
         reference = getattr(type(obj), "__loom_reference__", None)
         if reference is not None:
             return _resolve, (reference(obj, self._encoder.session),)
@@ -236,7 +249,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 # Not by cloudpickle, in which another session may have registered the module to travel by value.
                 return (subimport, (obj.__name__,)) if isinstance(obj, types.ModuleType) else NotImplemented
             self._encoder.before_code(obj)
-            if isinstance(obj, type):
+            if isinstance(obj, type) and not isinstance(obj, types.GenericAlias):  # a type for Python 3.10
                 return reduce_class(obj)
             if isinstance(obj, types.ModuleType) and not _should_pickle_by_reference(obj):
                 self.came_to_modules = True

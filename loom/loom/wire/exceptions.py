@@ -170,7 +170,8 @@ class _Describing:
         return made
 
     def _add_content(self, made: Description, error: BaseException, knows_how: bool, own: bool) -> None:
-        args, state = error.args[:MOST_ATTRIBUTES], dict(itertools.islice(_state(error), MOST_ATTRIBUTES))
+        args = vars(BaseException)["args"].__get__(error)[:MOST_ATTRIBUTES]
+        state = dict(itertools.islice(_state(error), MOST_ATTRIBUTES))
         made["knows_how"] = knows_how
         if own and (pickled := self._pickled(error)) and (knows_how or _is_spare(pickled)):
             made["own"] = pickled
@@ -229,7 +230,8 @@ def _rebuild(made: Description, load: Load) -> BaseException:
     error: BaseException | None = None
     for way in (_from_own, _from_parts) if made.get("knows_how") else (_from_parts, _from_own):
         try:
-            error = way(made, load) or error
+            found = way(made, load)
+            error = error if found is None else found  # not by its truth: a user's __bool__ may raise anything
         except Exception as failed:  # noqa: BLE001 - a user's constructor may raise anything
             why = why or _root(failed)
             if isinstance(why, ImportError):  # something that it needs is not here
@@ -240,8 +242,8 @@ def _rebuild(made: Description, load: Load) -> BaseException:
         error = _stand_in(made, why)
     for name in ("cause", "context"):
         if name in made:
-            setattr(error, f"__{name}__", rebuild(made[name], load))
-    error.__suppress_context__ = bool(made.get("suppress"))
+            set_link(error, f"__{name}__", rebuild(made[name], load))
+    set_link(error, "__suppress_context__", bool(made.get("suppress")))
     return error
 
 
@@ -294,10 +296,25 @@ def _from_parts(made: Description, load: Load) -> BaseException | None:
         members = [rebuild(member, load) for member in made["exceptions"]]
         error: BaseException = _Group.__new__(kind, made["message"], members)
     else:
-        error = kind.__new__(kind, *args)
-        error.args = args
+        error = _new(kind, args)
+        set_link(error, "args", args)
     _set_state(error, state)
     return error
+
+
+def _new(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Return an exception of a class, without any code of the class."""
+    base = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    try:
+        made: BaseException = base.__new__(kind, *args)
+    except TypeError:  # a class in C between the two has a __new__ of its own
+        made = kind.__new__(kind, *args)
+    return made
+
+
+def set_link(error: BaseException, name: str, value: object) -> None:
+    """Set an attribute that every exception has, also of one whose class is frozen."""
+    object.__setattr__(error, name, value)
 
 
 def _content(made: Description, load: Load) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -385,7 +402,8 @@ def _as_remote_exception(names: dict[str, Any]) -> None:
 
 
 def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    module, qualname = (type.__getattribute__(kind, name) for name in ("__module__", "__qualname__"))
+    return f"{module}.{qualname}"
 
 
 def _found(module: str, qualname: str) -> Any:

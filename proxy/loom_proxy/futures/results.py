@@ -17,7 +17,7 @@ from loom.errors import (
 )
 from loom.wire.bodies import Body, OperationError
 from loom.wire.codec import Decoder
-from loom.wire.exceptions import rebuild
+from loom.wire.exceptions import rebuild, set_link
 from loom.wire.messages import Message
 from loom.wire.texts import unpack_texts
 from loom_proxy.code_sync.missing import cure, cured
@@ -140,4 +140,4 @@ def add_cause(error: BaseException, cause: BaseException | None) -> None:
         error = error.__cause__
         seen.add(id(error))
     if error.__cause__ is None and error is not cause:
-        error.__cause__ = cause
+        set_link(error, "__cause__", cause)

@@ -16,7 +16,7 @@ from monarch._src.actor.actor_mesh import RootClientActor
 from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError, describe_error, operation_failed
 from loom.wire.bodies import OperationError
 from loom.wire.codec import Encoder
-from loom.wire.exceptions import describe, formatted, is_plain, last_lines, text_of
+from loom.wire.exceptions import describe, formatted, is_plain, last_lines, set_link, text_of
 from loom.wire.messages import Buffer, Message
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh, unanswered_spawn
@@ -91,7 +91,7 @@ def error_message(
         if type(error).__module__.partition(".")[0] not in ("builtins", "monarch"):
             pickled = _travelling(error, encoder, texts)  # the user's own, sent to an endpoint's response port
     # Its frames hold the future, which holds the exception in Rust (torchmonarch 0.8): both would stay for ever.
-    error.__traceback__ = None
+    set_link(error, "__traceback__", None)
     return OperationError(rpc_ms, code, index).message(ident, [pack_texts(texts), *pickled])
 
 
@@ -101,7 +101,7 @@ def raised_message(ident: int, error: BaseException, encoder: Encoder) -> Messag
         return error_message(ident, error, 0.0, encoder)
     texts = _texts(error)
     pickled = _travelling(error, encoder, texts)
-    error.__traceback__ = None
+    set_link(error, "__traceback__", None)
     return OperationError(0.0, OperationFailed.code).message(ident, [pack_texts(texts), *pickled])
 
 

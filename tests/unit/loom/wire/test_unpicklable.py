@@ -252,7 +252,7 @@ def many(last: Any) -> list[Any]:
         (lambda: {number: HoldsLock() if number == 99_999 else Link(1) for number in range(100_000)}, r".*\.guard"),
         (lambda: Link(many(Link(Link(HoldsLock())))), r"it\.next\[100000\]\.next\.next\.guard"),
         (lambda: Locked(), r"it\.guard"),
-        (lambda: [StrangeGetattr()], r"it\[0\]\.guard"),
+        (lambda: [StrangeGetattr()], r"it\[0\]"),
         (lambda: {StrangeText: StrangeText()}, "it"),
         (lambda: functools.partial(print, HoldsLock()), r"it \(its arguments\)\[0\]\.guard"),
         (lambda: collections.deque([HoldsLock()]), r"it\[0\]\.guard"),
