@@ -14,8 +14,10 @@ from loom.wire.stream import Stream, unnumbered_frame
 
 EVERY = 5.0  # seconds between two questions
 
-PATIENCE = 10.0
+PATIENCE = 15.0
 """Seconds without an answer, on a connection that brings other signs of life, until it counts as lost."""
+
+PAUSE = 12.0  # seconds between two calls of `ConnectionWatch.check` that show that this program was stopped
 
 MOST_PATIENCE = 300.0
 """Seconds that the patience grows to while no answer comes and nothing is lost: the driver may be busy."""
@@ -35,6 +37,7 @@ class ConnectionWatch:
         self._asked: float | None = None  # when the question was asked that has no answer yet, or last made sense
         self._next = 0.0  # when the next question is due
         self._patience = PATIENCE
+        self._looked = 0.0  # when `check` was called last
         self._sent = (0, 0)  # the last frames of each lane before the question
         self._progress = (0, 0, 0)
         self._silent = False  # whether the last connection was given up because no answer came
@@ -45,6 +48,7 @@ class ConnectionWatch:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._silent = False
         self._asked = None
+        self._looked = now
         self._next = now + EVERY
 
     def due(self, now: float) -> bool:
@@ -63,8 +67,12 @@ class ConnectionWatch:
 
         Bytes that move count as an answer: the question, or its answer, is behind them.
         """
+        paused = now - self._looked > PAUSE  # then what has come in the meantime is not read yet
+        self._looked = now
         if self._asked is None:
             return
+        if paused:
+            self._asked = now
         if (moved := self._moved) != self._progress:
             self._progress, self._asked = moved, now
         if now - self._asked > self._patience and heard > self._asked:
@@ -73,8 +81,8 @@ class ConnectionWatch:
 
     def answered(self, answer: Probed) -> None:
         """Take an answer; raise `OutOfStep` if a frame from before the question or the answer is missing."""
-        if answer.number != self._number:
-            return
+        if self._asked is None or answer.number != self._number:
+            return  # to a question on an earlier connection
         self._asked, self._patience = None, PATIENCE
         for ours, received in zip(self._sent, (answer.received, answer.received_bulk), strict=True):
             if received < ours:

@@ -111,7 +111,7 @@ class BulkConnection:
             self._take(handshake.frames)
             self._receive(transport)
         except OutOfStep as error:
-            logger.warning("the second connection has lost frames, and is made anew: %s", error)
+            logger.warning("the second connection is made anew: %s", error)
         except LoomError as error:
             self._broken(error)
             self._closed = True

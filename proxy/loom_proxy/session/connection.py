@@ -204,7 +204,7 @@ class Connection:
             if not goes_on and self._end_reason is None and not self._leaving.is_set():
                 self.calls.away = goes_on = True
         except OutOfStep as error:
-            logger.warning("the connection to %s has lost frames, and is made anew: %s", self.url, error)
+            logger.warning("the connection to %s is made anew: %s", self.url, error)
             self.calls.away = goes_on = True
         except LoomError as error:
             if self._renews(error):
