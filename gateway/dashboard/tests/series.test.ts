@@ -1,6 +1,8 @@
 import { describe, expect, it } from 'vitest';
 
-import { joined, NO_POINTS, pointsOf, Series } from '../src/lib/series';
+import { loadPast, NO_PAST, type Source } from '../src/lib/past';
+import { alone, joined, lossName, NO_POINTS, pointsOf, Series, withGaps, type Points } from '../src/lib/series';
+import type { MetricPoint } from '../src/lib/types';
 
 function filled(points: number, kept: number, room?: number): Series {
   const series = new Series(kept, room);
@@ -39,6 +41,92 @@ describe('a series', () => {
     const series = new Series(10);
     for (const [time, value] of [[1, null], [2, 5], [3, NaN], [4, Infinity], [5, 6]] as const) series.push(time, value);
     expect([[...series.times], [...series.values]]).toEqual([[2, 5], [5, 6]]);
+  });
+});
+
+describe('a gap', () => {
+  it('is kept once, and only after a point', () => {
+    const series = new Series(10);
+    series.gap(1);
+    series.push(2, 5);
+    series.gap(3);
+    series.gap(4);
+    series.push(5, 6);
+    expect([[...series.times], [...series.values]]).toEqual([[2, 3, 5], [5, NaN, 6]]);
+  });
+
+  const at = (times: number[]): Points => ({ times: Float64Array.from(times), values: Float64Array.from(times, () => 1) });
+
+  it.each([
+    [[], []],
+    [[1], [1]],
+    [[1, 2, 3, 4], [1, 2, 3, 4]],
+    [[1, 2, 3, 9, 10], [1, 2, 3, 9, 10]], // for some seconds only
+    [[1, 2, 3, 23, 24], [1, 2, 3, 13, 23, 24]],
+    [[0, 60, 120, 180, 400, 460], [0, 60, 120, 180, 400, 460]], // not for much longer than usual
+    [[0, 60, 120, 180, 780, 840], [0, 60, 120, 180, 480, 780, 840]],
+  ])('is where there were no points for much longer than usual: %j', (times, expected) => {
+    const { times: found, values } = withGaps(at(times));
+    expect([...found]).toEqual(expected);
+    expect([...values].map(Number.isNaN)).toEqual(expected.map((time) => !times.includes(time)));
+  });
+
+  it('leaves points alone that no line is drawn to', () => {
+    expect(alone([])).toEqual([]);
+    expect(alone([7])).toEqual([0]);
+    expect(alone([1, 2])).toEqual([]);
+    expect(alone([1, null, 2, 3, null, 4, NaN, 5])).toEqual([0, 5, 7]);
+  });
+});
+
+describe('the loss', () => {
+  it.each([
+    [[], null],
+    [['reward', 'kl'], null],
+    [['accuracy', 'train/loss', 'loss'], 'loss'],
+    [['accuracy', 'train/loss', 'eval_loss'], 'train/loss'],
+    [['Loss/policy'], 'Loss/policy'],
+  ])('is the metric of its name, or the first one like it: %j', (names, name) => {
+    expect(lossName(names)).toBe(name);
+  });
+});
+
+describe('the past of a job', () => {
+  const source = (histories: Record<string, Record<string, MetricPoint[]>>): Source => ({
+    loadMetrics: async (id) => Object.keys(histories[id] ?? (await Promise.reject(new Error('gone')))),
+    loadHistory: async (id, name) => Promise.resolve(histories[id]![name]!),
+  });
+
+  it('has the mean of its replicas, and their steps a second', async () => {
+    const past = await loadPast(
+      source({
+        a: { 'train/loss': [[0, 0, 4], [1, 10, 2], [600, 6000, 1]] },
+        b: { 'train/loss': [[0, 0, 2], [1, 30, 'NaN'], [600, 6020, 3]] },
+      }),
+      ['a', 'gone', 'b'],
+    );
+    expect(past.name).toBe('train/loss');
+    expect([[...past.losses.times], [...past.losses.values]]).toEqual([[0.3333333333333333, 600], [8 / 3, 2]].map((one) => one));
+    expect(past.rates.values.at(0)).toBe(20);
+  });
+
+  it('has gaps where none ran, and no loss where there is none', async () => {
+    const points = Array.from({ length: 40 }, (_, second): MetricPoint => [second < 20 ? second : second + 100, second, 0.5]);
+    const past = await loadPast(source({ a: { reward: points } }), ['a']);
+    const { losses } = await loadPast(source({ a: { loss: points } }), ['a']);
+    expect([past.name, past.losses.times.length]).toEqual([null, 0]);
+    for (const curve of [past.rates, losses]) expect([...withGaps(curve).values].filter(Number.isNaN)).toHaveLength(1);
+    expect(Math.min(...past.rates.values)).toBe(1); // also of the first step after the gap
+  });
+
+  it('is nothing where nothing is known', async () => {
+    expect(await loadPast(source({ a: {} }), ['a'])).toEqual(NO_PAST);
+    expect(await loadPast(source({}), [])).toEqual(NO_PAST);
+  });
+
+  it('may be a single value', async () => {
+    const past = await loadPast(source({ a: { loss: [[7, 1, 0.5]] } }), ['a']);
+    expect([[...past.losses.times], [...past.losses.values]]).toEqual([[7], [0.5]]);
   });
 });
 

@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { Store } from '../src/lib/store.svelte';
-import type { Incoming, Outgoing } from '../src/lib/types';
+import type { Aggregate, Incoming, Outgoing } from '../src/lib/types';
 import { aggregate, device, event, replica, snapshot } from './objects';
 
 let store: Store;
@@ -300,6 +300,17 @@ describe('jobs', () => {
     take(snapshot({ replicas: [replica('a')] }), { type: 'delta', aggregates: { 'train@s1': train, eval: aggregate() } });
     take(snapshot({ replicas: [replica('a')] }));
     expect(store.jobs.map((one) => one.name)).toEqual(['train@s1']);
+  });
+
+  it('have a gap in their curves while none of them runs', () => {
+    const tell = (given: Partial<Aggregate>): void => {
+      vi.advanceTimersByTime(1000);
+      take({ type: 'delta', aggregates: { 'train@s1': { ...train, loss: 1, rate: 2, ...given } } });
+    };
+    take(snapshot({}), { type: 'delta', aggregates: {} });
+    for (const states of [{ running: 1 }, { paused: 1 }, { failed: 1 }, { recovering: 1 }, { running: 1 }]) tell({ states });
+    expect([...store.jobs[0]!.losses.values]).toEqual([1, NaN, 1]);
+    expect([...store.jobs[0]!.rates.values]).toEqual([2, NaN, 2]);
   });
 
   it('have curves of the last minutes, and no longer ones', () => {

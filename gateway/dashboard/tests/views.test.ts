@@ -151,6 +151,36 @@ describe('the overview', () => {
   });
 });
 
+describe('the curves of a job', () => {
+  it('begin with what the weaver has, also of one value, and of the first metric like a loss', async () => {
+    const asked: string[] = [];
+    vi.stubGlobal('fetch', (url: URL) => {
+      asked.push(decodeURIComponent(url.pathname));
+      const body = url.pathname.includes('/metrics/') ? { points: [[7, 1, 0.5]] } : { metrics: ['accuracy', 'train/loss'] };
+      return Promise.resolve(new Response(JSON.stringify(body), { headers: { 'content-type': 'application/json' } }));
+    });
+    const tell: (() => void)[] = [];
+    vi.stubGlobal(
+      'IntersectionObserver',
+      class extends NoObserver {
+        constructor(seen: (entries: object[]) => void) {
+          super();
+          tell.push(() => seen([{ isIntersecting: true }]));
+        }
+      },
+    );
+    await open('#/overview');
+    const { store } = await import('../src/lib/page');
+    store.handleWebSocketMessage({ type: 'delta', aggregates: { 'train@s1': aggregate() } });
+    store.flush();
+    flushSync();
+    for (const one of tell) one();
+    flushSync();
+    await vi.waitFor(() => expect(find('job')!.textContent).toContain('train/loss (mean)'));
+    expect(asked.some((url) => url.includes('/train_0@s1/metrics/train/loss'))).toBe(true);
+  });
+});
+
 describe('a row of the table of replicas', () => {
   it('is seldom updated while it is out of sight, and at once when it comes in sight', async () => {
     const tell: ((from: number, until: number) => void)[] = [];

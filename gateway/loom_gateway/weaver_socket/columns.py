@@ -25,7 +25,7 @@ class Column(IntEnum):
     STEP = 1
     """The step; `NO_STEP` for none, or for one that has more than 32 bits."""
     LOSS = 2
-    """The metric ``loss``, which may be a NaN; `NO_NUMBER` for none."""
+    """The metric ``loss``, or the first one like it, which may be a NaN; `NO_NUMBER` for none."""
     PACE = 3
     """Seconds a step, smoothed; `NO_NUMBER` for none."""
 

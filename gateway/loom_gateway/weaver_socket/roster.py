@@ -34,6 +34,13 @@ _CODES |= {(state, False): code | AWAY for code, state in enumerate(STATES)}
 _MAX_TEXTS = 4096  # rows whose JSON is kept
 
 
+def loss_of(metrics: Mapping[str, float]) -> float | None:
+    """Return the metric ``loss``, or else the first one like it, such as ``train/loss``; None if there is none."""
+    if "loss" in metrics:
+        return metrics["loss"]
+    return next((value for name, value in metrics.items() if "loss" in name.lower()), None)
+
+
 class Roster:
     """Replicas by number. Each value has the position, of the feed, at which it changed last.
 
@@ -125,7 +132,7 @@ class Roster:
                         pace, known = took / (step - before), pace_values[number]
                         pace_values[number] = pace if known != known else known + SMOOTHING * (pace - known)
                         pace_at[number] = at
-            loss, loss_before = one["metrics"].get("loss"), losses[number]
+            loss, loss_before = loss_of(one["metrics"]), losses[number]
             if loss != loss_before and (loss == loss or loss_before == loss_before):
                 losses[number] = loss
                 loss_values[number] = NO_NUMBER if loss is None else loss if loss == loss else NAN

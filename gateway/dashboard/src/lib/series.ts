@@ -1,8 +1,10 @@
 /** The newest points of a curve, in memory that does not grow. */
 
 const LEAST = 64;
+const SHORTEST_GAP = 10; // seconds
+const GAP_FACTOR = 8; // times the usual time between two points
 
-/** Times and values, the oldest first. A point without a finite value is left out: a curve goes on over it. */
+/** Times and values, the oldest first. A point without a finite value is left out: a curve goes on over it, but not over a gap. */
 export class Series {
   readonly #most: number;
   #times: Float64Array;
@@ -46,7 +48,15 @@ export class Series {
 
   /** Add a point, and drop the oldest one if there are too many. */
   push(time: number, value: number | null): void {
-    if (value === null || !Number.isFinite(value)) return;
+    if (value !== null && Number.isFinite(value)) this.#put(time, value);
+  }
+
+  /** Have the curve end here, until the next point: a NaN stands for the gap. */
+  gap(time: number): void {
+    if (this.length && !Number.isNaN(this.#values[this.#end - 1])) this.#put(time, NaN);
+  }
+
+  #put(time: number, value: number): void {
     if (this.#end === this.#times.length) this.#renew();
     this.#times[this.#end] = time;
     this.#values[this.#end] = value;
@@ -89,6 +99,35 @@ export const NO_POINTS: Points = { times: new Float64Array(0), values: new Float
 export function pointsOf(points: readonly (readonly [time: number, value: number | null])[]): Points {
   const finite = points.filter(([, value]) => value !== null && Number.isFinite(value));
   return { times: Float64Array.from(finite, ([time]) => time), values: Float64Array.from(finite, ([, value]) => value!) };
+}
+
+/** Return the seconds between two points beyond which there is a gap. */
+export function longestStep(times: Float64Array): number {
+  const steps = Float64Array.from(times.subarray(1), (time, at) => time - times[at]!).sort();
+  return Math.max(SHORTEST_GAP, GAP_FACTOR * (steps[steps.length >> 1] ?? 0));
+}
+
+/** Return points with a gap wherever there were none for much longer than usual, and for some seconds. */
+export function withGaps(points: Points): Points {
+  const { times, values } = points;
+  const longest = longestStep(times);
+  const found: [number, number][] = [];
+  times.forEach((time, at) => {
+    if (at && time - times[at - 1]! > longest) found.push([(time + times[at - 1]!) / 2, NaN]);
+    found.push([time, values[at]!]);
+  });
+  return found.length === times.length ? points : { times: Float64Array.from(found, ([time]) => time), values: Float64Array.from(found, ([, value]) => value) };
+}
+
+/** Return the places of the points that no line is drawn to: those alone between two gaps. */
+export function alone(values: ArrayLike<number | null | undefined>): number[] {
+  const there = (at: number): boolean => values[at] != null && !Number.isNaN(values[at]);
+  return Array.from({ length: values.length }, (_, at) => at).filter((at) => there(at) && !there(at - 1) && !there(at + 1));
+}
+
+/** Return the name of the loss among those of metrics: `loss`, or else the first one like it. */
+export function lossName(names: readonly string[]): string | null {
+  return names.find((name) => name === 'loss') ?? names.find((name) => name.toLowerCase().includes('loss')) ?? null;
 }
 
 function concat(one: Float64Array, other: Float64Array): Float64Array {

@@ -6,8 +6,10 @@ import json
 import math
 from typing import Any
 
+import pytest
+
 from loom_gateway.weaver_socket.columns import AWAY, NOBODY, Column, encode_frame
-from loom_gateway.weaver_socket.roster import STATES, Roster
+from loom_gateway.weaver_socket.roster import STATES, Roster, loss_of
 from tests.support.page_frames import Section, read_frame
 from tests.unit.loom_gateway.weaver_socket.replicas import info, reports
 
@@ -122,3 +124,19 @@ def test_a_replica_that_changes_its_job_is_in_one() -> None:
     assert roster.members == {"other@s-1": {0: None}}
     assert roster.about == {"other@s-1": ("other", "s-1", "ann")}
     assert roster.dirty == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "loss"),
+    [
+        ({}, None),
+        ({"reward": 1.0}, None),
+        ({"train/loss": 3.0, "eval_loss": 4.0}, 3.0),
+        ({"Loss": 3.0}, 3.0),
+        ({"train/loss": 3.0, "loss": 2.0}, 2.0),
+    ],
+)
+def test_the_loss_is_the_metric_of_its_name_or_the_first_one_like_it(
+    metrics: dict[str, float], loss: float | None
+) -> None:
+    assert loss_of(metrics) == loss

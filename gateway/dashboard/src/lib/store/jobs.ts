@@ -67,14 +67,18 @@ export class Jobs {
     }
   }
 
-  /** Note each living job's loss and rate, at most once a second; return whether that was done. */
+  /** Note each running job's loss and rate, at most once a second; return whether that was done. The others' curves have a gap. */
   sample(time: number): boolean {
     if (time - this.#sampled < EVERY) return false;
     this.#sampled = time;
-    for (const { living, losses, rates, loss, rate } of this.#jobs.values()) {
-      if (!living) continue;
-      losses.push(time, loss);
-      rates.push(time, rate);
+    for (const { states, losses, rates, loss, rate } of this.#jobs.values()) {
+      if (states.get('running')) {
+        losses.push(time, loss);
+        rates.push(time, rate);
+      } else {
+        losses.gap(time);
+        rates.gap(time);
+      }
     }
     return true;
   }

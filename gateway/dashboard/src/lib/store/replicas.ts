@@ -1,6 +1,7 @@
 /** The replicas: their descriptions as objects, which change in place, and their values in columns. */
 
 import { shortName, toNumber } from '../format';
+import { lossName } from '../series';
 import { ENDED, type ReplicaChange, type ReplicaInfo, type ReplicaState } from '../types';
 import { Columns } from './columns';
 import type { Section } from './frames';
@@ -178,7 +179,7 @@ export class Replicas {
     one.job = info.session ? `${info.group}@${info.session}` : info.group;
     one.measured = info.step === null || info.reported === null ? null : { step: info.step, time: info.reported };
     Object.assign(one, info);
-    one.loss = toNumber(info.metrics['loss']);
+    one.loss = lossOf(info.metrics);
     one.pace = pace;
     this.columns.setJob(one.number, one.job);
   }
@@ -228,7 +229,7 @@ export class Replicas {
     if (change.handlers !== undefined) known.handlers = change.handlers;
     if (change.metrics !== undefined) {
       known.metrics = change.metrics;
-      known.loss = toNumber(change.metrics['loss']);
+      known.loss = lossOf(change.metrics);
     }
     const before = known.measured;
     const step = change.step ?? before?.step;
@@ -269,4 +270,9 @@ function placeIn(ordered: readonly Replica[], one: Replica): number {
     else high = middle;
   }
   return low;
+}
+
+function lossOf(metrics: ReplicaInfo['metrics']): number | null {
+  const name = lossName(Object.keys(metrics));
+  return name === null ? null : toNumber(metrics[name]);
 }
