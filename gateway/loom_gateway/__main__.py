@@ -37,9 +37,11 @@ def main() -> None:
 def _serve(settings: GatewaySettings) -> None:
     """Serve sessions on the workers: WebSocket, REST and health on one port. Prints one line of JSON when ready."""
     from loom.extras import GATEWAY_MODULES, require
+    from loom.process.log_limit import limit_log
 
     os.environ.pop("LOOM_TOKEN", None)  # drivers and the weaver inherit the environment
     logging.basicConfig(level=settings.log_level.value.upper(), format="%(levelname)s %(name)s: %(message)s")
+    limit_log("uvicorn.error")
     require(GATEWAY_MODULES, "a gateway")
     _warn_of_a_shown_token(settings)
     from loom_gateway.server import serve

@@ -15,10 +15,16 @@ from starlette.types import Message, Receive, Scope, Send
 from loom.errors import LoomError, RateLimited, TooLarge
 from loom.wire.batches import MAX_BATCH
 from loom_gateway.access.budgets import Budget
-from loom_gateway.access.paths import continues_tunnel
+from loom_gateway.access.paths import FOR_EVERY_SCOPE, continues_tunnel
 
 MAX_BODY = 1 << 20
-"""Bytes of a request's body, unless it is a tunnel's."""
+"""Bytes of a request's body, unless it is a tunnel's or one of `FOR_EVERY_SCOPE`."""
+
+MAX_SMALL_BODY = 4 << 10
+"""Bytes of the body of a request that a token of every scope may make."""
+
+COUNTED = 64 << 10
+"""Bytes of a body that count as a request of their own, since reading them as JSON takes as long."""
 
 BODY_TIMEOUT = 10.0
 """Seconds that a body may take, in addition to those for its bytes."""
@@ -32,6 +38,8 @@ SLOWEST = 32 << 10
 
 def largest_body(path: str) -> int:
     """Return the bytes of the largest body that a path takes."""
+    if path in FOR_EVERY_SCOPE:
+        return MAX_SMALL_BODY
     return MAX_BATCH if continues_tunnel(path) else MAX_BODY
 
 
@@ -40,6 +48,7 @@ class Body:
 
     Args:
         refuse: returns the response for an error.
+        count: counts `COUNTED` bytes as a request of the user; raises `RateLimited`.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class Body:
         user: str,
         budget: Budget,
         refuse: Callable[[LoomError], Response],
+        count: Callable[[], None],
     ) -> None:
         self._scope = scope
         self._receive = receive
@@ -57,6 +67,8 @@ class Body:
         self._user = user
         self._budget = budget
         self._refuse = refuse
+        self._count = count
+        self._counted = COUNTED  # bytes for which the request itself, and requests besides, have been counted
         self._most = largest_body(scope["path"])
         self._declared = _length(scope["headers"])
         self._taken = 0
@@ -119,6 +131,9 @@ class Body:
             raise TooLarge(f"a body is over the limit of {self._most} bytes")
 
     def _take(self, size: int) -> None:
+        while size > self._counted and not continues_tunnel(self._scope["path"]):
+            self._count()
+            self._counted += COUNTED
         if size > self._taken:
             self._budget.take(self._user, size - self._taken)
             self._taken = size

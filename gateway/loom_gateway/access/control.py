@@ -147,6 +147,10 @@ class AccessControl(SessionAccess):
             self._allowances.count_connection(f"{address} {token.user}")
         return token, sign_in
 
+    def count_request(self, principal: Principal) -> None:
+        """Count a request of a user. Raise `RateLimited` if there are too many."""
+        self._allowances.count_connection(f"{address_key(principal.peer)} {principal.user}")
+
     def shows_nothing(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Return whether a request with these headers will be refused, as it shows no token, or an unknown one."""
         try:

@@ -67,7 +67,8 @@ class AccessMiddleware:
         """Serve a request whose bodies are within their bounds."""
         budgets = self._access.budgets
         answer = Answer(scope, send, principal.user, budgets.answers, error_response, partial(when_read, scope))
-        body = Body(scope, receive, answer.send, principal.user, budgets.bodies, error_response)
+        count = partial(self._access.count_request, principal)
+        body = Body(scope, receive, answer.send, principal.user, budgets.bodies, error_response, count)
         try:
             body.begin()
             await self._serve_bounded(scope, body.receive, body.send, principal, reads)

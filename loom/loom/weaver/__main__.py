@@ -22,6 +22,7 @@ from loom.process.capabilities import keep_only
 from loom.process.exit_codes import report
 from loom.process.lifeline import parent_releases, when_parent_ends
 from loom.process.listen import announce, listen, reachable
+from loom.process.log_limit import limit_log
 from loom.token_file import ADMIN
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.serving.server import Server, monotonic_clock
@@ -55,6 +56,7 @@ def main() -> int:
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    limit_log()
     if options.await_release and not parent_releases():
         return 1  # no gateway would ever find this weaver
     if options.exit_with_parent:

@@ -17,6 +17,7 @@ from loom.errors import LimitReached
 from loom.token_file import SCOPES, TokenFile
 from loom.wire.batches import MAX_BATCH, TUNNELS
 from loom_gateway.access import bodies
+from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.bodies import MAX_BODY, SLOWEST, largest_body
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.control import AccessControl
@@ -188,14 +189,13 @@ async def test_unfinished_bodies_are_bounded_by_user_and_in_all(tmp_path: Path) 
 
             return more
 
-        token = gateway.tokens["view"]
         tunnel = f"{TUNNELS}/{await gateway.tunnel()}/up"
         held = [asyncio.ensure_future(gateway.ask("POST", tunnel, gateway.tokens["drive"], unfinished(3)))]
         for _ in range(100):
             await asyncio.sleep(0)
 
         assert budget.of("ann") == 3 * PIECE
-        status, answer = await gateway.ask("POST", "/api/v1/page/code", token, unfinished(5))
+        status, answer = await gateway.ask("POST", tunnel, gateway.tokens["drive"], unfinished(5))
         assert (status, json.loads(answer)["error"]["code"]) == (429, "limit_reached")
         with pytest.raises(LimitReached, match="of all users"):
             budget.take("bob", 2 * PIECE)
@@ -249,3 +249,17 @@ def test_a_budget_is_exact_and_tells_when_there_is_room() -> None:
 def test_every_budget_has_a_bound_for_a_user() -> None:
     for budget in Budgets.of(Limits().max_connections_per_user).all():
         assert budget.of_user
+
+
+async def test_large_bodies_count_as_several_requests(tmp_path: Path) -> None:
+    async with house(tmp_path) as gateway:
+        gateway.access._allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
+        large = [part(bytes(bodies.COUNTED))] * 7 + [part(b"", more=False)]
+        refused = 0
+        for _ in range(2):
+            parts = iter(large)
+            status, _ = await gateway.ask(
+                "POST", "/api/v1/weaver/commands", gateway.tokens["operate"], parts.__next__
+            )
+            refused += status == 429
+        assert refused == 1

@@ -13,10 +13,12 @@ from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
 
 MODULES = [
+    "loom.process.log_limit",
     "loom.wire.batches",
     "loom_gateway.access.audit",
     "loom_gateway.access.bodies",
     "loom_gateway.access.budgets",
+    "loom_gateway.driver.output.spool",
     "loom_gateway.offload",
     "loom_gateway.relay.links",
     "loom_gateway.relay.relay",
