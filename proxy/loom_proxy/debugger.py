@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loom.errors import WaitTimeout
 from loom.screen_text import fit_line, fit_lines
 from loom.wire.bodies import Debug
+from loom_proxy.logs import print_text
 
 if TYPE_CHECKING:
     from loom_proxy.session.calls import Calls
@@ -44,6 +45,10 @@ class Breakpoint:
     function: str | None
     """The module and function in which it waits; None until pdb has said something."""
     lineno: int | None
+
+
+def _print(text: str) -> None:
+    print_text("stdout", text)
 
 
 class Debugger:
@@ -82,7 +87,7 @@ class Debugger:
         self,
         *commands: str,
         read: Callable[[str], str] = input,
-        write: Callable[[str], object] = sys.stdout.write,
+        write: Callable[[str], object] = _print,
     ) -> None:
         """Talk to the debugger until ``quit``, the end of the input or Ctrl-C. ``help`` lists its commands.
 

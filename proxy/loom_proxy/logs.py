@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -111,7 +112,7 @@ class LogReceiver:
 
     def _show(self, line: LogLine) -> None:
         if self.printing:
-            _print(line)
+            print_text("stderr" if line.stream == "stderr" else "stdout", f"{line}\n")
         for callback in self._callbacks:
             try:
                 callback(line)
@@ -119,13 +120,29 @@ class LogReceiver:
                 logger.exception("a callback for log lines raised; line: %s", line)
 
 
-def _print(line: LogLine) -> None:
+def print_text(name: str, text: str) -> None:
+    """Print text from the cluster to ``stdout`` or ``stderr`` of this program, as far as that takes it.
+
+    Text that cannot be shown must not take the place of a result. Characters that the stream does not know are
+    escaped, and one warning says that a stream takes nothing.
+    """
     # Looked up each time, since a notebook or a test may have replaced the stream.
-    stream = sys.stderr if line.stream == "stderr" else sys.stdout
+    stream = getattr(sys, name, None)
+    if stream is None:
+        return
     try:
-        stream.write(f"{line}\n")
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            known = getattr(stream, "encoding", None) or "ascii"
+            stream.write(text.encode(known, "backslashreplace").decode(known))
         stream.flush()
-    except UnicodeEncodeError:
-        stream.write(f"{line}\n".encode("ascii", "backslashreplace").decode())
-    except (AttributeError, OSError, ValueError):
-        return  # there is no such stream, or it was closed
+    except Exception as error:  # noqa: BLE001 - closed, without a reader, or any object that a program has put there
+        if name not in _silent:
+            _silent.add(name)
+            with contextlib.suppress(Exception):  # standard error, to which it goes, may be such an object, too
+                logger.warning("%s shows nothing of what the cluster prints: %s", name, error)
+
+
+_silent: set[str] = set()
+"""The streams of which a warning was given."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from loom.wire.messages import Buffer, Message
 from loom.wire.mux import After
 from loom.wire.plain import shortened
 from loom_proxy.futures.future import FutureProxy
+from loom_proxy.logs import print_text
 from loom_proxy.session.calls import Calls
 
 RUNNING = "running"
@@ -266,9 +266,7 @@ class KnownRuns:
                 for stream, text in RunOutput(handle).pieces():
                     if stream == RECORD or not self._printing():
                         continue
-                    file = sys.stdout if stream == STDOUT else sys.stderr
-                    file.write(text)
-                    file.flush()
+                    print_text("stdout" if stream == STDOUT else "stderr", text)
             handle.exception()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(

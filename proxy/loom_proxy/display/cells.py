@@ -6,7 +6,6 @@ A cell is a run of `loom.cells.run_cell`, named `loom.cells.RUN_NAME`. Its sourc
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from loom.errors import (
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.job import KubernetesJob
+from loom_proxy.logs import print_text
 from loom_proxy.ports.channel import open_jobs
 from loom_proxy.runs import RunHandle, RunOutput
 
@@ -235,9 +235,7 @@ class CellView:
 
     @staticmethod
     def _write(stream: int, text: str) -> None:
-        file = sys.stdout if stream == STDOUT else sys.stderr
-        file.write(text)
-        file.flush()
+        print_text("stdout" if stream == STDOUT else "stderr", text)
 
     def _show(self, text: str) -> None:
         record = Record.from_text(text)

@@ -47,8 +47,13 @@ def wanted(choice: bool | None) -> bool:
         return choice
     if variable := os.environ.get("LOOM_PROGRESS"):
         return variable.lower() not in ("0", "off", "no", "false")
+    if in_notebook():
+        return True
     stderr: Any = sys.stderr
-    return in_notebook() or (stderr is not None and not stderr.closed and bool(stderr.isatty()))
+    try:
+        return bool(stderr.isatty())
+    except Exception:  # noqa: BLE001 - it is closed, None, or any object that a program has put there
+        return False
 
 
 def in_notebook() -> bool:
