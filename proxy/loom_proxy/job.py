@@ -248,7 +248,7 @@ class Job:
         """Return the calls of earlier clients whose results their programs have not read, oldest first.
 
         Such a call may still be going. Results that had arrived are among them until they were read: with `get`, in
-        a coroutine, or in a callback. A result that was read seconds before its program was killed may be among
+        a coroutine, or in a callback. A result that was read just before its program was killed may be among
         them, too. The driver keeps results within the gateway's ``--keep-results``; those that had been delivered
         go first.
         """

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,9 @@ MEMORY = 24 << 20
 
 The allocators settle within some 20 MiB; the sessions' results, 4 MiB each, would be far over it if they were kept.
 """
+
+PARTS = 8
+"""Parts of a test, each with the median of the processes' memory, by which a plateau differs from growth."""
 
 NATIVE_SESSIONS = 1.0
 """The part of the sessions by which that cost is measured."""
@@ -140,6 +143,12 @@ def session(cluster: LocalCluster, seconds: float) -> int:
             never.wait(min(left, ROUND))
 
 
+def medians(course: Sequence[int], parts: int) -> list[float]:
+    """Return the median of each part of a course."""
+    size = len(course) / parts
+    return [statistics.median(course[round(n * size) : round((n + 1) * size)]) for n in range(parts)]
+
+
 @pytest.fixture
 def gateway_of_its_own() -> Iterator[LocalCluster]:
     with LocalCluster(hosts=2) as running:
@@ -154,11 +163,18 @@ def test_sessions_that_come_and_go_leave_nothing(
 ) -> None:
     cluster = gateway_of_its_own
     each = seconds * AT_ONCE / sessions
+    samples: list[tuple[int, ...]] = []  # the memory of each process, whenever a session has ended
+
+    def work(_: int) -> int:
+        rounds = session(cluster, each)
+        samples.append(tuple(held(pid).memory for pid in cluster.pids))
+        return rounds
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda _: session(cluster, 0), range(2 * AT_ONCE)))  # what is made once is made now
         settle(cluster)
         files, ports, before = sockets(cluster), kept_ports(cluster), [held(pid) for pid in cluster.pids]
-        rounds = sum(pool.map(lambda _: session(cluster, each), range(sessions)))
+        rounds = sum(pool.map(work, range(sessions)))
     settle(cluster, files)
     ports = kept_ports(cluster) - ports
     after = [held(pid) for pid in cluster.pids]
@@ -166,6 +182,9 @@ def test_sessions_that_come_and_go_leave_nothing(
     print(f"{sessions} sessions, {rounds} rounds of work; natively {native / 1024:.0f} KiB a round")
     names = ["gateway", "worker 0", "worker 1"]
     more = zip([0, native, native], [ports, 0, 0], strict=True)
+    courses = [medians(course, PARTS) for course in zip(*samples, strict=True)]
+    for name, course in zip(names, courses, strict=True):
+        print(f"{name}, in {PARTS} parts: {', '.join(f'{part / (1 << 20):.1f}' for part in course)} MiB")
     for name, was, is_now, (cost, kept) in zip(names, before, after, more, strict=True):
         allowed = MEMORY + round(rounds * cost)
         print(

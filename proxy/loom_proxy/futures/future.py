@@ -281,7 +281,7 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
                     self._error = error
                 self._unpack = _unpacked
                 if self._answer is not None:
-                    self._connection.note_read(self._answer, type(unpack) is LargeAnswer)
+                    self._connection.reads.note(self._answer, type(unpack) is LargeAnswer)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]

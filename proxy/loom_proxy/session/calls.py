@@ -48,6 +48,7 @@ from loom_proxy.futures.results import StreamFutures, Unread, error_of, raise_er
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
+from loom_proxy.session.reads import Reads
 from loom_proxy.session.waits import Waits
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Calls(Waits):
     def __init__(self, welcome: Welcome, stream: Stream, sender: FrameSender, events: SessionEvents) -> None:
         super().__init__(stream, sender)
         self.welcome = welcome
+        self.reads = Reads(self._send_read)
         self.watching = welcome.mode != "drive"
         self.knows_traces = "traces" in welcome.capabilities
         self.knows_cells = "cells" in welcome.capabilities
@@ -187,16 +189,10 @@ class Calls(Waits):
                 return SessionLife.of(self.ask(AskLife()).get(timeout))
         return SessionLife()
 
-    def tell_read(self, eager: bool = False) -> None:
-        read = []
-        with contextlib.suppress(IndexError):  # other threads take and add some meanwhile
-            while True:
-                read.append(self.read.popleft())
-        if not read or self._error is not None:
-            return
+    def _send_read(self, answers: Sequence[Any], at_once: bool) -> None:
         with Uninterrupted():
-            message = ReadAnswers(read).message(self.welcome.next_id)
-            self._sender.put(message) if eager else self._sender.gather(message)
+            message = ReadAnswers(answers).message(self.welcome.next_id)
+            self._sender.put(message) if at_once else self._sender.gather(message)
 
     def withdraw(self, ident: int) -> bool:
         if ident not in self._waiting:
@@ -378,6 +374,7 @@ class Calls(Waits):
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         self.ended.set()
+        self.reads.close()
         self._sender.close()
         for future in waiting.values():
             if isinstance(future, StreamFutures):

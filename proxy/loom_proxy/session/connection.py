@@ -228,8 +228,6 @@ class Connection:
             self._watch.answered(Probed.from_body(message.body))
 
     def _is_alive(self) -> bool:
-        if self.calls.read:
-            self.calls.tell_read(eager=True)
         if self._stream.untold:
             self._acknowledge()
         return self._transport.is_alive()
@@ -372,7 +370,7 @@ class Connection:
     def leave(self, reason: str) -> None:
         """Close the connection without ending the session."""
         if self.calls.error is None and not self.away:
-            self.calls.tell_read()
+            self.calls.reads.tell(at_once=True)
             self._sender.drain(LEAVE_TIMEOUT)
             self._acknowledge()
             self._sender.drain(LEAVE_TIMEOUT)

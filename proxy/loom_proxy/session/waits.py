@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
-
 from loom.wire.sender import FrameSender
 from loom.wire.stream import Stream
 from loom_proxy.mesh.rank_states import MeshStates
 from loom_proxy.session.interrupts import Uninterrupted
 from loom_proxy.session.read_loop import ReadLoop
-
-READ_TOGETHER = 64
-"""Answers that were read of which the driver is told together."""
+from loom_proxy.session.reads import Reads
 
 
 class Waits:
@@ -21,6 +16,9 @@ class Waits:
     read_loop: ReadLoop
     """The loop in which a thread that waits may read inline. The connection sets it."""
 
+    reads: Reads
+    """The answers that the program has read."""
+
     def __init__(self, stream: Stream, sender: FrameSender) -> None:
         self.states = MeshStates()
         """The known states of the meshes' elements."""
@@ -28,20 +26,8 @@ class Waits:
         """Whether long waits are shown; see `loom_proxy.display.progress.wanted`."""
         self.away = False
         """Whether the connection is lost and reconnects."""
-        self.read: deque[Any] = deque()
-        """The answers that the program has read and the driver does not know of; see `ReadAnswers`."""
         self._stream = stream
         self._sender = sender
-
-    def note_read(self, answer: Any, large: bool) -> None:
-        """Note that the program has read an answer. The driver is told with others, or in a quiet moment."""
-        self.read.append(answer)
-        if large or len(self.read) >= READ_TOGETHER:
-            self.tell_read(eager=large)
-
-    def tell_read(self, eager: bool = False) -> None:
-        """Tell the driver which answers were read: with the next operation, or at once if it is ``eager``."""
-        raise NotImplementedError
 
     def flush(self) -> None:
         """Send the gathered messages, as far as the socket takes them at once."""
