@@ -17,7 +17,7 @@ class AliveBecause(str, Enum):
     RUN = "run"
     """A function of `Job.run`, or a cell in the cluster, goes on."""
     CALL = "call"
-    """A call of an actor has not been answered, also one whose client is gone."""
+    """A call of an actor has not been answered, also one whose client is gone; or a broadcast goes on."""
     REPLICA = "replica"
     """A replica of the session makes steps. Heartbeats alone do not count."""
     PERSIST = "persist"
@@ -29,7 +29,7 @@ class AliveBecause(str, Enum):
 _WORDS = {
     AliveBecause.CLIENT: "another client is connected",
     AliveBecause.RUN: "a run goes on",
-    AliveBecause.CALL: "a call has no answer yet",
+    AliveBecause.CALL: "a call goes on",
     AliveBecause.REPLICA: "a replica makes steps",
 }
 

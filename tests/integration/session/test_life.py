@@ -102,12 +102,14 @@ UNDER_WAY = {
     "call_one": (call("call_one"), AliveBecause.CALL),
     "choose": (call("choose"), AliveBecause.CALL),
     "stream": (call("stream"), AliveBecause.CALL),
+    "broadcast": (call("broadcast"), AliveBecause.CALL),
+    "a broadcast on a loop": (call("broadcast", AsyncWaiter), AliveBecause.CALL),
     "an endpoint on a loop": (call("call", AsyncWaiter), AliveBecause.CALL),
     "another client's call": (through_another_client, AliveBecause.CALL),
 }
 
 
-QUICK = ("run", "call_one")
+QUICK = ("run", "call_one", "broadcast")
 KINDS = [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in UNDER_WAY]
 
 

@@ -85,6 +85,7 @@ class Calls:
         bound = self._meshes.endpoint(mesh, name).broadcast
         args, kwargs = self._arguments(name, message)
         bound(*args, **kwargs)
+        self._context.broadcasts.note(mesh)
         entry.calls_of(name, started).sent(started)
 
     def _call_beside(self, message: Message, started: float) -> None:
@@ -95,6 +96,7 @@ class Calls:
         args, kwargs = self._arguments(name, message)
         if message.kind == Kind.BROADCAST:
             self._context.loop.call_soon_threadsafe(functools.partial(bound, *args, **kwargs))
+            self._context.broadcasts.note(mesh)
             entry.calls_of(name, started).sent(started)
             return
 

@@ -94,6 +94,7 @@ class Ports:
         args, kwargs = self._context.decoder.loads(message.parts, f"an argument of {request.endpoint!r}")
         port = None if request.port is None else self.port(request.port)
         monarch.actor.send(endpoint, args, kwargs, port, request.selection)
+        self._context.broadcasts.note(request.mesh)
 
     def _credit(self, message: Message, started: float) -> None:
         reader = self._readers.get(message.id)

@@ -108,6 +108,11 @@ class ReplyChannels:
                 channel.broken = True
 
 
+def sentinel(mesh: Any) -> Any:
+    """Return an endpoint of a mesh, whatever its class, that does nothing."""
+    return mesh._endpoint(MethodSpecifier.ReturnsResponse(_SENTINEL), object.__sizeof__, None)
+
+
 class ReplyChannel:
     """The reply channel of a mesh of exactly one actor."""
 
@@ -119,7 +124,7 @@ class ReplyChannel:
         self._mesh = mesh._inner  # Monarch's native mesh, for `pass_on`
         self._sender = context().actor_instance
         self._kinds: dict[str, Any] = {}  # message kind of each endpoint's calls; None if it cannot use a channel
-        self._alive = mesh._endpoint(MethodSpecifier.ReturnsResponse(_SENTINEL), object.__sizeof__, None)
+        self._alive = sentinel(mesh)
         self._waiting: deque[tuple[ReplyId, str]] = deque()  # calls without a reply, oldest first
         self._received = 0  # replies so far
         self._watched = False  # whether the loop checks for late replies

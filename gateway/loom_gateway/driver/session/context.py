@@ -14,6 +14,7 @@ from loom_gateway.driver.monarch.futures import Futures
 from loom_gateway.driver.monarch.host_table import HostTable
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, MeshTable
 from loom_gateway.driver.monarch.translations import Translations
+from loom_gateway.driver.session.broadcasts import Broadcasts
 from loom_gateway.driver.session.failures import DeadElements, Failures
 from loom_gateway.driver.session.replies import Replies, Send
 from loom_gateway.driver.weaver_link import WeaverLink
@@ -56,6 +57,7 @@ class Context:
         self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)  # does not assemble arrays and tensors
         self.encoder = Encoder(swaps=Translations(self.meshes).swaps)
         dead = self.dead = DeadElements(self.meshes)
+        self.broadcasts = Broadcasts(loop, self.meshes)
         self.replies = Replies(loop, self.encoder, send, flush, dead.why_silent)  # operations without an answer
         self.replies.how_died = dead.how_died
         self.futures = Futures(loop, self.replies)  # answers operations with the results of Monarch's futures

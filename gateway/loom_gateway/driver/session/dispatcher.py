@@ -162,13 +162,14 @@ class Dispatcher:
     def under_way(self) -> list[AliveBecause]:
         """Return what goes on in the session that was asked of it. Safe on any thread."""
         found = [AliveBecause.RUN] if self._runs.going_on else []
-        if self._large_calls.under_way or self._replies.awaits_calls:
+        if self._large_calls.under_way or self._replies.awaits_calls or self._context.broadcasts.go_on:
             found.append(AliveBecause.CALL)
         return found
 
     def _tell_life(self, message: Message, started: float) -> None:
         # On the event loop, behind the beginning of the runs that were asked for before.
         async def life() -> dict[str, Any]:
+            await self._context.broadcasts.settle()
             return asdict(self._lifetime.life(leaving=1))
 
         self._replies.answer_with(message, started, life())
