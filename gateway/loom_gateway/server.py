@@ -45,6 +45,9 @@ from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.leases import WorkerLeases
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 
+SWITCH = 0.0005
+"""Seconds for which a thread that computes, as one that reads a log does, holds up the event loop each time."""
+
 
 def serve(settings: GatewaySettings) -> None:
     """Run a gateway until a signal ends it. Raise a `LoomError` if a setting or a file cannot be used."""
@@ -201,6 +204,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        sys.setswitchinterval(SWITCH)
         await super().startup([])
         assert sockets
         settings = self._settings

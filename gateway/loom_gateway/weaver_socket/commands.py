@@ -113,6 +113,7 @@ class SocketCommands:
         check_kind(message)
         self._access.confirm(self._principal)
         self._access.require(self._principal, "operate", f"{message['type']} over the WebSocket")
+        self._access.count_request(self._principal)
         if len(self._waiting) >= MAX_WAITING:
             raise LimitReached(
                 f"{MAX_WAITING} changes of this socket wait for acknowledgements: wait for one of them"

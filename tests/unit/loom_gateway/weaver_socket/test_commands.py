@@ -15,12 +15,14 @@ import pytest
 import loom
 from loom.errors import LoomError
 from loom.token_file import TokenFile
+from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.rest.weaver_changes import WeaverChanges
-from loom_gateway.weaver_socket import acknowledgements, commands
+from loom_gateway.settings import Limits
+from loom_gateway.weaver_socket import acknowledgements, commands, messages
 from loom_gateway.weaver_socket.commands import SocketCommands
 from loom_gateway.weaver_socket.subscriptions import Subscription
 
@@ -420,3 +422,15 @@ async def test_many_subscriptions_at_once_wait_for_their_turns(
 
     assert time.monotonic() - began >= 9 * 0.02 - 0.001
     assert client.got.qsize() == 15
+
+
+@pytest.mark.parametrize("kind", sorted(messages._READERS))
+async def test_messages_of_every_kind_that_changes_something_count_as_requests(client: Client, kind: str) -> None:
+    client.access._allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
+
+    for number in range(30):
+        await client.send(type=kind, id=number)
+
+    codes = [(await client.next()).get("code") for _ in range(30)]
+    assert codes.count("rate_limited") >= 19
+    assert "rate_limited" not in codes[:10]
