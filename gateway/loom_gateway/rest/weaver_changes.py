@@ -48,6 +48,9 @@ class CommandRequest(BaseModel, extra="forbid"):
     """Seconds to wait for acknowledgements before the answer."""
     id: Identity | None = None
     """An id for the command, of the caller's choice: a second request with the same id gives no second command."""
+    announced: bool = False
+    """Whether an update_config is news of a configuration and nobody's command: a training that takes updates by
+    ``get_config_update`` gets the values alone, without ``_is_weaver_command``."""
 
 
 class ConfigUpdate(BaseModel, extra="forbid"):

@@ -57,6 +57,8 @@ class CommandRequest:
     params: dict[str, Any]
     wait: float
     """Seconds to wait for acknowledgements before the reply."""
+    announced: bool = False
+    """Whether it is news of a configuration, and nobody's command."""
 
     def give(self, gateway: Gateway, id: str | None = None) -> dict[str, Any]:
         """Give the command; return its state so far. The same ``id`` is not given twice."""
@@ -65,8 +67,14 @@ class CommandRequest:
             devices = gateway.ask("devices")
             found = (device["replicas"] for device in devices if device["uuid"] == self.params["device"])
             target = next(found, [])
-        kind = self.kind.value
-        given: dict[str, Any] = gateway.ask("command", kind=kind, target=target, params=self.params, id=id)
+        asked = {"kind": self.kind.value, "target": target, "params": self.params, "id": id}
+        given: dict[str, Any]
+        try:
+            given = gateway.ask("command", **asked, **({"announced": True} if self.announced else {}))
+        except WrongArguments:
+            if not self.announced:
+                raise
+            given = gateway.ask("command", **asked)  # the gateway is older, and takes commands alone
         return given
 
     def reply(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +144,8 @@ def _read_config(body: dict[str, Any]) -> CommandRequest:
     config = values(body, "config_params")
     if not config:
         raise WrongArguments(f"config_params is missing: the new values, by key; there is {names(body)}")
-    return CommandRequest(CommandKind.UPDATE_CONFIG, text(body, "replica_id", "") or "*", config, _wait(body))
+    target = text(body, "replica_id", "") or "*"
+    return CommandRequest(CommandKind.UPDATE_CONFIG, target, config, _wait(body), announced=True)
 
 
 _READERS: dict[EnvelopeKind, Callable[[dict[str, Any]], FailureReport | CommandRequest]] = {

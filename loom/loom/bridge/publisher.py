@@ -101,7 +101,9 @@ class Publisher:
         if self._statuses.get(id) == status:
             return
         self._statuses[id] = status
-        body = _picked(replica, "state", "epoch", "max_step", "metrics", current_step="step", time="reported")
+        body = _picked(
+            replica, "state", "epoch", "max_step", "metrics", "status_type", current_step="step", time="reported"
+        )
         group = {"group": self._groups[id]} if id in self._groups else {}
         yield EnvelopeKind.TRAINING_STATUS, {"replica_id": id, **group, **body}
 

@@ -65,6 +65,7 @@ class ReplicaLink:
             first = await asyncio.wait_for(self._first(reader, splitter), WELCOME_TIMEOUT)
             welcome = ThreadletWelcome.from_body(first[0])
             self.beat = welcome.beat
+            self._replica.takes_status_types = welcome.status_types
             for frame in self._replica.welcomed(welcome.seq):
                 self.send(frame)
             self._welcomed(self._replica)

@@ -55,6 +55,10 @@ class OutsideReplica:
     step: int | None = None
     phase: Phase = Phase.BETWEEN
     paused: bool = False
+    paused_at: int = -1
+    """The last step that the process had made when it acknowledged the pause that it is in."""
+    takes_status_types: bool = False
+    """Whether the weaver takes what a status is about."""
     known: bool = False
     """Whether the weaver has welcomed the replica once."""
     seq: int = 0
@@ -137,13 +141,14 @@ class OutsideReplica:
             step=self.step,
             injectable=False,
             removed={},
+            announced=True,
         )
 
     def welcomed(self, seq: int) -> list[Frame]:
         """Begin after the last report that the weaver has; return the reports that waited."""
         self.known = True
         self.seq = seq
-        rows = [[number, *row[1:]] for number, row in enumerate(self.waiting, seq + 1)]
+        rows = [[number, *self._taken(row)[1:]] for number, row in enumerate(self.waiting, seq + 1)]
         self.waiting.clear()
         self.seq += len(rows)
         return [*([StatusReports(rows)] if rows else ()), *self.failures.values()]
@@ -162,7 +167,10 @@ class OutsideReplica:
         self.metrics = bounded(self.metrics | report.metrics.keys(), MAX_METRICS, "metrics")
         self.config = bounded({**self.config, **report.config}, MAX_KEYS, "keys")
         self.step = self.step if report.step is None else report.step
-        self.paused = report.state == "paused" if report.state else self.paused
+        if report.state:
+            self.paused = report.state == "paused"
+        elif report.step is not None and report.step > self.paused_at:
+            self.paused = False  # whatever it has acknowledged: it goes on
         if report.ends:
             self.ending = Ending(report.state)
             self.farewell = self.ending, report.reason or f"its process says that it is {report.state}"
@@ -178,11 +186,17 @@ class OutsideReplica:
             report.metrics,
             report.config or None,
         ]
+        if report.status_type:
+            row.append(report.status_type)
         if not connected:
             self.waiting.append(row)
             return frames
         self.seq += 1
-        return [StatusReports([row]), *frames]
+        return [StatusReports([self._taken(row)]), *frames]
+
+    def _taken(self, row: Row) -> Row:
+        """Return the part of a report that the weaver takes."""
+        return row if self.takes_status_types else row[:7]
 
     def drain(self, report: DrainReport) -> list[Frame]:
         """Take a drain; return the frames for the weaver."""
@@ -230,6 +244,7 @@ class OutsideReplica:
     def _obeyed(self, kind: CommandKind) -> None:
         if kind in (CommandKind.PAUSE, CommandKind.RESUME):
             self.paused = kind is CommandKind.PAUSE
+            self.paused_at = -1 if self.step is None else self.step
         elif kind is CommandKind.STOP:
             self.ending = Ending.STOPPED
         elif kind is CommandKind.DRAIN:

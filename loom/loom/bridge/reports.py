@@ -58,6 +58,8 @@ class ProgressReport:
     max_step: int | None
     metrics: dict[str, float]
     config: dict[str, Any]
+    status_type: str = ""
+    """What the status is about, such as batch_update; "" if that is not said."""
 
     @property
     def ends(self) -> bool:
@@ -162,6 +164,7 @@ def _progress(body: dict[str, Any]) -> ProgressReport:
         count(body, "max_step"),
         {check_name("the name of a metric", key): number(key, value) for key, value in metrics.items()},
         _config(body),
+        name(body, "status_type", ""),
     )
 
 

@@ -306,7 +306,12 @@ def _report_use(command: CommandProxy, done: str, timeout: float, as_json: bool)
 
 def _row(id: str, one: Acknowledgement) -> list[object]:
     changes = ", ".join(f"{key}: {change.old} → {change.new}" for key, change in one.changes.items())
-    outcome = "applied" if one.ok else ("waiting: " if one.waiting else "refused: ") + (one.reason or "")
+    if one.ok:
+        outcome = "applied" if len(one.taken) < max(1, len(one.changes)) else "taken by the program"
+        if one.taken and outcome == "applied":
+            outcome += f"; taken by the program: {', '.join(one.taken)}"
+    else:
+        outcome = ("waiting: " if one.waiting else "refused: ") + (one.reason or "")
     return [id, outcome, one.step, changes]
 
 

@@ -72,7 +72,8 @@ class UnknownCommandKind(ProtocolMismatch):
 class Command(Frame):
     """``["command", id, kind, params]``, to a threadlet: do something at the next step boundary.
 
-    The weaver sends the frame again after each reconnect, until an `Acknowledged` with its id comes.
+    ``true`` follows if the command is announced. The weaver sends the frame again after each reconnect, until an
+    `Acknowledged` with its id comes.
     """
 
     KIND: ClassVar[str] = "command"
@@ -80,13 +81,19 @@ class Command(Frame):
     id: str
     kind: CommandKind
     params: dict[str, Any]
+    announced: bool = False
+    """Whether it is news of a configuration, such as on ``config.info`` of NATS, and nobody's command."""
+
+    def to_body(self) -> list[Any]:
+        body = [self.KIND, self.id, self.kind.value, self.params]
+        return [*body, True] if self.announced else body
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Command:
         match body:
-            case [_, str(id), str(kind), dict(params)]:
+            case [_, str(id), str(kind), dict(params), *rest] if rest in ([], [True]):
                 try:
-                    return cls(id, CommandKind(kind), params)
+                    return cls(id, CommandKind(kind), params, bool(rest))
                 except ValueError:
                     raise UnknownCommandKind(id, kind) from None
         raise cls.mismatch(body)
@@ -111,8 +118,8 @@ class _JsonObject:
 class Acknowledgement:
     """A replica's acknowledgement of a command.
 
-    As JSON and on the link it is an object of these fields, a `Change` being ``{"old": …, "new": …}``. ``waiting``
-    and ``evidence`` are left out while they are false or empty.
+    As JSON and on the link it is an object of these fields, a `Change` being ``{"old": …, "new": …}``. ``waiting``,
+    ``evidence`` and ``taken`` are left out while they are false or empty.
     """
 
     # For pydantic, with which the gateway describes REST: fields with a default here may be missing in JSON.
@@ -131,6 +138,9 @@ class Acknowledgement:
     """Whether the replica has not answered yet, but may still do so."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """Evidence that a fault is present."""
+    taken: Sequence[str] = ()
+    """What the training program took by `get_config_update` and no function of its threadlet applied: keys of an
+    update, or the command's kind. The program says itself what comes of it."""
 
     @classmethod
     def failed(cls, reason: str, waiting: bool = False) -> Acknowledgement:
@@ -150,6 +160,8 @@ class Acknowledgement:
             body["waiting"] = True
         if self.evidence:
             body["evidence"] = dict(self.evidence)
+        if self.taken:
+            body["taken"] = list(self.taken)
         return body
 
     @classmethod
@@ -159,12 +171,16 @@ class Acknowledgement:
             case {"ok": bool(ok), **rest}:
                 step, reason = check_count("step", rest.get("step")), rest.get("reason")
                 changes, refused = rest.get("changes") or {}, rest.get("refused") or {}
-                evidence = rest.get("evidence") or {}
-                if (reason is None or type(reason) is str) and all(
-                    type(one) is dict for one in (changes, refused, evidence)
+                evidence, taken = rest.get("evidence") or {}, rest.get("taken") or []
+                if (
+                    (reason is None or type(reason) is str)
+                    and all(type(one) is dict for one in (changes, refused, evidence))
+                    and type(taken) is list
+                    and all(type(one) is str for one in taken)
                 ):
                     read = {key: _read_change(change) for key, change in changes.items()}
-                    return cls(ok, step, read, refused, reason, rest.get("waiting") is True, evidence)
+                    waiting = rest.get("waiting") is True
+                    return cls(ok, step, read, refused, reason, waiting, evidence, tuple(taken))
         raise ProtocolMismatch(f"not an acknowledgement: {body!r:.80}")
 
 
@@ -176,7 +192,7 @@ def _read_change(change: Any) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged(Frame):
-    """``["ack", command id, step or None, {"ok", "reason", "changes", "refused", "evidence"}]``, from a threadlet.
+    """``["ack", command id, step or None, {"ok", "reason", "changes", "refused", …}]``, from a threadlet.
 
     A threadlet sends the frame when it has applied or refused the command, and again whenever the command comes
     again.

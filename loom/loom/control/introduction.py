@@ -22,6 +22,8 @@ MAX_DEVICES = 1024
 
 _LONGEST_BEAT = 3600.0
 
+_TAKES = ("spent", "changes", "health", "endings", "status_types")
+
 
 class Activity(str, Enum):
     """The activity of a training loop when its threadlet connects."""
@@ -117,6 +119,8 @@ class ThreadletHello(Frame):
     """The name of the proc mesh ``procs``."""
     respawns: bool = False
     """Whether something starts another process in this one's place when it dies."""
+    announced: bool = False
+    """Whether the threadlet tells commands from what is only `Command.announced`."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -165,6 +169,7 @@ class ThreadletHello(Frame):
             applied=tuple(applied) if type(applied) is list else (),
             mesh=optional_text(fields, "mesh"),
             respawns=fields.get("respawns") is True,
+            announced=fields.get("announced") is True,
         )
 
 
@@ -215,6 +220,8 @@ class ThreadletWelcome(Frame):
     """Whether the weaver takes the health of devices, and their failures."""
     endings: bool = False
     """Whether the weaver knows every `Ending`."""
+    status_types: bool = False
+    """Whether the weaver takes what a status is about, the eighth item of a report."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -225,8 +232,8 @@ class ThreadletWelcome(Frame):
         match body:
             case [_, {"protocol": int(), "beat": int() | float() as beat, "seq": int(seq)} as fields]:
                 if 0 < beat < _LONGEST_BEAT:
-                    known = (fields.get(name) is True for name in ("spent", "changes", "health", "endings"))
-                    return cls(beat, str(fields.get("weaver")), seq, *known)
+                    takes = {name: fields.get(name) is True for name in _TAKES}
+                    return cls(beat, str(fields.get("weaver")), seq, **takes)
         raise cls.mismatch(body)
 
 

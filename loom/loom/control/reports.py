@@ -34,7 +34,8 @@ _MAX_ERROR = 500
 Row: TypeAlias = list[Any]
 """A status report, as it travels and as the weaver's journal keeps it.
 
-Its items are ``[seq, time, step or None, epoch or None, max_step or None, {metric: float}, {config} or None]``. A
+Its items are ``[seq, time, step or None, epoch or None, max_step or None, {metric: float}, {config} or None]``, and
+behind them, for a weaver that takes `ThreadletWelcome.status_types`, what the status is about, if that was said. A
 report stays a list because thousands come each second; the weaver checks each field as it takes it.
 """
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +20,29 @@ from loom.control.commands import (
 from loom.control.membership import MAX_REASON, Draining
 from loom.control.reports import Phase
 from loom.errors import describe_error
-from loom.threadlet.deferred import Deferred, Settlement
-from loom.threadlet.handlers import HandlerRegistry
+from loom.threadlet.deferred import Settlement
+from loom.threadlet.effects import Application, AwaitedEffects
+from loom.threadlet.handlers import HandlerRegistry, Outcome
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.reporting import StatusReporter
-from loom.threadlet.reports import plain
+from loom.threadlet.reports import now_of_system, plain
 from loom.threadlet.time_accounting import TimeAccounting, TimedBlock
 
 if TYPE_CHECKING:
     from loom.threadlet.injections import Injections
 
+_log = logging.getLogger("loom")
 
 FLUSH_TIMEOUT = 0.5  # seconds that a fault which ends the process waits for its acknowledgement to leave
 
 
-@dataclass
-class _Application:
-    """The application of a command so far."""
-
-    command: Command
-    reason: str | None = None  # why the whole command is refused
-    changes: dict[str, Change] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)  # not settled yet
-    evidence: dict[str, Any] = field(default_factory=dict)
-    step: int | None = None  # the latest step at which a deferred value takes effect; None for the current step
+_NO_WAIT = (
+    "the loop goes on: it does not wait during a pause. `with t.step(…)` waits, and so does t.wait_while_paused()"
+)
+_NO_LOOK = "the loop goes on: it does not look at t.should_stop"
+_NOBODY = "nobody acts on it: this replica has no function for {}: @t.{} makes one"
+_ENDS = (CommandKind.STOP, CommandKind.DRAIN)
+_PAUSES = (CommandKind.PAUSE,)
 
 
 class CommandApplier(StatusReporter):
@@ -63,7 +61,14 @@ class CommandApplier(StatusReporter):
         self._stop = False
         self._evicted = False
         self._drain_published: int | None = None  # `_published` when a drain was applied
-        self._deferring: dict[str, _Application] = {}  # by the command's id; guarded by `_applying`
+        self._deferring: dict[str, Application] = {}  # by the command's id; guarded by `_applying`
+        self._effects = AwaitedEffects(self._acknowledge)
+        self._unsettled = False
+        """Whether the loop has to show a command's effect, or waits by asking; steps read it without a lock."""
+        self._before_polling: Phase | None = None
+        """The phase before the loop began to wait by asking again and again whether it is paused."""
+        self._applies_in: int | None = None  # the thread that applied the last pause
+        self._handled: dict[str, Outcome] = {}  # what handlers made of the last update taken
         self._inbox = CommandInbox()
         self._pending = self._inbox.pending
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
@@ -96,10 +101,14 @@ class CommandApplier(StatusReporter):
         return TimedBlock(self._accounting, reason, beyond)
 
     def check_and_apply_updates(self) -> bool:
-        """Apply the commands that came since the last call, in order, between two steps; return whether any did."""
+        """Apply the commands that came since the last call, in order, between two steps; return whether any did.
+
+        The call never waits, not even during a pause: a loop that goes on without `wait_while_paused` refuses the
+        pause.
+        """
         if self._each_step and not self._in_steps:
             self._run_each_step()
-        if not self._pending and self._drain_published is None:
+        if not self._pending and self._drain_published is None and not self._unsettled:
             return False
         with self._applying:
             if self._drain_published is not None:
@@ -107,35 +116,66 @@ class CommandApplier(StatusReporter):
             return self._advance(updates=True)
 
     def get_config_update(self) -> dict[str, Any] | None:
-        """Apply the next command and return it, for a loop without handlers; return None if there is none.
+        """Apply the next command and return it; return None if there is none.
 
-        The command is ``{"command_type": …, "params": …, "_is_weaver_command": True}``: the name and the parameters
-        of a `loom.control.commands.CommandKind`. For ``update_config`` the parameters are the new values, which are
-        not converted; the update counts as applied. After ``pause`` `paused` is true, and so on. Injected faults
-        are carried out and not returned, and neither are commands that a step or `wait_while_paused` applied.
+        A command is ``{"command_type": …, "params": …, "_is_weaver_command": True}``: the name and the parameters
+        of a `loom.control.commands.CommandKind`. Those of ``update_config`` are the new values as they were sent.
+        Their handlers are called before this returns. The program takes values without a handler, and the
+        acknowledgement says so. News of a configuration that is nobody's command, such as ``config.info`` of NATS,
+        is a dict of the values alone. Injected faults are carried out and not returned, and neither are commands
+        that a step or `wait_while_paused` applied.
         """
-        if not self._pending and self._drain_published is None:
+        if not self._pending and self._drain_published is None and not self._unsettled:
             return None
         with self._applying:
             # Such a loop may ask several times in one step: a drain ends it once another step is published.
             if self._drain_published not in (None, self._published):
                 self._stop = True
+            self._look()
             while (command := self._inbox.take()) is not None:
-                if command.kind is CommandKind.UPDATE_CONFIG:
-                    changes = {key: self._changed(key, value) for key, value in command.params.items()}
-                    self._acknowledge(_Application(command, changes=changes))
-                else:
-                    self._apply(command)
+                self._apply(command, by_program=True)
+                if command.announced:
+                    return dict(command.params)
                 if command.kind not in FAULT_COMMANDS:
                     what = {"command_type": command.kind.value, "params": dict(command.params)}
                     return {**what, "_is_weaver_command": True}
+            self._note_poll()
             return None
+
+    def _dispatch_handlers(self, params: Mapping[str, Any]) -> dict[str, str]:
+        """Call the handlers for new values, as torchLoom's loops do with what `get_config_update` returned.
+
+        A value that `get_config_update` has given to its handler is not given to it again. Other values are applied
+        as the program's own, and reported to the weaver.
+
+        Returns:
+            The reasons of values that were refused, by key: none raises an error.
+        """
+        refused = {}
+        with self._applying:
+            for key, value in params.items():
+                outcome = self._handled.pop(key, None)
+                if outcome is None or type(value) is not type(outcome.sent) or value != outcome.sent:
+                    outcome = self._registry.apply(key, value)
+                    if outcome.deferred is not None:
+                        outcome.deferred.when_decided(partial(self._note_own, key, outcome.value))
+                    elif outcome.refused is None:
+                        self._report_config(key, outcome.value)
+                if outcome.refused is not None:
+                    refused[key] = outcome.refused
+                    _log.warning("not applied: %s", outcome.refused)
+        return refused
+
+    def _note_own(self, key: str, value: Any, settlement: Settlement) -> None:
+        if settlement.step is not None:
+            self._report_config(key, value)
 
     def wait_while_paused(self) -> None:
         """Wait until the pause is over, if a pause was commanded. Call it between two steps.
 
         During a pause updates are applied if there are handlers; stop and drain end the pause.
         """
+        self._effects.waits = True
         if not self._paused and not self._pending:
             return
         # Read the count before applying: a command that comes in between then ends the wait below at once.
@@ -144,9 +184,12 @@ class CommandApplier(StatusReporter):
             self._advance(updates=bool(self._registry))
         if not self._paused:
             return
+        self._stop_polling()
         before = self._phase
         self._enter_phase(Phase.PAUSED)
         try:
+            with self._applying:
+                self._look()
             with self.spent("waiting"):
                 while self._paused and self._inbox.wait(arrived):
                     arrived = self._inbox.arrived
@@ -157,7 +200,10 @@ class CommandApplier(StatusReporter):
 
     @property
     def paused(self) -> bool:
-        """Whether a pause was commanded and applied."""
+        """Whether a pause was commanded and applied. A loop may wait by asking again and again."""
+        if self._unsettled and self._paused and self._applies_in == threading.get_ident():
+            with self._applying:
+                self._note_poll()
         return self._paused
 
     @property
@@ -179,6 +225,13 @@ class CommandApplier(StatusReporter):
     @property
     def should_stop(self) -> bool:
         """Whether the loop should end: a stop was applied, a drain at an earlier boundary, or it is `evicted`."""
+        self._effects.asks = True
+        # Not if a handler runs in another thread, which may take long: the next boundary looks again.
+        if self._unsettled and self._applying.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._applying.release()
         return self._stop
 
     @property
@@ -211,31 +264,71 @@ class CommandApplier(StatusReporter):
         while (command := self._inbox.take(updates)) is not None:
             applied = True
             self._apply(command)
+        self._look()
         return applied
 
-    def _apply(self, command: Command) -> None:
+    def _look(self) -> None:
+        """Acknowledge commands whose effect the loop has shown, and refuse those that it has passed over."""
+        effects = self._effects
+        if effects.asks:
+            effects.shown(*_ENDS)
+        if self._phase is Phase.PAUSED:
+            effects.shown(*_PAUSES)
+        elif not self._paused:
+            effects.end(_PAUSES, "the pause ended before the loop waited")
+        passed = effects.passed(self._published, 2 if self._in_steps else 1)
+        if CommandKind.PAUSE in passed and not self._waits:
+            self._paused = False
+            effects.end(_PAUSES, _NO_WAIT)
+        if passed.intersection(_ENDS):
+            self._stop, self._drain_published = self._evicted, None
+            effects.end(_ENDS, _NO_LOOK)
+        if self._before_polling is not None and not effects.polls_at(self._published):
+            self._paused = False  # the loop goes on
+        if not self._paused:
+            self._stop_polling()
+        self._settle()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the loop waits during a pause, sooner or later."""
+        return self._in_steps or self._effects.waits
+
+    def _note_poll(self) -> None:
+        """Note that the loop asks whether it is paused, and that it waits if it does so again and again."""
+        if self._paused and self._effects and self._effects.polls(self._published):
+            self._before_polling = self._phase
+            self._enter_phase(Phase.PAUSED)
+            self._look()
+
+    def _stop_polling(self) -> None:
+        if (before := self._before_polling) is not None:
+            self._before_polling = None
+            self._enter_phase(before)
+
+    def _settle(self) -> None:
+        self._unsettled = bool(self._effects) or self._before_polling is not None
+
+    def _apply(self, command: Command, by_program: bool = False) -> None:
+        """Apply a command.
+
+        Args:
+            command: the command.
+            by_program: whether the program gets it, and may apply what no function of the threadlet does.
+        """
         if command.kind in FAULT_COMMANDS:
             return self._inject(command)
-        made = _Application(command)
+        made = Application(command)
         try:
             match command.kind:
                 case CommandKind.UPDATE_CONFIG:
-                    self._update(made)
-                case CommandKind.PAUSE if self._evicted:
-                    made.reason = "its worker is about to end, and it saves its state"
-                case CommandKind.PAUSE:
-                    self._paused = True
-                case CommandKind.RESUME:
-                    self._paused = False
-                case CommandKind.STOP:
-                    self._stop, self._paused = True, False
-                case CommandKind.DRAIN:
-                    self._drain_published, self._paused = self._published, False
+                    self._update(made, by_program)
+                case CommandKind.PAUSE | CommandKind.RESUME | CommandKind.STOP | CommandKind.DRAIN:
+                    self._change_loop(made)
                 case CommandKind.DEVICE_FAILED:
-                    device, why = str(command.params.get("device")), str(command.params.get("reason"))
-                    made.reason = _call_each(self._on_failure, device, why)
+                    self._device_failed(made, by_program)
                 case CommandKind.DEACTIVATE_DEVICE | CommandKind.REACTIVATE:
-                    made.reason = self._change_device(command)
+                    self._change_device(made, by_program)
         except BaseException as error:  # It ends the training, which has to acknowledge the command first.
             made.reason = f"the training was interrupted: {describe_error(error)}"
             made.deferred.clear()
@@ -243,34 +336,86 @@ class CommandApplier(StatusReporter):
         finally:
             self._acknowledge_when_decided(made)
 
-    def _update(self, made: _Application) -> None:
-        for outcome in self._registry.apply(made.command.params):
+    def _update(self, made: Application, by_program: bool) -> None:
+        self._handled = {}
+        for key, value in made.command.params.items():
+            if by_program and key not in self._registry:
+                made.taken.append(key)
+                made.changes[key] = self._changed(key, value)
+                continue
+            outcome = self._registry.apply(key, value)
+            if by_program:
+                self._handled[key] = outcome
             if outcome.deferred is not None:
-                made.deferred[outcome.key] = outcome.value, outcome.deferred
+                made.deferred[key] = outcome.value, outcome.deferred
             elif outcome.refused is None:
-                made.changes[outcome.key] = self._changed(outcome.key, outcome.value)
+                made.changes[key] = self._changed(key, outcome.value)
             else:
-                made.refused[outcome.key] = outcome.refused
+                made.refused[key] = outcome.refused
 
-    def _change_device(self, command: Command) -> str | None:
+    def _change_loop(self, made: Application) -> None:
+        """Let the loop wait, go on, stop or leave; it shows later whether it does."""
+        kind = made.command.kind
+        if kind is CommandKind.PAUSE:
+            if self._evicted:
+                made.reason = "its worker is about to end, and it saves its state"
+                return
+            self._paused, self._applies_in = True, threading.get_ident()
+        else:
+            # A pause is acknowledged before what ends it.
+            self._effects.end(_PAUSES, None if self._waits else "it ended before the loop waited")
+            self._paused = False
+            self._stop_polling()
+            made.step = self._whole_step()
+        if kind is CommandKind.STOP:
+            self._stop = True
+        elif kind is CommandKind.DRAIN:
+            self._drain_published = self._published
+        if kind is not CommandKind.RESUME:
+            made.awaited = True
+            self._effects.add(made, self._published)
+
+    def _device_failed(self, made: Application, by_program: bool) -> None:
+        device, why = str(made.command.params.get("device")), str(made.command.params.get("reason"))
+        if self._on_failure:
+            made.reason = _call_each(self._on_failure, device, why)
+        elif by_program:
+            made.taken.append(made.command.kind.value)
+        else:
+            made.reason = _NOBODY.format(made.command.kind.value, "on_device_failure")
+
+    def _change_device(self, made: Application, by_program: bool) -> None:
+        kind, params = made.command.kind, made.command.params
         if not self._on_change:
-            return f"this replica has no function for {command.kind.value}: @t.on_device_change makes one"
-        usable, params = command.kind is CommandKind.REACTIVATE, command.params
+            if by_program:
+                made.taken.append(kind.value)
+            else:
+                made.reason = _NOBODY.format(kind.value, "on_device_change")
+            return
         changed = params["devices"] if "devices" in params else [params.get("device")]
         if "devices" in params:  # of a whole group
             changed = [device for device in changed if device in self._own_devices()]
+        usable = kind is CommandKind.REACTIVATE
         raised = [_call_each(self._on_change, str(device), usable) for device in changed]
-        return "; ".join(text for text in raised if text is not None) or None
+        made.reason = "; ".join(text for text in raised if text is not None) or None
 
     def _own_devices(self) -> Collection[str]:
         """Return the uuids of the devices of this process."""
         raise NotImplementedError
 
+    def _report_config(self, key: str, value: Any) -> None:
+        """Report a value that the program has changed by itself."""
+        self._config[key] = value
+        self._give((next(self._numbers), now_of_system(), None, None, None, None, {key: value}))
+
     def _changed(self, key: str, value: Any) -> Change:
         old, self._config[key] = self._config.get(key), value
         return Change(plain(old), plain(value))
 
-    def _acknowledge_when_decided(self, made: _Application) -> None:
+    def _acknowledge_when_decided(self, made: Application) -> None:
+        if made.awaited and made.reason is None:
+            self._look()
+            return None
         if not made.deferred:
             return self._acknowledge(made)
         self._deferring[made.command.id] = made
@@ -293,16 +438,27 @@ class CommandApplier(StatusReporter):
                 del self._deferring[id]
                 self._acknowledge(made)
 
-    def _refuse_deferred(self) -> None:
+    def _settle_all(self, failed: bool) -> None:
+        """Settle the commands that are neither acknowledged nor refused, because the training has ended."""
+        if self._effects:
+            with self._applying:
+                self._effects.end(_PAUSES, "the training ended before it waited")
+                self._effects.end(_ENDS, "the training failed before it looked at this" if failed else None)
         for made in list(self._deferring.values()):
             for _, change in list(made.deferred.values()):
                 change.refuse("the training ended before it was applied")
 
-    def _acknowledge(self, made: _Application) -> None:
+    def _acknowledge(self, made: Application) -> None:
         reason = made.reason or "; ".join(made.refused.values()) or None
         step = self._whole_step() if made.step is None else made.step
         acknowledgement = Acknowledgement(
-            reason is None, step, made.changes, made.refused, reason, evidence=plain(made.evidence)
+            reason is None,
+            step,
+            made.changes,
+            made.refused,
+            reason,
+            evidence=plain(made.evidence),
+            taken=tuple(made.taken),
         )
         acknowledged = Acknowledged(made.command.id, acknowledgement)
         self._inbox.finish(acknowledged)
@@ -320,13 +476,13 @@ class CommandApplier(StatusReporter):
     def _inject(self, command: Command) -> None:
         if self._injections is None:
             reason = f"{self.replica_id} is not injectable: make its threadlet injectable=True"
-            return self._acknowledge(_Application(command, reason))
+            return self._acknowledge(Application(command, reason))
         try:
             evidence, strike = self._injections.inject(command)
         except Exception as error:  # noqa: BLE001 - reported in the acknowledgement
-            return self._acknowledge(_Application(command, describe_error(error)))
+            return self._acknowledge(Application(command, describe_error(error)))
         # Acknowledge before the fault strikes: the process may not survive it.
-        self._acknowledge(_Application(command, evidence=evidence))
+        self._acknowledge(Application(command, evidence=evidence))
         if strike is not None:
             if self._link is not None:
                 self._link.flush(FLUSH_TIMEOUT)

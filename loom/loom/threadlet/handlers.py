@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from loom.errors import WrongArguments, describe_error
@@ -20,6 +20,7 @@ class Outcome:
     value: Any  # the value that the handler got; the unconverted value if it was refused
     refused: str | None = None  # why the value was refused; None if it was applied or deferred
     deferred: Deferred | None = None  # the later outcome of a value that was accepted and not applied yet
+    sent: Any = field(default=None, compare=False)  # the unconverted value
 
 
 class HandlerRegistry:
@@ -54,25 +55,22 @@ class HandlerRegistry:
         """Return the name of each key's type."""
         return {key: type_name(wanted) for key, (_, wanted) in self._handlers.items()}
 
-    def apply(self, update: Mapping[str, Any]) -> Iterator[Outcome]:
-        """Yield the outcome of each key's handler, in order; each value is applied or refused on its own."""
-        for key, value in update.items():
-            yield self._apply(key, value)
-
-    def _apply(self, key: str, value: Any) -> Outcome:
+    def apply(self, key: str, value: Any) -> Outcome:
+        """Call a key's handler with a value; return the outcome."""
         if key not in self._handlers:
             known = ", ".join(sorted(self._handlers)) or "none"
-            return Outcome(key, value, f"{key}: no handler for it in this replica; it has handlers for: {known}")
+            text = f"{key}: no handler for it in this replica; it has handlers for: {known}"
+            return Outcome(key, value, text, sent=value)
         function, wanted = self._handlers[key]
         try:
-            value = convert(value, wanted)
+            new = convert(value, wanted)
         except BadValue as error:
-            return Outcome(key, value, f"{key}: {error}")
+            return Outcome(key, value, f"{key}: {error}", sent=value)
         try:
-            answer = function(value)
+            answer = function(new)
         except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
-            return Outcome(key, value, f"{key}: the handler raised {describe_error(error)}")
-        return Outcome(key, value, deferred=answer if isinstance(answer, Deferred) else None)
+            return Outcome(key, new, f"{key}: the handler raised {describe_error(error)}", sent=value)
+        return Outcome(key, new, None, answer if isinstance(answer, Deferred) else None, value)
 
 
 def _wanted(key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None) -> Any:

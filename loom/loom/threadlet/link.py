@@ -249,7 +249,7 @@ class WeaverLink:
                 self._put(connection, self._frames.popleft(), welcome)
             more = False
             if connection.waiting < HIGH_WATER and (rows := self._reports.take(ROWS)):
-                connection.put_rows(rows)
+                connection.put_rows(rows if welcome.status_types else [row[:7] for row in rows])
                 more = True
             if now >= next_beat or self._beat_due:
                 self._beat_due = False

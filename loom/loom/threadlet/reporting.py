@@ -24,7 +24,7 @@ REPORT_INTERVAL = 0.5
 
 STATUS_KEYS = {
     "replica_id": "",
-    "status_type": "",
+    "status_type": "status_type",
     "current_step": "step",
     "epoch": "epoch",
     "max_step": "max_step",
@@ -33,7 +33,7 @@ STATUS_KEYS = {
 }
 """The keys of a status that is one mapping, and the argument of `StatusReporter.publish_status` that each gives.
 
-The first two give none: the replica is the threadlet's own, and what a status is about shows in its other keys.
+The first gives none: the replica is the threadlet's own.
 """
 
 _MAPPINGS = ("metrics", "config")
@@ -70,6 +70,7 @@ class StatusReporter:
         max_step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
+        status_type: str | None = None,
     ) -> None:
         """Publish the training's progress. Return at once, whatever the weaver does.
 
@@ -82,11 +83,12 @@ class StatusReporter:
             metrics: numbers, also of torch and numpy: they are converted in the background, which waits for the
                 device they are on. A tensor that the loop changes in place may be read after the change.
             config: the current values of the configuration.
+            status_type: what the status is about, such as ``batch_update``; a text of the training's choice.
         """
         if step is not None:
             if type(step) is not int and isinstance(step, Mapping):
-                given = {"epoch": epoch, "max_step": max_step, "metrics": metrics, "config": config}
-                return self._publish_mapping(step, given)
+                beside = {"epoch": epoch, "max_step": max_step, "metrics": metrics, "config": config}
+                return self._publish_mapping(step, {**beside, "status_type": status_type})
             self._step = step
             if self._phase is Phase.BETWEEN and not self._in_steps:
                 self._phase = Phase.STEP
@@ -96,7 +98,11 @@ class StatusReporter:
         if metrics is not None:
             metrics = {**metrics}
         self._published = number = next(self._numbers)
-        self._given.append((number, now_of_system(), step, epoch, max_step, metrics, config))
+        given = (number, now_of_system(), step, epoch, max_step, metrics, config)
+        self._give(given if status_type is None else (*given, status_type))
+
+    def _give(self, given: Given) -> None:
+        self._given.append(given)
         if self._asleep:
             self._asleep = False
             self._wakes.put(None)

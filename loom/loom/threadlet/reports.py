@@ -25,8 +25,11 @@ MAX_METRICS = 1000  # names of metrics that a process may send; the weaver takes
 now_of_system = time.time
 """Seconds since the epoch, even while a fault makes `time.time` return something else to the training."""
 
-Given: TypeAlias = tuple[int, float, Any, Any, Any, dict[str, Any] | None, dict[str, Any] | None]
-"""A published report, quick to make: number, time, step, epoch, max_step, metrics and configuration."""
+Given: TypeAlias = tuple[Any, ...]
+"""A published report, quick to make: number, time, step, epoch, max_step, metrics, configuration.
+
+What the status is about follows if it was given.
+"""
 
 
 def number(value: Any) -> float:
@@ -75,6 +78,11 @@ def _cut(value: Any) -> str:
     return shown if len(shown) <= 200 else shown[:199] + "…"
 
 
+def _text(value: Any) -> str:
+    text = value if type(value) is str else str(plain(value))
+    return text[:MAX_NAME]
+
+
 class RowMaker:
     """A maker of rows from published reports, for one thread, which may have to wait for GPUs."""
 
@@ -93,7 +101,7 @@ class RowMaker:
     def make(self, given: Given) -> Row:
         """Return a row with the next sequence number, without values that are no number."""
         # This runs for every step, while the training waits for the interpreter: common values take the short path.
-        published, moment, step, epoch, max_step, metrics, config = given
+        published, moment, step, epoch, max_step, metrics, config = given[:7]
         self._taken += 1
         if published > self._highest:
             self._highest = published
@@ -115,7 +123,10 @@ class RowMaker:
                     break
         # Count last, so that a row that cannot be made leaves no gap in the numbers.
         self._made += 1
-        return [self._made, moment, step, epoch, max_step, metrics, config]
+        row = [self._made, moment, step, epoch, max_step, metrics, config]
+        if len(given) > 7:
+            row.append(_text(given[7]))
+        return row
 
     def _measured(self, metrics: dict[str, Any]) -> dict[str, float]:
         made: dict[str, float] = {}

@@ -38,7 +38,12 @@ class Step:
         threadlet = self._threadlet
         threadlet._in_steps = True
         threadlet._step = self.number
-        if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
+        if (
+            threadlet._pending
+            or threadlet._paused
+            or threadlet._drain_published is not None
+            or threadlet._unsettled
+        ):
             threadlet._apply_and_wait()
         threadlet._phase = _STEP
         threadlet._accounting.began = monotonic()

@@ -48,6 +48,7 @@ from loom.errors import Conflict, WrongArguments, describe_error
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.device_watch import watch_devices
+from loom.threadlet.effects import AwaitedEffects
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.link import WeaverLink
 from loom.threadlet.peers import PeerWatch
@@ -184,7 +185,7 @@ class Threadlet(CommandApplier):
         return Step(self, number, {**metrics} if metrics else {}, (epoch, max_step, config))
 
     def handler(self, key: str) -> Callable[[F], F]:
-        """Register the decorated function for each new value of a key; `check_and_apply_updates` calls it.
+        """Register the decorated function for each new value of a key, which is called at a step boundary.
 
         The value is converted to the type its parameter is annotated with: int, float, bool, str, an Enum (by name
         or value), a Literal, Optional, or a list of these. A value that cannot be converted is refused, and so is
@@ -270,7 +271,7 @@ class Threadlet(CommandApplier):
         return {device.uuid for device in self.devices}
 
     def _introduction(self, key: str) -> ThreadletHello:
-        activity = Activity.PAUSED if self._paused else Activity.RUNNING
+        activity = Activity.PAUSED if self._phase is Phase.PAUSED else Activity.RUNNING
         return ThreadletHello(
             key=key,
             replica=self.replica_id,
@@ -292,6 +293,7 @@ class Threadlet(CommandApplier):
             applied=tuple(self._inbox.applied()),
             mesh=os.environ.get("LOOM_MESH"),
             respawns=self._respawns,
+            announced=True,
         )
 
     def _plain_config(self) -> dict[str, Any]:
@@ -327,7 +329,7 @@ class Threadlet(CommandApplier):
         if self._ended.is_set():
             return
         goodbye = self._goodbye(error, early)
-        self._refuse_deferred()
+        self._settle_all(goodbye.ending is Ending.FAILED)
         self._ended.set()
         self._wakes.put(None)
         self._inbox.close()
@@ -375,7 +377,9 @@ class Threadlet(CommandApplier):
         self._inbox = CommandInbox()
         self._inbox.close()
         self._pending = self._inbox.pending
-        self._paused = False
+        self._paused = self._unsettled = False
+        self._effects = AwaitedEffects(self._acknowledge)
+        self._before_polling = None
         self._deferring = {}
         if link is not None:
             link.abandon()

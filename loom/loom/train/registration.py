@@ -41,7 +41,8 @@ def register(
     metrics ``participants``, the groups in the step, ``commits``, the steps that counted since `register`,
     ``failed_commits``, those that did not, and ``batches_committed``. At the beginning of each step, in
     ``manager.start_quorum()``, commands are applied and a pause is waited for. ``manager.shutdown()`` closes the
-    threadlet.
+    threadlet. The news that a device has failed is refused unless the script registers a function that acts on it,
+    with the threadlet's ``on_device_failure``: torchft itself does not move a replica.
 
     Args:
         manager: the manager, before its first step.

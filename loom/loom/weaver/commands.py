@@ -110,12 +110,15 @@ class GivenCommand:
 
     def to_dict(self) -> dict[str, Any]:
         what = {"id": self.command.id, "kind": self.command.kind.value, "params": self.command.params}
+        if self.command.announced:
+            what["announced"] = True
         return what | {name: getattr(self, name) for name in ("target", "by", "time", "replicas", "event")}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> GivenCommand:
         rest = dict(stored)
-        command = Command(rest.pop("id"), CommandKind(rest.pop("kind")), rest.pop("params"))
+        kind, announced = CommandKind(rest.pop("kind")), rest.pop("announced", False)
+        command = Command(rest.pop("id"), kind, rest.pop("params"), announced)
         return cls(command, **rest)
 
 

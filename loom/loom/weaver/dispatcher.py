@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
@@ -24,7 +25,6 @@ _REFUSALS_TOLD = 100  # replicas that refuse a command at once, as those that ha
 _CAUSES = {
     CommandKind.PAUSE: Cause.PAUSED,
     CommandKind.RESUME: Cause.RESUMED,
-    CommandKind.REACTIVATE: Cause.RESUMED,
     CommandKind.DRAIN: Cause.DRAINED,
 }
 """The state change that follows from an applied command."""
@@ -50,6 +50,7 @@ class Dispatcher:
         now: float,
         cause: int | None = None,
         id: str | None = None,
+        announced: bool = False,
     ) -> GivenCommand:
         """Give a command to the replicas of a target; ``cause`` is the event that led to it.
 
@@ -86,7 +87,8 @@ class Dispatcher:
                 self._known.devices.reactivate(device)
                 self._notified.pop(device, None)  # a later failure is another one
             self._known.save_device(device)
-        return self._send(kind, params, selected, target, by, now, cause, id)
+        command = Command(id or uuid.uuid4().hex, kind, params, announced)
+        return self._send(command, selected, target, by, now, cause)
 
     def _devices_meant(self, kind: CommandKind, params: dict[str, Any]) -> list[str]:
         """Return the uuids of the devices that a command takes out of use or puts back."""
@@ -118,14 +120,12 @@ class Dispatcher:
 
     def _send(
         self,
-        kind: CommandKind,
-        params: dict[str, Any],
+        command: Command,
         selected: tuple[list[Replica], dict[str, Acknowledgement]],
         target: Target,
         by: str,
         now: float,
         cause: int | None,
-        id: str | None = None,
     ) -> GivenCommand:
         """Give a command to the replicas that `select` has found for a target."""
         there, acknowledgements = selected
@@ -134,12 +134,11 @@ class Dispatcher:
                 acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
         unknown = (id for id in acknowledgements if id not in self._known.replicas)
         names = [*(replica.id for replica in there), *unknown]
-        command = Command(id or uuid.uuid4().hex, kind, params)
         given = GivenCommand(command, target, by, now, names)
         about: dict[str, Any] = {
             "command": command.id,
-            "do": kind.value,
-            "params": params,
+            "do": command.kind.value,
+            "params": command.params,
             "target": target,
             "by": by,
         }
@@ -149,9 +148,11 @@ class Dispatcher:
             about["refused_more"] = len(acknowledgements) - len(about["refused"])
         given.event = self._known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
         self._known.commands.add(given, acknowledgements)
+        plain = replace(command, announced=False) if command.announced else command
         for replica in there:
             if replica.link is not None and replica.id in given.waiting:
-                self._outbox.send(replica, command)  # one object for all replicas, so that the server packs it once
+                # One object for all replicas, so that the server packs it once.
+                self._outbox.send(replica, command if replica.announced else plain)
         self._outbox.urgent = True
         return given
 
@@ -223,7 +224,8 @@ class Dispatcher:
             elif state is DeviceState.INACTIVE:
                 what = {"device": device, "reason": reason}
                 here: tuple[list[Replica], dict[str, Acknowledgement]] = ([replica], {})
-                self._send(CommandKind.DEACTIVATE_DEVICE, what, here, [replica.id], "weaver", now, registered)
+                command = Command(uuid.uuid4().hex, CommandKind.DEACTIVATE_DEVICE, what)
+                self._send(command, here, [replica.id], "weaver", now, registered)
 
     def _give_by_policy(
         self, living: list[Replica], device: str, reason: str, by: str, cause: int, now: float
@@ -266,6 +268,8 @@ class Dispatcher:
         )
         if made.ok and command.kind in _CAUSES:
             self._known.move(replica, _CAUSES[command.kind], now, event.id)
+            if made.step is not None and command.kind is CommandKind.PAUSE:
+                replica.paused_at = max(made.step, replica.paused_at or 0)
 
     def _acknowledge(self, replica: Replica, id: str, made: Acknowledgement) -> GivenCommand | None:
         command = self._known.commands.acknowledge(id, replica.id, made)

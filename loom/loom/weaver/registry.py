@@ -107,6 +107,7 @@ class Registry:
         replica.mesh = hello.mesh
         replica.actors, replica.handlers, replica.config = hello.actors, hello.handlers, hello.config
         replica.injectable, replica.respawns = hello.injectable, hello.respawns
+        replica.announced = hello.announced
         self._enter_procs(replica)
         self.register_devices(replica, hello.devices)
 
@@ -143,6 +144,8 @@ class Registry:
         self._ended.pop(replica.id, None)
         if after is ReplicaState.RUNNING:
             replica.progress = now
+        elif after is ReplicaState.PAUSED:
+            replica.paused_at = replica.step
         elif after not in LIVING:
             self._ended[replica.id] = None
         self.save(replica)
@@ -351,7 +354,8 @@ class Registry:
                 replica = self.replicas.get(id)
                 if replica is None:
                     continue
-                for seq, time, step, epoch, max_step, metrics, _ in reports:
+                for report in reports:
+                    seq, time, step, epoch, max_step, metrics, _, *about = report
                     self.history.record_again(id, row, time, step, metrics)
                     if replica.instance == instance and seq > replica.seq:
                         replica.seq, replica.reported = seq, time
@@ -359,6 +363,7 @@ class Registry:
                         replica.epoch = replica.epoch if epoch is None else epoch
                         replica.max_step = replica.max_step if max_step is None else max_step
                         replica.metrics.update(metrics)
+                        replica.status_type = about[0] if about else replica.status_type
                         if replica not in self._unsaved:
                             self._unsaved[replica] = row, now
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from operator import attrgetter
 from typing import Any
 
+from loom.control.commands import Command
 from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState
 from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 
@@ -51,7 +52,7 @@ TRANSITIONS: dict[Cause, dict[ReplicaState, ReplicaState]] = {
     Cause.RESUMED: dict.fromkeys(
         (_R.REGISTERING, _R.PAUSED, _R.DRAINING, _R.RECOVERING, _R.FAILED, _R.FINISHED), _R.RUNNING
     ),
-    Cause.STEPPED: dict.fromkeys((_R.REGISTERING, _R.STALLED), _R.RUNNING),
+    Cause.STEPPED: dict.fromkeys((_R.REGISTERING, _R.STALLED, _R.PAUSED), _R.RUNNING),
     Cause.PAUSED: dict.fromkeys(
         (_R.REGISTERING, _R.RUNNING, _R.STALLED, _R.RECOVERING, _R.FAILED, _R.FINISHED), _R.PAUSED
     ),
@@ -65,7 +66,7 @@ TRANSITIONS: dict[Cause, dict[ReplicaState, ReplicaState]] = {
 }
 """The next state for each cause and state. A pair that is not listed changes nothing.
 
-For example, a step that a paused replica reports was taken before the pause.
+A step that a paused replica reports was taken before the pause, unless it is a later one; see `Replica.move`.
 """
 
 USUAL_STEPS = 4
@@ -117,6 +118,7 @@ class Replica:
     metrics: dict[str, float] = field(default_factory=dict)
     reported: float | None = None
     phase: str = "between"
+    status_type: str | None = None
     registered: float = 0.0
     changed: float = 0.0
     died_of: str | None = None
@@ -144,6 +146,10 @@ class Replica:
     end_event: int | None = None
     _successor: tuple[str, float] = ("", 0.0)
     """The process that waits to be the replica, and since when."""
+    announced: bool = False
+    """Whether its threadlet tells commands from what is only `Command.announced`."""
+    paused_at: int | None = None
+    """The last step before the pause that it is in; None if that is not known."""
     _stepped: float = 0.0
     _step_times: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_STEPS))
 
@@ -159,6 +165,8 @@ class Replica:
         """Apply a cause; return the state that the replica left, or None if nothing changed."""
         after = TRANSITIONS[cause].get(self.state)
         if after is None or after is self.state:
+            return None
+        if cause is Cause.STEPPED and self.state is ReplicaState.PAUSED and not self._goes_on:
             return None
         before, self.state, self.changed = self.state, after, now
         if after in LIVING:
@@ -177,6 +185,15 @@ class Replica:
     def made_its_steps(self) -> bool:
         """Whether the replica has made its last step, or has named none. Steps count from 0 or from 1."""
         return self.max_step is None or (self.step is not None and self.step >= self.max_step - 1)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether it has made a step since it was paused."""
+        return self.paused_at is not None and self.step is not None and self.step > self.paused_at
+
+    def command(self, command: Command) -> Command:
+        """Return a command in the form that the replica's threadlet takes."""
+        return command if self.announced or not command.announced else replace(command, announced=False)
 
     def take_step(self, step: int, time: float, now: float) -> bool:
         """Record the step that the replica has reached; return whether that is progress.
@@ -227,6 +244,7 @@ class Replica:
         self.instance = instance
         self.seq = 0
         self.step = self.epoch = self.max_step = self.reported = None
+        self.status_type = self.paused_at = None
         self.metrics = {}
         self._stepped = 0.0
         self._step_times.clear()
@@ -260,7 +278,10 @@ class Replica:
 
     def changing(self) -> dict[str, Any]:
         """Return the fields that change often, for a `loom.weaver.views.Delta`."""
-        return dict(zip(CHANGING_FIELDS, _changing(self), strict=True))
+        changing = dict(zip(CHANGING_FIELDS, _changing(self), strict=True))
+        if self.status_type is None:  # most trainings say nothing of it
+            del changing["status_type"]
+        return changing
 
 
 _STORED = tuple(

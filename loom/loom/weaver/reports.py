@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loom.control.commands import FaultRemoved
-from loom.control.frame import MAX_COUNT
+from loom.control.frame import MAX_COUNT, MAX_NAME
 from loom.control.introduction import Handlers
 from loom.control.membership import Draining, Registration
 from loom.control.reports import DeviceReport, Heartbeat, Phase, Row, StatusReports, Stored
@@ -34,7 +34,7 @@ A threadlet that ends waits for `loom.threadlet.threadlet.CLOSE_TIMEOUT`, which 
 FEW_UNACKNOWLEDGED = 4000
 """Replicas that wait for a `Stored` frame at once, per second of the time until they get it."""
 
-_STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED))
+_STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED, ReplicaState.PAUSED))
 
 
 class Reports:
@@ -107,7 +107,8 @@ class Reports:
 
     def _take_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
         record, row, id = self._known.history.record, self._known.journal_id, replica.id
-        for seq, time, step, epoch, max_step, metrics, config in reports:
+        for report in reports:
+            seq, time, step, epoch, max_step, metrics, config, *about = report
             if type(seq) is not int or seq >= MAX_COUNT:
                 raise ProtocolMismatch(f"a status report has a number, not {seq!r:.40}")
             if seq <= replica.seq:
@@ -127,6 +128,8 @@ class Reports:
                 replica.metrics.update(metrics)
             if config:
                 self._report_config(replica, config, now)
+            if about:
+                replica.status_type = _status_type(*about)
             replica.seq = seq
 
     def _report_config(self, replica: Replica, config: dict[str, Any], now: float) -> None:
@@ -198,6 +201,12 @@ class Reports:
 def _number(report: Any) -> int:
     """Return the number of a status report, or one above all others if it has none."""
     return report[0] if type(report) is list and report and type(report[0]) is int else MAX_COUNT
+
+
+def _status_type(value: Any) -> str | None:
+    if value is not None and (type(value) is not str or len(value) > MAX_NAME):
+        raise ProtocolMismatch(f"what a status is about is a text of {MAX_NAME} characters, not {value!r:.80}")
+    return value
 
 
 def _count(field_name: str, value: Any) -> int:

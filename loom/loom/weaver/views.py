@@ -123,6 +123,8 @@ class ReplicaInfo(_View):
     """When the replica made its last status report, by its own clock."""
     phase: str = ""
     """step, between or paused."""
+    status_type: str | None = None
+    """What the last status was about that said so, such as batch_update."""
     registered: float = 0.0
     changed: float = 0.0
     """When the replica's state last changed."""
@@ -177,8 +179,8 @@ class ReplicaInfo(_View):
         return replace(self, **known)
 
 
-CHANGING_FIELDS = ("state", "step", "epoch", "max_step", "metrics", "phase", "reported", "connected")
-"""The fields of `ReplicaInfo` that change often, and that a `Delta` has."""
+CHANGING_FIELDS = ("state", "step", "epoch", "max_step", "metrics", "phase", "reported", "connected", "status_type")
+"""The fields of `ReplicaInfo` that change often, and that a `Delta` has; ``status_type`` only if there is one."""
 
 
 @dataclass(frozen=True)

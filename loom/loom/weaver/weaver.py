@@ -249,14 +249,23 @@ class Weaver:
             replica.take_step(hello.step, now, now)
         self.outbox.send(
             replica,
-            ThreadletWelcome(self.timing.beat, self.instance, replica.seq, True, True, True, True),
+            ThreadletWelcome(
+                self.timing.beat,
+                self.instance,
+                replica.seq,
+                spent=True,
+                changes=True,
+                health=True,
+                endings=True,
+                status_types=True,
+            ),
         )
         if again:
             self._peers.tell_again(replica)
         for injection, evidence in hello.removed.items():
             self.reports.note_removed(replica, injection, evidence, now)
         for given in self.known.commands.unacknowledged(replica.id):
-            self.outbox.send(replica, given.command)
+            self.outbox.send(replica, replica.command(given.command))
         if not again:
             self.dispatcher.tell_of_devices(replica, event.id, now)
         self.outbox.urgent = True

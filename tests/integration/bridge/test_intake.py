@@ -44,6 +44,7 @@ async def test_a_process_that_registers_is_a_replica_with_its_status(
         info, device = weaver.replica("out_a"), weaver.devices()["GPU-a"]
 
     assert (info.step, info.epoch, info.metrics["loss"], info.connected) == (1, 2, 0.5, True)
+    assert info.status_type == "batch_update"
     assert (info.devices, info.host, info.config) == (("GPU-a",), "node-7", {"lr": 0.1})
     assert (device.type, device.replicas) == ("H200", ("out_a",))
     assert device.status is not None

@@ -7,9 +7,11 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from loom.beside import Session
+from loom.control.commands import CommandKind
 from loom.errors import Conflict, OperationCancelled, TrainingFailed, WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.controller.group_pool import GroupPool
@@ -25,6 +27,8 @@ from loom.train.spec import JobSpec
 _log = logging.getLogger("loom")
 
 TICK = 0.05  # seconds without a message after which the controller does its periodic work
+
+COMMAND_TIMEOUT = 10.0  # seconds that the weaver has to take a command for the groups
 
 _controllers: dict[str, Controller] = {}
 
@@ -47,6 +51,7 @@ class Controller:
     def __init__(self, job: JobSpec, session: Session) -> None:
         self._job = job
         self._session = session
+        self._paused = False
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """Calls from other threads: the controller's alone changes slots and groups, so they need no lock."""
         self._events = JobEvents(job.name, session, self._respawn, self._use_devices, job.uses_gpus)
@@ -139,6 +144,7 @@ class Controller:
             except queue.Empty:
                 pass
             threadlet.check_and_apply_updates()
+            self._pause_groups(threadlet.paused)
             if threadlet.should_stop:
                 self._slots.stop_all()
             now = time.monotonic()
@@ -146,12 +152,20 @@ class Controller:
             self._support.tick(self._pool.hosts())
             self._agents.tick([*self._pool.hosts(), *([] if self._support.host is None else [self._support.host])])
             progress = self._slots.step, len(self._slots.training()), len(self._pool.spares)
-            if progress != published:
+            if progress != published and not threadlet.paused:
                 published = progress
                 step, groups, spares = progress
                 metrics = {"groups": groups, "spares": spares, "failures": self._slots.failures}
                 threadlet.publish_status(step, max_step=self._job.steps, metrics=metrics)
         self._check_ending()
+
+    def _pause_groups(self, paused: bool) -> None:
+        """Give the groups the pause that the job itself was given, or the end of it: the job makes no steps."""
+        if paused != self._paused:
+            self._paused = paused
+            kind = CommandKind.PAUSE if paused else CommandKind.RESUME
+            asked = {"kind": kind.value, "target": self._job.name, "params": {}}
+            self._session.begin("command", asked, COMMAND_TIMEOUT).add_done_callback(_log_failure)
 
     def _check_ending(self) -> None:
         slots = self._slots.all()
@@ -187,3 +201,8 @@ class Controller:
 
     def _respawn(self, replica: str, reason: str) -> None:
         self._messages.put(functools.partial(self._slots.respawn, replica, reason))
+
+
+def _log_failure(given: Future[Any]) -> None:
+    if not given.cancelled() and (error := given.exception()) is not None:
+        _log.warning("the groups were not told to wait, or to go on: %s", error)

@@ -197,6 +197,10 @@ class TrainingLoop:
         def leave_to_the_job(device: str, usable: bool) -> None:
             """Accept the change: the job's controller moves the group."""
 
+        @threadlet.on_device_failure
+        def leave_the_group_to_the_job(device: str, reason: str) -> None:
+            """Accept the news: the job's controller does what the policy of the group says."""
+
         @threadlet.on_fault("pg_abort")
         def abort_groups(params: dict[str, Any]) -> None:
             membership.abort()

@@ -253,8 +253,11 @@ class RequestHandler:
                 f"{kind} is not given as a command; choose one of {', '.join(sorted(USER_COMMANDS))}"
             )
         params, target = arguments.get("params") or {}, arguments.get("target")
-        id = identity(arguments, "id")
-        return _given(self._weaver.dispatcher.give(kind, params, target, _by(arguments), now, id=id))
+        id, announced = identity(arguments, "id"), arguments.get("announced") is True
+        if announced and kind is not CommandKind.UPDATE_CONFIG:
+            raise WrongArguments(f"only update_config is announced, not {kind}")
+        by = _by(arguments)
+        return _given(self._weaver.dispatcher.give(kind, params, target, by, now, id=id, announced=announced))
 
     def _inject(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
         target: Any = arguments.get("target")

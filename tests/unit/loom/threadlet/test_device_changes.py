@@ -28,14 +28,16 @@ def test_a_failed_device_is_told_at_the_boundary(weaver: FakeWeaver, threadlet: 
     assert connection.ack(ident)[1] == OK
 
 
-def test_a_failure_that_nobody_listens_to_is_answered_too(weaver: FakeWeaver, threadlet: Make) -> None:
+def test_a_failure_that_nobody_acts_on_is_refused(weaver: FakeWeaver, threadlet: Make) -> None:
     made = threadlet()
     connection, _ = weaver.welcome()
     ident = weaver.command(connection, "device_failed", device="GPU-a", reason="ECC errors")
     come(made)
     made.check_and_apply_updates()
 
-    assert connection.ack(ident)[1] == OK
+    answer = connection.ack(ident)[1]
+    assert not answer["ok"]
+    assert "nobody acts on it: this replica has no function for device_failed" in answer["reason"]
 
 
 def test_a_device_is_taken_out_of_use_and_back(weaver: FakeWeaver, threadlet: Make) -> None:

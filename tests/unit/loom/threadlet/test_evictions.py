@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from loom.threadlet import Threadlet, evictions
-from tests.unit.loom.threadlet.fake_weaver import FakeWeaver
+from tests.unit.loom.threadlet.fake_weaver import FakeWeaver, Loop, come
 
 Make = Callable[..., Threadlet]
 BOUND = 20
@@ -54,14 +54,15 @@ def test_nothing_is_evicted_when_nothing_trains() -> None:
 def test_an_eviction_ends_a_pause_and_refuses_another(weaver: FakeWeaver, threadlet: Make) -> None:
     made = threadlet()
     connection, _ = weaver.welcome()
-    connection_pause = weaver.command(connection, "pause")
-    while not made._pending:
-        pass
-    made.check_and_apply_updates()
-    connection.ack(connection_pause)
+    loop = Loop(lambda number: made.wait_while_paused())
+    pause = weaver.command(connection, "pause")
+    come(made)
+    loop.go()
+    connection.ack(pause)
 
     evictions.evict_all()
-    made.wait_while_paused()
+    assert loop.done.get(timeout=BOUND) == 0
+    loop.end()
     again = weaver.command(connection, "pause")
     while not made._pending:
         pass

@@ -28,7 +28,7 @@ class Box:
 
 
 def apply(registry: HandlerRegistry, **update: Any) -> list[Outcome]:
-    return list(registry.apply(update))
+    return [registry.apply(key, value) for key, value in update.items()]
 
 
 def test_the_handler_gets_the_converted_value() -> None:

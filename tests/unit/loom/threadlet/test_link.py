@@ -49,11 +49,13 @@ def test_after_a_break_the_weaver_is_told_all_that_it_has_to_know(weaver: FakeWe
     made.handler("lr")(lambda value: None)
     connection, first = weaver.welcome()
     ident = weaver.command(connection, "update_config", lr=0.5)
-    weaver.command(connection, "pause")
-    eventually(lambda: len(made._pending) == 2, "commands")
+    loop = Loop(lambda number: made.wait_while_paused())
     made.publish_status(step=3)
-    made.check_and_apply_updates()
+    pause = weaver.command(connection, "pause")
+    eventually(lambda: len(made._pending) == 2, "commands")
+    loop.go()
     connection.ack(ident)
+    connection.ack(pause)
 
     weaver.stop()
     made.publish_status(step=4)
@@ -67,6 +69,8 @@ def test_after_a_break_the_weaver_is_told_all_that_it_has_to_know(weaver: FakeWe
     assert hello["handlers"] == {"lr": "Any", "n": "Any"}
     assert hello["state"] == "paused"
     assert hello["step"] == 4
+    made.evict()
+    loop.end()
 
 
 def test_reports_that_were_not_stored_are_sent_again(weaver: FakeWeaver, threadlet: Make) -> None:

@@ -96,7 +96,9 @@ def test_stop_and_drain_end_a_pause(weaver: FakeWeaver, threadlet: Make, kind: s
     def body(number: int) -> None:
         with made.step(number):
             pass
+        stopped.append(made.should_stop)
 
+    stopped: list[bool] = []
     loop = Loop(body)
     pause = weaver.command(connection, "pause")
     come(made)

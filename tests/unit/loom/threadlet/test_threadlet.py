@@ -43,6 +43,7 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "host": socket.gethostname(),
         "procs": None,
         "mesh": None,
+        "announced": True,
         "rank": None,
         "actors": None,
         "session": None,

@@ -110,7 +110,7 @@ def test_a_deferred_value_is_answered_when_it_applies_with_that_step(weaver: Fak
     connection, _ = weaver.welcome()
     made.publish_status(step=3)
     deferred = weaver.command(connection, "update_config", lr=0.2)
-    after = weaver.command(connection, "pause")
+    after = weaver.command(connection, "resume")
     come(made, 2)
     made.check_and_apply_updates()
     assert connection.expect("ack")[1] == after  # and not the one before, which nobody has applied
@@ -211,13 +211,14 @@ def test_commands_can_be_taken_as_dicts(weaver: FakeWeaver, threadlet: Make) -> 
     assert made.get_config_update() is None
 
     assert connection.ack(first)[1]["changes"] == {"lr": {"old": 0.1, "new": "0.2"}}
-    assert connection.ack(pause) == [None, OK]
     assert connection.ack(second)[1] == {
         "ok": True,
         "reason": None,
         "changes": {"lr": {"old": "0.2", "new": 0.3}, "n": {"old": None, "new": 1}},
         "refused": {},
+        "taken": ["lr", "n"],
     }
+    assert connection.ack(pause) == [None, OK]  # the program waits: it asks again and again
 
 
 def test_a_handler_may_look_for_updates_itself(weaver: FakeWeaver, threadlet: Make) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from loom.control.commands import CommandKind
-from loom.errors import CommandIdTaken
+from loom.errors import CommandIdTaken, ProtocolMismatch
 from loom.weaver.commands import GivenCommand
 from loom.weaver.liveness import SUCCESSOR_WITHIN
 from tests.unit.loom.weaver.bench import Bench, Threadlet
+from tests.unit.loom.weaver.raw_threadlet import GPU
 
 
 def test_a_command_leaves_when_it_is_stored(tmp_path: Path) -> None:
@@ -246,3 +247,78 @@ def test_a_commit_with_a_command_or_an_acknowledgement_waits_for_the_disk(tmp_pa
     bench.weaver.set_policy("train", "stop", "anna", bench.now)
     bench.commit()
     assert waits()
+
+
+def pause(bench: Bench, threadlet: Threadlet, step: int) -> None:
+    bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "anna", bench.now)
+    bench.commit()
+    threadlet.say("ack", threadlet.last_command(), step, {"ok": True, "reason": None, "changes": {}, "refused": {}})
+
+
+def test_a_paused_replica_that_makes_a_later_step_is_shown_as_running(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    threadlet.step(65)
+    pause(bench, threadlet, 66)
+
+    threadlet.step(66)  # made before the pause, and reported after it
+    threadlet.beat(66)
+    assert bench.state() == "paused"
+    threadlet.step(67)
+    assert bench.state() == "running"
+
+    threadlet.beat(67, "paused")
+    assert bench.state() == "paused"
+    threadlet.beat(68)
+    assert bench.state() == "running"
+
+
+def test_a_replica_that_is_reactivated_while_it_is_paused_stays_so(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0", devices=[GPU])
+    threadlet.step(65)
+    pause(bench, threadlet, 65)
+    bench.weaver.dispatcher.give(CommandKind.REACTIVATE, {"device": "GPU-0"}, None, "anna", bench.now)
+    bench.commit()
+    threadlet.ack(threadlet.last_command())
+
+    assert bench.state() == "paused"
+
+
+def test_news_of_a_configuration_is_told_apart_only_by_threadlets_that_can(tmp_path: Path) -> None:
+    kept = Bench(tmp_path / "weaver.db")
+    newer, older = Threadlet(kept, "train_0", announced=True), Threadlet(kept, "train_1")
+
+    kept.weaver.dispatcher.give(CommandKind.UPDATE_CONFIG, {"lr": 1}, "*", "anna", kept.now, announced=True)
+    kept.commit()
+    kept.restart()
+    newer_again = Threadlet(kept, "train_0", announced=True, instance=newer.instance)
+    older_again = Threadlet(kept, "train_1", instance=older.instance)
+
+    assert newer.told[-1][3:] == newer_again.told[-1][3:] == [{"lr": 1}, True]
+    assert older.told[-1][3:] == older_again.told[-1][3:] == [{"lr": 1}]
+
+
+def test_what_the_program_took_is_in_the_answer_and_in_the_event(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+    given = bench.weaver.dispatcher.give(CommandKind.UPDATE_CONFIG, {"lr": 1}, "*", "anna", bench.now)
+    bench.commit()
+
+    threadlet.ack(threadlet.last_command(), changes={"lr": {"old": None, "new": 1}}, taken=["lr"])
+
+    assert given.acknowledgements["train_0"].taken == ("lr",)
+    assert bench.event("applied")["taken"] == ["lr"]
+
+
+def test_what_a_status_is_about_is_kept(tmp_path: Path) -> None:
+    kept = Bench(tmp_path / "weaver.db")
+    threadlet = Threadlet(kept, "train_0")
+    replica = kept.weaver.known.replicas["train_0"]
+    assert "status_type" not in replica.changing()
+
+    threadlet.say("status", [[1, kept.now, 3, None, None, {}, None, "batch_update"]])
+    threadlet.say("status", [[2, kept.now, 4, None, None, {}, None]])
+
+    assert replica.changing()["status_type"] == "batch_update"
+    kept.restart()
+    assert kept.weaver.known.replicas["train_0"].info("anna", [])["status_type"] == "batch_update"
+    with pytest.raises(ProtocolMismatch, match="what a status is about"):
+        Threadlet(kept, "train_0").say("status", [[1, kept.now, 3, None, None, {}, None, 5]])

@@ -157,7 +157,7 @@ async def test_each_acknowledgement_comes_as_it_is_made_and_in_the_end_done(clie
     assert client.weaver.asked[0] == (
         "command",
         {"by": "ann operate", "user": "ann", "kind": "pause", "target": "train_*", "params": {}, "wait": 0.0}
-        | {"id": "command-1"},
+        | {"id": "command-1", "announced": False},
     )
 
 
