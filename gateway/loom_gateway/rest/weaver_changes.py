@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from loom.chaos.faults import MAX_DURATION, Place, check_fault
+from loom.control.aliases import translate
 from loom.control.commands import CommandKind
 from loom.errors import WrongArguments
 from loom.weaver.client import WeaverClient
@@ -35,7 +36,7 @@ UserCommandKind = Literal[
 
 
 class CommandRequest(BaseModel, extra="forbid"):
-    """A command to give."""
+    """A command to give. Its kind may also be one of torchLoom's names, such as ``pause_training``."""
 
     kind: UserCommandKind
     target: str | list[str] | None = None
@@ -52,6 +53,20 @@ class CommandRequest(BaseModel, extra="forbid"):
     """Whether an update_config is news of a configuration and nobody's command: a training that takes updates by
     ``get_config_update`` gets the values alone, without ``_is_weaver_command``."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _translated(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("kind"), str):
+            return given
+        params = given.get("params") or {}
+        if not isinstance(params, dict):
+            return given
+        try:
+            kind, target, params = translate(given["kind"], given.get("target"), params)
+        except WrongArguments as error:
+            raise ValueError(str(error)) from error
+        return {**given, "kind": kind, "target": target, "params": params}
+
 
 class ConfigUpdate(BaseModel, extra="forbid"):
     """New values of a replica's configuration, as torchLoom's page sends them."""
@@ -61,8 +76,10 @@ class ConfigUpdate(BaseModel, extra="forbid"):
     config_params: Annotated[dict[str, Any], Field(min_length=1)]
     """Keys and their values."""
 
-    def to_command(self) -> CommandRequest:
-        return CommandRequest(kind=CommandKind.UPDATE_CONFIG, target=self.replica_id, params=self.config_params)
+    def to_command(self, wait: float = 0.0) -> CommandRequest:
+        """Return the update as a command; ``wait`` is in seconds."""
+        kind = CommandKind.UPDATE_CONFIG
+        return CommandRequest(kind=kind, target=self.replica_id, params=self.config_params, wait=wait)
 
 
 class FaultRequest(BaseModel, extra="forbid"):

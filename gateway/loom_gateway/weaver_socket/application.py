@@ -11,6 +11,9 @@ It is about the caller's replicas and devices; an admin may name another user wi
 A snapshot comes first, and again after the weaver was away. An event whose id has come before is the same event
 with an addition, such as a stack. A reader that is too slow is disconnected, and may reconnect.
 
+A client with ``?form=torchloom`` gets the same in torchLoom's form: see
+`loom_gateway.weaver_socket.torchloom_form`.
+
 A page, which offers the subprotocol ``loom.page`` or has ``?page=1`` in its address, gets more, but of replicas'
 reports only what it subscribes to: see `loom_gateway.weaver_socket.page_feed`, `loom.weaver.serving.full_watch` and
 `loom_gateway.weaver_socket.gateway_feed`. The messages of clients are in `loom_gateway.weaver_socket.messages`.
@@ -40,6 +43,7 @@ from loom_gateway.weaver_socket.commands import SocketCommands
 from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, PageReader
 from loom_gateway.weaver_socket.readers import FeedReader
 from loom_gateway.weaver_socket.resuming import Since
+from loom_gateway.weaver_socket.torchloom_form import FormReader
 from loom_gateway.weaver_socket.watches import WeaverWatches
 
 MAX_FRAME = 1 << 20
@@ -47,6 +51,10 @@ MAX_FRAME = 1 << 20
 
 MAX_VIEW_FRAME = 64 << 10
 """The same for a client that only looks: it sends pings and subscriptions."""
+
+
+FORMS = ("loom", "torchloom")
+"""The forms of pushes that a client may ask for."""
 
 
 class WeaverSocket:
@@ -70,7 +78,8 @@ class WeaverSocket:
         await send({"type": "websocket.accept", **({"subprotocol": PAGE_PROTOCOL} if offered else {})})
         is_page = offered or query.get("page") == ["1"]
         since = Since.read(query.get("since", [None])[0])
-        reader = self._gateway.reader(principal, since) if is_page else FeedReader()
+        form = query.get("form", [None])[0]
+        reader = self._gateway.reader(principal, since) if is_page else _reader(form)
         disconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ends: list[asyncio.Future[Any]] = [disconnected, reader.failed, asyncio.ensure_future(reader.send_to(send))]
         commands: SocketCommands | None = None
@@ -84,6 +93,8 @@ class WeaverSocket:
 
         try:
             self._access.require(principal, "view", "to watch replicas")
+            if form not in (None, *FORMS):
+                raise WrongArguments(f"form is one of {', '.join(FORMS)}, not {form!r:.80}")
             named = query.get("user", [None])[0]
             of = await whose(principal, named, None, "view", self._access, self._weaver)
             if of["user"] == EVERYONE:
@@ -110,6 +121,10 @@ class WeaverSocket:
             await _disconnect(error, scope, send)
         finally:
             await _end(commands, ends)
+
+
+def _reader(form: str | None) -> FeedReader:
+    return FormReader() if form == "torchloom" else FeedReader()
 
 
 async def _answer_until_disconnected(receive: Receive, commands: SocketCommands) -> None:

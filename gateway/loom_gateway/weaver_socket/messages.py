@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from loom.control.commands import CommandKind
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
 from loom_gateway.rest.weaver_changes import (
     CommandRequest,
@@ -19,7 +18,6 @@ from loom_gateway.rest.weaver_changes import (
     FaultRequest,
     Name,
     PolicyRequest,
-    UserCommandKind,
 )
 
 MAX_MESSAGE = 64 << 10
@@ -45,6 +43,12 @@ class _OfReplica(BaseModel, extra="forbid"):
 
 class _OfDevice(BaseModel, extra="forbid"):
     device_id: Name
+
+
+class _UICommand(BaseModel, extra="forbid"):
+    command_type: str
+    target_id: str = ""
+    params: dict[str, Any] = {}
 
 
 Change = CommandRequest | PolicyRequest | FaultRequest | FaultRemoval
@@ -130,23 +134,21 @@ def _config_update(fields: dict[str, Any]) -> CommandRequest:
     return _with_id(fields, ConfigUpdate.model_validate(_without_id(fields)).to_command())
 
 
-def _to_replica(kind: UserCommandKind) -> Callable[[dict[str, Any]], CommandRequest]:
+def _alias(name: str, field: str) -> Callable[[dict[str, Any]], CommandRequest]:
+    """Return a reader of the message that is one of torchLoom's names; a field of it names what is meant."""
+    asked = _OfReplica if field == "replica_id" else _OfDevice
+
     def read(fields: dict[str, Any]) -> CommandRequest:
-        asked = _OfReplica.model_validate(_without_id(fields))
-        return _with_id(fields, CommandRequest(kind=kind, target=asked.replica_id))
+        target = getattr(asked.model_validate(_without_id(fields)), field)
+        return CommandRequest.model_validate({"kind": name, "target": target, "id": fields.get("id")})
 
     return read
 
 
-def _deactivation(fields: dict[str, Any]) -> CommandRequest:
-    device = _OfDevice.model_validate(_without_id(fields)).device_id
-    params = {"device": device}
-    return _with_id(fields, CommandRequest(kind=CommandKind.DEACTIVATE_DEVICE, params=params))
-
-
-def _reactivation(fields: dict[str, Any]) -> CommandRequest:
-    params = {"group": _OfReplica.model_validate(_without_id(fields)).replica_id}
-    return _with_id(fields, CommandRequest(kind=CommandKind.REACTIVATE, params=params))
+def _ui_command(fields: dict[str, Any]) -> CommandRequest:
+    asked = _UICommand.model_validate(fields.get("data"))
+    command = {"kind": asked.command_type, "target": asked.target_id or None, "params": asked.params}
+    return CommandRequest.model_validate({**command, "id": fields.get("id")})
 
 
 def _with_id(fields: dict[str, Any], command: CommandRequest) -> CommandRequest:
@@ -164,16 +166,15 @@ def _unwaiting(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+_OF_REPLICAS = ("pause_training", "resume_training", "stop_training", "reactivate_group")
+
 _READERS: dict[str, Callable[[dict[str, Any]], Change]] = {
     "command": _command,
     "policy": _policy,
     "inject": _fault,
     "remove_fault": _removal,
     "update_config": _config_update,
-    "pause_training": _to_replica(CommandKind.PAUSE),
-    "resume_training": _to_replica(CommandKind.RESUME),
-    "stop_training": _to_replica(CommandKind.STOP),
-    "deactivate_device": _deactivation,
-    "drain_device": _deactivation,
-    "reactivate_group": _reactivation,
+    **{name: _alias(name, "replica_id") for name in _OF_REPLICAS},
+    **{name: _alias(name, "device_id") for name in ("deactivate_device", "drain_device")},
+    "ui_command": _ui_command,
 }

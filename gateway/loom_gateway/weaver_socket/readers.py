@@ -23,7 +23,7 @@ class FeedReader:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the reason when the reader gets no more messages."""
         self._waiting: deque[tuple[str | bytes, bool]] = deque()
-        """The messages, each with whether it is a state: see `SubscribingReader.add_state`."""
+        """The messages, each with whether it is a state: see `add_state`."""
         self._size = 0  # characters in `_waiting`, without states
         self._states = 0  # states that the reader has not taken
         self._limit = MAX_WAITING
@@ -44,6 +44,17 @@ class FeedReader:
     def fail(self, error: LoomError) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last state still waits, so that another one would only wait behind it."""
+        return self._states > 0
+
+    def add_state(self, message: str | bytes) -> None:
+        """Add a message that needs no other before it; add none while the reader is behind."""
+        self._states += 1
+        self._waiting.append((message, True))
+        self._some.set()
 
     async def send_to(self, send: Send) -> None:
         """Send the waiting messages, forever."""
@@ -89,17 +100,6 @@ class SubscribingReader(FeedReader):
         """Add the message of a position."""
         self.at = at
         self.add(text, is_snapshot)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the last state still waits, so that another one would only wait behind it."""
-        return self._states > 0
-
-    def add_state(self, message: str | bytes) -> None:
-        """Add a message that needs no other before it; add none while the reader is behind."""
-        self._states += 1
-        self._waiting.append((message, True))
-        self._some.set()
 
 
 def _nothing() -> None:

@@ -16,6 +16,7 @@ from loom.weaver.client import Watch, WeaverClient
 from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket.page_feed import PageFeed
 from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
+from loom_gateway.weaver_socket.torchloom_form import FormReader, TorchloomForm, away
 
 MAX_READERS = 64  # readers of one user at the same time
 BETWEEN_WATCHES = 0.2  # the shortest pause in seconds between two watches of the weaver for one user
@@ -71,6 +72,7 @@ class _SharedWatch:
         self._readers: dict[FeedReader, None] = {}
         """The readers that have a snapshot, apart from pages."""
         self._feed = PageFeed()
+        self._form = TorchloomForm()
         self._new: dict[FeedReader, None] = {}  # readers that have no snapshot yet
         self._watch: Watch | None = None
         self._asked = 0  # snapshots that are on their way
@@ -96,11 +98,13 @@ class _SharedWatch:
         if isinstance(reader, SubscribingReader):
             self._feed.leave(reader)
             self._linger(not self._has_pages and self._feed.begun)
+        if isinstance(reader, FormReader):
+            self._form.leave(reader)
         self._end_if_unused()
 
     @property
     def _all(self) -> list[FeedReader]:
-        return [*self._readers, *self._feed.readers, *self._new]
+        return [*self._readers, *self._feed.readers, *self._form.readers, *self._new]
 
     @property
     def _has_pages(self) -> bool:
@@ -108,8 +112,9 @@ class _SharedWatch:
 
     @property
     def _lacks_full(self) -> bool:
-        """Whether there are pages, but no full snapshot was asked for."""
-        return not self._full and self._has_pages
+        """Whether somebody needs a full snapshot, but none was asked for."""
+        needs = (SubscribingReader, FormReader)
+        return not self._full and any(isinstance(reader, needs) for reader in self._all)
 
     def _linger(self, lingers: bool) -> None:
         if self._lingering is not None:
@@ -134,6 +139,7 @@ class _SharedWatch:
         self._task = None
         self._linger(False)
         self._feed.close()
+        self._form.close()
         self._on_end()
 
     def _ask(self, watch: Watch) -> None:
@@ -161,7 +167,8 @@ class _SharedWatch:
             except WeaverUnavailable as error:
                 text = exact_json({"type": "away", "reason": str(error)})
                 for reader in self._all:
-                    reader.add(text)
+                    reader.add(away() if isinstance(reader, FormReader) else text)
+                self._new |= dict.fromkeys(self._form.close())
                 self._end_feed()
             except LoomError as error:
                 for reader in self._all:
@@ -182,16 +189,24 @@ class _SharedWatch:
             text = exact_json(_message(body))
             for reader in self._readers:
                 reader.add(text)
+        if self._form.readers:
+            self._form.take(body, more)
         if self._feed.begun:
             await self._feed.take(body, more)
 
     async def _pass_snapshot(self, body: dict[str, Any], more: dict[str, Any]) -> None:
         self._asked -= 1
         feed = self._feed
-        plain = [reader for reader in self._new if not isinstance(reader, SubscribingReader)]
-        # A page waits for the last snapshot if this one was asked for before the page came.
-        pages = [one for one in self._new if isinstance(one, SubscribingReader) and (more or not self._asked)]
+        plain = [reader for reader in self._new if not isinstance(reader, SubscribingReader | FormReader)]
+        # Whoever needs more waits for the last snapshot if this one was asked for before they came.
+        is_full = bool(more) or not self._asked
+        forms = [reader for reader in self._new if isinstance(reader, FormReader) and is_full]
+        pages = [one for one in self._new if isinstance(one, SubscribingReader) and is_full]
         for_pages = await feed.take_snapshot(body["replicas"]) if pages or feed.begun else ""
+        if forms or self._form.readers:
+            for form in forms:
+                del self._new[form]
+            await self._form.begin(body, forms)
         if not plain and not pages:
             return
         pieces = await _encode_snapshot(body)

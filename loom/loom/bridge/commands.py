@@ -11,6 +11,7 @@ from typing import Any
 
 from loom.bridge.envelopes import Envelope, EnvelopeKind
 from loom.bridge.fields import names, seconds, text, values
+from loom.control.aliases import ALIASES, translate
 from loom.control.commands import DEVICE_COMMANDS, FAULT_COMMANDS, CommandKind
 from loom.control.frame import MAX_NAME
 from loom.errors import LoomError, WrongArguments
@@ -117,27 +118,32 @@ def _read_failure(body: dict[str, Any]) -> FailureReport:
 
 def _read_command(body: dict[str, Any]) -> CommandRequest:
     wanted, params = text(body, "command_type"), values(body, "params")
-    if wanted not in COMMANDS:
-        raise WrongArguments(f"there is no command {wanted!r:.80}; command_type is one of {', '.join(COMMANDS)}")
-    kind = CommandKind(wanted)
+    if "device_uuid" in params and "device" not in params:
+        params = {**params, "device": params["device_uuid"]}
+        del params["device_uuid"]
+    name, target, params = translate(wanted, text(body, "target_id", ""), params)
+    if name not in COMMANDS:
+        known = ", ".join([*COMMANDS, *ALIASES])
+        raise WrongArguments(f"there is no command {wanted!r:.80}; command_type is one of {known}")
+    kind = CommandKind(name)
     if kind in DEVICE_COMMANDS:
-        return _device_command(kind, body, params)
+        return _device_command(kind, target or None, params, _wait(body))
     if kind is CommandKind.UPDATE_CONFIG and not params:
         raise WrongArguments("params is missing: the new values, by key")
     return CommandRequest(kind, text(body, "target_id"), params, _wait(body))
 
 
-def _device_command(kind: CommandKind, body: dict[str, Any], params: dict[str, Any]) -> CommandRequest:
+def _device_command(kind: CommandKind, target: str | None, params: dict[str, Any], wait: float) -> CommandRequest:
     """Return the request of a command about one device, or about all devices of a group."""
-    device, group = text(params, "device_uuid", ""), text(params, "group", "")
+    device, group = text(params, "device", ""), text(params, "group", "")
     if bool(device) == bool(group):
         raise WrongArguments(
             f"{kind} needs in params either device_uuid, or group, the name of a group or a replica; there is "
             f"{names(params)}"
         )
     if group:
-        return CommandRequest(kind, None, {"group": group}, _wait(body))
-    return CommandRequest(kind, text(body, "target_id", "") or None, {"device": device}, _wait(body))
+        return CommandRequest(kind, None, {"group": group}, wait)
+    return CommandRequest(kind, target, {"device": device}, wait)
 
 
 def _read_config(body: dict[str, Any]) -> CommandRequest:

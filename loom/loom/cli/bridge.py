@@ -31,7 +31,12 @@ NATS_MODULES = {"nats": "nats-py", "google": "protobuf"}
 @asking
 def bridge(
     access: Access,
-    nats: Annotated[str, typer.Argument(metavar="nats://HOST:4222", help="Address of NATS; tls://… with TLS.")],
+    nats: Annotated[
+        str,
+        typer.Argument(
+            metavar="nats://HOST:4222", envvar="torchLoom_ADDR", help="Address of NATS; tls://… with TLS."
+        ),
+    ] = "nats://localhost:4222",
     prefix: Annotated[str, typer.Option(help="The beginning of the subjects.")] = "torchLoom",
     format: Annotated[
         Format, typer.Option(help="Format of the bridge's messages; it takes both, and replies in the sender's.")

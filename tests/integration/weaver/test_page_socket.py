@@ -245,13 +245,30 @@ def test_the_seeds_messages_are_taken(house: House, trained: Training) -> None:
     assert changed[1]["changes"]["learning_rate"]["new"] == 0.75
 
 
+def test_a_client_that_asks_for_the_seeds_form_is_sent_it(house: House, trained: Training) -> None:
+    with page_socket(house.url, house.tokens["ann"], "?form=torchloom", page=False) as ann:
+        first = ann.of_type("status_update")["data"]
+        assert first["replicaGroups"]["train"]["status"] == "running"
+        assert first["training_status"][0]["replica_id"] == "train_0"
+        step = ann.of_type("training_status")["data"]["current_step"]
+        ann.next(lambda one: one["type"] == "status_update" and one["data"]["step"] >= step)
+        ann.send(type="update_config", replica_id="train", config_params={"learning_rate": "0.375"})
+        assert ann.of_type("acknowledgement")["changes"]["learning_rate"]["new"] == 0.375
+        ann.next(lambda one: one["type"] == "training_status" and one["data"]["config"] == {"learning_rate": 0.375})
+        with page_socket(house.url, house.tokens["bob"], "?form=torchloom", page=False) as bob:
+            assert bob.of_type("status_update")["data"]["replicaGroups"] == {}
+        with page_socket(house.url, house.tokens["ann"], page=False) as plain:
+            assert set(plain.of_type("delta")) == {"type", "replicas", "devices"}
+
+
 def test_the_seeds_address_is_taken(house: House, trained: Training) -> None:
     body = {"replica_id": "train_0", "config_params": {"learning_rate": 0.625}}
     status, answer = house.answer("ann", "POST", "/api/commands/update-config", body)
     command = json.loads(answer)
 
-    assert (status, command["replicas"]) == (200, ["train_0"])
-    await_true(lambda: house.weaver("ann").replica("train_0").config["learning_rate"] == 0.625)
+    assert (status, command["replicas"], command["done"]) == (200, ["train_0"], True)
+    assert command["outcomes"]["train_0"]["ok"]
+    assert house.weaver("ann").replica("train_0").config["learning_rate"] == 0.625
     (line,) = house.audit(event="commanded", command=command["id"])
     assert (line["path"], line["keys"]) == ("/api/commands/update-config", ["learning_rate"])
     assert house.answer("ann", "POST", "/api/commands/update-config", {"replica_id": "train_0"})[0] == 422

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from loom.chaos.faults import Place, fault_kind
+from loom.control.aliases import translate
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.frame import MAX_FRAME
 from loom.control.introduction import Device
@@ -247,12 +248,15 @@ class RequestHandler:
         return [{**record.to_body(), "user": self.user} for record in records]
 
     def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        kind = CommandKind.read(text(arguments, "kind"))
+        params, target = arguments.get("params") or {}, arguments.get("target")
+        name = text(arguments, "kind")
+        if isinstance(params, dict):
+            name, target, params = translate(name, target, params)
+        kind = CommandKind.read(name)
         if kind not in USER_COMMANDS:
             raise WrongArguments(
                 f"{kind} is not given as a command; choose one of {', '.join(sorted(USER_COMMANDS))}"
             )
-        params, target = arguments.get("params") or {}, arguments.get("target")
         id, announced = identity(arguments, "id"), arguments.get("announced") is True
         if announced and kind is not CommandKind.UPDATE_CONFIG:
             raise WrongArguments(f"only update_config is announced, not {kind}")
