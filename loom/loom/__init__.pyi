@@ -1,7 +1,13 @@
 """Every public name of Loom and its module, for type checkers, and for `loom` when it looks names up."""
 
+from loom import chaos as chaos
+from loom import devices as devices
+from loom import errors as errors
+from loom import rl as rl
 from loom import tensors as tensors
+from loom import threadlet as threadlet
 from loom import timing as timing
+from loom import train as train
 from loom._version import __version__ as __version__
 from loom.actor import Actor as Actor
 from loom.actor import Context as Context

@@ -148,11 +148,15 @@ class Job:
 
     @property
     def meshes(self) -> Mapping[str, MeshProxy]:
-        """The proc and actor meshes of the session by name; of two with one name, the newer."""
+        """The proc and actor meshes of the session by name.
+
+        Of several with one name, the newest that was not stopped has it. The others have their id behind it, such
+        as ``trainers#3``.
+        """
         if self._attached:
             self._attached = False
             find_meshes(self._calls)
-        return dict(self._calls.meshes)
+        return self._calls.meshes.by_name()
 
     def events(self, timeout: float | None = None) -> Iterator[Event]:
         """Yield each event of the session since this connection began, then new ones as they come.
@@ -422,7 +426,7 @@ class Job:
         self.close()
 
     def _repr_html_(self) -> str:
-        meshes = {name: (repr(mesh), mesh._panel()) for name, mesh in dict(self._calls.meshes).items()}
+        meshes = {name: (repr(mesh), mesh._panel()) for name, mesh in self._calls.meshes.by_name().items()}
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         details = f"{'closed' if self.closed else 'open'}, at {self.url}; {versions}"
         return job_html(f"Job {self.session}", details, self.hosts._panel(), meshes)

@@ -258,3 +258,24 @@ def test_without_monarch_functions_have_monarchs_parameters() -> None:
         assert found[name] == [
             [p.name, int(p.kind)] for p in inspect.signature(getattr(monarch.actor, name)).parameters.values()
         ], name
+
+
+@pytest.mark.parametrize("name", [name for name in dir(monarch.actor) if hasattr(loom, name)] + ["ActorMesh"])
+def test_what_is_generic_in_monarch_is_so_in_loom(name: str) -> None:
+    monarchs = getattr(monarch.actor, name, ActorMesh)
+    if isinstance(monarchs, type) and hasattr(monarchs, "__class_getitem__"):
+        count = len(getattr(monarchs, "__parameters__", ()) or (None,))
+        # Of a ParamSpec, ... is any parameters.
+        for given in ((int,) * count, (..., *(int,) * (count - 1))):
+            try:
+                monarchs[given[0] if count == 1 else given]  # type: ignore[index]
+            except TypeError:
+                continue
+            assert getattr(loom, name)[given[0] if count == 1 else given] is not None
+
+
+@pytest.mark.parametrize("name", ["chaos", "devices", "errors", "rl", "tensors", "threadlet", "timing", "train"])
+def test_a_package_is_there_after_loom_is_imported(name: str) -> None:
+    check = f"import sys, loom; loom.{name}; assert 'torch' not in sys.modules and 'monarch' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)

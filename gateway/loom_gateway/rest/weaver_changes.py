@@ -78,8 +78,8 @@ class ConfigUpdate(BaseModel, extra="forbid"):
 
     def to_command(self, wait: float = 0.0) -> CommandRequest:
         """Return the update as a command; ``wait`` is in seconds."""
-        kind = CommandKind.UPDATE_CONFIG
-        return CommandRequest(kind=kind, target=self.replica_id, params=self.config_params, wait=wait)
+        asked = {"target": self.replica_id, "params": self.config_params, "wait": wait}
+        return CommandRequest.model_validate({"kind": "update_config", **asked})
 
 
 class FaultRequest(BaseModel, extra="forbid"):

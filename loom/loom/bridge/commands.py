@@ -68,10 +68,11 @@ class CommandRequest:
             devices = gateway.ask("devices")
             found = (device["replicas"] for device in devices if device["uuid"] == self.params["device"])
             target = next(found, [])
-        asked = {"kind": self.kind.value, "target": target, "params": self.params, "id": id}
+        asked: dict[str, Any] = {"kind": self.kind.value, "target": target, "params": self.params, "id": id}
+        news: dict[str, Any] = {"announced": True} if self.announced else {}
         given: dict[str, Any]
         try:
-            given = gateway.ask("command", **asked, **({"announced": True} if self.announced else {}))
+            given = gateway.ask("command", **asked, **news)
         except WrongArguments:
             if not self.announced:
                 raise

@@ -152,15 +152,19 @@ def _reached(access: Access, session: str | None, mesh: str | None) -> Iterator[
 def _mesh(meshes: dict[str, Any], name: str | None) -> Any:
     from loom_proxy.mesh.procs import ProcMeshProxy
 
-    if name is None:
-        procs = [mesh for mesh in meshes.values() if isinstance(mesh, ProcMeshProxy) and not mesh._whole.stopped]
-        if len(procs) == 1:
-            return procs[0]
-    elif name in meshes:
+    if name in meshes:
         return meshes[name]
     known = ", ".join(sorted(meshes)) or "none"
-    what = "choose with --mesh" if name is None else f"there is no mesh {name!r}"
-    raise NoSuchMesh(f"{what}; the session's meshes: {known}")
+    if name is not None:
+        raise NoSuchMesh(f"there is no mesh {name!r}; the session's meshes: {known}")
+    procs = {
+        one: mesh for one, mesh in meshes.items() if isinstance(mesh, ProcMeshProxy) and not mesh._whole.stopped
+    }
+    if len(procs) == 1:
+        return next(iter(procs.values()))
+    if not procs:
+        raise NoSuchMesh(f"the session has no mesh of processes; its meshes: {known}")
+    raise NoSuchMesh(f"choose with --mesh one of the session's meshes of processes: {', '.join(sorted(procs))}")
 
 
 def _rank_and_path(text: str) -> tuple[int, str] | None:

@@ -149,7 +149,7 @@ class Acknowledgement:
 
     def to_body(self) -> dict[str, Any]:
         """Return the object for JSON, for the link and for the store."""
-        body = {
+        body: dict[str, Any] = {
             "ok": self.ok,
             "reason": self.reason,
             "step": self.step,

@@ -109,7 +109,11 @@ class GivenCommand:
         return not self.waiting
 
     def to_dict(self) -> dict[str, Any]:
-        what = {"id": self.command.id, "kind": self.command.kind.value, "params": self.command.params}
+        what: dict[str, Any] = {
+            "id": self.command.id,
+            "kind": self.command.kind.value,
+            "params": self.command.params,
+        }
         if self.command.announced:
             what["announced"] = True
         return what | {name: getattr(self, name) for name in ("target", "by", "time", "replicas", "event")}

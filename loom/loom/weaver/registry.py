@@ -82,14 +82,11 @@ class Registry:
         self._replay(now)
 
     def replica(self, id: str) -> Replica:
-        """Return a replica by its id, or by its short name if only one living replica has that name."""
-        try:
-            return self.replicas[id]
-        except KeyError:
-            named = [one for one in self.replicas.values() if one.short_name == id and one.state in LIVING]
-            if len(named) == 1:
-                return named[0]
-            raise NotFound(unknown(id, self.replicas), code="unknown_replica") from None
+        """Return a replica by its id, or by its short name; see `named`."""
+        found = self.replicas.get(id) or named(id, self.replicas.values())
+        if found is None:
+            raise NotFound(unknown(id, self.replicas), code="unknown_replica")
+        return found
 
     def in_procs(self, session: str | None, procs: str) -> list[Replica]:
         return [self.replicas[id] for id in self._in_procs.get((session, procs), ())]
@@ -366,6 +363,15 @@ class Registry:
                         replica.status_type = about[0] if about else replica.status_type
                         if replica not in self._unsaved:
                             self._unsaved[replica] = row, now
+
+
+def named(name: str, replicas: Iterable[Replica]) -> Replica | None:
+    """Return the replica that has a short name: the only living one, or if none lives, the one that ended last."""
+    found = [one for one in replicas if one.short_name == name]
+    living = [one for one in found if one.state in LIVING]
+    if living:
+        return living[0] if len(living) == 1 else None
+    return max(found, key=lambda one: one.changed, default=None)
 
 
 def _health(status: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from loom.control.commands import Acknowledgement, plain_config
 from loom.errors import EndpointNotFound
@@ -18,14 +18,23 @@ from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.ranks.methods import RankMethods
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 GIVES_WAY = frozenset({"reconfigure", "exec", "shell", "copy_to", "copy_from", "forward"})
 """Names of methods that Loom adds. An endpoint of such a name, which a Monarch program may have, replaces it."""
 
 
-class ActorMeshProxy(RankMethods):
+class ActorMeshProxy(RankMethods, Generic[T]):
     """Actors of one class, one in each process; the counterpart of ``monarch.actor.ActorMesh``.
 
-    The attributes are the actors' endpoints.
+    The attributes are the actors' endpoints. ``ActorMesh[Counter]`` is a type for annotations, as Monarch's.
     """
 
     _NOUN = "actor"

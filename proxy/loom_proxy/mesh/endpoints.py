@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from loom.cluster import Counterpart
 from loom.errors import Invalid, NotAnEndpoint, NotSupported, WrongArguments
@@ -16,6 +16,16 @@ from loom_proxy.display.notebook import endpoint_html
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.base import MeshProxy
 from loom_proxy.mesh.values import ValueMeshProxy
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P, R = ParamSpec("P"), TypeVar("R")
 
 C = TypeVar("C", bound=EndpointCall)
 
@@ -47,7 +57,7 @@ class NotAnEndpointProxy:
         return f"<{self._class.__name__}.{self._name}, not an endpoint>"
 
 
-class EndpointProxy(metaclass=Counterpart):
+class EndpointProxy(Generic[P, R], metaclass=Counterpart):
     """An endpoint of the actors of a mesh. Its methods are Monarch's adverbs.
 
     Each raises `WrongArguments` or `UnpicklableError` before it sends anything.

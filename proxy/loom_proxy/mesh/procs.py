@@ -92,7 +92,7 @@ class HostMeshProxy(MeshProxy):
         whole = WholeMesh(caller, ident, name, shape)
         whole.hosts = self
         procs = ProcMeshProxy(whole)
-        caller.meshes[name] = procs
+        caller.meshes.add(procs)
         return procs
 
     def as_injectable(self) -> HostMeshProxy:
@@ -200,7 +200,7 @@ class ProcMeshProxy(RankMethods):
         # Ranks of the actors count from this mesh, even if it is a part of the processes.
         whole = WholeMesh(caller, ident, name, self._shape, self._whole.ident)
         actors = ActorMeshProxy(whole, class_name=Class.__name__, signatures=signatures, cls=Class)
-        caller.meshes[name] = actors
+        caller.meshes.add(actors)
         return actors
 
     @property

@@ -39,9 +39,9 @@ def proxy_of(caller: Calls, made: Made) -> Any:
 
 
 def find_meshes(caller: Calls) -> None:
-    """Make proxies of meshes of the session's earlier clients, except those whose name this client has taken."""
+    """Make proxies of the meshes of the session's earlier clients."""
     listed = caller.ask(ListMeshes()).get()
-    for ident, kind, name, shape, class_name, endpoints, stopped in reversed(listed):  # the newest first
-        if not stopped and name not in caller.meshes:
+    for ident, kind, name, shape, class_name, endpoints, stopped in listed:
+        if not stopped and ident not in caller.meshes:
             made = Made(kind, ident, name, shape, ident, class_name, endpoints)
-            caller.meshes[name] = proxy_of(caller, made)
+            caller.meshes.add(proxy_of(caller, made))

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 from loom.cluster import is_monarchs, monarchs
 from loom.errors import Invalid, NotAMethod, WrongArguments
@@ -20,6 +20,7 @@ from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
 from loom_proxy.ports.port import Port
 
 A = TypeVar("A")
+P = ParamSpec("P")
 R = TypeVar("R")
 
 _SELECTIONS = ("all", "choose")
@@ -98,7 +99,7 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
     return EndpointProxy(mesh, f"{name}(port)" if explicit_response_port else f"{name}()", signature)
 
 
-class Accumulator(Generic[R, A]):
+class Accumulator(Generic[P, R, A]):
     """A fold of the results of all actors of a mesh; the counterpart of ``monarch.actor.Accumulator``.
 
     ``Accumulator(mesh.count, 0, operator.add).accumulate().get()``

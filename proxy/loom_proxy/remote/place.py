@@ -55,13 +55,13 @@ class Place:
         except BaseException:  # the class or an argument cannot be pickled
             procs.stop("nothing was spawned")
             raise
-        return mesh, lambda: _end(name, procs, mesh)
+        return mesh, lambda: _end(procs, mesh)
 
 
-def _end(name: str, procs: ProcMeshProxy, mesh: ActorMeshProxy) -> None:
+def _end(procs: ProcMeshProxy, mesh: ActorMeshProxy) -> None:
     caller = procs._whole.caller
-    if caller.meshes.get(name) is mesh:
-        del caller.meshes[name]
+    for one in (mesh, procs):
+        caller.meshes.remove(one)
     if not caller.ended.is_set():
         procs.stop("torn down").get(TEARDOWN_TIMEOUT)
 

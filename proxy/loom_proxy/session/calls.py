@@ -48,6 +48,7 @@ from loom_proxy.futures.results import StreamFutures, Unread, error_of, raise_er
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.events import Event, SessionEvents
 from loom_proxy.session.interrupts import Uninterrupted
+from loom_proxy.session.named_meshes import NamedMeshes
 from loom_proxy.session.reads import Reads
 from loom_proxy.session.waits import Waits
 
@@ -58,9 +59,6 @@ KEPT_UNTIL_READ = frozenset({Call, CallOne, Choose, StreamCall, CollectAnswer})
 
 LARGE = 1 << 20
 """Bytes of an answer of which the driver is told at once when it was read, so that it frees them."""
-
-KEPT_STOPPED = 64
-"""Meshes that were stopped here which `Job.meshes` still names."""
 
 
 class Calls(Waits):
@@ -90,10 +88,8 @@ class Calls(Waits):
         """Makes the proxy of a mesh that came in a result."""
         self.wholes: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """The whole meshes that have proxies, by id."""
-        self.meshes: dict[str, Any] = {}
-        """Proxies of the session's meshes by name."""
-        self._stopped: list[Any] = []
-        """Proxies from `meshes` of meshes that were stopped here, the oldest first."""
+        self.meshes = NamedMeshes()
+        """Proxies of the session's meshes."""
         self.ended = threading.Event()
         self._events = events
         self._ids = itertools.count(welcome.next_id)
@@ -210,19 +206,8 @@ class Calls(Waits):
         return bool(withdrawn)
 
     def note_stopped(self, ident: int | None = None) -> None:
-        """Note that a whole mesh was stopped, with the actors on it; without an id, that all were.
-
-        `meshes` drops those that were stopped first, beyond `KEPT_STOPPED`.
-        """
-        for mesh in list(self.meshes.values()):
-            stopped = ident is None or ident in (mesh._whole.ident, mesh._whole.procs)
-            if stopped and mesh not in self._stopped:
-                self._stopped.append(mesh)
-        # A newer mesh may have taken the name of an older one.
-        named: list[Any] = [mesh for mesh in self._stopped if self.meshes.get(mesh._whole.name) is mesh]
-        for oldest in named[:-KEPT_STOPPED]:
-            self.meshes.pop(oldest._whole.name, None)
-        self._stopped = named[-KEPT_STOPPED:]
+        """Note that a whole mesh was stopped, with the actors on it; without an id, that all were."""
+        self.meshes.note_stopped(ident)
 
     def forget(self, mesh: int) -> None:
         """Release a mesh that came in a result; the driver learns of it with the next operation.

@@ -147,11 +147,20 @@ def meshes_that_were_stopped(hosts: Any, api: Any) -> Any:
     counters = procs.spawn("counters", Counter)
     counters.value.call().get(timeout=30)
     counters.stop("enough").get(timeout=30)
-    call = api.mistake(lambda: counters.slice(hosts=0).value.call_one().get(timeout=30), "stopped")
+    who = "Endpoint call counters.value() failed, Supervision event: actor counters"
+    why = "has status:\n  stopped: ActorMeshController received explicit stop request"
+    calls = [
+        api.mistake(lambda: counters.slice(hosts=0).value.call_one().get(timeout=30), part) for part in (who, why)
+    ]
+    calls += [api.mistake(lambda: counters.value.call().get(timeout=30), why)]
+    others = procs.spawn("others", Counter)
+    others.value.call().get(timeout=30)
     procs.stop().get(timeout=30)
+    stopped = "`ProcMesh` has already been stopped"
     return [
-        call,
-        api.mistake(lambda: procs.spawn("more", Counter).initialized.get(timeout=30), "stopped"),
+        *calls,
+        api.mistake(lambda: others.value.choose().get(timeout=30), "has status:\n  stopped: stopped by client"),
+        api.mistake(lambda: procs.spawn("more", Counter).initialized.get(timeout=30), stopped),
     ]
 
 

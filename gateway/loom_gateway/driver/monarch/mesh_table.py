@@ -21,6 +21,9 @@ from loom_gateway.driver.monarch.release import release
 
 logger = logging.getLogger(__name__)
 
+_OF_ACTORS, _OF_PROCS = "ActorMeshController received explicit stop request", "stopped by client"
+"""Monarch's words for actors that were stopped, and for those whose processes were."""
+
 NAME_TIMEOUT = 1.0  # seconds to report Monarch's name of a mesh; one that is being made has none
 STOP_TIMEOUT = 5.0  # seconds for stopping the processes of a mesh
 HOST_MESH = 0  # id of the session's host mesh, which exists from the start
@@ -54,6 +57,7 @@ class Entry:
     stopped: bool = False
     stop_reason: str = ""  # why it was stopped, in words; "" if it was not
     last_shape: MeshShape | None = None  # of a mesh that was stopped
+    stopped_by: str = ""  # what Monarch says of actors that were stopped
     calls: dict[str, EndpointCalls] = field(default_factory=dict)  # by endpoint; a part has those of the whole mesh
 
     @property
@@ -169,6 +173,12 @@ class MeshTable:
         key = (ident, name)
         found = self._endpoints.get(key)
         if found is None:
+            known = self._entries.get(ident)
+            if known is not None and known.stopped_by and known.failure is not None:
+                raise SupervisionError(
+                    f"Endpoint call {known.name}.{name}() failed, Supervision event: actor {known.name} has "
+                    f"status:\n  stopped: {known.stopped_by} ({known.failure})"
+                )
             found = self._endpoints[key] = _unchecked(self.mesh(ident), name)
         return found
 
@@ -205,7 +215,10 @@ class MeshTable:
         }
         release([belong[key].mesh for key in sorted(belong, reverse=True)])
         for key, entry in belong.items():
-            failure = SupervisionError(f"mesh {entry.name!r} was stopped")
+            text = f"mesh {entry.name!r} was stopped"
+            if entry.kind == "procs":
+                text = f"`ProcMesh` has already been stopped: {text}"
+            failure = SupervisionError(text)
             self._entries[key] = Entry(
                 entry.kind,
                 entry.name,
@@ -217,6 +230,7 @@ class MeshTable:
                 stopped=True,
                 stop_reason=entry.stop_reason,
                 last_shape=entry.shape,
+                stopped_by=_OF_ACTORS if ident == entry.root else _OF_PROCS,
             )
         for called in [called for called in self._endpoints.copy() if called[0] in belong]:
             self._endpoints.pop(called, None)

@@ -10,6 +10,7 @@ from typing import Any
 from loom.control.commands import DEVICE_COMMANDS
 from loom.errors import Denied, NotFound
 from loom.weaver.commands import unknown_command
+from loom.weaver.registry import named
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.arguments import text
 from loom.weaver.states import LIVING
@@ -61,10 +62,10 @@ class OneSession:
     def _of_replica(self, operation: str, name: str, arguments: dict[str, Any]) -> Any:
         """Do an operation on the replica that an argument names by its id, or by a short name."""
         wanted, own = text(arguments, name), self._own
-        short = [one.id for one in own.values() if one.short_name == wanted and one.state in LIVING]
-        if wanted not in own and len(short) != 1:
+        found = own.get(wanted) or named(wanted, own.values())
+        if found is None:
             raise self._unknown(wanted, own)
-        return self._answer(operation, {**arguments, name: wanted if wanted in own else short[0]})
+        return self._answer(operation, {**arguments, name: found.id})
 
     def _unknown(self, wanted: object, own: dict[str, Replica]) -> NotFound:
         return NotFound(

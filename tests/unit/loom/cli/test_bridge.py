@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from loom.cli import app
+from loom.cli.app import app
 
 pytest.importorskip("nats")
 

@@ -315,3 +315,23 @@ def test_looking_after_replicas_costs_the_same_for_few_and_many(bench: Bench) ->
 
     assert len(bench.weaver._liveness._checks) == 200
     assert bench.weaver._liveness._checks[0][0] > bench.now + 0.5
+
+
+def test_a_replica_is_found_by_its_short_name_while_it_lives_and_after_its_end(bench: Bench) -> None:
+    before = Threadlet(bench, "train_0@first", session="first")
+    assert bench.weaver.known.replica("train_0").id == "train_0@first"
+    before.say("bye", "done", "finished")
+    assert bench.weaver.known.replica("train_0").id == "train_0@first"
+
+    bench.now += 1
+    after = Threadlet(bench, "train_0@second", session="second")
+    assert bench.weaver.known.replica("train_0").id == "train_0@second"
+    other = Threadlet(bench, "train_0@third", session="third")
+    with pytest.raises(UnknownReplica):
+        bench.weaver.known.replica("train_0")
+
+    after.say("bye", "done", "finished")
+    assert bench.weaver.known.replica("train_0").id == "train_0@third"
+    bench.now += 1
+    other.say("bye", "killed", "failed")
+    assert bench.weaver.known.replica("train_0").id == "train_0@third"

@@ -1,0 +1,41 @@
+"""The mesh that ``loom exec`` and its like mean."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loom.cli.ranks import _mesh
+from loom.errors import NoSuchMesh
+from loom_proxy.mesh.procs import ProcMeshProxy
+
+
+def procs(stopped: bool = False) -> Any:
+    made = ProcMeshProxy.__new__(ProcMeshProxy)
+    made.__dict__["_whole"] = SimpleNamespace(stopped=stopped)
+    return made
+
+
+def test_one_mesh_of_processes_needs_no_name() -> None:
+    only = procs()
+    actors: Any = object()
+
+    assert _mesh({"x": actors, "x#1": only, "old": procs(stopped=True)}, None) is only
+    assert _mesh({"x": actors, "x#1": only}, "x") is actors
+    assert _mesh({"x": actors, "x#1": only}, "x#1") is only
+
+
+@pytest.mark.parametrize(
+    ("meshes", "name", "text"),
+    [
+        ({}, None, "no mesh of processes; its meshes: none"),
+        ({"old": procs(stopped=True)}, None, "no mesh of processes; its meshes: old"),
+        ({"x": procs(), "x#1": procs(), "a": object()}, None, "choose with --mesh .* processes: x, x#1$"),
+        ({"x": procs()}, "y", "there is no mesh 'y'; the session's meshes: x"),
+    ],
+)
+def test_a_choice_is_asked_for_where_there_is_one(meshes: dict[str, Any], name: str | None, text: str) -> None:
+    with pytest.raises(NoSuchMesh, match=text):
+        _mesh(meshes, name)
