@@ -34,10 +34,12 @@ class Calls:
         self.beside: dict[int, Handler] = dict.fromkeys(CALLS, in_its_trace(self._call_beside))
         """The handlers for a client next to the one that drives."""
 
+    # The endpoint comes first in each of these: of a mesh that was stopped it says so in Monarch's words.
+
     def _call(self, message: Message, started: float) -> None:
         mesh, name = EndpointCall.fields(message.body)
-        entry = self._meshes.entry(mesh)
         bound = getattr(self._meshes.endpoint(mesh, name), _ADVERB_OF[message.kind])
+        entry = self._meshes.entry(mesh)
         args, kwargs = self._arguments(name, message)
         convert = _values if message.kind == Kind.CALL else None
         reply = self._replies.expect(message, started, entry, convert=convert)
@@ -49,8 +51,8 @@ class Calls:
 
     def _call_one(self, message: Message, started: float) -> None:
         mesh, name = EndpointCall.fields(message.body)
-        entry = self._meshes.entry(mesh)
         endpoint = self._meshes.endpoint(mesh, name)
+        entry = self._meshes.entry(mesh)
         channel = self._channels.to(mesh, entry)
         takes = channel is not None and channel.takes(name, endpoint)
         plain = plain_payload(message.parts) if takes else None
@@ -72,8 +74,8 @@ class Calls:
 
     def _stream(self, message: Message, started: float) -> None:
         mesh, name = EndpointCall.fields(message.body)
-        entry = self._meshes.entry(mesh)
         bound = self._meshes.endpoint(mesh, name).stream
+        entry = self._meshes.entry(mesh)
         args, kwargs = self._arguments(name, message)
         futures = list(bound(*args, **kwargs))
         expected = [self._replies.expect(message, started, entry, index) for index in range(len(futures))]
@@ -81,8 +83,8 @@ class Calls:
 
     def _broadcast(self, message: Message, started: float) -> None:
         mesh, name = EndpointCall.fields(message.body)
-        entry = self._meshes.entry(mesh)
         bound = self._meshes.endpoint(mesh, name).broadcast
+        entry = self._meshes.entry(mesh)
         args, kwargs = self._arguments(name, message)
         bound(*args, **kwargs)
         self._context.broadcasts.note(mesh)
@@ -91,8 +93,8 @@ class Calls:
     def _call_beside(self, message: Message, started: float) -> None:
         # On the event loop: the reply channels expect their calls from the driving client's thread.
         mesh, name = EndpointCall.fields(message.body)
-        entry = self._meshes.entry(mesh)
         bound = getattr(self._meshes.endpoint(mesh, name), _ADVERB_OF[message.kind])
+        entry = self._meshes.entry(mesh)
         args, kwargs = self._arguments(name, message)
         if message.kind == Kind.BROADCAST:
             self._context.loop.call_soon_threadsafe(functools.partial(bound, *args, **kwargs))

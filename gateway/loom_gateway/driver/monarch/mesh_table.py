@@ -40,6 +40,23 @@ def shape_of(mesh: Any) -> MeshShape:
     return tuple(mesh._labels), slice_.offset, tuple(slice_.sizes), tuple(slice_.strides)
 
 
+class _Stopped(SupervisionError):
+    """The failure of every operation on a mesh that was stopped."""
+
+    def __init__(self, kind: str, name: str, monarchs: str) -> None:
+        text = f"mesh {name!r} was stopped"
+        super().__init__(f"`ProcMesh` has already been stopped: {text}" if kind == "procs" else text)
+        self._name = name
+        self._monarchs = monarchs
+
+    def of_call(self, endpoint: str) -> SupervisionError:
+        """Return the failure of a call, in Monarch's words."""
+        return SupervisionError(
+            f"Endpoint call {self._name}.{endpoint}() failed, Supervision event: actor {self._name} has status:\n"
+            f"  stopped: {self._monarchs} ({self})"
+        )
+
+
 @dataclass
 class Entry:
     """A mesh, or the reason why it could not be made."""
@@ -57,7 +74,6 @@ class Entry:
     stopped: bool = False
     stop_reason: str = ""  # why it was stopped, in words; "" if it was not
     last_shape: MeshShape | None = None  # of a mesh that was stopped
-    stopped_by: str = ""  # what Monarch says of actors that were stopped
     calls: dict[str, EndpointCalls] = field(default_factory=dict)  # by endpoint; a part has those of the whole mesh
 
     @property
@@ -174,11 +190,8 @@ class MeshTable:
         found = self._endpoints.get(key)
         if found is None:
             known = self._entries.get(ident)
-            if known is not None and known.stopped_by and known.failure is not None:
-                raise SupervisionError(
-                    f"Endpoint call {known.name}.{name}() failed, Supervision event: actor {known.name} has "
-                    f"status:\n  stopped: {known.stopped_by} ({known.failure})"
-                )
+            if known is not None and isinstance(known.failure, _Stopped):  # also of a part made afterwards
+                raise known.failure.of_call(name)
             found = self._endpoints[key] = _unchecked(self.mesh(ident), name)
         return found
 
@@ -215,10 +228,7 @@ class MeshTable:
         }
         release([belong[key].mesh for key in sorted(belong, reverse=True)])
         for key, entry in belong.items():
-            text = f"mesh {entry.name!r} was stopped"
-            if entry.kind == "procs":
-                text = f"`ProcMesh` has already been stopped: {text}"
-            failure = SupervisionError(text)
+            failure = _Stopped(entry.kind, entry.name, _OF_ACTORS if ident == entry.root else _OF_PROCS)
             self._entries[key] = Entry(
                 entry.kind,
                 entry.name,
@@ -230,7 +240,6 @@ class MeshTable:
                 stopped=True,
                 stop_reason=entry.stop_reason,
                 last_shape=entry.shape,
-                stopped_by=_OF_ACTORS if ident == entry.root else _OF_PROCS,
             )
         for called in [called for called in self._endpoints.copy() if called[0] in belong]:
             self._endpoints.pop(called, None)
