@@ -292,7 +292,7 @@ async def test_a_replica_that_is_not_there_is_an_answer(client: Client, bridge: 
         ),
         (CONFIG, b'{"learning_rate": 0.1}', "wrong_arguments", "config_params is missing"),
         (CONFIG, b'{"config_params": [1]}', "wrong_arguments", "config_params has keys and values"),
-        (CONFIG, b'{"config_params": {"a": NaN}}', "wrong_arguments", "cannot be said in JSON"),
+        (CONFIG, b'{"config_params": {"a": NaN}}', "wrong_arguments", "nan cannot be sent in JSON"),
     ],
 )
 async def test_what_makes_no_sense_is_answered(
