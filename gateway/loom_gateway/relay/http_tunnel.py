@@ -149,7 +149,8 @@ class Tunnel:
         After `POLL` seconds without room, that is not ``number``, and the client sends the batch again.
         """
         if number > self._taken + 1:
-            raise ProtocolMismatch(f"batch {number} came where batch {self._taken + 1} had to come")
+            # Something on the way has answered in the gateway's place: the client connects anew, and resumes.
+            raise ConnectionLost(f"batch {number} came where batch {self._taken + 1} had to come")
         frames = split_batch(data)
         if number == self._taken + 1:
             await _wait_for(self._room)
@@ -205,7 +206,7 @@ class Tunnel:
     async def poll(self, number: int) -> tuple[bytes, bool]:
         """Return a batch by number, and whether it is the last. It is empty after `POLL` seconds without frames."""
         if number not in (self._number, self._number + 1):
-            raise ProtocolMismatch(f"batch {number} was asked for; the last one is {self._number}")
+            raise ConnectionLost(f"batch {number} was asked for; the last one is {self._number}")
         with self._attended():
             if number == self._number + 1:
                 self._batch = b""

@@ -57,8 +57,16 @@ def test_a_tunnel_needs_a_token(cluster: LocalCluster) -> None:
     assert request(cluster, "POST", "", token="wrong") == (401, "authentication")
 
 
-@pytest.mark.parametrize("n", ["", "?n=", "?n=0", "?n=-1", "?n=x", "?n=2", f"?n={'9' * 30}", "?n=%00"])
-def test_a_number_that_is_not_the_next(cluster: LocalCluster, tunnel: str, n: str) -> None:
+@pytest.mark.parametrize("n", ["?n=2", "?n=999"])
+def test_a_number_that_is_not_the_next_ends_the_tunnel_and_not_the_session(
+    cluster: LocalCluster, tunnel: str, n: str
+) -> None:
+    assert request(cluster, "POST", f"{tunnel}/up{n}", b"") == (404, "connection_lost")
+    assert request(cluster, "GET", f"{tunnel}/down{n}") == (404, "connection_lost")
+
+
+@pytest.mark.parametrize("n", ["", "?n=", "?n=0", "?n=-1", "?n=x", f"?n={'9' * 30}", "?n=%00"])
+def test_what_is_no_number_of_a_batch(cluster: LocalCluster, tunnel: str, n: str) -> None:
     assert request(cluster, "POST", f"{tunnel}/up{n}", b"") == (400, "protocol_mismatch")
     assert request(cluster, "GET", f"{tunnel}/down{n}") == (400, "protocol_mismatch")
 

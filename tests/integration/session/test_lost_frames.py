@@ -129,3 +129,18 @@ def test_a_batch_that_was_lost_in_an_http_tunnel_is_noticed_too(
         assert counter.add.call_one(1).get(BOUND) == 1
         assert not losses
         assert counter.value.call_one().get(BOUND) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counter", ["_sent", "_received"])
+def test_a_batch_that_something_on_the_way_has_answered_does_not_end_the_session(
+    cluster: LocalCluster, counter: str
+) -> None:
+    with loom.connect(cluster.url, cluster.token, transport="http") as job:
+        assert job.run(int) == 0
+        transport: Any = job._connection._transport
+
+        setattr(transport, counter, getattr(transport, counter) + 1)
+
+        assert [job.run(abs, number) for number in range(3)] == [0, 1, 2]
+        assert job._connection._transport is not transport

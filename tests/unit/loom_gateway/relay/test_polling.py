@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from loom.errors import ProtocolMismatch
+from loom.errors import ConnectionLost
 from loom.token_file import TokenFile
 from loom.wire.batches import TUNNELS, split_batch
 from loom.wire.lane import behind_length
@@ -83,7 +83,7 @@ async def test_a_batch_that_comes_twice_is_passed_on_once(tmp_path: Path) -> Non
 
 async def test_a_batch_before_which_one_is_missing_is_refused(tmp_path: Path) -> None:
     async with tunnelled(tmp_path) as (tunnel, *_):
-        with pytest.raises(ProtocolMismatch, match="batch 2 came where batch 1"):
+        with pytest.raises(ConnectionLost, match="batch 2 came where batch 1"):
             await tunnel.take(2, batch(b"a"))
 
 
@@ -136,7 +136,7 @@ async def test_a_batch_is_kept_until_the_next_is_asked_for(tmp_path: Path) -> No
         assert await tunnel.poll(1) == (batch(b"a"), False)
         assert await tunnel.poll(2) == (batch(b"b"), False)
         for number in (1, 4):
-            with pytest.raises(ProtocolMismatch, match=f"batch {number} was asked for; the last one is 2"):
+            with pytest.raises(ConnectionLost, match=f"batch {number} was asked for; the last one is 2"):
                 await tunnel.poll(number)
 
 
