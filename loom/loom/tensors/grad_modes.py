@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -33,11 +33,11 @@ class set_grad_enabled:  # noqa: N801 - as torch calls it
         grad_enabled.reset(self._token)
 
 
-def no_grad() -> Any:
-    """Build no graph within the block, or within the function that this decorates."""
-    return grad_mode(False)
+def no_grad(function: Callable[..., Any] | None = None) -> Any:
+    """Build no graph within the block, or within the function that this decorates, with parentheses or without."""
+    return grad_mode(False) if function is None else grad_mode(False)(function)
 
 
-def enable_grad() -> Any:
-    """Build a graph within the block, also in one of `no_grad`."""
-    return grad_mode(True)
+def enable_grad(function: Callable[..., Any] | None = None) -> Any:
+    """Build a graph within the block, also in one of `no_grad`, or within the function that this decorates."""
+    return grad_mode(True) if function is None else grad_mode(True)(function)

@@ -333,6 +333,41 @@ def test_a_weight_is_changed_in_place_or_made_anew(lt: Tensors) -> None:
     assert anew.grad.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("mode", ["no_grad", "enable_grad"])
+@pytest.mark.parametrize("called", [True, False])
+def test_a_function_is_run_without_a_graph_or_with_one(lt: Tensors, mode: str, called: bool) -> None:
+    w = lt.ones(2, requires_grad=True)
+
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    decorate = getattr(lt, mode)
+    doubled = (decorate() if called else decorate)(double)
+
+    with lt.no_grad():
+        assert doubled(w).requires_grad is (mode == "enable_grad")
+    assert doubled(w).requires_grad is (mode == "enable_grad")
+
+
+def test_a_loop_of_a_hundred_steps_changes_its_weights_in_place(lt: Tensors) -> None:
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(32, 4))
+    x, y = lt.tensor(inputs), lt.tensor(inputs @ np.array([[1.0], [-2.0], [3.0], [0.5]]))
+    w = lt.zeros(4, 1, dtype=lt.float64, requires_grad=True)
+    losses = []
+    for step in range(100):
+        loss = (x.matmul(w).sub(y)).pow(2).mean()
+        loss.backward()
+        with lt.no_grad():
+            w -= w.grad.mul(0.1)
+        w.grad = None
+        if step % 25 == 0:
+            losses.append(loss.item())
+
+    assert losses == sorted(losses, reverse=True)
+    assert w.flatten().tolist() == pytest.approx([1.0, -2.0, 3.0, 0.5], abs=1e-3)
+
+
 def test_a_handle_is_copied_and_not_sent(lt: Tensors) -> None:
     x = lt.tensor([1.0, 2.0], requires_grad=True)
     y = copy.deepcopy(x)
