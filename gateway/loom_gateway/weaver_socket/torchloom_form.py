@@ -22,7 +22,7 @@ from typing import Any
 from loom.process import tasks
 from loom.process.turns import Turns
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
-from loom_gateway.rest.exact_json import exact_json
+from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket.readers import FeedReader
 
 ROUND = 1.0
