@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from loom.process.held_folder import hold
+from loom.process.held_folder import LONGEST_SOCKET_PATH, hold
 from loom.token_file import state_folder
 from loom_gateway.sessions.driver_files import DriverFiles
 
@@ -34,6 +34,9 @@ def default_path(port: int, separate: bool = False) -> str:
     return str((SYSTEM if separate else state_folder()) / name)
 
 
+_PREFIX = "loom-gateway-"
+
+
 class StateFolder:
     """A folder that only this user can open, held by one gateway at a time.
 
@@ -52,8 +55,15 @@ class StateFolder:
 
     @classmethod
     def make_temporary(cls) -> StateFolder:
-        """Create a new folder, for a gateway whose drivers end with it."""
-        return cls(tempfile.mkdtemp(prefix="loom-gateway-"), None)
+        """Create a new folder, for a gateway whose drivers end with it.
+
+        It is in the folder for temporary files, unless the path of a socket in it would be too long there.
+        """
+        made = cls(tempfile.mkdtemp(prefix=_PREFIX), None)
+        if len(os.fsencode(made.new_driver().socket)) > LONGEST_SOCKET_PATH:
+            made.remove()
+            made = cls(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"), None)
+        return made
 
     @classmethod
     def open(cls, path: str, separate: bool = False) -> StateFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 MONARCH_ENVIRONMENT = {
     # Monarch looks for dead processes every 10 s by default, but a caller should know within a second.
@@ -25,6 +26,9 @@ MONARCH_ENVIRONMENT = {
 """Variables and their values, for those that the user has not set."""
 
 
+_LONGEST_FOLDER = 80
+"""Bytes of the path of a folder for temporary files: Monarch's sockets in it have names of 23 bytes more."""
+
 TORCHRUN_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables for a worker's own place among workers, which not only ``torchrun`` sets. They are wrong for the
 processes that the worker starts."""
@@ -37,6 +41,15 @@ def remove_own_place() -> None:
 
 
 def set_monarch_environment() -> None:
-    """Set the variables of `MONARCH_ENVIRONMENT` that are not set. Call it before Monarch is imported."""
+    """Set the variables of `MONARCH_ENVIRONMENT` that are not set. Call it before Monarch is imported.
+
+    A ``TMPDIR`` in which Monarch would fail is replaced: one that is no folder by the one that Python takes
+    instead, and one whose path is too long for a socket by ``/tmp``.
+    """
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        os.environ["TMPDIR"] = "/tmp"
+    elif "TMPDIR" in os.environ:
+        os.environ["TMPDIR"] = folder
     for name, value in MONARCH_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -13,7 +13,7 @@ from loom.errors import Conflict, UnsafeStateFolder
 _log = logging.getLogger("loom.process")
 
 _OPEN_VOLUME = 0o777  # the mode of a new emptyDir of Kubernetes
-_LONGEST_SOCKET_PATH = 107  # bytes, on Linux; elsewhere a few less
+LONGEST_SOCKET_PATH = 107  # bytes, on Linux; elsewhere a few less
 
 
 def hold(path: Path, holder: str, socket: str, advice: str = "", passable: bool = False) -> int:
@@ -22,8 +22,8 @@ def hold(path: Path, holder: str, socket: str, advice: str = "", passable: bool 
     ``holder`` is the kind of process that holds it, ``socket`` the longest name of a socket in it, and ``advice``
     says how to choose another folder. With ``passable``, other user ids can open what they know the name of.
     """
-    if len(os.fsencode(path / socket)) > _LONGEST_SOCKET_PATH:
-        longest = _LONGEST_SOCKET_PATH - len(socket) - 1
+    if len(os.fsencode(path / socket)) > LONGEST_SOCKET_PATH:
+        longest = LONGEST_SOCKET_PATH - len(socket) - 1
         raise UnsafeStateFolder(
             f"the path of the state folder {path} is too long for a socket in it: choose one of at most {longest} "
             f"bytes{advice}"

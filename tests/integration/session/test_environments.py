@@ -22,6 +22,7 @@ import loom
 class Counter(loom.Actor):
     @loom.endpoint
     def add(self, k):
+        print("printed by an actor: \\N{SNOWMAN}")
         return k + 1
 
 def speak():
@@ -181,9 +182,9 @@ PLACES: dict[str, Place] = {
 QUICK = {"as usual", "streams in ASCII", "nothing open", "nothing but PATH", "without streams", "in a forked child"}
 
 
-def _command(place: Place, folder: Path) -> tuple[list[str], str | None]:
+def _command(place: Place, program: str, folder: Path) -> tuple[list[str], str | None]:
     text = (
-        PROGRAM
+        program
         + "\nif __name__ == '__main__':\n"
         + "".join(f"    {line}\n" for line in START[place.start].splitlines())
     )
@@ -207,22 +208,47 @@ def _command(place: Place, folder: Path) -> tuple[list[str], str | None]:
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLACES]
 )
 def test_a_program_has_its_result_in_every_environment(cluster: LocalCluster, tmp_path: Path, name: str) -> None:
-    place = PLACES[name]
+    variables = {"TEST_URL": cluster.url, "TEST_TOKEN": cluster.token}
+    _run_in(PLACES[name], PROGRAM, variables, tmp_path)
+
+
+STARTS_CLUSTERS = (
+    *("as usual", "no HOME", "no USER", "nothing but PATH", "an empty PATH", "the locale C without UTF-8"),
+    *(
+        "streams in ASCII",
+        "a TMPDIR that is not there",
+        "a long TMPDIR",
+        "XDG folders that are not there",
+        "proxies",
+    ),
+    *("optimised", "isolated", "a safe path", "warnings are errors", "nothing open", "a umask of 077"),
+    *("with its folder removed",),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STARTS_CLUSTERS)
+def test_a_local_cluster_starts_and_its_actors_print_in_every_environment(tmp_path: Path, name: str) -> None:
+    program = PROGRAM.replace("loom.connect(url, token)", "loom.local(hosts=1)")
+    _run_in(PLACES[name], program, {"TEST_URL": "", "TEST_TOKEN": ""}, tmp_path)
+
+
+def _run_in(place: Place, program: str, given_variables: Mapping[str, str], tmp_path: Path) -> None:
+    """Run a program, and check the result that it writes."""
     folder, special = tmp_path / "folder", tmp_path / "special"
     folder.mkdir()
     special.mkdir()
     place.prepare(special)
     variables = {
         **os.environ,
-        "TEST_URL": cluster.url,
-        "TEST_TOKEN": cluster.token,
+        **given_variables,
         "TEST_RESULT": str(tmp_path / "result"),
     }
     for variable, value in place.variables.items():
         variables.pop(variable, None)
         if value is not None:
             variables[variable] = value.replace("{}", str(special))
-    command, given = _command(place, folder)
+    command, given = _command(place, program, folder)
     with open(tmp_path / "printed", "w") as printed:
         done = subprocess.run(
             ["/bin/sh", "-c", place.shell, "sh", *command],

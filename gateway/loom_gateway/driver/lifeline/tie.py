@@ -216,6 +216,7 @@ def _redirect(out: int, err: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # the user may have replaced the stream
             stream.flush()
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            # The agent reads UTF-8, whatever the locale of the host is.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     os.dup2(out, 1)
     os.dup2(err, 2)
