@@ -472,11 +472,11 @@ def plain_payload(parts: Sequence[Buffer]) -> bytes | None:
 
 
 def _cannot_unpickle(what: str, error: Exception) -> UnpicklableError:
-    return UnpicklableError(
-        f"{what} cannot be unpickled on this side: {describe_error(error)}. "
-        f"If it is a package that is missing, install it here too."
-    )
+    return UnpicklableError(f"{what} cannot be unpickled on this side: {describe_error(error)}.{IF_MISSING}")
 
+
+IF_MISSING = " If it is a package that is missing, install it here too."
+"""The end of the text of such an error, where nobody knows better."""
 
 dumps = Encoder().dumps
 """Pickles an object; all importable code travels by reference."""

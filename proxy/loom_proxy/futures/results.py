@@ -16,7 +16,7 @@ from loom.errors import (
     operation_failed,
 )
 from loom.wire.bodies import Body, OperationError
-from loom.wire.codec import Decoder
+from loom.wire.codec import IF_MISSING, Decoder
 from loom.wire.exceptions import rebuild, set_link
 from loom.wire.messages import Message
 from loom.wire.texts import unpack_texts
@@ -86,7 +86,7 @@ def error_of(decoder: Decoder, message: Message) -> LoomError:
     texts = unpack_texts(message.parts[0])
     text, formatted = str(texts.get("text", "")), str(texts.get("formatted", ""))
     if "No module named" in text and (found := cure(text)):
-        text = f"{text.rstrip('.')}. {found}"
+        text = f"{text.partition(IF_MISSING)[0].rstrip('.')}. {found}"
     if code != ActorError.code:
         error = error_for_code(code, text)
         if isinstance(error, OperationFailed):
