@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import importlib
 import logging
 import os
 import queue
@@ -23,6 +24,8 @@ from typing import Any, NoReturn
 from loom.process.signals import explain_refusals
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+_signal: Any = importlib.import_module("_signal")
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +82,10 @@ class MainThread:
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) != handler:
-                signal.signal(number, handler)
+            # Not by the module `signal`, which raises if the ``repr`` of a run's handler does.
+            found = _signal.getsignal(number)
+            if found is not handler and not (type(found) is int and found == handler):
+                _signal.signal(number, int(handler) if isinstance(handler, signal.Handlers) else handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         for number, spare in enumerate(self._spares):

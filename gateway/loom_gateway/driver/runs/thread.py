@@ -105,13 +105,19 @@ class RunThread:
             raise Interruption
         result = self._function()
         if inspect.iscoroutine(result):
-            result = asyncio.run(self._main(result))
+            result, error = asyncio.run(self._main(result))
+            if error is not None:
+                raise error
         return result
 
-    async def _main(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    async def _main(self, coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, Exception | None]:
+        """Await a coroutine. Return its exception, since asyncio and signal raise if its ``repr`` does."""
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        return await coroutine
+        try:
+            return await coroutine, None
+        except Exception as error:  # noqa: BLE001 - raised by the caller
+            return None, error
 
     def _close_gate(self) -> None:
         """Make sure that nothing is raised in this thread from here on.
