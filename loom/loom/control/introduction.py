@@ -83,7 +83,8 @@ class Device:
 class ThreadletHello(Frame):
     """``["hello", {…}]``, the first frame from a threadlet: its identity, and the key that authenticates it.
 
-    The map has the fields of this class and ``protocol``. Fields of newer versions are ignored.
+    The map has ``protocol`` and the fields of this class. The key is the first of them: the weaver looks for it at
+    the beginning of the frame (`loom.control.first_frame`). Fields of newer versions are ignored.
     """
 
     KIND: ClassVar[str] = "hello"
