@@ -9,6 +9,7 @@ import pytest
 
 import loom
 from loom.train import Averaging, LiveConfig
+from tests.support.gateways import await_true
 from tests.system.train.trainers import BOUND, RATE, Watched, a_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -89,6 +90,19 @@ def test_a_group_is_added_and_another_removed(job: loom.Job) -> None:
     assert summary.reports["train_2"].restored.startswith("peers, at step")
     assert summary.failures == 0
     assert summary.metrics["weight"] == -RATE * summary.steps
+
+
+def test_a_job_that_is_paused_pauses_its_groups_until_it_is_resumed(job: loom.Job) -> None:
+    watched = Watched(job, a_job(steps=100_000))
+    watched.await_steps()
+
+    assert job.weaver.pause("train_job").get(BOUND)["train_job"].ok
+    await_true(lambda: {job.weaver.replica(f"train_{n}").state for n in (0, 1)} == {"paused"})
+    assert job.weaver.replica("train_job").state == "paused"
+    before = job.weaver.replica("train_0").step
+    assert job.weaver.resume("train_job").get(BOUND)["train_job"].ok
+    await_true(lambda: (job.weaver.replica("train_0").step or 0) > (before or 0))
+    watched.stop()
 
 
 def test_a_group_is_moved_off_a_host_that_is_drained(job: loom.Job) -> None:
