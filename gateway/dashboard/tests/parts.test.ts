@@ -368,8 +368,9 @@ describe('events', () => {
     ['finished', { ending: 'stopped', ended_by: 'ada', reason: 'told to stop' }, 'finished, stopped by ada: told to stop'],
     ['finished', { ending: 'ended early', reason: 'at step 3' }, 'finished, ended early: at step 3'],
     ['finished', { ending: 'cancelled' }, 'finished, cancelled'],
-    ['failed', { ending: 'crashed', reason: 'killed by SIGSEGV' }, 'failed, crashed: killed by SIGSEGV'],
-    ['failed', { ending: 'lost', why: 'silent' }, 'failed, lost: silent'],
+    ['failed', { ending: 'crashed', reason: 'killed by SIGSEGV' }, 'failed: killed by SIGSEGV'],
+    ['failed', { ending: 'lost', why: 'silent' }, 'failed: lost, silent'],
+    ['failed', { ending: 'lost' }, 'failed: lost'],
     ['failed', { why: 'silent' }, 'failed: silent'],
     ['finished', {}, 'finished'],
   ])('say how a replica ended: %s %o', (kind, data, text) => {

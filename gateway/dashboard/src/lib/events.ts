@@ -64,7 +64,7 @@ function sentence(event: WeaverEvent): string {
     case 'recovering':
       return 'is not connected';
     case 'failed':
-      return `failed${how(event)}${because(text('reason') || text('why'))}`;
+      return `failed${because([event['ending'] === 'lost' ? 'lost' : '', text('reason') || text('why')].filter(Boolean).join(', '))}`;
     case 'finished':
       return `finished${how(event)}${because(text('reason'))}`;
     case 'command':
