@@ -71,22 +71,28 @@ class _Ends:
     def __init__(self, wall: Callable[[], float], clock: Callable[[], float]) -> None:
         self._wall = wall
         self._clock = clock
-        self._ends: dict[tuple[str, float], float] = {}  # by id and time of day, the end by the other clock
+        self._ends: dict[str, tuple[float, float]] = {}  # by id, the end by the time of day and by the other clock
         self._doubted: set[str] = set()  # so that a jump is logged once
 
     def note(self, tokens: Iterable[Token]) -> None:
         """Note the tokens of a file, when it is read."""
-        known, now, clock = self._ends, self._wall(), self._clock()
         self._ends = {
-            (token.id, token.expires): clock + (token.expires - now if token.expires > now else JUMP_PATIENCE)
+            token.id: (token.expires, self._end_of(token.id, token.expires))
             for token in tokens
             if token.expires is not None
         }
-        self._ends |= {key: known[key] for key in self._ends.keys() & known.keys()}
+
+    def _end_of(self, ident: str, expires: float) -> float:
+        """Return the end by the other clock, of a token whose end the file may have moved."""
+        if ident in self._ends:
+            before, end = self._ends[ident]
+            return end + expires - before
+        left = expires - self._wall()
+        return self._clock() + (left if left > 0 else JUMP_PATIENCE)
 
     def are_doubtful(self, token: Token) -> bool:
         """Return whether a token that has expired by the time of day may not have."""
-        doubtful = token.expires is not None and self._clock() < self._ends.get((token.id, token.expires), 0.0)
+        doubtful = token.id in self._ends and self._clock() < self._ends[token.id][1]
         if doubtful and token.id not in self._doubted:
             self._doubted.add(token.id)
             logger.warning(

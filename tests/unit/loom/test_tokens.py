@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -408,6 +409,22 @@ def test_a_gateway_that_starts_while_the_clock_is_ahead_ends_no_session_at_once(
         authority.confirm_any([token.id])
     clocks.jumped = 0.0
     authority.check(digest(text))
+
+
+@pytest.mark.parametrize("jump", [0.0, -600.0, 600.0])
+def test_a_token_whose_end_was_moved_to_now_ends_its_session(file: TokenFile, jump: float) -> None:
+    token, _ = file.create("ann", "drive", expires_in=3600.0)
+    clocks = Clocks()
+    authority = clocks.authority(file)
+    clocks.jumped = jump
+
+    with file._changing() as tokens:
+        tokens[:] = [replace(one, expires=one.expires - 3600.0) for one in tokens]
+    clocks.passed = 601.0
+    authority.reload()
+
+    with pytest.raises(loom.TokenRevoked, match="has expired"):
+        authority.confirm_any([token.id])
 
 
 @pytest.mark.parametrize("jump", [0.0, -600.0, 600.0])
