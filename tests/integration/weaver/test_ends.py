@@ -81,7 +81,7 @@ def ended(job: loom.Job, group: str, is_it: Callable[[ReplicaInfo], object]) -> 
     [
         (0, 7, "exit code 7"),
         (9, 0, "killed by SIGKILL"),
-        pytest.param(11, 0, "killed by SIGSEGV", marks=pytest.mark.slow),
+        pytest.param(6, 0, "killed by SIGABRT", marks=pytest.mark.slow),
         pytest.param(15, 0, "killed by SIGTERM", marks=pytest.mark.slow),
     ],
 )
