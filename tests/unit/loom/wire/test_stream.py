@@ -17,7 +17,7 @@ from loom.wire.mux import CHUNK_SIZE
 from loom.wire.stream import Stream, unnumbered_frame
 
 CALL = Message(Kind.CALL, 7, (1, "add"), [b"payload"])
-OUTSIDE = [Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT]
+OUTSIDE = [Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT, Kind.PROBE, Kind.PROBED]
 
 
 def frame(seq: int, ack: int = 0, *messages: Message) -> bytes:
