@@ -39,6 +39,7 @@ class Trainer(loom.Actor):
         print("\x1b[31mlast words\x1b[0m", file=sys.stderr, flush=True)
         if number:
             os.kill(os.getpid(), number)
+            time.sleep(BOUND)  # another thread takes the signal
         os._exit(code)
 
     @loom.endpoint
@@ -82,6 +83,7 @@ def ended(job: loom.Job, group: str, is_it: Callable[[ReplicaInfo], object]) -> 
         (0, 7, "exit code 7"),
         (9, 0, "killed by SIGKILL"),
         pytest.param(6, 0, "killed by SIGABRT", marks=pytest.mark.slow),
+        pytest.param(11, 0, "killed by SIGSEGV", marks=pytest.mark.slow),
         pytest.param(15, 0, "killed by SIGTERM", marks=pytest.mark.slow),
     ],
 )
