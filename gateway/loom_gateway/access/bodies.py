@@ -15,15 +15,19 @@ from starlette.types import Message, Receive, Scope, Send
 from loom.errors import LoomError, RateLimited, TooLarge
 from loom.wire.batches import MAX_BATCH
 from loom_gateway.access.budgets import Budget
-from loom_gateway.access.paths import FOR_EVERY_SCOPE, continues_tunnel
+from loom_gateway.access.origins import READS
+from loom_gateway.access.paths import FOR_EVERY_SCOPE, PLANS, continues_tunnel
 
-MAX_BODY = 1 << 20
-"""Bytes of a request's body, unless it is a tunnel's or one of `FOR_EVERY_SCOPE`."""
+MAX_BODY = 64 << 10
+"""Bytes of a request's body, which the event loop reads as JSON: a message on the WebSocket has as many."""
+
+MAX_PLAN_BODY = 128 << 10
+"""Bytes of a body with a plan of faults, a text of 64 KiB that JSON escapes."""
 
 MAX_SMALL_BODY = 4 << 10
-"""Bytes of the body of a request that a token of every scope may make."""
+"""Bytes of the body of a request that a token of every scope may make, or that needs none of its body."""
 
-COUNTED = 64 << 10
+COUNTED = 16 << 10
 """Bytes of a body that count as a request of their own, since reading them as JSON takes as long."""
 
 BODY_TIMEOUT = 10.0
@@ -36,11 +40,13 @@ SLOWEST = 32 << 10
 """Bytes a second at which a body has to come, at least."""
 
 
-def largest_body(path: str) -> int:
-    """Return the bytes of the largest body that a path takes."""
-    if path in FOR_EVERY_SCOPE:
+def largest_body(method: str, path: str) -> int:
+    """Return the bytes of the largest body that a route takes."""
+    if continues_tunnel(path):
+        return MAX_BATCH
+    if method in READS or method == "DELETE" or path in FOR_EVERY_SCOPE:
         return MAX_SMALL_BODY
-    return MAX_BATCH if continues_tunnel(path) else MAX_BODY
+    return MAX_PLAN_BODY if path in PLANS else MAX_BODY
 
 
 class Body:
@@ -69,7 +75,7 @@ class Body:
         self._refuse = refuse
         self._count = count
         self._counted = COUNTED  # bytes for which the request itself, and requests besides, have been counted
-        self._most = largest_body(scope["path"])
+        self._most = largest_body(scope["method"], scope["path"])
         self._declared = _length(scope["headers"])
         self._taken = 0
         """Bytes of the budget: those that were declared, or else those that have come."""

@@ -17,8 +17,8 @@ from loom_gateway.access.origins import READS
 from loom_gateway.access.paths import FOR_EVERY_SCOPE, continues_tunnel, drives, is_open, is_tunnel
 from loom_gateway.access.sessions import Principal
 
-MAX_UNKNOWN = 64 << 10
-"""Bytes of a request's body without a token."""
+MAX_UNKNOWN = 32 << 10
+"""Bytes of a request's body without a token: one to sign in has a token, of 16 KiB at most."""
 
 DONE = "loom.done"
 """The key in a request's scope under which an application leaves the event and details for the audit."""

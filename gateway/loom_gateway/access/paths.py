@@ -12,6 +12,9 @@ ASSETS = "/assets/"
 FOR_EVERY_SCOPE = frozenset({f"{PAGE}/code", f"{PAGE}/sign-out"})
 """Change nothing but the caller's own sign-in."""
 
+PLANS = frozenset({"/api/v1/weaver/plans", "/api/v1/weaver/plans/check"})
+"""Take a plan of faults, which is longer than what other requests tell."""
+
 _TUNNEL = "/api/v1/tunnel"
 """The tunnel replaces a WebSocket: the hello decides what its client may do, and the paths below continue it."""
 

@@ -15,10 +15,10 @@ from starlette.routing import Route
 
 from loom.errors import LimitReached
 from loom.token_file import SCOPES, TokenFile
-from loom.wire.batches import MAX_BATCH, TUNNELS
+from loom.wire.batches import TUNNELS
 from loom_gateway.access import bodies
 from loom_gateway.access.allowances import Allowances
-from loom_gateway.access.bodies import MAX_BODY, SLOWEST, largest_body
+from loom_gateway.access.bodies import SLOWEST, largest_body
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import MAX_UNKNOWN, AccessMiddleware
@@ -135,7 +135,7 @@ async def test_a_body_that_never_ends_is_cut_off_on_every_route(tmp_path: Path, 
                 return part(bytes(PIECE))
 
             status, _ = await gateway.ask(method, path, gateway.tokens[scope], more)
-            assert came <= max(largest_body(path), MAX_UNKNOWN) + 2 * PIECE, (method, path)
+            assert came <= max(largest_body(method, path), MAX_UNKNOWN) + 2 * PIECE, (method, path)
             assert came <= MAX_UNKNOWN + 2 * PIECE or status in (413, 422), (method, path, status)
         assert gateway.access.budgets.bodies.taken == gateway.access.budgets.connections.taken == 0
 
@@ -149,10 +149,33 @@ async def test_a_body_that_is_announced_too_large_is_refused_before_it_is_read(t
                 raise AssertionError(f"{method} {path} was read")  # noqa: B023
 
             if path.startswith("/api/v1") and path not in ("/api/v1/proof", "/api/v1/page/sign-in"):
-                announced = str(max(MAX_BODY, MAX_BATCH) + 1)
+                announced = str(largest_body(method, path) + 1)
                 status, _ = await gateway.ask(method, path, gateway.tokens[scope], never, content_length=announced)
                 assert status in (413, 403), (method, path, status)
         assert gateway.access.budgets.bodies.taken == 0
+
+
+async def test_what_the_event_loop_reads_as_json_is_small_on_every_route(tmp_path: Path) -> None:
+    async with house(tmp_path) as gateway:
+        for method, path in gateway.routes():
+            if not path.startswith(f"{TUNNELS}/"):  # a tunnel's batches are frames
+                most = 128 << 10 if "/plans" in path else 64 << 10
+                assert largest_body(method, path) <= (most if method in ("POST", "PUT") else 4 << 10)
+
+
+async def test_values_nested_deeper_than_a_command_may_be_are_refused_on_every_route(tmp_path: Path) -> None:
+    async with house(tmp_path) as gateway:
+        for method, path in gateway.routes():
+            if method not in ("POST", "PUT"):
+                continue
+            for levels in (65, 300, 1500):
+                deep = b"[" * levels + b"]" * levels
+                common = b'{"kind": "update_config", "params": {"a": %b}}' % deep
+                config = b'{"replica_id": "r", "config_params": {"a": %b}}' % deep
+                for text in (deep, common, config):
+                    parts = iter([part(text, more=False)])
+                    status, _ = await gateway.ask(method, path, gateway.tokens["admin"], parts.__next__)
+                    assert status < 500 or status == 503, (method, path, levels)
 
 
 async def test_a_body_that_comes_too_slowly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +277,9 @@ def test_every_budget_has_a_bound_for_a_user() -> None:
 async def test_large_bodies_count_as_several_requests(tmp_path: Path) -> None:
     async with house(tmp_path) as gateway:
         gateway.access._allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
-        large = [part(bytes(bodies.COUNTED))] * 7 + [part(b"", more=False)]
+        large = [part(bytes(bodies.COUNTED))] * 4 + [part(b"", more=False)]
         refused = 0
-        for _ in range(2):
+        for _ in range(3):
             parts = iter(large)
             status, _ = await gateway.ask(
                 "POST", "/api/v1/weaver/commands", gateway.tokens["operate"], parts.__next__
