@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
 
 from loom.control.frame import pack, unpack
@@ -34,6 +35,9 @@ _READS = frozenset(
 
 BETWEEN_ATTEMPTS = 0.02  # seconds between two attempts to connect to a weaver that its supervisor says is up
 PATIENCE = 3.0  # seconds that a request waits for a weaver that is away
+
+MANY = 256
+"""Values in a question's arguments from which on their conversion is left to a thread."""
 
 ANSWER_TIMEOUT = 30.0
 """Seconds that the weaver has to answer, in addition to those that the caller asked it to wait."""
@@ -241,7 +245,9 @@ class _Link(Connection):
 
     async def ask(self, user: str | None, operation: str, arguments: dict[str, Any]) -> Any:
         # What the weaver cannot read would end the connection, and with it all other requests.
-        arguments = plain(arguments, "")
+        # Of a large configuration it takes tens of milliseconds, in which a gateway's loop would relay nothing.
+        many = _has_many(arguments)
+        arguments = await asyncio.to_thread(plain, arguments, "") if many else plain(arguments, "")
         self._number += 1
         number = self._number
         self.send(["ask", number, user, operation, arguments])
@@ -294,3 +300,14 @@ class _Link(Connection):
                 self._pushes.put_nowait((kind, body))
             case _:
                 raise ProtocolMismatch(f"not an answer of the weaver: {frame!r:.80}")
+
+
+def _has_many(value: Any) -> bool:
+    """Return whether a value has `MANY` values inside it, after a look at no more than those."""
+    found, unseen = 0, [value]
+    while unseen and found < MANY:
+        one = unseen.pop()
+        if isinstance(one, (dict, list, tuple)):
+            found += len(one)
+            unseen.extend(islice(one.values() if isinstance(one, dict) else one, MANY))
+    return found >= MANY

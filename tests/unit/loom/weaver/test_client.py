@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 import loom
 from loom.control.frame import Splitter, pack
 from loom.process import turns
+from loom.weaver import client as weaver_client
 from loom.weaver import snapshots
 from loom.weaver.client import WeaverClient
+from loom.wire.plain import plain
 from tests.support.gateways import BOUND
 
 
@@ -238,6 +241,26 @@ async def test_what_the_link_cannot_carry_is_refused(made: Made, value: object) 
         await client.ask("command", params={"a": value})
     assert fake.asked == []
     assert (await client.ask("status"))[0] == "status"
+
+
+@pytest.mark.parametrize("many", [[1] * 1000, [[]] * 1000, {str(n): n for n in range(1000)}, [[[[1] * 300]]]])
+async def test_many_values_are_read_beside_the_event_loop(
+    made: Made, monkeypatch: pytest.MonkeyPatch, many: object
+) -> None:
+    threads: list[int] = []
+
+    def noted(value: object, path: str) -> object:
+        threads.append(threading.get_ident())
+        return plain(value, path)
+
+    monkeypatch.setattr(weaver_client, "plain", noted)
+    client, fake = await made(echo)
+
+    await client.ask("command", params={"a": many})
+    assert threading.get_ident() not in threads
+    await client.ask("command", params={"a": [1] * 100})
+    assert threads[-1] == threading.get_ident()
+    assert [frame[4]["params"]["a"] for frame in fake.asked] == [many, [1] * 100]
 
 
 async def test_what_is_too_large_is_refused(made: Made) -> None:
