@@ -30,6 +30,9 @@ KEPT = 256
 NEAR = 5000
 """Parts to look at on the way from an object that the pickler came to last."""
 
+DEEP = 50
+"""Objects inside one another from which on they count as the reason why pickle came to no end."""
+
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
@@ -52,7 +55,7 @@ def explain(
     """
     last = list(last)
     if _is_too_deep(error):
-        return _too_deep(what, last)
+        return _too_deep(what, nesting(obj, last, own))
     for part in last[:MOST_TRIALS]:
         cause = _failure(part, pickled)
         if cause is not None and not _is_too_deep(cause):
@@ -81,12 +84,18 @@ def _is_too_deep(error: BaseException | None) -> bool:
     return isinstance(error, RecursionError) or isinstance(getattr(error, "__cause__", None), RecursionError)
 
 
-def _too_deep(what: str, last: Iterable[Any]) -> UnpicklableError:
-    kinds = dict.fromkeys(f"{type(part).__module__}.{type(part).__qualname__}" for part in list(last)[:MOST_TRIALS])
-    of = f" of {', '.join(list(kinds)[:3])}" if kinds else ""
+def nesting(obj: Any, last: list[Any], own: Callable[[str], bool]) -> str:
+    """Return how an object is nested too deeply, by the kinds of its containers; see `explain`."""
+    nested = _Paths(obj, own).up(DEEP, time.monotonic() + SECONDS)[:MOST_TRIALS] or last[:MOST_TRIALS]
+    kinds = list(dict.fromkeys(f"{type(part).__module__}.{type(part).__qualname__}" for part in nested))[:3]
+    inside = " inside ".join(kind.removeprefix("builtins.") for kind in [*kinds, *kinds[:1]])
+    return f"nested too deeply, as {inside or 'objects inside one another'}"
+
+
+def _too_deep(what: str, nested: str) -> UnpicklableError:
     return UnpicklableError(
-        f"{what} cannot be pickled: it is nested too deeply, as objects{of} inside one another; pickle follows "
-        f"some hundreds of them. Send them in a list, or leave the link to the next one out with __getstate__."
+        f"{what} cannot be pickled: it is {nested}; pickle follows some hundreds of them. Send them in a list, or "
+        f"leave the link to the next one out with __getstate__."
     )
 
 
@@ -148,6 +157,21 @@ class _Paths:
             ident, name = self._from[ident]
             path = (name if isinstance(name, str) else f"[{_shown(name[0])}]") + path
         return path
+
+    def up(self, depth: int, until: float) -> list[Any]:
+        """Return at least so many objects inside one another, the innermost first; none if there are fewer."""
+        for _ in range(depth):
+            level = self.size
+            while self._visited < level:
+                if time.monotonic() > until or not self.visit_next():
+                    return []
+            if self.size == level:
+                return []
+        alive = {id(obj): obj for obj in self._alive}
+        way = [self._alive[-1]]
+        while way[-1] is not self._root:
+            way.append(alive[self._from[id(way[-1])][0]])
+        return way
 
     def visit_next(self) -> bool:
         """Come to the parts of the next object; return False if there is none."""

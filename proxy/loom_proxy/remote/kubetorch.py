@@ -36,6 +36,7 @@ from loom.errors import (
 )
 from loom.methods import Method, no_method
 from loom.tls import client_context
+from loom.wire.blame import nesting
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.remote.objects import call_options
 
@@ -145,7 +146,10 @@ class Service:
             if self.serialization == "pickle":
                 given = {"data": base64.b64encode(pickle.dumps(given)).decode()}
             return json.dumps(given).encode()
-        except (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError) as error:
+        except RecursionError as error:
+            nested = nesting([*args, *kwargs.values()], [], lambda module: False)
+            raise UnpicklableError(f"an argument cannot be sent as {self.serialization}: it is {nested}") from error
+        except Exception as error:  # a user's __reduce__ may raise anything
             hint = "" if self.serialization == "pickle" else "; serialization='pickle' takes more"
             raise UnpicklableError(f"an argument cannot be sent as {self.serialization}: {error}{hint}") from error
 
@@ -154,6 +158,8 @@ class Service:
             answer = json.loads(body)
         except ValueError as error:
             raise self._stranger() from error
+        except RecursionError as error:
+            raise UnpicklableError(f"the answer from {self.url} is nested too deeply to be read") from error
         if self.serialization != "pickle":
             return answer
         # A service of several processes gives a list of their results.

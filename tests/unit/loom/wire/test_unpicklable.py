@@ -293,10 +293,28 @@ def test_what_is_nested_too_deeply_is_told(wrap: Callable[[Any], Any]) -> None:
     assert "list" in str(caught.value)
 
 
-def test_lists_that_are_nested_too_deeply_are_told() -> None:
-    nested: list[Any] = []
-    for _ in range(100_000):
-        nested = [nested]
+def nested_in(wrap: Callable[[Any], Any], depth: int = 20_000) -> Any:
+    nested: Any = None
+    for _ in range(depth):
+        nested = wrap(nested)
+    return nested
 
-    with pytest.raises(UnpicklableError, match="nested too deeply"):
-        laptop.dumps(nested, "it")
+
+@pytest.mark.parametrize("around", [lambda it: it, lambda it: (len, (it,), {}), lambda it: ((), {"x": [1, it]})])
+@pytest.mark.parametrize(
+    ("wrap", "inside"),
+    [
+        (lambda it: [it], "list inside list;"),
+        (lambda it: (it,), "tuple inside tuple;"),
+        (lambda it: {"a": it}, "dict inside dict;"),
+        (lambda it: [*range(20), it], "list inside list;"),
+        (lambda it: collections.deque([it]), "collections.deque inside collections.deque;"),
+        (lambda it: [{"a": (it,)}], "(list|tuple|dict)( inside (list|tuple|dict)){3};"),
+        (lambda it: lambda: it, "function inside function;"),
+    ],
+)
+def test_the_containers_that_are_nested_too_deeply_are_named(
+    wrap: Callable[[Any], Any], inside: str, around: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(UnpicklableError, match=f"^it cannot be pickled: it is nested too deeply, as {inside}"):
+        laptop.dumps(around(nested_in(wrap)), "it")
