@@ -178,7 +178,8 @@ def test_a_session_has_a_longest_time_whatever_goes_on_in_it(cluster: LocalClust
         handle = job.run(wait_for, str(tmp_path / "go"), detach=True)
         shown = gateway.session(job.session)
         assert shown["lives_until"] == pytest.approx(shown["created_at"] + 4, abs=2)
-        assert set(shown["alive_because"]) == {"client", "run", "persist"}
+        reasons = {"client", "run", "persist"}
+        await_true(lambda: set(gateway.session(job.session)["alive_because"]) == reasons)
         with pytest.raises(loom.LoomError, match="it had been open for 4 s, which is the gateway's --session-max"):
             handle.result(BOUND)
         assert "--session-max" in gateway.ended(job.session)["reason"]

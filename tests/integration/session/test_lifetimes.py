@@ -168,11 +168,12 @@ def ended(number: int, user: str = "ann") -> EndedSession:
     return EndedSession(f"session-{number}", "because", 0, 1.0, 2.0, user, False, "", "/nowhere.log")
 
 
-def test_the_last_hundred_are_remembered_also_by_the_next_gateway(tmp_path: Path) -> None:
+async def test_the_last_hundred_are_remembered_also_by_the_next_gateway(tmp_path: Path) -> None:
     path = str(tmp_path / "ended.json")
     sessions = EndedSessions(path)
     for number in range(KEEP + 5):
         sessions.add(ended(number))
+    await sessions.write()
     assert EndedSessions(path).all() == sessions.all()
     assert [session.name for session in sessions.all()] == [f"session-{n}" for n in range(5, KEEP + 5)]
     assert sessions.get("session-0") is None
@@ -189,12 +190,13 @@ def test_a_user_who_ends_many_sessions_pushes_out_no_other_users(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[1]", '[{"name": "x"}]'])
-def test_what_cannot_be_read_of_those_that_have_ended_is_left(tmp_path: Path, text: str) -> None:
+async def test_what_cannot_be_read_of_those_that_have_ended_is_left(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ended.json"
     path.write_text(text)
     sessions = EndedSessions(str(path))
     assert sessions.all() == []
     sessions.add(ended(1))
+    await sessions.write()
     assert EndedSessions(str(path)).all() == [ended(1)]
 
 

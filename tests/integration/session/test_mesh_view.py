@@ -361,7 +361,8 @@ def test_a_driver_says_what_it_can_describe_and_goes_on(gateway: Gateway) -> Non
     (path,) = gateway.sockets()
     with gateway.connect():
         wrong, right = asked(str(gateway.state / path), "secrets", "meshes")
-        assert "this driver describes meshes and runs and tensors, not 'secrets'" in str(error_from_refusal(wrong))
+        refusal = str(error_from_refusal(wrong))
+        assert "this driver describes life and meshes and runs and tensors, not 'secrets'" in refusal
         assert (right.kind, right.body) == (Kind.DESCRIPTION, tuple(Description().to_body()))
         assert json.loads(bytes(right.parts[0]))["left_out"] == 0
 

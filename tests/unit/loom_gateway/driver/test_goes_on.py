@@ -144,6 +144,7 @@ AWAITED = {
     "relay/http_tunnel.py": "the tunnel is closed with it",
     "relay/relay.py": "the relayed connection waits for it",
     "rest/sessions.py": "the request waits for it",
+    "sessions/driver_process.py": "the change of the record waits for it",
     "sessions/driver_questions.py": "those who ask wait for it",
     "sessions/manager.py": "the session that needs a driver waits for it",
     "weaver_socket/application.py": "the socket waits for it",
