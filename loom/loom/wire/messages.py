@@ -111,6 +111,7 @@ class Kind(enum.IntEnum):
     CHALLENGE = 105
     WATCH = 106
     PROCESSES_GONE = 107
+    TELL_END = 108
 
 
 ADVERBS = {

@@ -93,6 +93,7 @@ class Agent:
         self._poll = select.poll()
         self._process = _Process(setup.pid, setup.process)
         self._memory_kills = MemoryKills()
+        self._tells_end = False  # whether the driver takes reports of how the process ended
         self._reported = False  # whether the end of the process is on the line
         self._given_up = False  # whether the driver is gone
         self._unsent = b""  # bytes that the socket has not taken
@@ -159,7 +160,10 @@ class Agent:
     def _report_end(self) -> None:
         if self._pump is not None:
             self._pump.drain()
-        self._line.put(ProcessEnded(self._end().to_row()).message())
+        for descriptor, events in self._poll.poll(0):  # the driver's `TellEnd` may be unread
+            if self._socket is not None and descriptor == self._socket.fileno():
+                self._serve(self._socket, events)
+        self._line.put(ProcessEnded(self._end().to_row() if self._tells_end else None).message())
         self._reported = True
 
     def _end(self) -> ProcessEnd:
@@ -213,6 +217,8 @@ class Agent:
                 if self._pump is not None:
                     self._pump.drain()
                 self._line.put(OutputFlushed().message())
+            elif message.kind == Kind.TELL_END:
+                self._tells_end = True
         self._send(acknowledge=True)
 
     def _disconnected(self, clean: bool = False, silent: float = 0.0) -> None:

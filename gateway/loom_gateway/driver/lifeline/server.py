@@ -20,7 +20,7 @@ from loom.errors import ProtocolMismatch
 from loom.process.strangers import Strangers
 from loom.proof.exchange import Exchange, new_nonce
 from loom.timing import clock
-from loom.wire.bodies import Challenge, ProcessEnded, Tie, Tied, Untied, Watch
+from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.lifeline.introduction import answer_of, asked_of
@@ -67,6 +67,7 @@ class ProcessLine:
         self.rank = rank
         self.master: str | None = None  # where the mesh's processes may meet, if this is the first of them
         self.line = Line()
+        self.line.put(TellEnd().message())
         self.writer: asyncio.StreamWriter | None = None
         self.timer: asyncio.TimerHandle | None = None  # until the process is given up, while no connection holds
         self.ended = False  # whether the process is known to have ended

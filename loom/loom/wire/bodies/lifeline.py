@@ -18,6 +18,7 @@ __all__ = [
     "ProcessEnded",
     "ProcessOutput",
     "ProcessesGone",
+    "TellEnd",
     "Tie",
     "Tied",
     "Untied",
@@ -161,8 +162,13 @@ class OutputFlushed(Body, kind=Kind.OUTPUT_FLUSHED):
 
 
 @dataclass(frozen=True, slots=True)
+class TellEnd(Body, kind=Kind.TELL_END):
+    """Tell in `ProcessEnded` how the process has ended. From the driver; older agents ignore it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessEnded(Body, kind=Kind.PROCESS_ENDED):
     """Report that the process has ended. Output of its children may follow."""
 
     end: Sequence[Any] | None = None
-    """The fields of `loom.control.process_end.ProcessEnd`, in their order."""
+    """The fields of `loom.control.process_end.ProcessEnd`, in their order; None for a driver without `TellEnd`."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import psutil
 import pytest
 
+from loom.wire.bodies import ProcessEnded
+from loom_gateway.driver.lifeline import server
+from loom_gateway.driver.lifeline.line import Line
 from tests.support.network.chaos_proxy import ChaosProxy, Schedule
 from tests.support.network.gate import Gate
 from tests.unit.loom_gateway.driver.lifeline.processes import BOUND, Driver, Process
@@ -88,6 +91,9 @@ async def test_the_end_of_a_process_is_known_at_once_with_its_last_words(how: in
                 process.popen.send_signal(how)
             await driver.until(lambda: driver.gone == [ONE])
             assert driver.printed[ONE] == b"last words\n"
+            end = driver.server.end_of(*ONE)
+            assert end is not None
+            assert how in (end.signal, end.code)
             await driver.until(lambda: driver.closed)
             process.popen.wait()
             await asyncio.to_thread(agent.wait, BOUND)
@@ -100,6 +106,32 @@ async def test_the_end_of_a_process_is_known_that_ends_before_its_agent_has_begu
             process.tell("end 0")  # read as soon as the agent's program was started
             await process.ended()
             await driver.until(lambda: driver.gone == [ONE])
+            assert driver.server.end_of(*ONE) is not None
+
+
+async def test_a_driver_that_takes_no_report_of_how_a_process_ended_gets_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bodies: list[Sequence[object]] = []
+
+    class EndOfBefore:
+        @staticmethod
+        def from_body(body: Sequence[object]) -> ProcessEnded:
+            bodies.append(body)
+            return ProcessEnded()
+
+    class LineOfBefore(server.ProcessLine):
+        def __init__(self, name: str, procs: int, rank: int) -> None:
+            super().__init__(name, procs, rank)
+            self.line = Line()  # without the `TellEnd` in it
+
+    monkeypatch.setattr(server, "ProcessEnded", EndOfBefore)
+    monkeypatch.setattr(server, "ProcessLine", LineOfBefore)
+    async with Driver(patience=10 * BOUND) as driver:
+        with Process(driver.server.address) as process:
+            process.tell("end 3")
+            await driver.until(lambda: driver.gone == [ONE])
+    assert [list(body) for body in bodies] == [[]]
 
 
 async def test_a_process_that_ends_while_the_network_is_away_is_known_to_have_ended_after_it() -> None:
