@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from itertools import islice
 from typing import Any
+from weakref import WeakValueDictionary
 
 from loom.control.frame import pack, unpack
-from loom.errors import LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
+from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.operations import OPERATIONS, takes
 from loom.weaver.snapshots import LARGE, unpack_snapshot
@@ -35,6 +36,14 @@ _READS = frozenset(
 
 BETWEEN_ATTEMPTS = 0.02  # seconds between two attempts to connect to a weaver that its supervisor says is up
 PATIENCE = 3.0  # seconds that a request waits for a weaver that is away
+
+_LARGE_ANSWERS = frozenset(
+    ("status", "replicas", "devices", "events", "metrics", "history", "goodput", "address", "numbers", "users")
+)
+"""Reads that the weaver answers at once, some after much work."""
+
+MAX_QUESTIONS = 2
+"""Such reads about one user that are under way at once. The others wait, so that other users' come in between."""
 
 MANY = 256
 """Values in a question's arguments from which on their conversion is left to a thread."""
@@ -58,6 +67,8 @@ class WeaverClient:
         self._up = asyncio.Event()
         self._why_away = "it has not come up yet"
         self._connecting = asyncio.Lock()
+        self._turns: WeakValueDictionary[str | None, asyncio.Semaphore] = WeakValueDictionary()
+        """The places of each user for reads under way, while there are some."""
         self._link: _Link | None = None  # the connection for requests; a lost one is replaced by the next request
         self._watching: set[_Link] = set()
 
@@ -107,7 +118,11 @@ class WeaverClient:
         """Return the result of an operation. A weaver that goes away before it answers may have done it.
 
         With the argument ``in_session``, the operation reaches the replicas of that session only.
+
+        Raises:
+            LimitReached: `MAX_QUESTIONS` reads about the user were under way for as long as an answer may take.
         """
+        few = _innermost(operation, arguments) in _LARGE_ANSWERS
         session, do = arguments.pop("in_session", None), operation
         if session is not None:  # an operation of its own, so that an older weaver does not do it without the limit
             do, arguments = "in_session", {"session": session, "do": operation, "arguments": arguments}
@@ -116,7 +131,8 @@ class WeaverClient:
         while True:
             link = await self._connected(until)
             try:
-                return await asyncio.wait_for(link.ask(user, do, arguments), within)
+                async with self._turn(user, within) if few else nullcontext():
+                    return await asyncio.wait_for(link.ask(user, do, arguments), within)
             except asyncio.TimeoutError:
                 raise WeaverUnavailable(f"the weaver did not answer within {within:g} s") from None
             except WeaverUnavailable:
@@ -139,6 +155,21 @@ class WeaverClient:
                 raise
         answer = await self.ask(operation, within, user=user, **arguments)  # of a weaver that is older
         return exact_json(answer).encode(errors="replace")
+
+    @asynccontextmanager
+    async def _turn(self, user: str | None, within: float) -> AsyncIterator[None]:
+        """Wait for one of the `MAX_QUESTIONS` places of a user, and have it for as long as the context lasts."""
+        turn = self._turns.setdefault(user, asyncio.Semaphore(MAX_QUESTIONS))
+        try:
+            await asyncio.wait_for(turn.acquire(), within)
+        except asyncio.TimeoutError:
+            raise LimitReached(
+                f"{MAX_QUESTIONS} questions about replicas of {user!r} went on for {within:g} s: ask again later"
+            ) from None
+        try:
+            yield
+        finally:
+            turn.release()
 
     @asynccontextmanager
     async def watch(self, user: str | None = None, full: bool = False) -> AsyncIterator[Watch]:
@@ -300,6 +331,13 @@ class _Link(Connection):
                 self._pushes.put_nowait((kind, body))
             case _:
                 raise ProtocolMismatch(f"not an answer of the weaver: {frame!r:.80}")
+
+
+def _innermost(operation: str, arguments: dict[str, Any]) -> str:
+    """Return the operation that another one does in a session, or as JSON."""
+    while "do" in arguments and isinstance(arguments.get("arguments"), dict):
+        operation, arguments = arguments["do"], arguments["arguments"]
+    return operation
 
 
 def _has_many(value: Any) -> bool:

@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from loom.control.frame import Splitter, pack
 from loom.process import turns
 from loom.weaver import client as weaver_client
 from loom.weaver import snapshots
-from loom.weaver.client import WeaverClient
+from loom.weaver.client import MAX_QUESTIONS, WeaverClient
 from loom.wire.plain import plain
 from tests.support.gateways import BOUND
 
@@ -241,6 +242,42 @@ async def test_what_the_link_cannot_carry_is_refused(made: Made, value: object) 
         await client.ask("command", params={"a": value})
     assert fake.asked == []
     assert (await client.ask("status"))[0] == "status"
+
+
+@pytest.mark.parametrize("about", [{}, {"in_session": "s-1"}])
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_few_large_questions_of_one_user_are_under_way(
+    made: Made, as_json: bool, about: dict[str, str]
+) -> None:
+    came: asyncio.Queue[list[Any]] = asyncio.Queue()
+    client, fake = await made(lambda fake, frame: came.put(frame))
+    ask = client.ask_json if as_json else client.ask
+    asked = [ask("history", user="ann", replica="r", **about) for _ in range(20)]
+    asked += [ask("events", user="bob"), client.ask("command", user="ann")]  # which is no read, and waits for none
+    all_of_them = asyncio.gather(*asked)
+
+    first = [await came.get() for _ in range(MAX_QUESTIONS + 2)]
+    assert Counter(frame[2] for frame in first) == {"ann": MAX_QUESTIONS + 1, "bob": 1}
+    assert came.empty()
+    for frame in first:
+        fake.say(["answer", frame[1], b"{}"])
+    for _ in range(20 - MAX_QUESTIONS):
+        fake.say(["answer", (await came.get())[1], b"{}"])
+    assert set(await all_of_them) == {b"{}"}
+    assert not client._turns
+
+
+async def test_a_question_that_waits_for_too_long_is_refused(made: Made) -> None:
+    came: asyncio.Queue[list[Any]] = asyncio.Queue()
+    client, _ = await made(lambda fake, frame: came.put(frame))
+    held = [asyncio.ensure_future(client.ask("replicas", user="ann")) for _ in range(MAX_QUESTIONS)]
+    for _ in held:
+        await came.get()
+
+    with pytest.raises(loom.LimitReached, match="questions about replicas of 'ann'"):
+        await client.ask("events", 0.01, user="ann")
+    for one in held:
+        one.cancel()
 
 
 @pytest.mark.parametrize("many", [[1] * 1000, [[]] * 1000, {str(n): n for n in range(1000)}, [[[[1] * 300]]]])

@@ -14,6 +14,7 @@ from tests.support.paths import ROOT
 
 MODULES = [
     "loom.process.log_limit",
+    "loom.weaver.client",
     "loom.wire.batches",
     "loom_gateway.access.audit",
     "loom_gateway.access.bodies",
