@@ -5,7 +5,7 @@ import { describe, expect, it } from 'vitest';
 
 import { CellPixels, wordOf } from '../src/lib/cells';
 import { colourCells, FIRST_OF_RAMP, NOT_FINITE, RAMP_BINS, UNKNOWN, type Mode } from '../src/lib/colouring';
-import { CommandLog, describeUndo, readAcknowledgement, replicasOf, takeBack } from '../src/lib/commands';
+import { CommandLog, describeUndo, outcomeOf, readAcknowledgement, replicasOf, takeBack } from '../src/lib/commands';
 import { describeEvent } from '../src/lib/events';
 import { failureChains, runningInjections } from '../src/lib/failures';
 import { FAULTS } from '../src/lib/faults';
@@ -154,6 +154,21 @@ describe('acknowledgements', () => {
     log.acknowledge(message, 2);
     log.acknowledge({ ...message, ok: false, waiting: true }, 3);
     expect(log.get('c')!.acknowledgements.get('a')).toMatchObject({ ok: true, waiting: false });
+  });
+
+  it('that the program took are not told as applied', () => {
+    const log = new CommandLog();
+    const changes = { rate: { old: 1, new: 2 }, beta: { old: 3, new: 4 } };
+    log.add('c', 'update_config', '*', {}, 'ada', 1);
+    const taken = (...keys: string[]): string => {
+      log.acknowledge({ ...message, changes, taken: keys }, 2);
+      return outcomeOf(log.get('c')!);
+    };
+    expect([taken('rate', 'beta'), taken('rate'), taken()]).toEqual(['taken by the program', 'applied', 'applied']);
+    log.acknowledge({ ...message, replica: 'b', changes, taken: ['rate', 'beta'] }, 2);
+    expect(outcomeOf(log.get('c')!)).toBe('applied or taken by the program');
+    const told = { command: 'c', do: 'update_config', changes, taken: ['rate', 'beta'] };
+    expect(describeEvent(event(5, 'applied', 'a', told)).text).toContain('the program took');
   });
 
   it("belong to a command by the weaver's id too", () => {

@@ -336,4 +336,20 @@ describe('ten thousand replicas', () => {
     expect(rows('acknowledgements')[1]!.textContent).toContain('no answer yet');
     expect(find('command-status')!.textContent).toContain('5,001 of 10,000 replicas answered');
   });
+
+  it('have acknowledgements that say what the program took', async () => {
+    await many('#/steering');
+    const { store } = await import('../src/lib/page');
+    find('pause')!.click();
+    flushSync();
+    const { id } = store.commands.find((one) => one.phase === 'sent')!;
+    store.handleWebSocketMessage({ type: 'accepted', id, command: id, replicas: [ids[0]!] });
+    store.handleWebSocketMessage({ type: 'acknowledgement', id, replica: ids[0]!, ok: true, step: 3, taken: ['pause'] });
+    store.handleWebSocketMessage({ type: 'done', id });
+    store.flush();
+    flushSync();
+    expect(rows('acknowledgements')[0]!.textContent).toContain('taken by the program');
+    expect(find('command-status')!.textContent).toContain('taken by the program');
+    expect(find('command-status')!.textContent).not.toContain('applied');
+  });
 });

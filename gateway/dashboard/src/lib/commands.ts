@@ -24,6 +24,8 @@ export interface CommandRun {
   refused: Set<string>;
   pending: Set<string>;
   applied: Set<string>;
+  /** Those of `applied` whose program took all of it to apply itself. */
+  taken: Set<string>;
   /** Why the first one refused it. */
   why: string | null;
   /** The changes that take it back, by the old values. */
@@ -43,7 +45,7 @@ export interface Order {
 
 const KEPT = 1000;
 const KEPT_ANSWERS = 100_000; // of all commands together
-const REFUSED = { ok: false, step: null, changes: {}, refused: {}, waiting: false, evidence: {} };
+const REFUSED = { ok: false, step: null, changes: {}, refused: {}, waiting: false, evidence: {}, taken: [] };
 const ANSWERS: ReadonlySet<string> = new Set(['applied', 'refused', 'unanswered']);
 
 export class CommandLog {
@@ -83,6 +85,7 @@ export class CommandLog {
       refused: new Set(),
       pending: new Set(),
       applied: new Set(),
+      taken: new Set(),
       why: null,
       undo: new Map(),
       error: null,
@@ -175,6 +178,7 @@ export class CommandLog {
       reason: (event['reason'] as string | null | undefined) ?? null,
       waiting: false,
       evidence: (event['evidence'] as Record<string, unknown> | undefined) ?? {},
+      taken: (event['taken'] as string[] | undefined) ?? [],
       time: event.time,
     });
   }
@@ -207,9 +211,11 @@ function put(run: CommandRun, one: Acknowledgement): void {
   run.acknowledgements.set(replica, answered ? { ...one, time: before.time ?? one.time } : one);
   run.pending.delete(replica);
   run.refused.delete(replica);
+  run.taken.delete(replica);
   if (one.waiting) run.pending.add(replica);
   else if (one.ok) {
     run.applied.add(replica);
+    if (onlyTaken(one)) run.taken.add(replica);
     if (!answered) noteOld(run, one);
   } else {
     run.applied.delete(replica);
@@ -217,6 +223,17 @@ function put(run: CommandRun, one: Acknowledgement): void {
     run.why ??= one.reason ?? Object.values(one.refused)[0] ?? '';
   }
   settle(run);
+}
+
+/** Return whether nothing of a command was applied by the threadlet: the program took it, and says what comes of it. */
+export function onlyTaken({ taken, changes }: Pick<Acknowledgement, 'taken' | 'changes'>): boolean {
+  return taken.length > 0 && taken.length >= Object.keys(changes).length;
+}
+
+/** Return what the replicas that did not refuse a command made of it. */
+export function outcomeOf(run: CommandRun): string {
+  if (!run.taken.size) return 'applied';
+  return run.taken.size === run.applied.size ? 'taken by the program' : 'applied or taken by the program';
 }
 
 /** Note the values that the replica had before. */
@@ -262,6 +279,7 @@ export function readAcknowledgement(message: AcknowledgementMessage, params: Rec
     reason: message.reason ?? null,
     waiting: message.waiting === true,
     evidence: message.evidence ?? {},
+    taken: message.taken ?? [],
     time: null,
   };
 }

@@ -1,8 +1,8 @@
 /** Events as sentences. */
 
-import { describeCommand } from './commands';
+import { describeCommand, onlyTaken } from './commands';
 import { isolate, plural, shortName, value } from './format';
-import type { DeviceInfo, WeaverEvent } from './types';
+import type { Acknowledgement, DeviceInfo, WeaverEvent } from './types';
 
 export type Tone = 'plain' | 'good' | 'warning' | 'bad' | 'command';
 
@@ -70,7 +70,7 @@ function sentence(event: WeaverEvent): string {
     case 'command':
       return `${text('by') || 'someone'} gave a command: ${describeCommand(text('do'), params)} (${plural(Number(event['replicas'] ?? 0), 'replica')})`;
     case 'applied':
-      return `applied ${text('do')}${at}${changes(event)}`;
+      return `${isTaken(event) ? 'the program took' : 'applied'} ${text('do')}${at}${changes(event)}`;
     case 'refused':
       return `refused ${text('do')}${because(text('reason') || refusals(event))}`;
     case 'unanswered':
@@ -123,6 +123,11 @@ function how(event: WeaverEvent): string {
 
 function from(event: WeaverEvent): string {
   return typeof event['from'] === 'string' ? ` after ${event['from']}` : '';
+}
+
+function isTaken(event: WeaverEvent): boolean {
+  const { taken = [], changes = {} } = event as Partial<Acknowledgement>;
+  return onlyTaken({ taken, changes });
 }
 
 function changes(event: WeaverEvent): string {

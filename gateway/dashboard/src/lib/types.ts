@@ -191,6 +191,8 @@ export interface Acknowledgement {
   reason: string | null;
   waiting: boolean;
   evidence: Record<string, unknown>;
+  /** What the training program took to apply itself: keys of an update, or the command's kind. */
+  taken: string[];
   time: number | null;
 }
 
@@ -275,6 +277,7 @@ export interface AcknowledgementMessage {
   reason?: string | null;
   waiting?: boolean;
   evidence?: Record<string, unknown>;
+  taken?: string[];
 }
 
 export type Incoming =

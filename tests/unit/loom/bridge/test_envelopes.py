@@ -104,6 +104,7 @@ REPLY = {
             "changes": {"learning_rate": {"old": 0.1, "new": 0.002}},
             "refused": {"layers": "no handler"},
             "reason": "not all of it",
+            "taken": ["learning_rate"],
         }
     },
     "error": {"code": "wrong_arguments", "message": "no"},
