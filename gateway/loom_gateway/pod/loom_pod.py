@@ -39,6 +39,7 @@ class LoomPod:
         monarch_port: the port of each pod's worker.
         gateway_port: the port of the gateway, at every pod of the first mesh.
         session_linger: seconds that a session lives on when nothing goes on in it.
+        session_max: seconds that a session lives at most, whatever goes on in it; 0: any time.
 
     Raises:
         MissingDependency: the image lacks a dependency of a worker or a gateway.
@@ -54,6 +55,7 @@ class LoomPod:
         monarch_port: int = MONARCH_PORT,
         gateway_port: int = GATEWAY_PORT,
         session_linger: float = 3600.0,
+        session_max: float = 0.0,
     ) -> None:
         require(GATEWAY_MODULES, "a pod")
         self._settings = PodSettings(
@@ -64,6 +66,7 @@ class LoomPod:
             gateway_port=gateway_port,
             keeper_port=KEEPER_PORT + monarch_port - MONARCH_PORT,
             session_linger=session_linger,
+            session_max=session_max,
         )
         self._find_or_start_keeper()
 

@@ -41,6 +41,8 @@ class PodSettings:
     keeper_port: int = KEEPER_PORT
     session_linger: float = 3600.0
     """Seconds that a session lives on when nothing goes on in it."""
+    session_max: float = 0.0
+    """Seconds that a session lives at most, whatever goes on in it. 0 means any time."""
 
     def __post_init__(self) -> None:
         if self.mesh not in [mesh.mesh for mesh in self.meshes]:

@@ -253,6 +253,7 @@ class PodSupervisor:
             weaver_advertise=self.address,
             state_dir=str(_short(self._folder / "gateway")),
             session_linger=settings.session_linger,
+            session_max=settings.session_max,
         ).arguments()
 
 

@@ -57,6 +57,7 @@ class KubernetesJob:
         session: name of a living session to attach to, see `loom.connect`.
         token: token of the gateway; default one that is made and kept for this user.
         session_linger: seconds that a session lives on when nothing goes on in it.
+        session_max: seconds that a session lives at most, whatever goes on in it; 0: any time.
         persist: keep the session without a client until it is closed, see `loom.connect`.
         stream_logs: whether Kubetorch prints the pods' output while it deploys them; None as it is configured.
         launch_timeout: seconds that the pods have to become ready.
@@ -88,6 +89,7 @@ class KubernetesJob:
         session: str | None = None,
         token: str | None = None,
         session_linger: float = 3600.0,
+        session_max: float = 0.0,
         persist: bool = False,
         stream_logs: bool | None = False,
         launch_timeout: float = 600.0,
@@ -129,6 +131,7 @@ class KubernetesJob:
         self._session = session
         self._token = token
         self._linger = session_linger
+        self._max = session_max
         self._persist = persist
         self._timeout = launch_timeout
         self._deployed = False  # whether this object has deployed pods that did not exist before
@@ -246,6 +249,7 @@ class KubernetesJob:
             "monarch_port": self._port,
             "gateway_port": GATEWAY_PORT,
             "session_linger": self._linger,
+            **({"session_max": self._max} if self._max else {}),  # which an older image's pods do not know
         }
 
     def kill(self) -> None:

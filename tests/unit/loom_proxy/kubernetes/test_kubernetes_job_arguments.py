@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 
 import loom
+from loom_gateway.pod.loom_pod import LoomPod
+from loom_gateway.pod.settings import MeshPods, PodSettings
+from loom_gateway.pod.supervisor import PodSupervisor
 from loom_proxy.kubernetes.rollout import check_versions
 from loom_proxy.kubernetes.tokens import token_for
 
@@ -119,3 +123,21 @@ def test_an_address_of_nginx_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, g
     job = loom.KubernetesJob(selector={"app": "mine"}, service="mine", namespace="ours")
 
     assert job.service_url == f"{scheme}://kt.example/prefix/ours/mine:8470"
+
+
+def test_the_most_that_a_session_lives_reaches_the_gateway(tmp_path: Path) -> None:
+    job = loom.KubernetesJob(compute=kt.Compute(cpus=1), session_max=7200)
+
+    args = job._init_args(job._meshes[0])
+
+    assert args["session_max"] == 7200
+    assert set(args) <= set(inspect.signature(LoomPod).parameters)
+    settings = PodSettings("workers", (MeshPods("workers", "w", 2),), "digest", session_max=args["session_max"])
+    arguments = list(PodSupervisor(settings, tmp_path, "127.0.0.1", "pod-0")._gateway_arguments())
+    assert float(arguments[arguments.index("--session-max") + 1]) == 7200
+
+
+def test_pods_of_an_older_image_are_not_told_of_what_is_not_wanted() -> None:
+    job = loom.KubernetesJob(compute=kt.Compute(cpus=1))
+
+    assert "session_max" not in job._init_args(job._meshes[0])
