@@ -17,7 +17,10 @@ from loom_gateway.sessions.driver_files import open_regular
 Entry = tuple[bytes, dict[str, Any]]
 """A line of a log, and what it says."""
 
-PIECE = 1 << 20  # bytes that are read at once; a longer line counts as one that was not written whole
+PIECE = 128 << 10
+"""Bytes that are read at once. A longer line counts as one that was not written whole: a driver's have fewer, and
+reading one as JSON holds up the event loop that relays, since a thread does not yield the interpreter meanwhile."""
+
 MOST = 16 << 20  # bytes of a file that are read, the last ones; user code may make it longer than a driver does
 
 

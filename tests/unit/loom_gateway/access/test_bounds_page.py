@@ -25,6 +25,7 @@ MODULES = [
     "loom_gateway.relay.relay",
     "loom_gateway.relay.turns",
     "loom_gateway.server",
+    "loom_gateway.sessions.log_cursor",
     "loom_gateway.sessions.log_reader",
     "loom_gateway.weaver_socket.application",
     "loom_gateway.weaver_socket.readers",

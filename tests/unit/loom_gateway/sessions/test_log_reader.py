@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from loom.errors import LimitReached, WrongArguments
+from loom_gateway.driver.output.lines import LONGEST_LINE
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.sessions import log_cursor, log_feed, log_reader
 from loom_gateway.sessions.log_cursor import MOST, PIECE, LogCursor
@@ -93,6 +94,37 @@ def test_after_a_full_disk_the_next_line_begins_a_new_one(tmp_path: Path) -> Non
     spool.append([line("after")])
     spool.close()
     assert [entry["text"] for entry in read(path, LogQuery())][::2] == ["before", "after"]
+
+
+def test_the_longest_line_of_a_driver_is_read_whole_in_small_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    spool = LogSpool(str(path))
+    longest = "\0" * LONGEST_LINE  # of which each character takes six bytes as JSON
+    spool.append([line(longest) for _ in range(10)])
+    spool.close()
+    parsed: list[int] = []
+    read_entry = log_cursor._entry
+
+    def counted(one: bytes) -> dict[str, Any] | None:
+        parsed.append(len(one))
+        return read_entry(one)
+
+    monkeypatch.setattr(log_cursor, "_entry", counted)
+
+    cursor = LogCursor(str(path))
+    sizes = []
+    while entries := cursor.read():
+        assert {entry["text"] for _, entry in entries} == {longest}
+        sizes.append(sum(len(one) for one, _ in entries))
+    assert len(parsed) == 10
+    assert max(sizes) <= 128 << 10
+    cursor.close()
+
+    path.write_bytes(b"[" + b"[]," * 100_000 + b"[]]\n")
+    assert all("unreadable" in entry for entry in read(path, LogQuery()))
+    assert max(parsed) <= 128 << 10
 
 
 def test_followers_are_bounded_for_each_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
