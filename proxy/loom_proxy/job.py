@@ -64,7 +64,7 @@ class Job:
         self._forward: PortForward | None = None
         self._synced = SyncedFolders(calls)
         calls.encoder.by_name = self._synced.by_name
-        logs = self._logs = LogReceiver()
+        logs = self._logs = LogReceiver(others=not connection.welcome.may_end)
         self._runs = KnownRuns(calls, lambda: logs.printing)
         self._ports = Ports(calls)
         open_jobs.add(self)

@@ -53,10 +53,14 @@ class LogReceiver:
     """The receiver of log lines, which prints them and calls callbacks on a thread of its own.
 
     The thread that reads the connection must not wait for a terminal. This one may; it starts with the first line.
+
+    Args:
+        others: whether the lines are another user's, so that a terminal must not obey them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, others: bool = False) -> None:
         self.printing = True
+        self._others = others
         self._callbacks: list[Callback] = []
         self._batches: deque[bytes] = deque()
         self._waiting = 0  # bytes in `_batches`
@@ -112,12 +116,13 @@ class LogReceiver:
 
     def _show(self, line: LogLine) -> None:
         if self.printing:
-            print_text("stderr" if line.stream == "stderr" else "stdout", f"{line}\n")
+            text = fit_line(str(line)) if self._others else str(line)
+            print_text("stderr" if line.stream == "stderr" else "stdout", f"{text}\n")
         for callback in self._callbacks:
             try:
                 callback(line)
             except Exception:
-                logger.exception("a callback for log lines raised; line: %s", line)
+                logger.exception("a callback for log lines raised; line: %s", fit_line(str(line)))
 
 
 def print_text(name: str, text: str) -> None:

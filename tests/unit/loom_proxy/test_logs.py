@@ -31,6 +31,24 @@ def test_lines_for_a_terminal_that_is_gone_do_no_harm(monkeypatch: pytest.Monkey
     assert receiver.drain(BOUND)
 
 
+@pytest.mark.parametrize(
+    ("others", "shown"), [(False, "\x1b]0;title\x07text"), (True, "\\x1b]0;title\\x07text")], ids=["own", "others"]
+)
+def test_lines_of_another_user_are_made_fit_for_a_terminal(
+    capsys: pytest.CaptureFixture[str], others: bool, shown: str
+) -> None:
+    import msgpack
+
+    receiver, lines = LogReceiver(others), []
+    receiver.add_callback(lines.append)
+    packed = msgpack.packb([(0.0, "trainers", "", [0], "stdout", "\x1b]0;title\x07text", 1)])
+    receiver.take(LogLines().message(parts=[packed]))
+
+    assert receiver.drain(BOUND)
+    assert capsys.readouterr().out == f"[trainers] {shown}\n"
+    assert [line.text for line in lines] == ["\x1b]0;title\x07text"]
+
+
 class _Raises:
     encoding = "utf-8"
 
