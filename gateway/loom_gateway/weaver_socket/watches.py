@@ -209,20 +209,21 @@ class _SharedWatch:
             await self._form.begin(body, forms)
         if not plain and not pages:
             return
-        pieces = await _encode_snapshot(body)
+        pieces = await _encode({"type": "snapshot", **body})
         text = _object(pieces) if plain else ""
         for reader in plain:
             if reader in self._new:  # it may have left meanwhile
                 del self._new[reader]
                 reader.add(text, is_snapshot=True)
                 self._readers[reader] = None
+        rest = _object(await _encode(more)) if pages else ""
         turns = Turns()
         for page in pages:
             await turns.rest()
             if page in self._new:
                 del self._new[page]
                 own = exact_json(page.own_part())
-                feed.begin_for(page, _object(pieces, exact_json(more), for_pages, own))
+                feed.begin_for(page, _object(pieces, rest, for_pages, own))
 
 
 def _says_anything(body: dict[str, Any]) -> bool:
@@ -236,23 +237,24 @@ def _message(body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "delta", **body["changes"]}
 
 
-async def _encode_snapshot(body: dict[str, Any]) -> list[str]:
-    """Return the JSON of a snapshot in pieces, without its braces.
+async def _encode(values: dict[str, Any]) -> list[str]:
+    """Return the JSON of an object in pieces, without its braces.
 
     It is encoded in turns, because this loop relays every session's calls. To join the pieces takes long, too.
     """
-    turns, pieces = Turns(), ['"type": "snapshot"']
-    for name, value in body.items():
-        pieces.append(f", {exact_json(name)}: ")
-        if not isinstance(value, list):
+    turns, pieces = Turns(), list[str]()
+    for name, value in values.items():
+        pieces.append(f"{', ' if pieces else ''}{exact_json(name)}: ")
+        if not value or not isinstance(value, (list, dict)):
             pieces.append(exact_json(value))
             continue
-        before = "["
+        is_list = isinstance(value, list)
+        before = "[" if is_list else "{"
         for item in value:
-            pieces.append(before + exact_json(item))
+            pieces.append(before + (exact_json(item) if is_list else exact_json({item: value[item]})[1:-1]))
             before = ", "
             await turns.rest()
-        pieces.append("]" if value else "[]")
+        pieces.append("]" if is_list else "}")
     return pieces
 
 

@@ -13,6 +13,7 @@ import pytest
 import loom
 from loom.token_file import ADMIN
 from loom.weaver.serving import pushes
+from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket import resuming
 from loom_gateway.weaver_socket import watches as weaver_watches
 from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
@@ -341,8 +342,8 @@ async def test_a_reader_that_leaves_while_its_snapshot_is_encoded_is_forgotten(
         await go_on.wait()
         return await encode(body)
 
-    encode = weaver_watches._encode_snapshot
-    monkeypatch.setattr(weaver_watches, "_encode_snapshot", slowly)
+    encode = weaver_watches._encode
+    monkeypatch.setattr(weaver_watches, "_encode", slowly)
     leaving, staying = await watched.join(), await watched.join()
     watched.weaver.snapshot()
     await asyncio.wait_for(encoding.wait(), BOUND)
@@ -352,6 +353,32 @@ async def test_a_reader_that_leaves_while_its_snapshot_is_encoded_is_forgotten(
 
     (shared,) = watched.watches._watches.values()
     assert list(shared._readers) == [staying.reader]
+
+
+async def test_a_large_snapshot_is_written_once_and_item_by_item_for_all_pages(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+
+    def counted(value: Any) -> str:
+        texts.append(exact_json(value))
+        return texts[-1]
+
+    monkeypatch.setattr(weaver_watches, "exact_json", counted)
+    more = {
+        "policies": {f"group-{number}": "stop" for number in range(500)},
+        "handlers": {f"train_{number}": ["lr", "\u2603"] for number in range(500)},
+        "events": [{"id": number, "kind": "note"} for number in range(500)],
+        "goodput": [],
+        "configs": {},
+    }
+    pages = [await watched.join(page=True) for _ in range(3)]
+    watched.weaver.snapshot(**more)
+    found = [await page.next() for page in pages]
+
+    assert all({name: one[name] for name in more} == more for one in found)
+    assert len(texts) < 1600
+    assert max(map(len, texts)) < 100
 
 
 async def test_a_watch_that_is_refused_ends_its_readers(watched: Watched) -> None:
