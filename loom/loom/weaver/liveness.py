@@ -88,6 +88,8 @@ class Liveness:
             if now < due:
                 return self.schedule(replica, due)
             reason = f"not connected for {now - replica.link_lost:.1f} s"
+            if self._started < replica.heard < replica.link_lost:  # the connection was cut for its silence
+                reason = f"nothing heard for {now - replica.heard:.1f} s"
             return self.fail(replica, Cause.SILENT, End(ReplicaEnding.LOST, reason, guessed=True), now)
         if replica.link.has_unheard:  # the weaver is late, and not the replica
             return self.schedule(replica, now + timing.beat)

@@ -39,6 +39,18 @@ def test_a_replica_without_a_connection_recovers_or_fails(bench: Bench) -> None:
     assert "not connected for 3.0 s" in event["reason"]
 
 
+def test_a_replica_that_is_silent_on_its_connection_fails_with_the_seconds_of_its_silence(bench: Bench) -> None:
+    bench.now += 100
+    Threadlet(bench, "train_0")
+    last = bench.now
+
+    bench.wait(10)
+
+    event = bench.event("failed")
+    assert event["time"] - last > 5  # a while until it is cut off, and a while without a connection
+    assert f"nothing heard for {event['time'] - last:.1f} s" in event["reason"]
+
+
 def test_a_replica_that_has_not_begun_is_registering_until_it_steps(bench: Bench) -> None:
     first = Threadlet(bench, "train_0", state="registering")
     first.lose()
