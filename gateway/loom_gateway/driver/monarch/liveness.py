@@ -170,13 +170,14 @@ def _bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstra
     It is for processes that a function or an actor starts itself, which has the rest in its own hands.
     """
     on_path = sys_path.current()
+    folders = {} if on_path is None else {"on_path": on_path}  # which workers of an older Loom do not take
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
-        return functools.partial(_hold_on_barely_async, address, procs, on_path, bootstrap)
-    return functools.partial(_hold_on_barely, address, procs, on_path, bootstrap)  # type: ignore[arg-type]
+        return functools.partial(_hold_on_barely_async, address, procs, bootstrap, **folders)
+    return functools.partial(_hold_on_barely, address, procs, bootstrap, **folders)  # type: ignore[arg-type]
 
 
 def _hold_on_barely(
-    address: LifelineAddress, procs: int, on_path: OnPath | None, bootstrap: Callable[[], None] | None
+    address: LifelineAddress, procs: int, bootstrap: Callable[[], None] | None, on_path: OnPath | None = None
 ) -> None:
     hold_on(address, procs)
     _heed_ends(address)
@@ -187,9 +188,12 @@ def _hold_on_barely(
 
 
 async def _hold_on_barely_async(
-    address: LifelineAddress, procs: int, on_path: OnPath | None, bootstrap: Callable[[], Awaitable[None]]
+    address: LifelineAddress,
+    procs: int,
+    bootstrap: Callable[[], Awaitable[None]],
+    on_path: OnPath | None = None,
 ) -> None:
-    _hold_on_barely(address, procs, on_path, None)
+    _hold_on_barely(address, procs, None, on_path)
     await bootstrap()
 
 
