@@ -31,8 +31,12 @@ def held() -> Counts[str]:
     gc.collect()
     living = [kind for kind in map(type, gc.get_objects()) if str(kind.__module__).startswith(("loom", "monarch"))]
     counts = Counts(f"{kind.__module__}.{kind.__qualname__}" for kind in living)
-    # What a driver keeps of a mesh that was stopped: its name, of the last thousand.
-    del counts["loom_gateway.driver.monarch.mesh_table.Entry"], counts["loom.errors.SupervisionError"]
+    # A driver keeps of the last thousand stopped meshes their names, and of the last thousand processes their ends.
+    for kept in ("driver.monarch.mesh_table.Entry", "driver.monarch.mesh_table._Stopped"):
+        del counts[f"loom_gateway.{kept}"]
+    del counts["loom.control.process_end.ProcessEnd"]
+    # `Job.meshes` names the last 64 stopped meshes, whatever they are.
+    del counts["loom_proxy.mesh.procs.ProcMeshProxy"], counts["loom.wire.bodies.calls.StreamCall"]
     counts += lengths()
     counts["threads"] = threading.active_count()
     counts["descriptors"] = len(os.listdir("/proc/self/fd"))
@@ -41,10 +45,12 @@ def held() -> Counts[str]:
 
 BOUNDED = {
     "loom_gateway.driver.handlers.runs.Runs._runs",
+    "loom_gateway.driver.lifeline.server.LifelineServer._ends",
     "loom_gateway.driver.monarch.mesh_table.MeshTable._entries",
     "loom_gateway.driver.monarch.mesh_table.MeshTable._unusable",
 }
-"""Containers that are full only later: the last 256 runs, and the names of the last thousand stopped meshes."""
+"""Containers that are full only later: the last 256 runs, the ends of the last thousand processes, and the names of
+the last thousand stopped meshes."""
 
 
 def lengths() -> Counts[str]:
@@ -103,7 +109,7 @@ def use_all(job: loom.Job, gateway: Gateway, procs: Any, name: str) -> None:
     assert part.add.call_one(1).get(timeout=BOUND) == 1
     with pytest.raises(loom.ActorError):
         counters.fail.call("bad luck").get(timeout=BOUND)
-    assert len(list(counters.add.stream(1))) == len(procs)
+    assert len([one.get(timeout=BOUND) for one in counters.add.stream(1)]) == len(procs)
     port, receiver = job.channel()
     job.run(send, port, name)
     assert receiver.recv().get(timeout=BOUND) == name

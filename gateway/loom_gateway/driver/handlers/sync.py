@@ -56,7 +56,8 @@ class Syncs:
         self._lifeline: LifelineServer | None = None
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()  # the newest first
-        self._given: dict[int, tuple[SyncedTree, ...]] = {}  # trees of each proc mesh, by its id
+        self._given: dict[int, tuple[SyncedTree, ...]] = {}  # trees of each proc mesh that has some, by its id
+        context.on_retired.append(lambda procs: self._given.pop(procs, None))
         self._manifests: dict[str, Manifest] = {}  # manifests of the newest trees, by name
         self.handlers: dict[int, Handler] = {
             Kind.SYNC: self._sync,
@@ -70,8 +71,10 @@ class Syncs:
         Args:
             procs: id of the proc mesh.
         """
+        if not self._trees:
+            return None
         self._given[procs] = self._trees
-        return OnPath(self._trees) if self._trees else None
+        return OnPath(self._trees)
 
     def host_gone(self, host: int) -> None:
         agent = self._agents.get(host)
@@ -177,7 +180,6 @@ class Syncs:
     def _outdated(self, manifest: Manifest) -> list[str]:
         """Return a warning that names the meshes whose processes do not have a folder as it is now."""
         whole = {ident: entry for ident, entry in self._context.meshes.whole("procs") if not entry.stopped}
-        self._given = {ident: trees for ident, trees in self._given.items() if ident in whole}
         now = (manifest.name, manifest.digest)
         old = [
             entry.name

@@ -170,10 +170,12 @@ def _bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstra
     It is for processes that a function or an actor starts itself, which has the rest in its own hands.
     """
     on_path = sys_path.current()
-    folders = {} if on_path is None else {"on_path": on_path}  # which workers of an older Loom do not take
+    # Workers of an older Loom do not take folders. These come first: unpickled, they make the bootstrap importable.
+    given: dict[str, Any] = {} if on_path is None else {"on_path": on_path}
+    given["bootstrap"] = bootstrap
     if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
-        return functools.partial(_hold_on_barely_async, address, procs, bootstrap, **folders)
-    return functools.partial(_hold_on_barely, address, procs, bootstrap, **folders)  # type: ignore[arg-type]
+        return functools.partial(_hold_on_barely_async, address, procs, **given)
+    return functools.partial(_hold_on_barely, address, procs, **given)
 
 
 def _hold_on_barely(
