@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from loom.cli.output import say
+from loom.cli.output import say, say_lines
 from loom.extras import GATEWAY_MODULES, WORKER_MODULES, require
 from loom_gateway.settings import ExitWithParent, GatewaySettings, command
 
@@ -31,7 +31,7 @@ def up(
 
     try:
         with LocalCluster(hosts, port=port, token=token) as cluster:
-            say(
+            say_lines(
                 f"Loom is up with {hosts} host{'' if hosts == 1 else 's'}. In another terminal:\n"
                 f"\n"
                 f"  export LOOM_URL={cluster.url}\n"

@@ -58,7 +58,7 @@ def rl(
     if as_json:
         say(json.dumps({"reward": reward, "seconds": seconds, "steps": [asdict(one) for one in summary.steps]}))
     else:
-        say(
+        say_lines(
             f"\nThe mean reward is {reward:.3f} after {len(summary.steps)} steps, {seconds:.0f} s from start to "
             f"end; {summary.trained} completions were trained on, {summary.dropped} were too old."
         )

@@ -180,3 +180,16 @@ def test_commands_print_by_the_functions_that_make_text_fit() -> None:
                 found.append(f"{path.relative_to(folder)}: {ast.unparse(node)}")
 
     assert [one for one in found if "progress.files" not in one and "\\r\\x1b[K" not in one] == []
+
+
+def test_a_text_of_several_lines_is_printed_as_such() -> None:
+    folder = Path(loom.cli.__file__).parent
+    calls = [
+        ast.unparse(node)
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "say"
+    ]
+
+    assert len(calls) > 20
+    assert [call for call in calls if "\\n" in call] == []
