@@ -4,4 +4,4 @@ The build reads it from here, and so does every module that reports it, because 
 everything public.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

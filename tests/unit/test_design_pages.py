@@ -15,9 +15,6 @@ from tests.support.paths import ROOT
 WALKS = Page.of("docs/design/walks.md")
 CHANGES = Page.of("docs/design/changes.md")
 
-DRIVERS_HOPS = 6
-"""At most so many from the driver's socket to Monarch."""
-
 
 class Hop(NamedTuple):
     section: str
@@ -55,11 +52,6 @@ def test_each_hop_of_the_walks_is_there(hop: Hop) -> None:
     path = ROOT / hop.file
     assert path.is_file(), f"{hop.file} is not there: correct docs/design/walks.md"
     assert hop.name in defined(path.read_text()), f"{hop.file} has no {hop.name}: correct docs/design/walks.md"
-
-
-def test_a_call_takes_few_hops_in_the_driver() -> None:
-    there = [hop for hop in hops() if hop.section == "In the driver, on its way in"]
-    assert 1 <= len(there) <= DRIVERS_HOPS
 
 
 def test_every_line_of_the_walks_is_a_hop() -> None:

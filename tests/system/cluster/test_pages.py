@@ -30,7 +30,7 @@ pytestmark = [
 
 PATH = f"{ROOT / 'images'}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
 OURS = Image({"PATH": PATH}, working_dir="/home/loom", user=10001)
-IMAGES = {f"{name}:{tag}": OURS for name in ("loom", "loom-gpu") for tag in ("0.1.0", "0.1.1")}
+IMAGES = {f"{name}:{tag}": OURS for name in ("loom", "loom-gpu") for tag in ("0.2.0", "0.2.1")}
 PAGE = Page.of("docs/deploy/kubernetes.md")
 
 FOLLOW = """
@@ -146,7 +146,7 @@ def test_workers_with_gpus_are_deployed_in_the_same_way(cluster: OneMachineClust
     assert gpu != deploy()
     said = ran(cluster, [*gpu, *connect(), "kubectl -n training get statefulset loom-worker -o json"])
     assert "{hosts: 2}" in said
-    assert '"image": "loom-gpu:0.1.0"' in said
+    assert '"image": "loom-gpu:0.2.0"' in said
     ran(cluster, [PAGE.command("kubectl delete").replace("base", "gpu")])
 
 
@@ -172,7 +172,7 @@ def test_an_upgrade_tells_the_sessions_and_replaces_the_gateway(cluster: OneMach
         assert follower.stdout is not None
         assert follower.stdout.readline().startswith("open ")
         kustomization = cluster.laptop.home / "images" / "kubernetes" / "base" / "kustomization.yaml"
-        kustomization.write_text(kustomization.read_text().replace("newTag: 0.1.0", "newTag: 0.1.1"))
+        kustomization.write_text(kustomization.read_text().replace("newTag: 0.2.0", "newTag: 0.2.1"))
         said = ran(cluster, ["kubectl apply -n training -k images/kubernetes/base", deploy()[-1]])
         assert "deployment.apps/loom-gateway configured" in said
         told = list(follower.stdout)

@@ -246,7 +246,7 @@ def test_the_commands_of_the_page_put_an_image_into_a_registry(
 
     name = {"Dockerfile": "loom", "Dockerfile.gpu": "loom-gpu"}[path.name]
     kind = "application/vnd.docker.distribution.manifest.v2+json"  # OCI's has no health check
-    asked = urllib.request.Request(f"http://{registry}/v2/{name}/manifests/0.1.0", headers={"Accept": kind})
+    asked = urllib.request.Request(f"http://{registry}/v2/{name}/manifests/0.2.0", headers={"Accept": kind})
     with urllib.request.urlopen(asked, timeout=30) as answer:
         assert answer.headers["Content-Type"] == kind
         assert len(json.load(answer)["layers"]) > 1

@@ -55,18 +55,18 @@ def installed_by(image: object) -> set[str]:
 
 @pytest.mark.parametrize(("path", "make"), [(CPU, images.cpu_image), (GPU, images.gpu_image)])
 def test_an_image_for_kubetorch_has_the_packages_of_the_dockerfile(path: Path, make: object) -> None:
-    image = make(loom_source="monarch-loom==0.1.0")  # type: ignore[operator]
+    image = make(loom_source="monarch-loom==0.2.0")  # type: ignore[operator]
     lists = {name: images.packages(name) for name in copied_lists(path)}
     assert lists
     expected = {requirement for requirements in lists.values() for requirement in requirements}
     found = {word for word in installed_by(image) if "==" in word}
-    assert found == expected | {"monarch-loom==0.1.0"}
+    assert found == expected | {"monarch-loom==0.2.0"}
 
 
 def test_both_have_the_same_base_and_index() -> None:
-    assert images.gpu_image("monarch-loom==0.1.0").image_id == images.GPU_BASE == only(read(GPU), "FROM").text
+    assert images.gpu_image("monarch-loom==0.2.0").image_id == images.GPU_BASE == only(read(GPU), "FROM").text
     assert images.CPU_INDEX in CPU.read_text()
-    assert f"--index-url {images.CPU_INDEX} torch==" in images.cpu_image("monarch-loom==0.1.0").contents
+    assert f"--index-url {images.CPU_INDEX} torch==" in images.cpu_image("monarch-loom==0.2.0").contents
 
 
 def test_every_package_is_pinned_and_fits_what_loom_asks_for() -> None:
@@ -129,7 +129,7 @@ def test_a_pod_gets_the_loom_that_is_installed_here(
 def test_a_loom_that_is_not_released_is_synced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wheel: bool
 ) -> None:
-    source = tmp_path / ("monarch_loom-0.1.0-py3-none-any.whl" if wheel else "a checkout")
+    source = tmp_path / ("monarch_loom-0.2.0-py3-none-any.whl" if wheel else "a checkout")
     source.touch() if wheel else source.mkdir()
     monkeypatch.setattr(metadata, "distribution", lambda name: Installed({"url": source.as_uri(), "dir_info": {}}))
     assert images.loom_requirement() == source
@@ -208,7 +208,7 @@ def test_without_kubetorch_an_image_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def test_another_python_is_said_before_anything_is_installed() -> None:
-    check = images.cpu_image("monarch-loom==0.1.0").contents.splitlines()[1].removeprefix("RUN ")
+    check = images.cpu_image("monarch-loom==0.2.0").contents.splitlines()[1].removeprefix("RUN ")
     ours = f"({sys.version_info[0]}, {sys.version_info[1]})"
     assert ours in check
     good, bad = (

@@ -197,10 +197,10 @@ def test_images_have_the_names_that_they_are_given(copied: Path) -> None:
     for folder, image in (("base", "loom"), ("gpu", "loom-gpu")):
         path = copied / folder / "kustomization.yaml"
         text = path.read_text().replace(f"newName: {image} #", f"newName: registry/{image} #")
-        path.write_text(text.replace("newTag: 0.1.0", "newTag: 0.2.0"))
+        path.write_text(text.replace("newTag: 0.2.0", "newTag: 0.3.0"))
     made = kustomized(copied / "gpu")
-    assert made.count("image: registry/loom:0.2.0\n") == 1
-    assert made.count("image: registry/loom-gpu:0.2.0\n") == 1
+    assert made.count("image: registry/loom:0.3.0\n") == 1
+    assert made.count("image: registry/loom-gpu:0.3.0\n") == 1
     assert made.count("image:") == 2
 
 
@@ -467,6 +467,6 @@ def test_the_gateway_waits_for_as_many_workers_as_there_are() -> None:
 
 def test_workers_with_gpus_differ_in_what_gpus_need() -> None:
     gpu = built(KUBERNETES / "gpu")
-    assert container(one("StatefulSet", "loom-worker", gpu))["image"] == "loom-gpu:0.1.0"
+    assert container(one("StatefulSet", "loom-worker", gpu))["image"] == "loom-gpu:0.2.0"
     assert container(one("StatefulSet", "loom-worker", gpu))["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert one("Deployment", "loom-gateway", gpu) == GATEWAY
