@@ -1,1 +1,7 @@
 """The cluster's side of Loom: the gateway, its drivers, and the workers."""
+
+from __future__ import annotations
+
+from loom.screen_text import fit_log_records
+
+fit_log_records()

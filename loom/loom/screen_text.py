@@ -2,11 +2,15 @@
 
 A terminal obeys the control characters in what it shows: they move its cursor, set its title, write into its
 clipboard. Characters that turn the direction of writing make one name look like another. Both are shown as escapes.
+`fit_log_records` does so for all that Loom logs; what it prints is made fit where it is printed.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from html import escape
+from typing import Any
 
 _UNFIT = (
     "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f"
@@ -28,9 +32,51 @@ def fit_lines(text: str) -> str:
     return _IN_LINES.sub(_escape, text)
 
 
+def fit_html(text: str) -> str:
+    """Return a text as HTML of a notebook, made fit as by `fit_lines`: turns of direction work there, too."""
+    return escape(fit_lines(text))
+
+
 def without_styles(text: str) -> str:
     """Return a text without the sequences by which programs colour their lines and move the cursor."""
     return _STYLES.sub("", text) if "\x1b" in text else text
+
+
+_OWN_LOGGERS = ("loom", "loom_proxy", "loom_gateway")
+
+_formatter = logging.Formatter()
+
+
+def fit_log_records() -> None:
+    """Make every record fit for a terminal that one of Loom's loggers makes from now on. Idempotent.
+
+    A filter of a logger does not see the records of the loggers below it, and a handler at the top would stand in
+    for the program's own.
+    """
+    make = logging.getLogRecordFactory()
+    if getattr(make, "makes_fit", False):
+        return
+
+    def make_fit(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if record.name.partition(".")[0] in _OWN_LOGGERS:
+            _make_fit(record)
+        return record
+
+    make_fit.makes_fit = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(make_fit)
+
+
+def _make_fit(record: logging.LogRecord) -> None:
+    try:
+        text = record.getMessage()
+    except Exception:  # noqa: BLE001 - the handler reports it
+        return
+    # An ordinary record keeps its arguments, by which collectors of errors group.
+    if (fit := fit_lines(text)) != text:
+        record.msg, record.args = fit, None
+    if record.exc_info and record.exc_info[0] is not None:
+        record.exc_text = fit_lines(_formatter.formatException(record.exc_info))
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -122,7 +122,7 @@ class LogReceiver:
             try:
                 callback(line)
             except Exception:
-                logger.exception("a callback for log lines raised; line: %s", fit_line(str(line)))
+                logger.exception("a callback for log lines raised; line: %s", line)
 
 
 def print_text(name: str, text: str) -> None:

@@ -20,8 +20,10 @@ def main() -> NoReturn:
 
     from loom.cli.app import app
     from loom.errors import LoomError
-    from loom.process.exit_codes import report, warn
+    from loom.process.exit_codes import report, report_bug, warn
+    from loom.screen_text import fit_log_records
 
+    fit_log_records()
     for what in shown if sys.stderr is not None and sys.stderr.isatty() else ():
         warn(
             f"every user of this machine could read {what} on the command line until now, and your shell's history "
@@ -31,4 +33,6 @@ def main() -> NoReturn:
         app()
     except LoomError as error:
         sys.exit(report(error))
+    except Exception as error:  # noqa: BLE001 - its traceback may hold text of the cluster's
+        sys.exit(report_bug(error))
     sys.exit(0)

@@ -6,6 +6,7 @@ All processes of Loom (``loom``, the gateway, a worker) use the codes of ``docs/
 from __future__ import annotations
 
 import sys
+import traceback
 
 from loom import errors
 from loom.screen_text import fit_lines
@@ -40,3 +41,9 @@ def report(error: errors.LoomError) -> int:
     """Print an error on standard error and return its exit code."""
     print(f"error: {fit_lines(str(error))}", file=sys.stderr)  # noqa: T201
     return error.exit_status
+
+
+def report_bug(error: Exception) -> int:
+    """Print the traceback of an error that is none of Loom's on standard error and return the exit code."""
+    sys.stderr.write(fit_lines("".join(traceback.format_exception(error))))
+    return FAILURE

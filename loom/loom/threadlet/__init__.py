@@ -5,9 +5,12 @@ The package imports neither Monarch nor torch, so that any training program can 
 
 from __future__ import annotations
 
+from loom.screen_text import fit_log_records
 from loom.threadlet.deferred import Deferred
 from loom.threadlet.handlers import HandlerRegistry
 from loom.threadlet.step import Step
 from loom.threadlet.threadlet import Threadlet
 
 __all__ = ["Deferred", "HandlerRegistry", "Step", "Threadlet"]
+
+fit_log_records()

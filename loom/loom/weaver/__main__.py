@@ -23,6 +23,7 @@ from loom.process.exit_codes import report
 from loom.process.lifeline import parent_releases, when_parent_ends
 from loom.process.listen import announce, listen, reachable
 from loom.process.log_limit import limit_log
+from loom.screen_text import fit_log_records
 from loom.token_file import ADMIN
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.serving.server import Server, monotonic_clock
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input closes")
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    fit_log_records()
     limit_log()
     if options.await_release and not parent_releases():
         return 1  # no gateway would ever find this weaver

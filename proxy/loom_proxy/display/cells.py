@@ -22,6 +22,7 @@ from loom.errors import (
     WrongState,
     describe_error,
 )
+from loom.screen_text import fit_lines
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.job import KubernetesJob
@@ -275,7 +276,7 @@ def _left(until: float | None) -> float | None:
 
 def _shown_as(error: BaseException, text: str = "") -> BaseException:
     """Return an exception that IPython shows as a text, instead of with this program's own frames."""
-    lines = (text or describe_error(error)).splitlines()
+    lines = (text or fit_lines(describe_error(error))).splitlines()
     with contextlib.suppress(AttributeError):  # of a class with slots
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
     return error

@@ -10,10 +10,10 @@ import itertools
 import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 from loom.errors import describe_error
+from loom.screen_text import fit_html
 from loom.shape import Extent, Point
 from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
@@ -77,20 +77,20 @@ def grid_html(extent: Extent, cells: Sequence[Cell], label: str) -> str:
             if columns > MOST_COLUMNS:
                 span = f"{name} {extent.labels[-1]} {first - start} to {last - 1 - start}".strip()
             rows.append(f"<tr>{_head(span, 'row')}{''.join(map(_cell, cells[first:last]))}</tr>")
-    table = f'<table style="{_TABLE}" aria-label="{escape(label)}">{"".join(rows)}</table>'
+    table = f'<table style="{_TABLE}" aria-label="{fit_html(label)}">{"".join(rows)}</table>'
     rest = extent.nelements - len(cells)
     more = f'<div style="{_SMALL}">… and {rest:,} more</div>' if rest > 0 else ""
     return f'<div style="overflow-x:auto">{table}</div>{more}'
 
 
 def _head(text: str, scope: str) -> str:
-    return f'<th scope="{scope}" style="{_HEAD}">{escape(text)}</th>'
+    return f'<th scope="{scope}" style="{_HEAD}">{fit_html(text)}</th>'
 
 
 def _cell(cell: Cell) -> str:
     style = _PLAIN_CELL if cell.colour is None else f"{_CELL};color:#fff;background:{cell.colour}"
-    title = escape(cell.title)
-    return f'<td style="{style}" title="{title}" aria-label="{title}">{escape(cell.text)}</td>'
+    title = fit_html(cell.title)
+    return f'<td style="{style}" title="{title}" aria-label="{title}">{fit_html(cell.text)}</td>'
 
 
 def _block(*parts: str) -> str:
@@ -113,14 +113,14 @@ def _coordinates(extent: Extent, rank: int) -> str:
 
 def mesh_html(mesh: MeshPanel) -> str:
     """Return a mesh of hosts, processes or actors as a grid coloured by state."""
-    of = f" of {escape(mesh.of)}" if mesh.of else ""
-    part = "" if mesh.extent == mesh.whole else f", part of {escape(repr(mesh.whole))}"
+    of = f" of {fit_html(mesh.of)}" if mesh.of else ""
+    part = "" if mesh.extent == mesh.whole else f", part of {fit_html(repr(mesh.whole))}"
     summary = _summary(mesh.states, mesh.noun)
     return _block(
-        _line(f"<b>{escape(mesh.name)}</b>{of}", f"{mesh.class_name} {escape(repr(mesh.extent))}{part}"),
+        _line(f"<b>{fit_html(mesh.name)}</b>{of}", f"{mesh.class_name} {fit_html(repr(mesh.extent))}{part}"),
         grid_html(mesh.extent, _state_cells(mesh), f"{mesh.name}: {summary}"),
         f"<div>{summary}</div>",
-        "" if mesh.over is None else f'<div style="{_SMALL}">as last seen: {escape(str(mesh.over))}</div>',
+        "" if mesh.over is None else f'<div style="{_SMALL}">as last seen: {fit_html(str(mesh.over))}</div>',
     )
 
 
@@ -141,7 +141,7 @@ def _summary(states: Sequence[tuple[RankState, str]], noun: str) -> str:
 def endpoint_html(signature: str, mesh: str) -> str:
     """Return an endpoint: its signature, its mesh, and the ways to call it."""
     return _block(
-        _line(f"<b>{escape(signature)}</b>", f"endpoint of {escape(mesh)}"),
+        _line(f"<b>{fit_html(signature)}</b>", f"endpoint of {fit_html(mesh)}"),
         f'<div style="{_SMALL}">.call(…), .call_one(…), .choose(…), .stream(…), .broadcast(…)</div>',
     )
 
@@ -184,22 +184,23 @@ def value_mesh_html(extent: Extent, values: Sequence[Any]) -> str:
     ]
     count = _count(len(values), "value")
     return _block(
-        _line("<b>ValueMesh</b>", f"{escape(repr(extent))}, {count}"), grid_html(extent, cells, f"values: {count}")
+        _line("<b>ValueMesh</b>", f"{fit_html(repr(extent))}, {count}"),
+        grid_html(extent, cells, f"values: {count}"),
     )
 
 
 def future_html(state: str, timing: Timing | None, error: BaseException | None, value: Any) -> str:
     """Return a future: its state (``pending``, ``arrived``, ``done``, ``failed``), result or error, and timing."""
     colour = {"pending": RankState.STARTING, "failed": RankState.FAILED}.get(state, RankState.ALIVE)
-    badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{escape(state)}</span>'
+    badge = f'<span style="{_CELL};color:#fff;background:{_COLOURS[colour]}">{fit_html(state)}</span>'
     small = "" if timing is None else f"{timing.wall_ms:,.1f} ms, of which {timing.rpc_ms:,.1f} ms in the cluster"
     parts = [_line(f"<b>FutureProxy</b> {badge}", small)]
     if error is not None:
         text = describe_error(error)
-        parts.append(f'<div style="white-space:pre-wrap">{escape(_cut(text, 4 * LONG))}</div>')
+        parts.append(f'<div style="white-space:pre-wrap">{fit_html(_cut(text, 4 * LONG))}</div>')
     elif state == "done":
         is_ours = type(value).__module__.startswith("loom_proxy.") and hasattr(type(value), "_repr_html_")
-        parts.append(value._repr_html_() if is_ours else f"<code>{escape(_long.of(value))}</code>")
+        parts.append(value._repr_html_() if is_ours else f"<code>{fit_html(_long.of(value))}</code>")
     elif state == "pending":
         parts.append(f'<div style="{_SMALL}">.get(timeout) waits for it, and so does await</div>')
     return _block(*parts)
@@ -212,14 +213,14 @@ def _cut(text: str, limit: int) -> str:
 def job_html(title: str, details: str, hosts: MeshPanel, meshes: Mapping[str, tuple[str, MeshPanel]]) -> str:
     """Return a job: its gateway, its hosts, and the reprs and panels of the meshes known to this program."""
     rows = "".join(
-        f'<tr><th scope="row" style="{_HEAD};text-align:left">{escape(name)}</th>'
+        f'<tr><th scope="row" style="{_HEAD};text-align:left">{fit_html(name)}</th>'
         f'<td style="border:0;text-align:left;background:transparent">'
-        f"{escape(f'{text}: {_summary(mesh.states, mesh.noun)}')}</td></tr>"
+        f"{fit_html(f'{text}: {_summary(mesh.states, mesh.noun)}')}</td></tr>"
         for name, (text, mesh) in itertools.islice(meshes.items(), MOST_COLUMNS)
     )
     more = len(meshes) - MOST_COLUMNS
     return _block(
-        _line(f"<b>{escape(title)}</b>", escape(details)),
+        _line(f"<b>{fit_html(title)}</b>", fit_html(details)),
         mesh_html(hosts),
         f'<table style="{_TABLE}" aria-label="meshes">{rows}</table>' if rows else "",
         f'<div style="{_SMALL}">… and {more:,} more meshes</div>' if more > 0 else "",

@@ -16,11 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from html import escape
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from loom.screen_text import fit_line
+from loom.screen_text import fit_html, fit_line
 from loom.wire.bodies import AwaitInitialized, AwaitRun, Body, EndpointCall, ReadRunOutput, StartRun, StopMesh
 from loom_proxy.session.waits import Waits
 
@@ -110,7 +109,7 @@ class NotebookDisplay:
 
 def bar_html(step: Step, seconds: float) -> str:
     """Return a step as HTML."""
-    text = escape(step.text)
+    text = fit_html(step.text)
     bar = ""
     if step.total:
         bar = f'<progress max="{step.total:g}" value="{step.done:g}" aria-label="{text}"></progress> '

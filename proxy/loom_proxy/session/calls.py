@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 
 from loom.bootstrap import BootstrapCommand, command_for_cluster
 from loom.errors import LimitReached, LoomError, NoSuchMesh, ReadOnlySession, TooLarge
-from loom.screen_text import fit_lines
 from loom.session_life import SessionLife
 from loom.shape import Extent, NDSlice, Point, Shape, for_cluster
 from loom.wire.bodies import (
@@ -312,7 +311,7 @@ class Calls(Waits):
         if count.bit_count() > 1 or self._error is not None:
             return
         calls = "A call was" if count == 1 else f"{count} calls were"
-        logger.warning("%s not begun, and nobody has read the error of its future: %s", calls, fit_lines(text))
+        logger.warning("%s not begun, and nobody has read the error of its future: %s", calls, text)
         details = {"id": message.id, "error": text, "refused": count}
         self._events.add(Event("operation_failed", details, error_of(self.decoder, message)))
 
