@@ -94,12 +94,18 @@ class DriverIds:
     async def take_clean(self) -> int:
         """Return an id as `take` does, of which no process, file or shared memory is left.
 
-        An id that this gateway has not swept may have been in use before. One that cannot be swept is used no more.
-        Raises as `take`, after `RETURNS_WITHIN` seconds.
+        An id that this gateway has not swept may have been in use before. One that cannot be swept is tried again
+        when all others have been given. Raises as `take`, after `RETURNS_WITHIN` seconds.
         """
-        while (uid := await self._take_soon()) not in self._clean:
-            if await asyncio.to_thread(sweep, uid):
-                break
+        unclean: list[int] = []
+        try:
+            while (uid := await self._take_soon()) not in self._clean:
+                if await asyncio.to_thread(sweep, uid):
+                    break
+                unclean.append(uid)
+        finally:
+            for each in unclean:
+                self.give_back(each, clean=False)
         self._clean.discard(uid)
         return uid
 
@@ -201,7 +207,7 @@ def clear_away(files: DriverFiles, uid: int) -> bool:
             _take_over(folder)
             files.keep_log()
     except OSError as error:
-        logger.error("the folder %s stays, and its user id %d is not used again: %s", folder, uid, error)
+        logger.error("the folder %s stays, and its user id %d is not used for now: %s", folder, uid, error)
         return False
     return True
 
@@ -228,7 +234,7 @@ def sweep(uid: int, folder: str | None = None, kept: Sequence[str] = ()) -> bool
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
         logger.error(
-            "the user id %d is not used again, because what it has left could not be removed: %s %s",
+            "the user id %d is not used for now, because what it has left could not be removed: %s %s",
             uid,
             error,
             said.decode(errors="replace"),
@@ -237,7 +243,7 @@ def sweep(uid: int, folder: str | None = None, kept: Sequence[str] = ()) -> bool
     if left := done.stdout.decode().splitlines():
         shown = ", ".join(left[:_LEFT_SHOWN])
         logger.error(
-            "the user id %d is not used again, because %d things of it are left: %s", uid, len(left), shown
+            "the user id %d is not used for now, because %d things of it are left: %s", uid, len(left), shown
         )
     return not left
 

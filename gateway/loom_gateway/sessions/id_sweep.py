@@ -15,22 +15,23 @@ import ctypes
 import os
 import platform
 import pwd
-import shutil
 import signal
 import stat
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 PATIENCE = 15.0
 """Seconds in which the processes have to be gone; one in the kernel's hands, as of a dead disk, dies later."""
 
 MOST_ENTRIES = 500_000
-"""Names in shared folders that are looked at."""
+"""Names of others in shared folders that are looked at. Beyond them, something of the id's may be left."""
 
 _IPC_RMID = 0
-_KEYCTL_CLEAR = 7
-_USER_KEYRING, _USER_SESSION_KEYRING = -4, -5
+_KEYCTL_CLEAR, _KEYCTL_GET_PERSISTENT = 7, 22
+_PROCESS_KEYRING, _USER_KEYRING, _USER_SESSION_KEYRING = -2, -4, -5
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 """The number of the system call, which the C library does not have."""
 
@@ -73,60 +74,96 @@ def end_processes(uid: int) -> list[int]:
     while True:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        left = [pid for pid, ids, state in _processes() if uid in ids and state not in "ZX" and pid != os.getpid()]
+        left = [pid for pid, ids, lives in _processes() if uid in ids and lives and pid != os.getpid()]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(wait)
         wait = min(0.1, 2 * wait)
 
 
-def _processes() -> Iterator[tuple[int, list[int], str]]:
-    """Yield the id, the user ids and the state of each process."""
+def _processes() -> Iterator[tuple[int, list[int], bool]]:
+    """Yield the id and the user ids of each process, and whether a thread of it lives: the first may have ended."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError, KeyError), open(f"/proc/{name}/status", errors="replace") as file:
                 status = dict(line.split(":", 1) for line in file if ":" in line)
-                yield int(name), [int(each) for each in status["Uid"].split()], status["State"].strip()[0]
+                lives = status["State"].strip()[0] not in "ZX" or int(status["Threads"]) > 1
+                yield int(name), [int(each) for each in status["Uid"].split()], lives
 
 
 def _clear_folder(folder: str, kept: list[str]) -> None:
-    """Empty a driver's folder, except for some files."""
+    """Empty a driver's folder, except for some files. Another file's second name is not kept."""
     os.chmod(folder, 0o770)
     for entry in list(os.scandir(folder)):
-        if entry.name not in kept:
+        status = entry.stat(follow_symlinks=False)
+        if entry.name not in kept or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             _remove(entry.path)
 
 
 def _remove_files(uid: int, roots: list[str]) -> Iterator[str]:
-    """Remove the user id's files in folders that everyone may write to; yield those that stay."""
-    folders, looked_at = [*dict.fromkeys(map(os.path.realpath, roots))], 0
-    while folders and looked_at < MOST_ENTRIES:
+    """Remove the user id's files in folders that everyone may write to; yield what stays, or was not looked at."""
+    folders, others = deque(dict.fromkeys(map(os.path.realpath, roots))), 0
+    while folders:
         with contextlib.suppress(OSError):  # closed to the user id, so that nothing of it is in there
-            for entry in list(os.scandir(folders.pop())):
-                looked_at += 1
+            for entry in list(os.scandir(folders.popleft())):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if status.st_uid == uid:
                         _remove(entry.path)
                         if os.path.lexists(entry.path):
                             yield entry.path
-                    elif stat.S_ISDIR(status.st_mode):
+                        continue
+                    others += 1
+                    if stat.S_ISDIR(status.st_mode):
                         folders.append(entry.path)
+        if others > MOST_ENTRIES:
+            yield f"whatever is in {len(folders)} folders, behind {others} names of others"
+            return
 
 
 def _remove(path: str) -> None:
-    """Remove a file, or a folder with everything in it, as far as that is possible."""
+    """Remove a file, or a folder with everything in it, as far as that is possible.
+
+    What is in a folder's folders is moved up, so that no path is too long and no recursion too deep, however deep
+    they are.
+    """
     with contextlib.suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
         os.chmod(path, 0o700)
-        for place, folders, _ in os.walk(path):
-            for name in folders:
-                with contextlib.suppress(OSError):
-                    if not os.path.islink(os.path.join(place, name)):
-                        os.chmod(os.path.join(place, name), 0o700)
-        shutil.rmtree(path, ignore_errors=True)
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stay: set[str] = set()
+        while names := set(os.listdir(top)) - stay:
+            stay |= {name for name in names if not _remove_or_move_up(name, top, top)}
+        os.rmdir(path)
+
+
+def _remove_or_move_up(name: str, folder: int, top: int) -> bool:
+    """Remove a file in an open folder. Empty a folder of the top one, and move another one there.
+
+    Return whether that was possible.
+    """
+    try:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+            return True
+        with contextlib.suppress(PermissionError):  # another user's, which may be empty
+            os.chmod(name, 0o700, dir_fd=folder)
+        if folder != top:
+            os.rename(name, f"loom-sweep-{os.urandom(12).hex()}", src_dir_fd=folder, dst_dir_fd=top)
+            return True
+        with contextlib.suppress(PermissionError):
+            inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                for each in os.listdir(inside):
+                    _remove_or_move_up(each, inside, top)
+            finally:
+                os.close(inside)
+        os.rmdir(name, dir_fd=folder)
+    except OSError:
+        return False
+    return True
 
 
 def _remove_ipc(uid: int) -> Iterator[str]:
@@ -155,11 +192,15 @@ def _ipc(kind: str) -> list[tuple[int, set[int]]]:
 
 
 def _clear_keyrings() -> None:
-    """Empty the keyrings that the kernel keeps for this process's user id, if it lets programs have any."""
+    """Empty the keyrings that the kernel keeps for this process's user id, if it lets programs have any.
+
+    The persistent one outlives all processes for days.
+    """
     number = _KEYCTL.get(platform.machine())
     if number is not None:
-        for keyring in (_USER_KEYRING, _USER_SESSION_KEYRING):
-            ctypes.CDLL(None).syscall(number, _KEYCTL_CLEAR, keyring)
+        keyctl = partial(ctypes.CDLL(None).syscall, number)
+        for keyring in (_USER_KEYRING, _USER_SESSION_KEYRING, keyctl(_KEYCTL_GET_PERSISTENT, -1, _PROCESS_KEYRING)):
+            keyctl(_KEYCTL_CLEAR, keyring)
 
 
 if __name__ == "__main__":

@@ -183,6 +183,7 @@ class SessionManager:
             uid = os.geteuid() if files.folder is None else os.stat(files.folder).st_uid
             if uid != os.geteuid() and not clear_away(files, uid) and self._ids is not None:
                 self._ids.adopt(uid)
+                self._uncleared.append((files, uid))
 
     def prepare_spare(self) -> None:
         """Start a warm driver for the next session, unless there is one."""
