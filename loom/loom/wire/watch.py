@@ -4,6 +4,8 @@ A load balancer that fails over, or a proxy, may answer a WebSocket's pings and 
 shows that a frame is gone until the next one comes, which may be never. So the client asks from time to time, in
 the same direction as its frames, what the driver has received (`loom.wire.bodies.Probe`). The answer comes behind
 all frames that the driver has sent before it. Whatever is missing then is lost, in either direction.
+
+A driver to which a frame comes behind a gap says so at once, by an answer to a question that nobody has asked.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from loom.wire.lane import OutOfStep, behind_length
 from loom.wire.stream import Stream, unnumbered_frame
 
 EVERY = 5.0  # seconds between two questions
+
+GAP = 0  # the number of an answer that nobody asked for; questions count from 1
 
 PATIENCE = 15.0
 """Seconds without an answer, on a connection that brings other signs of life, until it counts as lost."""
@@ -81,6 +85,8 @@ class ConnectionWatch:
 
     def answered(self, answer: Probed) -> None:
         """Take an answer; raise `OutOfStep` if a frame from before the question or the answer is missing."""
+        if answer.number == GAP:
+            raise OutOfStep("the driver has received a later frame than the next one")
         if self._asked is None or answer.number != self._number:
             return  # to a question on an earlier connection
         self._asked, self._patience = None, PATIENCE

@@ -57,6 +57,25 @@ def test_a_call_whose_frame_was_dropped_returns_soon_and_ran_once(
     assert counter.value.call_one().get(BOUND) == 1
 
 
+@pytest.mark.parametrize("direction", [UP, DOWN])
+@pytest.mark.parametrize("size", [1, 3 << 20])
+def test_a_gap_is_noticed_without_a_question(
+    proxy: DroppingProxy, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, direction: str, size: int
+) -> None:
+    monkeypatch.setattr(watch, "EVERY", 10 * BOUND)
+    with loom.connect(proxy.url, cluster.token, transport="websocket") as job:
+        assert job.run(len, b"") == 0
+        proxy.drop(direction, 1)
+        began = time.monotonic()
+
+        calls = [job.run(bytes, size, detach=True) if direction == DOWN else job.run(len, bytes(size), detach=True)]
+        calls += [job.run(abs, -number, detach=True) for number in range(3)]
+
+        assert [call.result(BOUND) for call in calls] == [bytes(size) if direction == DOWN else size, 0, 1, 2]
+        assert proxy.dropped[direction] == 1
+        assert time.monotonic() - began < 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", [UP, DOWN])
 def test_a_connection_that_drops_everything_but_pings_is_made_anew(

@@ -31,11 +31,13 @@ from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
-from loom.wire.watch import answer_to
+from loom.wire.watch import GAP, answer_to
 from loom_gateway.driver.clients.client import Client, TurnLost
 from loom_gateway.driver.session.session import Session
 
 logger = logging.getLogger(__name__)
+
+GAP_TIMEOUT = 1.0  # seconds that a client has to take the news that a frame is missing
 
 _WOKEN = b"the waker was woken"  # stands between the frames for a wake-up; compared by identity
 
@@ -59,6 +61,7 @@ class ClientConnection:
         self._socket = sock
         self._session: Session  # set once the session is open
         self._client: Client | None = None
+        self._hello: Hello  # set with the client
         self._over = False  # set by `give_up`
         self._whole = False  # whether the bytes read from the socket and not yet returned contain a whole frame
         self._begun = b""  # beginning of a frame that was read from the socket and not yet returned
@@ -81,7 +84,7 @@ class ClientConnection:
         try:
             self._serve(self._frames())
         except OutOfStep as error:
-            # Without a word, so that the client connects anew and resumes: its connection has lost frames.
+            # Not by a refusal, so that the client connects anew and resumes: its connection has lost frames.
             logger.warning("a connection of a client is given up: %s", error)
         except LoomError as error:
             logger.warning("refusing the client: %s", error)
@@ -116,6 +119,7 @@ class ClientConnection:
             raise ProtocolMismatch(f"a client begins with HELLO, not with message {message.kind}")
         hello = Hello.from_body(message.body)
         self._session = self._open_session(hello, opened)
+        self._hello = hello
         self._client, is_new = self._session.admit(self, hello, opened.guest)
         if hello.lane:
             self._serve_bulk(self._client, hello, frames)
@@ -164,7 +168,9 @@ class ClientConnection:
                 self._start(client, frames)
         except TurnLost:
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OutOfStep):
+                self._tell_of_gap(client)
             self._start_rest(client)
             raise
         self._start_rest(client)
@@ -181,7 +187,7 @@ class ClientConnection:
             return
         messages = client.stream.receive(frame)
         if messages and messages[0].kind == Kind.PROBE:
-            self._answer_probe(client, messages[0])
+            self._answer_probe(client, Probe.from_body(messages[0].body).number)
             return
         client.backlog.add(messages, len(frame))
         client.sender.received()
@@ -189,9 +195,14 @@ class ClientConnection:
             client.taken.set()
 
     @staticmethod
-    def _answer_probe(client: Client, probe: Message, bulk: bool = False) -> None:
-        number = Probe.from_body(probe.body).number
+    def _answer_probe(client: Client, number: int, bulk: bool = False) -> None:
         client.sender.put_behind(lambda: answer_to(client.stream, number, bulk), bulk)
+
+    def _tell_of_gap(self, client: Client) -> None:
+        """Tell the client that a frame is missing: the gateway closes the client's connection only later."""
+        if "probes" in self._hello.capabilities:
+            self._answer_probe(client, GAP, bulk=bool(self._hello.lane))
+            client.sender.drain(GAP_TIMEOUT)
 
     def _take_arrived(self, client: Client) -> None:
         client.backlog.add(client.stream.arrived(), 0)
@@ -230,6 +241,7 @@ class ClientConnection:
                 for frame in frames:
                     self._take_bulk(client, frame)
             except OutOfStep:
+                self._tell_of_gap(client)
                 raise
             except LoomError as error:
                 logger.warning("refusing the client: %s", error)
@@ -242,7 +254,8 @@ class ClientConnection:
         client.sender.received()
         assert client.stream.bulk is not None
         while client.stream.bulk.probes:
-            self._answer_probe(client, client.stream.bulk.probes.popleft(), bulk=True)
+            probe = Probe.from_body(client.stream.bulk.probes.popleft().body)
+            self._answer_probe(client, probe.number, bulk=True)
         # A client gets to send more only when its operations are started.
         while True:
             client.taken.clear()

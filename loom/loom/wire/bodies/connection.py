@@ -71,13 +71,13 @@ class Probe(Body, kind=Kind.PROBE):
 
 @dataclass(frozen=True, slots=True)
 class Probed(Body, kind=Kind.PROBED):
-    """Answer a `Probe`, outside the numbered stream. From driver to client.
+    """Answer a `Probe`, or tell of a gap, outside the numbered stream. From driver to client.
 
-    A number of a lane that the connection does not carry is 0.
+    Only to a client with the capability ``probes``. A number of a lane that the connection does not carry is 0.
     """
 
     number: int
-    """That of the `Probe`."""
+    """That of the `Probe`; 0 if a frame has come behind a gap, and the driver gives up the connection."""
     received: int
     """Number of the last frame received."""
     received_bulk: int

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from loom.errors import ProtocolMismatch
 from loom.wire import mux
 from loom.wire.bodies import Probe, Probed
-from loom.wire.frames import encode_frame
+from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.lane import LENGTH, OutOfStep
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import Stream
-from loom.wire.watch import EVERY, MOST_PATIENCE, PATIENCE, ConnectionWatch, answer_to
+from loom.wire.watch import EVERY, GAP, MOST_PATIENCE, PATIENCE, ConnectionWatch, answer_to
 
 CLIENT, DRIVER = 0, 1
 CHUNK = 64
@@ -53,12 +53,21 @@ class Line:
     def put(self, end: int, ident: int, size: int) -> None:
         self.ends[end].put(Message(Kind.CALL, ident, (), [bytes(size)] if size else ()), 1)
 
-    def carry(self, losses: Iterator[bool]) -> None:
-        """Send all that there is, of which some is lost; connect anew when an end notices that."""
+    def carry(self, copies: Iterator[int]) -> None:
+        """Send all that there is, each frame in so many copies, of which the second comes behind the next frame.
+
+        Connect anew when an end notices that one is missing.
+        """
         for end in (CLIENT, DRIVER):
+            late: bytes | None = None
             while (frame := self.ends[end].next_frame()) is not None:
-                if not next(losses) and not self.deliver(end, frame):
-                    return
+                number = next(copies)
+                for each in [frame] * (number > 0) + [late] * (late is not None):
+                    if each is not None and not self.deliver(end, each):
+                        return
+                late = frame if number > 1 else None
+            if late is not None and not self.deliver(end, late):
+                return
 
     def deliver(self, end: int, frame: bytes) -> bool:
         try:
@@ -74,7 +83,7 @@ class Line:
             return False
         return True
 
-    def wait(self, losses: Iterator[bool]) -> None:
+    def wait(self, copies: Iterator[int]) -> None:
         """Let time pass until the client asks, or has waited too long; a ping is answered all the time."""
         self.now += EVERY
         try:
@@ -83,7 +92,7 @@ class Line:
             self.connect()
         if self.watch.due(self.now):
             question = self.watch.question(self.now)
-            if not next(losses):
+            for _ in range(next(copies)):
                 self.deliver(CLIENT, question)
 
 
@@ -97,14 +106,14 @@ def look_until(watch: ConnectionWatch, since: float, until: float) -> None:
 @given(
     st.booleans(),
     st.lists(st.tuples(st.sampled_from([CLIENT, DRIVER]), st.sampled_from([0, 10, 5 * CHUNK])), max_size=12),
-    st.lists(st.booleans(), max_size=60),
+    st.lists(st.sampled_from([0, 1, 2]), max_size=60),
 )
-def test_whatever_an_open_connection_loses_arrives_once_and_in_order(
-    lanes: bool, puts: list[tuple[int, int]], losses: list[bool]
+def test_whatever_an_open_connection_loses_or_doubles_arrives_once_and_in_order(
+    lanes: bool, puts: list[tuple[int, int]], copies: list[int]
 ) -> None:
     line = Line(lanes)
     sent: tuple[list[int], list[int]] = ([], [])
-    lost = iter([*losses, *[False] * 10_000])
+    lost = iter([*copies, *[1] * 10_000])
     for ident, (end, size) in enumerate(puts):
         line.put(end, ident, size)
         sent[end].append(ident)
@@ -118,24 +127,34 @@ def test_whatever_an_open_connection_loses_arrives_once_and_in_order(
     assert line.arrived == sent
 
 
+@pytest.mark.parametrize("lanes", [True, False])
+def test_news_of_a_gap_ask_for_another_connection_at_once(lanes: bool) -> None:
+    line = Line(lanes)
+
+    (news,) = decode_frame(answer_to(line.ends[DRIVER], GAP)[LENGTH.size :]).messages
+
+    with pytest.raises(OutOfStep, match="a later frame than the next one"):
+        line.watch.answered(Probed.from_body(news.body))
+
+
 @pytest.mark.parametrize("end", [CLIENT, DRIVER])
 @pytest.mark.parametrize("size", [0, 5 * CHUNK])
 @pytest.mark.parametrize("lanes", [True, False])
 def test_a_lost_frame_is_noticed_with_the_next_question(lanes: bool, size: int, end: int) -> None:
     line = Line(lanes)
     line.put(end, 1, size)
-    line.carry(iter([True] * 100))
+    line.carry(iter([0] * 100))
 
-    line.wait(iter([False]))
+    line.wait(iter([1]))
 
     assert line.connections == 2
-    line.carry(iter([False] * 100))
+    line.carry(iter([1] * 100))
     assert line.arrived[end] == [1]
 
 
 def test_a_connection_that_only_answers_pings_is_given_up_after_a_while() -> None:
     line = Line(True)
-    every = iter([True] * 1000)
+    every = iter([0] * 1000)
     while line.connections == 1:
         line.wait(every)
 
@@ -147,7 +166,7 @@ def test_a_busy_driver_that_has_lost_nothing_is_asked_more_and_more_patiently() 
     at = []
     for _ in range(400):
         before = line.connections
-        line.wait(iter([True]))
+        line.wait(iter([0]))
         if line.connections > before:
             at.append(line.now)
 

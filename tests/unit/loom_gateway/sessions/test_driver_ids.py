@@ -214,7 +214,7 @@ def test_whatever_a_program_leaves_ends_with_its_id(program: str) -> None:
     begin = f"import ctypes, os, threading, time\nlibc = ctypes.CDLL(None)\nNAME = 'loom-test-{UID}'\n"
     with reachable_python() as before:
         run_as(*before, *as_user(UID), sys.executable, "-c", begin + textwrap.dedent(program), user=0)
-    await_true(left_by_the_id)
+    await_true(lambda: bool(left_by_the_id()))
 
     assert sweep(UID)
 
