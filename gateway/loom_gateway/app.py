@@ -121,7 +121,7 @@ def create_app(
         auditing.cancel()
         await supervisor.close(manager.end_sessions)
         await manager.close()
-        access.audit.close()
+        await access.audit.close()
         OFFLOAD.close()
         flush()  # uvicorn ends the process by the signal that it got
 

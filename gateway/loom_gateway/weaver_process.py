@@ -151,7 +151,7 @@ class WeaverSupervisor:
         self._files.remove()
 
     async def _start(self) -> DriverProcess:
-        self._share_secret()
+        await asyncio.to_thread(self._share_secret)
         listen = self._listen
         if listen is None:
             workers = (await self._workers()).addresses
@@ -166,7 +166,7 @@ class WeaverSupervisor:
         if self._passable:
             arguments.append("--passable")
         command = python("loom.weaver", "--folder", os.path.dirname(self._files.socket), *arguments)
-        process = self._process = OwnDriver("the weaver", self._files, command)
+        process = self._process = await OwnDriver.start("the weaver", self._files, command)
         announced = await process.come_up(START_TIMEOUT)
         await process.note(lambda _: {"address": str(announced["address"])})
         return process

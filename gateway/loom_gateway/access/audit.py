@@ -1,10 +1,12 @@
 """The audit: JSON lines about clients' entry, commands and refusals.
 
-The file holds ids and names of tokens, never a token.
+The file holds ids and names of tokens, never a token. A thread writes the lines, in the order of their events: a
+disk that stalls holds up those who wait for their line, and not the event loop that relays.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging.handlers
@@ -12,10 +14,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import datetime, timezone
 from pathlib import Path
+from queue import SimpleQueue
 
 from loom.errors import AuditUnavailable, LoomError, WrongArguments
+from loom.process.threads import keep_going, start_thread
 from loom.token_file import Token
 from loom_gateway.access.rate_limits import RateLimit
 
@@ -25,6 +30,12 @@ KEPT_FILES = 5  # the number of full files to keep, as ``FILE.1`` (the newest) t
 PERIOD = 60.0  # seconds over which refusals of one kind to one user at one address share one line
 KINDS = 1000  # the number of kinds of refusal, by address and user, that are counted apart from the others
 LINES = 5.0  # refusals a second that get a line at once, so that a flood of addresses does not fill the file
+
+STALLED = 10.0
+"""Seconds after which a line that the disk has not taken counts as one that cannot be written. It still may be."""
+
+MAX_LINES = 50_000
+"""Lines that wait for the disk. More are lost, and a line with their number follows."""
 
 
 class Audit:
@@ -43,7 +54,14 @@ class Audit:
         clock: Callable[[], float] = time.monotonic,
         required: bool = False,
     ) -> None:
-        self._handler: _PrivateFile | None = None
+        self._file: _PrivateFile | None = None
+        self._queue: SimpleQueue[tuple[str, Future[None]] | None] = SimpleQueue()
+        """The lines that wait for the disk; None after the last."""
+        self.last: Future[None] = Future()
+        """Done when the last line that was put in is written, or is refused by the disk."""
+        self.last.set_result(None)
+        self._lost = 0
+        """Lines for which there was no room in the queue, and of which no line tells yet."""
         self._required = required
         self.refusals: Counter[str] = Counter()
         """How often was refused what, since the gateway started: codes of errors, and `Unheard` connections."""
@@ -54,9 +72,11 @@ class Audit:
         self._lines = RateLimit(LINES * 4, LINES, clock=clock)  # limits the lines for single refusals
         if path is not None:
             try:
-                self._handler = _PrivateFile(path, maxBytes=max_bytes, backupCount=KEPT_FILES, encoding="utf-8")
+                self._file = _PrivateFile(path, maxBytes=max_bytes, backupCount=KEPT_FILES, encoding="utf-8")
             except OSError as error:
                 raise WrongArguments(f"cannot write the audit file {path}: {error.strerror or error}") from error
+            self._over: Future[None] = Future()
+            start_thread("audit", self._write_lines, self._file)
         elif required:
             raise WrongArguments("--audit-required needs --audit FILE")
 
@@ -65,39 +85,74 @@ class Audit:
         """Whether everything that has to be written down is refused now."""
         return self._required and bool(self.failure)
 
-    def ask(self, who: Token, peer: str, **details: object) -> None:
+    async def ask(self, who: Token, peer: str, **details: object) -> None:
         """Write down what is asked for before it is done, if the audit is required.
 
         Raises:
             AuditUnavailable: it cannot be written down, so it must not be done.
         """
         if self._required:
-            self.write("asked", who, peer, **details)
+            await self.write("asked", who, peer, **details)
             if self.failure:
                 raise AuditUnavailable(
                     f"nothing was begun, because the gateway cannot write it into its audit (--audit-required): "
                     f"{self.failure}"
                 )
 
-    def write(self, event: str, who: Token | None, peer: str, **details: object) -> None:
-        if self._handler is None:
-            return
+    async def write(self, event: str, who: Token | None, peer: str, **details: object) -> None:
+        """Write a line. Return when the disk has it, or has refused it, or has stalled for `STALLED` seconds."""
+        written = self.put(event, who, peer, **details)
+        if not written.done() and not (await asyncio.wait([asyncio.wrap_future(written)], timeout=STALLED))[0]:
+            self._fail(f"the disk has not taken a line for {STALLED:g} s")
+
+    def put(self, event: str, who: Token | None, peer: str, **details: object) -> Future[None]:
+        """Have a line written after those before it; return what is done once the disk has, or refuses, it."""
+        written = Future[None]()
+        if self._file is None:
+            written.set_result(None)
+            return written
+        if self._queue.qsize() >= MAX_LINES:
+            self._lost += 1
+            self._fail(f"{MAX_LINES} lines wait for the disk")
+            written.set_result(None)
+            return written
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self.put("lines were lost", None, "", lines=lost)
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         token = {} if who is None else {"token": who.id, "name": who.name, "user": who.user, "scope": who.scope}
         line = json.dumps({"time": when, "event": event, **token, "peer": peer, **details})
-        try:
-            self._handler.write_line(line)
-        except OSError as error:
-            if not self.failure:
-                logger.error("the audit cannot be written: %s", error)
-            self.failure = error.strerror or str(error)
-        else:
-            self.failure = ""
+        self.last = written
+        self._queue.put((line, written))
+        return written
+
+    def _write_lines(self, file: _PrivateFile) -> None:
+        """Write what the queue has. On the thread."""
+        keep_going("audit", lambda: self._write_on(file))
+        file.close()
+        self._over.set_result(None)
+
+    def _write_on(self, file: _PrivateFile) -> None:
+        while (item := self._queue.get()) is not None:
+            line, written = item
+            try:
+                file.write_line(line)
+            except OSError as error:
+                self._fail(error.strerror or str(error))
+            else:
+                self.failure = ""
+            finally:
+                written.set_result(None)
+
+    def _fail(self, why: str) -> None:
+        if not self.failure:
+            logger.error("the audit cannot be written: %s", why)
+        self.failure = why
 
     def refused(self, error: LoomError, who: Token | None, peer: str) -> None:
         """Note a refusal. Refusals in quick succession share one line, which has their number."""
         self.refusals[error.code] += 1
-        if self._handler is None:
+        if self._file is None:
             return
         now = self._clock()
         user = "" if who is None else who.user
@@ -114,26 +169,29 @@ class Audit:
         self._lines.count("")
         self._refused[key] = (0, now)
         more = {"earlier": count} if count else {}
-        self.write("refused", who, key[0], code=error.code, message=str(error), **more)
+        self.put("refused", who, key[0], code=error.code, message=str(error), **more)
 
     def tick(self, period: float = PERIOD) -> None:
         """Write a line for each kind of refusal that has gone on, once its last line is ``period`` seconds old."""
         now = self._clock()
-        if self.refuses:
-            self.write("audit goes on", None, "")
+        if self.refuses and self.last.done():
+            self.put("audit goes on", None, "")
         for key, (count, last) in list(self._refused.items()):
             if now - last >= period:
                 del self._refused[key]
                 if count:
                     peer, user, code = key
                     known = {"user": user} if user else {}
-                    self.write("refused", None, peer, code=code, earlier=count, **known)
+                    self.put("refused", None, peer, code=code, earlier=count, **known)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Write what waits, for at most `STALLED` seconds. What comes later is not written."""
         self.tick(0.0)
-        if self._handler is not None:
-            self._handler.close()
-            self._handler = None
+        file, self._file = self._file, None
+        if file is not None:
+            self._queue.put(None)
+            if not (await asyncio.wait([asyncio.wrap_future(self._over)], timeout=STALLED))[0]:
+                logger.error("the audit lacks its last %d lines: the disk does not take them", self._queue.qsize())
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):

@@ -182,21 +182,21 @@ class AccessControl(SessionAccess):
             self.audit.refused(error, None, peer)
             raise
 
-    def sign_in(self, principal: Principal, in_cookie: bool) -> tuple[SignIn, str]:
+    async def sign_in(self, principal: Principal, in_cookie: bool) -> tuple[SignIn, str]:
         """Sign a page in, for a principal of `exchange`; return the sign-in and the text that the page shows."""
         token = principal.token
-        self.audit.ask(token, principal.peer, page="sign in")
+        await self.audit.ask(token, principal.peer, page="sign in")
         key = key_id(token.sha256)
         issuer_key = token.key if isinstance(token, SignedToken) else ""
         sign_in, text = self.sign_ins.begin(token, key, in_cookie, issuer_key)
-        self.audit.write("signed in", token, principal.peer, sign_in=sign_in.id)
+        await self.audit.write("signed in", token, principal.peer, sign_in=sign_in.id)
         return sign_in, text
 
     async def sign_out(self, principal: Principal) -> None:
         """Refuse a page's sign-in from now on, and close its WebSocket."""
         assert principal.sign_in is not None
         await self.sign_ins.end(principal.sign_in)
-        self.audit.write("signed out", principal.token, principal.peer, sign_in=principal.sign_in.id)
+        await self.audit.write("signed out", principal.token, principal.peer, sign_in=principal.sign_in.id)
         self._disconnect_denied()
 
     def _check(self, text: str, address: str) -> Token:
@@ -231,7 +231,7 @@ class AccessControl(SessionAccess):
                 self.audit.refused(error, None, peer)
                 raise
 
-    def check_hello(self, principal: Principal, hello: Hello) -> Session | None:
+    async def check_hello(self, principal: Principal, hello: Hello) -> Session | None:
         """Return the session that a hello asks for, if its client may have it; None if it asks for a new one.
 
         Raises: as `find_session`.
@@ -247,7 +247,8 @@ class AccessControl(SessionAccess):
             session = None
             self.require(principal, scope, what)
         if not hello.stream:  # what comes back goes on with what was written down
-            self.audit.ask(principal.token, principal.peer, session=hello.session or "a new one", mode=hello.mode)
+            name = hello.session or "a new one"
+            await self.audit.ask(principal.token, principal.peer, session=name, mode=hello.mode)
         return session
 
     @contextmanager
@@ -337,7 +338,7 @@ class AccessControl(SessionAccess):
                     self.confirm_right(principal, connection.session, connection.scope)
             except (TokenRevoked, ScopeError) as error:
                 del self._connected[key]
-                self.audit.write("cut off", principal.token, principal.peer, message=str(error))
+                self.audit.put("cut off", principal.token, principal.peer, message=str(error))
                 tasks.run("disconnect a client", connection.disconnect(error))
 
     async def watch(self, manager: SessionManager) -> None:
@@ -366,16 +367,16 @@ class AccessControl(SessionAccess):
                 hello.mode, "drove"
             )
         details = {"session": session.name, "client": hello.client[:100], "took_over": hello.take_over}
-        self.audit.write(event, principal.token, principal.peer, **details)
+        self.audit.put(event, principal.token, principal.peer, **details)
         try:
             yield
         finally:
-            self.audit.write("left", principal.token, principal.peer, session=session.name)
+            self.audit.put("left", principal.token, principal.peer, session=session.name)
 
     def session_ended(self, session: Session) -> None:
         reason = session.driver.reason or "its driver ended by itself"
         details = {"session": session.name, "reason": reason, "exit_code": session.driver.exit_code}
-        self.audit.write("ended", None, "", opened_by=session.owner, user=session.user, **details)
+        self.audit.put("ended", None, "", opened_by=session.owner, user=session.user, **details)
 
 
 def scope_of(hello: Hello) -> str:

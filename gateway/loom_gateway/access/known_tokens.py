@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Lock
 
 from loom.process.state_file import write_json
+from loom.process.threads import DaemonExecutor
 from loom.token_file import Token
 
 logger = logging.getLogger(__name__)
@@ -21,6 +24,10 @@ class KnownTokens:
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
+        self._writing = Lock()
+        self.written: Future[None] = Future()
+        """Done when the disk has the newest revocations."""
+        self.written.set_result(None)
         self.any = False  # whether the token file has ever had a token
         self.revoked: set[str] = set()  # ids of tokens that were revoked
         if path is None:
@@ -41,8 +48,12 @@ class KnownTokens:
         if not listed or (self.any and revoked == self.revoked):
             return
         self.any, self.revoked = True, revoked
-        if self._path is not None:
+        if self._path is not None:  # beside the event loop that relays, since the disk may be slow
+            self.written = DaemonExecutor("known tokens").submit(self._write, self._path)
+
+    def _write(self, path: str) -> None:
+        with self._writing:
             try:
-                write_json(self._path, {"revoked": sorted(revoked)})
+                write_json(path, {"revoked": sorted(self.revoked)})
             except OSError as error:
-                logger.error("what was revoked cannot be remembered in %s: %s", self._path, error)
+                logger.error("what was revoked cannot be remembered in %s: %s", path, error)

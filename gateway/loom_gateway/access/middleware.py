@@ -87,7 +87,7 @@ class AccessMiddleware:
         path = scope["path"]
         try:
             asked = {"method": scope["method"], "path": path[:200]}
-            self._access.audit.ask(principal.token, principal.peer, **asked)
+            await self._access.audit.ask(principal.token, principal.peer, **asked)
         except LoomError as error:
             await _refuse(error, scope, receive, send)
             return
@@ -96,7 +96,7 @@ class AccessMiddleware:
             if message["type"] == "http.response.start":  # noted before the client gets the answer
                 command = {"method": scope["method"], "path": scope["path"][:200], "status": message["status"]}
                 event, details = scope.get(DONE, ("commanded", {}))
-                self._access.audit.write(event, principal.token, principal.peer, **command, **details)
+                await self._access.audit.write(event, principal.token, principal.peer, **command, **details)
             await send(message)
 
         await self._app(scope, receive, note_and_send)

@@ -22,6 +22,6 @@ async def audit_session_commands(weaver: WeaverClient, audit: Audit) -> None:
         except LoomError:
             await asyncio.sleep(BETWEEN_ATTEMPTS)
             continue
-        for entry in found["entries"]:
-            audit.write("commanded", None, "", **entry)
+        written = [audit.put("commanded", None, "", **entry) for entry in found["entries"]]
+        await asyncio.gather(*map(asyncio.wrap_future, written))
         trail, last = found["trail"], found["last"]

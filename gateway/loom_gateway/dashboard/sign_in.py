@@ -83,7 +83,7 @@ def sign_in_routes(access: AccessControl, path: str = "/") -> APIRouter:
         peer = request.client.host if request.client else ""
         principal, may_keep = await access.exchange(peer, asked.token, asked.code)
         in_cookie = may_keep and asked.path == path
-        begun, text = access.sign_in(principal, in_cookie)
+        begun, text = await access.sign_in(principal, in_cookie)
         if in_cookie:
             _set_cookie(request, response, access.sign_ins.cookie, path, text)
         return _shown(principal, begun, None if in_cookie else text)

@@ -119,7 +119,7 @@ class PlanWeaver:
 
     async def _inject(self, asked: FaultRequest) -> Any:
         self._access.confirm(self._principal)
-        self._access.audit.ask(self._principal.token, self._principal.peer, **self._about)
+        await self._access.audit.ask(self._principal.token, self._principal.peer, **self._about)
         return await self._audited(lambda note: self._changes.inject(asked, self._principal, self._of, note))
 
     async def _audited(self, change: Callable[[Note], Awaitable[Any]]) -> Any:
@@ -132,7 +132,7 @@ class PlanWeaver:
             raise
         finally:
             who = self._principal
-            self._access.audit.write("injected", who.token, who.peer, **{**noted, **self._about})
+            await self._access.audit.write("injected", who.token, who.peer, **{**noted, **self._about})
 
     def _wait(self, asked: Coroutine[Any, Any, R]) -> R:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()

@@ -72,7 +72,8 @@ class Relay:
                 if hello_frame is None:
                     return
                 hello = _read_hello(hello_frame)
-                session = self._access.check_hello(principal, hello) or await self._open(principal, hello.opening)
+                session = await self._access.check_hello(principal, hello)
+                session = session or await self._open(principal, hello.opening)
                 session.greeted += 1
                 link = await self._connect(session, hello_frame, self._access.guest(principal, session))
                 if not await self._is_welcome(session, link, send):

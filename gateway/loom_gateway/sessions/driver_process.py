@@ -50,7 +50,7 @@ class DriverProcess(ABC):
         """Why no gateway can connect to the process, which lives; empty if one can."""
         self.cleared = True
         """Whether, once it has ended, no process and no file of its user id is left."""
-        self._clearing: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -74,34 +74,23 @@ class DriverProcess(ABC):
     async def _note(self, change: Callable[[DriverRecord], Mapping[str, Any]]) -> None:
         async with self._noting:
             changed = replace(self.record, **change(self.record))
-            await asyncio.to_thread(self._write, changed)
+            await asyncio.to_thread(_write, self.files, changed)
             self.record = changed
 
-    def _write(self, record: DriverRecord) -> None:
-        try:
-            self.files.write_record(record)
-        except OSError as error:
-            why = error.strerror or error
-            raise Unavailable(f"the gateway cannot write its state folder ({why}): nothing was done") from error
-
     def _ended(self, exit_code: int | None) -> None:
-        words = self.files.read_last_words()
+        self._ending = tasks.run_to_end("note a driver's end", lambda: self._note_ended(exit_code))
+
+    async def _note_ended(self, exit_code: int | None) -> None:
+        words, self.output = await asyncio.to_thread(self._read_end)
         self.exit_code = words.exit_code if exit_code is None else exit_code
         self.reason = words.reason
-        self.output = self.files.last_output()
-        if self.record.uid is None:
-            self._over()
-        else:
-            uid = self.record.uid
-            self._clearing = tasks.run_to_end("clear away what a driver left", lambda: self._clear(uid))
-
-    async def _clear(self, uid: int) -> None:
-        self.cleared = await asyncio.to_thread(clear_away, self.files, uid)
-        self._over()
-
-    def _over(self) -> None:
-        self.files.remove()
+        if self.record.uid is not None:
+            self.cleared = await asyncio.to_thread(clear_away, self.files, self.record.uid)
+        await asyncio.to_thread(self.files.remove)
         self.exited.set()
+
+    def _read_end(self) -> tuple[LastWords, list[str]]:
+        return self.files.read_last_words(), self.files.last_output()
 
     def check_peer(self, sock: socket.socket) -> None:
         """Raise `NotOurDriver` if another process than the driver is at the other end of its socket."""
@@ -121,7 +110,7 @@ class DriverProcess(ABC):
 
     async def end(self, reason: str, timeout: float = END_TIMEOUT) -> None:
         """Tell the driver to stop its meshes and exit. Kill it after ``timeout`` seconds."""
-        self.files.write_last_words(LastWords(reason))
+        await asyncio.to_thread(self.files.write_last_words, LastWords(reason))
         self.signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.exited.wait(), timeout)
@@ -142,24 +131,29 @@ class DriverProcess(ABC):
 class OwnDriver(DriverProcess):
     """A child of this process. It takes clients once `come_up` has returned."""
 
-    def __init__(self, name: str, files: DriverFiles, command: Sequence[str], uid: int | None = None) -> None:
-        output = os.open(files.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        variables = None if files.folder is None else environment(files.folder)
-        try:
-            # The child's standard input closes when this process ends; see `driver.lifetime`.
-            self._child = Child(name, command, variables, errors=output, user=uid, folder=files.folder)
-        finally:
-            os.close(output)
-        pid = self._child.pid
-        super().__init__(files, DriverRecord(pid, start_time(pid) or 0, uid=uid, boot=boot_id(), knows_users=True))
-        try:
-            self._write(self.record)
-        except BaseException:
-            self._child.end(0)  # no gateway would ever find it, and its user id may be given again
-            raise
-        self._child.release()
+    def __init__(self, files: DriverFiles, child: Child, record: DriverRecord) -> None:
+        super().__init__(files, record)
+        self._child = child
         self._loop = asyncio.get_running_loop()
         self._child.ended.add_done_callback(self._note_end)
+
+    @classmethod
+    async def start(
+        cls, name: str, files: DriverFiles, command: Sequence[str], uid: int | None = None
+    ) -> OwnDriver:
+        """Start a process beside the event loop, and release it when its record is on the disk.
+
+        Raises:
+            OSError: the process cannot be started.
+            Unavailable: the record cannot be written; the process is ended.
+        """
+        starting = asyncio.ensure_future(asyncio.to_thread(_start, name, files, command, uid))
+        try:
+            child, record = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_end_started)
+            raise
+        return cls(files, child, record)
 
     async def come_up(self, timeout: float) -> dict[str, Any]:
         """Return the process's announcement. Kill it, and raise `SessionLost`, if it comes too late or never."""
@@ -187,6 +181,41 @@ class OwnDriver(DriverProcess):
 
     def abandon(self) -> None:
         """Do nothing: the driver ends when its standard input is closed."""
+
+
+def _start(name: str, files: DriverFiles, command: Sequence[str], uid: int | None) -> tuple[Child, DriverRecord]:
+    output = os.open(files.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    variables = None if files.folder is None else environment(files.folder)
+    try:
+        # The child's standard input closes when this process ends; see `driver.lifetime`.
+        child = Child(name, command, variables, errors=output, user=uid, folder=files.folder)
+    finally:
+        os.close(output)
+    pid = child.pid
+    record = DriverRecord(pid, start_time(pid) or 0, uid=uid, boot=boot_id(), knows_users=True)
+    try:
+        _write(files, record)
+    except BaseException:
+        child.end(0)  # no gateway would ever find it, and its user id may be given again
+        raise
+    child.release()
+    return child, record
+
+
+def _end_started(starting: asyncio.Future[tuple[Child, DriverRecord]]) -> None:
+    """End a process that nobody waits for any more."""
+    if not starting.cancelled() and starting.exception() is None:
+        child, _ = starting.result()
+        child.signal(signal.SIGKILL)
+        child.cut()
+
+
+def _write(files: DriverFiles, record: DriverRecord) -> None:
+    try:
+        files.write_record(record)
+    except OSError as error:
+        why = error.strerror or error
+        raise Unavailable(f"the gateway cannot write its state folder ({why}): nothing was done") from error
 
 
 class NotOurDriver(Exception):

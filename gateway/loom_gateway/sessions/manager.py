@@ -193,12 +193,13 @@ class SessionManager:
 
     async def _start_driver(self) -> OwnDriver:
         workers = await self.worker_watch.there()
-        files = self.folder.new_driver()
+        files = await asyncio.to_thread(self.folder.new_driver)
         arguments = ["--socket", files.socket]
         arguments += [arg for worker in workers.addresses for arg in ("--worker", worker)]
         workers_file = self.worker_watch.path if self._leases is None else files.workers
         arguments += ["--workers-file", workers_file]
-        arguments += ["--port", str(self._ports.take()), "--linger", str(self._linger), *self._driver_options]
+        port = await asyncio.to_thread(self._ports.take)
+        arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
         arguments += ["--weaver", self.folder.weaver]
         if self.exit_with_gateway:
             arguments.append("--exit-with-gateway")
@@ -206,7 +207,7 @@ class SessionManager:
             arguments.append("--remove-folder")
         arguments += ["--gateway-uid", str(os.geteuid())]
         uid = None if self._ids is None else await self._ids.take_clean()
-        driver = self._launch(files, python("loom_gateway.driver", *arguments), uid)
+        driver = await self._launch(files, python("loom_gateway.driver", *arguments), uid)
         try:
             await driver.come_up(START_TIMEOUT)
         except asyncio.CancelledError:
@@ -214,12 +215,12 @@ class SessionManager:
             raise
         return driver
 
-    def _launch(self, files: DriverFiles, command: Sequence[str], uid: int | None) -> OwnDriver:
+    async def _launch(self, files: DriverFiles, command: Sequence[str], uid: int | None) -> OwnDriver:
         if self._ids is None or files.folder is None or uid is None:
-            return OwnDriver("the driver", files, command)
+            return await OwnDriver.start("the driver", files, command)
         try:
-            make_folder(files.folder, uid)
-            driver = OwnDriver("the driver", files, command, uid)
+            await asyncio.to_thread(make_folder, files.folder, uid)
+            driver = await OwnDriver.start("the driver", files, command, uid)
         except BaseException:
             self._ids.give_back(uid)
             raise
@@ -288,12 +289,12 @@ class SessionManager:
         logger.error("no session can be opened: %s%s", error, advice)
         return WrongState(f"the gateway cannot open a session: {error}{advice}")
 
-    def _publish_leased(self, workers: WorkerList) -> None:
+    async def _publish_leased(self, workers: WorkerList) -> None:
         """Tell each session where its leased workers are now."""
         for session in self.sessions():
             if hosts := session.driver.record.hosts:
-                files = session.driver.files
-                write_json(files.workers, Lease(tuple(hosts)).part_of(workers), files.mode)
+                part = Lease(tuple(hosts)).part_of(workers)
+                await asyncio.to_thread(write_json, session.driver.files.workers, part, session.driver.files.mode)
 
     def _add(self, session: Session) -> None:
         self._sessions[session.name] = session

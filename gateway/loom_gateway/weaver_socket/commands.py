@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from loom.errors import LimitReached, LoomError, TokenRevoked, WrongArguments
@@ -118,7 +118,7 @@ class SocketCommands:
             raise LimitReached(
                 f"{MAX_WAITING} changes of this socket wait for acknowledgements: wait for one of them"
             )
-        self._access.audit.ask(self._principal.token, self._principal.peer, **self._asked)
+        await self._access.audit.ask(self._principal.token, self._principal.peer, **self._asked)
         making = asyncio.ensure_future(self._make(message))
         making.add_done_callback(lambda made: made.cancelled() or made.exception())  # if nobody waits any more
         # What has begun is not cancelled: the audit has to say what came of it.
@@ -132,7 +132,7 @@ class SocketCommands:
     async def _make(self, message: dict[str, Any]) -> dict[str, Any]:
         """Make the change of a message; return its `CommandState` as JSON, or nothing for a policy."""
         by, of = self._principal, self._of
-        with self._audited() as note:
+        async with self._audited() as note:
             change = read_change(message)
             if isinstance(change, CommandRequest):
                 return dict(await self._changes.give_command(change, by, of, note))
@@ -143,8 +143,8 @@ class SocketCommands:
             await self._changes.set_policy(change, by, of, note)
             return {}
 
-    @contextmanager
-    def _audited(self) -> Iterator[Note]:
+    @asynccontextmanager
+    async def _audited(self) -> AsyncIterator[Note]:
         """Write into the audit what was noted, with the status that REST would have answered."""
         event, details, status = "commanded", dict[str, Any](), LEFT
 
@@ -163,7 +163,7 @@ class SocketCommands:
             raise
         finally:
             who = self._principal
-            self._access.audit.write(event, who.token, who.peer, **self._asked, status=status, **details)
+            await self._access.audit.write(event, who.token, who.peer, **self._asked, status=status, **details)
 
     async def _follow(self, id: Id, given: dict[str, Any]) -> None:
         """Send the acknowledgements of a command as they come, and then that it is done."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from loom.errors import WorkerUnreachable
 from loom.process import tasks
@@ -33,13 +34,15 @@ class WorkerWatch:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._unpublished = False  # whether the list has changed since it was published
-        self.on_change: Callable[[WorkerList], None] = lambda workers: None
+        self.on_change: Callable[[WorkerList], Coroutine[Any, Any, None]] = _nothing
 
     def start(self) -> None:
         if not self.hosts.changing:
             if not self._complete.is_set():
                 self.hosts.look()
-                self._publish()
+                write_json(self.path, self.hosts.listed(), self._mode)  # before the gateway serves
+                self._complete.set()
+                tasks.run_to_end("publish workers", lambda: self.on_change(self.hosts.listed()))
         elif self._task is None:
             self._task = tasks.keep_running("look for workers", self._look_on)
 
@@ -82,9 +85,10 @@ class WorkerWatch:
             raise WorkerUnreachable("the gateway ends")
         return self.hosts.listed()
 
-    def _publish(self) -> None:
-        write_json(self.path, self.hosts.listed(), self._mode)
-        self.on_change(self.hosts.listed())
+    async def _publish(self) -> None:
+        listed = self.hosts.listed()
+        await asyncio.to_thread(write_json, self.path, listed, self._mode)
+        await self.on_change(listed)
         self._complete.set()
 
     async def _look_on(self) -> None:
@@ -100,6 +104,10 @@ class WorkerWatch:
             self._unpublished |= changed
             if self.hosts.complete and (self._unpublished or not self._complete.is_set()):
                 logger.info("the workers: %s", ", ".join(self.hosts.addresses))
-                self._publish()  # after an error, as of a full disk, this task is run again
+                await self._publish()  # after an error, as of a full disk, this task is run again
                 self._unpublished = False
             await asyncio.sleep(LOOK_EVERY if self._complete.is_set() else LOOK_SOON)
+
+
+async def _nothing(_: WorkerList) -> None:
+    pass

@@ -8,6 +8,7 @@ from importlib import import_module
 
 import pytest
 
+from loom.weaver.serving import intake
 from loom_gateway.access import audit, bodies, budgets
 from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
@@ -15,6 +16,7 @@ from tests.support.paths import ROOT
 MODULES = [
     "loom.process.log_limit",
     "loom.weaver.client",
+    "loom.weaver.serving.intake",
     "loom.wire.batches",
     "loom_gateway.access.audit",
     "loom_gateway.access.bodies",
@@ -64,3 +66,6 @@ def test_the_values_are_those_of_the_code() -> None:
     assert str(Limits().max_sessions) in of["--max-sessions"][2]
     assert f"{bodies.BODY_TIMEOUT:g} s" in of["BODY_TIMEOUT"][2]
     assert f"{audit.LINES:g} a second" in of["LINES"][3]
+    assert f"{audit.STALLED:g} s" in of["STALLED"][2]
+    assert f"{audit.MAX_LINES} lines" in of["MAX_LINES"][3]
+    assert f"{1000 * intake.TURN:g} ms" in of["TURN"][3]

@@ -12,6 +12,8 @@ from loom.token_file import Token, TokenFile, digest
 from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.tokens import TokenAuthority
 
+BOUND = 20.0
+
 
 class Gateways:
     """The gateways that come after each other on one state folder."""
@@ -19,6 +21,7 @@ class Gateways:
     def __init__(self, folder: Path) -> None:
         self.file = TokenFile(folder / "tokens.json")
         self._state = str(folder / "state.json")
+        self._known: list[KnownTokens] = []
         self.good, self.good_text = self.file.create("good", "drive")
         self.bad, self.bad_text = self.file.create("bad", "drive")
         self.old_copy = self.file.path.read_bytes()
@@ -27,7 +30,10 @@ class Gateways:
         self.file.revoke(self.bad.id)
 
     def next(self) -> TokenAuthority:
-        return TokenAuthority("own", self.file, known=KnownTokens(self._state))
+        for known in self._known:
+            known.written.result(BOUND)
+        self._known.append(KnownTokens(self._state))
+        return TokenAuthority("own", self.file, known=self._known[-1])
 
 
 @pytest.fixture

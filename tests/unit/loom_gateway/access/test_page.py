@@ -270,12 +270,12 @@ async def test_the_next_gateway_knows_who_is_signed_in_and_out(tmp_path: Path, g
     await following.manager.close()
 
 
-def test_the_gateways_own_token_is_replaced() -> None:
+async def test_the_gateways_own_token_is_replaced() -> None:
     sign_ins = SignIns()
     before, after = TokenAuthority("before"), TokenAuthority("after")
     access = AccessControl(before, sign_ins=sign_ins)
     principal = access.admit({"type": "http", "headers": [(b"authorization", b"Bearer before")], "path": "/x"})
-    sign_in, _ = access.sign_in(principal, True)
+    sign_in, _ = await access.sign_in(principal, True)
 
     assert before.token_of(sign_in).user == "admin"
     with pytest.raises(TokenRevoked, match="replaced"):

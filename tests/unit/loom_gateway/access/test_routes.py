@@ -332,7 +332,7 @@ async def test_a_follower_of_a_silent_log_is_ended_when_the_share_is_taken_back(
     await house.ask("DELETE", f"{path}/shares/bob", house.tokens["drive"])
 
     assert (await following).status_code == 200
-    assert not house.manager.logs._followers["bob"]
+    assert not house.manager.logs._readers["bob"]
 
 
 async def test_lists_and_counts_have_nothing_of_another_user(house: House) -> None:

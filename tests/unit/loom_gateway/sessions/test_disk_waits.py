@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from loom.errors import Unavailable
 from loom.process import state_file
+from loom.process.child import Child
 from loom.token_file import Token
+from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
-from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.driver_process import DriverProcess, OwnDriver
 from loom_gateway.sessions.history import EndedSession, EndedSessions
 from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.workers.sources import FileWorkers, WorkerHosts, WorkerList
+from loom_gateway.workers.watcher import WorkerWatch
 
 BOUND = 20.0
 
@@ -120,3 +126,69 @@ async def test_who_signs_out_waits_for_the_disk_and_nobody_else(tmp_path: Path, 
 
     with pytest.raises(Exception, match="was signed out"):
         SignIns(str(tmp_path / "page.json")).read(text)
+
+
+async def test_a_new_driver_is_written_down_beside_the_loop_before_it_is_released(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[bool] = []
+    monkeypatch.setattr(Child, "release", lambda _: released.append(disk.goes_on.is_set()))
+    files = DriverFiles(str(tmp_path / "driver"))
+    await disk.is_synced_beside(OwnDriver.start("the driver", files, ["true"]))
+
+    assert released == [True]
+
+
+async def test_a_driver_that_nobody_waits_for_any_more_is_ended(tmp_path: Path, disk: Disk) -> None:
+    before = psutil.Process().children()
+    starting = asyncio.ensure_future(
+        OwnDriver.start("the driver", DriverFiles(str(tmp_path / "driver")), ["sleep", "60"])
+    )
+    while not disk.threads:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    (child,) = set(psutil.Process().children()) - set(before)
+    starting.cancel()
+    disk.goes_on.set()
+
+    await asyncio.to_thread(child.wait, BOUND)
+
+
+async def test_a_driver_is_told_to_end_beside_the_loop(tmp_path: Path, disk: Disk) -> None:
+    process = driver(tmp_path)
+    process.exited.set()
+    await disk.is_synced_beside(process.end("it was ended over REST"))
+
+    assert process.files.read_last_words().reason == "it was ended over REST"
+
+
+async def test_workers_are_published_beside_the_loop_and_only_then_complete(tmp_path: Path, disk: Disk) -> None:
+    (tmp_path / "workers").write_text("tcp://127.0.0.1:1\n")
+    hosts = WorkerHosts([("workers", FileWorkers(tmp_path / "workers"))])
+    watch = WorkerWatch(hosts, str(tmp_path / "list"))
+    watch.start()
+    await disk.is_synced_beside(watch.there())
+
+    assert WorkerList.read(watch.path) == hosts.listed()
+    watch.close()
+
+
+async def test_leased_workers_are_published_beside_the_loop(tmp_path: Path, disk: Disk) -> None:
+    session: Any = SimpleNamespace(driver=driver(tmp_path))
+    session.driver.record = replace(session.driver.record, hosts=[1])
+    manager: Any = SimpleNamespace(sessions=lambda: [session])
+    workers = WorkerList(["tcp://a:1", "tcp://b:1"], {"workers": [0, 1]})
+    await disk.is_synced_beside(SessionManager._publish_leased(manager, workers))
+
+    listed = WorkerList.read(session.driver.files.workers)
+    assert listed is not None
+    assert "tcp://b:1" in listed.addresses
+
+
+async def test_revocations_are_remembered_beside_the_loop(tmp_path: Path, disk: Disk) -> None:
+    known = KnownTokens(str(tmp_path / "known"))
+    known.note([Token("1", "one", "view", "", 0.0, revoked=1.0)])
+    await disk.is_synced_beside(asyncio.wrap_future(known.written))
+    known.note([Token("2", "two", "view", "", 0.0, revoked=1.0)])
+    known.written.result(BOUND)
+
+    assert KnownTokens(str(tmp_path / "known")).revoked == {"1", "2"}

@@ -118,6 +118,7 @@ class Client:
         return await asyncio.wait_for(self.got.get(), BOUND)
 
     def lines(self) -> list[dict[str, Any]]:
+        self.audit.last.result(BOUND)
         return [json.loads(line) for line in self._audit.read_text().splitlines()]
 
 
@@ -126,7 +127,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
     made = Client(tmp_path)
     yield made
     await made.commands.close()
-    made.audit.close()
+    await made.audit.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -346,7 +347,7 @@ async def test_a_token_of_scope_view_changes_nothing(tmp_path: Path) -> None:
     assert (await client.next())["type"] == "pong"
     assert client.weaver.asked == []
     assert [line["event"] for line in client.lines()] == ["refused"]
-    client.audit.close()
+    await client.audit.close()
 
 
 async def test_a_revoked_token_ends_the_socket_before_anything_is_given(client: Client) -> None:
@@ -362,14 +363,14 @@ async def test_what_cannot_be_written_down_is_not_done(tmp_path: Path) -> None:
     client = Client(tmp_path, audit_required=True)
     await client.send(**pause())
     assert [line["event"] for line in client.lines()] == ["asked", "commanded"]
-    client.audit._handler.write_line = fail  # type: ignore[union-attr, method-assign]
+    client.audit._file.write_line = fail  # type: ignore[union-attr, method-assign]
     await client.next()
     await client.send(**pause(2))
 
     assert (await client.next())["code"] == "audit_unavailable"
     assert "command-2" not in [asked.get("id") for operation, asked in client.weaver.asked]
     await client.commands.close()
-    client.audit.close()
+    await client.audit.close()
 
 
 def fail(line: str) -> None:
@@ -399,7 +400,7 @@ async def test_a_page_subscribes_also_with_a_token_that_only_views(tmp_path: Pat
     assert (error["type"], error["id"], error["code"]) == ("error", 2, "wrong_arguments")
     assert await viewer.next() == {"type": "subscribed", "id": None}
     assert viewer.subscribed == [Subscription(columns=["step"]), Subscription(rows=["r0"], aggregates=True)]
-    viewer.audit.close()
+    await viewer.audit.close()
 
 
 async def test_another_program_does_not_subscribe(tmp_path: Path) -> None:
@@ -408,7 +409,7 @@ async def test_another_program_does_not_subscribe(tmp_path: Path) -> None:
 
     error = await other.next()
     assert (error["code"], "loom.page" in error["message"]) == ("wrong_arguments", True)
-    other.audit.close()
+    await other.audit.close()
 
 
 async def test_many_subscriptions_at_once_wait_for_their_turns(
