@@ -207,12 +207,9 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
             session = access.find_readable(principal, name)
         except UnknownSession as error:
             raise UnknownSession(f"no log of a session named {name!r}: {error}") from error
-        if follow:
-            lines = await manager.logs.follow(name, query, principal.user)
-            followed = _while_allowed(lines, access, principal, session)
-            return StreamingResponse(followed, headers=_UNBUFFERED, media_type="application/x-ndjson")
-        found = await asyncio.to_thread(manager.logs.read, name, query)
-        return StreamingResponse(_in_pieces(found), media_type="application/x-ndjson")
+        lines = await (manager.logs.follow if follow else manager.logs.read)(name, query, principal.user)
+        allowed = _while_allowed(lines, access, principal, session)
+        return StreamingResponse(allowed, headers=_UNBUFFERED, media_type="application/x-ndjson")
 
     return router
 
@@ -236,11 +233,6 @@ async def _while_allowed(
                 yield line
         finally:
             reading.cancel()
-
-
-async def _in_pieces(lines: list[bytes]) -> AsyncIterator[bytes]:
-    for start in range(0, len(lines), 1000):
-        yield b"".join(lines[start : start + 1000])
 
 
 async def _client_gone(request: Request) -> None:

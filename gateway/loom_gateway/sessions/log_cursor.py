@@ -59,6 +59,15 @@ class LogCursor:
         twin._files = deque(os.fdopen(os.dup(file.fileno()), "rb") for file in self._files)
         return twin
 
+    def end(self) -> LogCursor:
+        """Return another cursor, at the end that the log has now."""
+        end = self.twin()
+        while len(end._files) > 1:
+            end._files.popleft().close()
+        if end._files:
+            end._offset = os.fstat(end._files[0].fileno()).st_size
+        return end
+
     def close(self) -> None:
         while self._files:
             self._files.popleft().close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from loom.errors import WrongArguments
 from loom.process import tasks
@@ -98,14 +98,21 @@ class Follower:
         return data or None
 
 
+Read: TypeAlias = Callable[[LogCursor, LogCursor | None], Awaitable[list[Entry]]]
+
+
 class LogFeed:
     """Reads the new lines of one log while it has followers, until the session ends.
 
-    ``living`` says whether more lines may come, and ``ended`` is called once after the last one.
+    ``read`` reads a cursor on, perhaps up to another one, beside the event loop. ``living`` says whether more lines
+    may come, and ``ended`` is called once after the last one.
     """
 
-    def __init__(self, cursor: LogCursor, living: Callable[[], bool], ended: Callable[[], object]) -> None:
+    def __init__(
+        self, cursor: LogCursor, read: Read, living: Callable[[], bool], ended: Callable[[], object]
+    ) -> None:
         self._cursor = cursor
+        self._read = read
         self._living = living
         self._on_end = ended
         self._followers: set[Follower] = set()
@@ -116,7 +123,7 @@ class LogFeed:
     async def join(self, cursor: LogCursor, query: LogQuery) -> tuple[list[Entry], Follower | None]:
         """Read towards the feed's place; return the entries on the way, and the follower once it is there."""
         async with self._reading:
-            entries = await asyncio.to_thread(cursor.read, self._cursor)
+            entries = await self._read(cursor, self._cursor)
             if self._ended or not cursor.is_at(self._cursor):
                 return entries, None
             follower = Follower(query)
@@ -135,7 +142,7 @@ class LogFeed:
             while not self._ended:
                 living = self._living()  # checked before the last read, so that no line is missed
                 async with self._reading:
-                    entries = await asyncio.to_thread(self._cursor.read)
+                    entries = await self._read(self._cursor, None)
                     for follower in self._followers:
                         follower.take(entries)
                 if not entries:

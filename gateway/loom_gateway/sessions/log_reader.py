@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from loom.errors import LimitReached, NoSuchMesh, NoSuchRank, UnknownSession
 from loom.token_file import ADMIN
-from loom_gateway.sessions.log_cursor import LogCursor
+from loom_gateway.sessions.log_cursor import Entry, LogCursor
 from loom_gateway.sessions.log_feed import LOOK_EVERY, RUNS, LogFeed, LogQuery
 
 KEEP_ENDED = 16  # the number of ended sessions of each user whose logs are kept, the newest
 KEEP_IN_ALL = 128  # and of all users; beyond it, the oldest of the user with the most is removed
-MAX_FOLLOWERS = 64  # programs of a user that follow logs at once
+MAX_FOLLOWERS = 64  # programs of a user that read or follow logs at once
 
 
 class SessionLogs:
@@ -27,7 +27,9 @@ class SessionLogs:
         self._ended: dict[str, str] = {}  # the newest last
         self._user_of: dict[str, str] = {}  # of the ended ones
         self._closing = False
-        self._followers: Counter[str] = Counter()  # by user
+        self._readers: Counter[str] = Counter()  # programs by user
+        self._thread = ThreadPoolExecutor(1, "logs")
+        """Reads for all, a piece after the other: threads that compute hold up the event loop together."""
         self._feeds: dict[str, LogFeed] = {}  # of the logs that are followed, by path
 
     def add(self, session: str, path: str) -> None:
@@ -56,27 +58,36 @@ class SessionLogs:
         """End every `follow`."""
         self._closing = True
 
-    def read(self, session: str, query: LogQuery) -> list[bytes]:
-        """Return the matching lines, as JSON. Raise an error if the query names nothing, or cannot match."""
-        with contextlib.closing(self._cursor(session, query)) as cursor:
-            tail = None if query.tail is None else min(query.tail, sys.maxsize)  # the longest possible deque
-            return list(deque(_scan(session, cursor, query), maxlen=tail))
+    async def read(self, session: str, query: LogQuery, user: str = ADMIN) -> AsyncIterator[bytes]:
+        """Yield the matching lines that the log has now, as JSON, as fast as they are taken. Raise as `follow`."""
+        return await _begun(self._read(session, query, user))
 
     async def follow(self, session: str, query: LogQuery, user: str = ADMIN) -> AsyncIterator[bytes]:
-        """Yield the matching lines, old and new, as JSON, until the session ends. Raise as `read` does, at once.
+        """Yield the matching lines, old and new, as JSON, until the session ends.
 
         Old lines are read as fast as they are taken. Of new ones, a reader that is slow loses some, and is told.
 
         Raises:
-            LimitReached: too many programs of the user follow logs.
+            LimitReached: too many programs of the user read logs.
+            Other errors, at once: the query names nothing, or cannot match.
         """
-        lines = self._follow(session, query, user)
-        await anext(lines)
-        return lines
+        return await _begun(self._follow(session, query, user))
+
+    async def _read(self, session: str, query: LogQuery, user: str) -> AsyncIterator[bytes]:
+        with self._reader_of(user):
+            cursor = await self._cursor(session, query)
+            with contextlib.closing(cursor), contextlib.closing(cursor.end()) as end:
+                skipped = await self._lines_before_tail(session, cursor, end, query)
+                yield b""  # the query is valid
+                while not cursor.is_at(end) and (entries := await self._next(cursor, end)):
+                    skipped, data = _matching(entries, query, skipped)
+                    if data:
+                        yield data
 
     async def _follow(self, session: str, query: LogQuery, user: str) -> AsyncIterator[bytes]:
-        with self._following(user), contextlib.closing(self._cursor(session, query)) as cursor:
-            skipped = await asyncio.to_thread(_lines_before_tail, session, cursor, query)
+        with self._reader_of(user), contextlib.closing(await self._cursor(session, query)) as cursor:
+            with contextlib.closing(cursor.end()) as end:
+                skipped = await self._lines_before_tail(session, cursor, end, query)
             yield b""  # the query is valid
             follower = None
             while follower is None:
@@ -86,13 +97,12 @@ class SessionLogs:
                     if not entries and follower is None:  # the feed is not there yet
                         await asyncio.sleep(LOOK_EVERY)
                 else:
-                    entries = await asyncio.to_thread(cursor.read)
+                    entries = await self._next(cursor)
                     if not entries and cursor.path not in self._feeds:
                         self._start_feed(session, cursor)
-                lines = [line for line, entry in entries if query.matches(entry)]
-                skipped, lines = max(0, skipped - len(lines)), lines[skipped:]
-                if lines:
-                    yield b"".join(lines)
+                skipped, data = _matching(entries, query, skipped)
+                if data:
+                    yield data
             cursor.close()
             assert feed is not None
             try:
@@ -101,6 +111,30 @@ class SessionLogs:
             finally:
                 feed.leave(follower)
 
+    async def _next(self, cursor: LogCursor, until: LogCursor | None = None) -> list[Entry]:
+        """Return the next entries, as `LogCursor.read`. One piece is read at a time, whoever reads."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, cursor.read, until)
+
+    async def _lines_before_tail(self, session: str, cursor: LogCursor, end: LogCursor, query: LogQuery) -> int:
+        """Return the number of matching lines before the last ones that are wanted.
+
+        Raise an error if there is no such mesh or rank.
+        """
+        if query.tail is None and query.mesh is None:
+            return 0
+        sizes: dict[str, int] = {}
+        found = 0
+        with contextlib.closing(cursor.twin()) as ahead:
+            while not ahead.is_at(end) and (entries := await self._next(ahead, end)):
+                for _, entry in entries:
+                    if "processes" in entry:
+                        sizes[entry["mesh"]] = entry["processes"]
+                    elif "unreadable" not in entry:  # the note of the mesh's size may have been unreadable
+                        sizes[entry["mesh"]] = max(sizes.get(entry["mesh"], 0), entry["rank"] + 1)
+                    found += query.matches(entry)
+        _check_exists(session, query, sizes)
+        return 0 if query.tail is None else max(0, found - query.tail)
+
     def _start_feed(self, session: str, cursor: LogCursor) -> None:
         """Begin to read the new lines of a session, from the place of a cursor on."""
         path = cursor.path
@@ -108,50 +142,41 @@ class SessionLogs:
         def living() -> bool:
             return self._living.get(session) == path and not self._closing
 
-        self._feeds[path] = LogFeed(cursor.twin(), living, ended=lambda: self._feeds.pop(path))
+        self._feeds[path] = LogFeed(cursor.twin(), self._next, living, ended=lambda: self._feeds.pop(path))
 
     @contextlib.contextmanager
-    def _following(self, user: str) -> Iterator[None]:
-        if self._followers[user] >= MAX_FOLLOWERS:
+    def _reader_of(self, user: str) -> Iterator[None]:
+        if self._readers[user] >= MAX_FOLLOWERS:
             raise LimitReached(
-                f"{MAX_FOLLOWERS} programs follow logs of this gateway as {user!r} already: close one of them first"
+                f"{MAX_FOLLOWERS} programs read logs of this gateway as {user!r} already: close one of them first"
             )
-        self._followers[user] += 1
+        self._readers[user] += 1
         try:
             yield
         finally:
-            self._followers[user] -= 1
-            if not self._followers[user]:
-                del self._followers[user]
+            self._readers[user] -= 1
+            if not self._readers[user]:
+                del self._readers[user]
 
-    def _cursor(self, session: str, query: LogQuery) -> LogCursor:
+    async def _cursor(self, session: str, query: LogQuery) -> LogCursor:
         """Return the beginning of a session's log."""
         query.check()
-        logs = self._living | self._ended
-        if session not in logs:
+        path = self._living.get(session) or self._ended.get(session)
+        if path is None:
             raise UnknownSession(f"no log of a session named {session!r} is kept any more")
-        return LogCursor(logs[session])
+        return await asyncio.get_running_loop().run_in_executor(self._thread, LogCursor, path)
 
 
-def _scan(session: str, cursor: LogCursor, query: LogQuery) -> Iterator[bytes]:
-    """Yield the lines from a cursor to the end that match. Raise an error if there is no such mesh or rank."""
-    sizes: dict[str, int] = {}
-    while entries := cursor.read():
-        for line, entry in entries:
-            if "processes" in entry:
-                sizes[entry["mesh"]] = entry["processes"]
-            elif "unreadable" not in entry:  # the note of the mesh's size may have been unreadable
-                sizes[entry["mesh"]] = max(sizes.get(entry["mesh"], 0), entry["rank"] + 1)
-            if query.matches(entry):
-                yield line
-    _check_exists(session, query, sizes)
+async def _begun(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Return lines once their query is known to be valid."""
+    await anext(lines)
+    return lines
 
 
-def _lines_before_tail(session: str, cursor: LogCursor, query: LogQuery) -> int:
-    """Return the number of matching lines before the last ones that are wanted. Raise as `_scan` does."""
-    with contextlib.closing(cursor.twin()) as ahead:
-        found = sum(1 for _ in _scan(session, ahead, query))
-    return 0 if query.tail is None else max(0, found - query.tail)
+def _matching(entries: Sequence[Entry], query: LogQuery, skipped: int) -> tuple[int, bytes]:
+    """Return how many matching lines are still to be skipped, and those that are not."""
+    lines = [line for line, entry in entries if query.matches(entry)]
+    return max(0, skipped - len(lines)), b"".join(lines[skipped:])
 
 
 def _check_exists(session: str, query: LogQuery, sizes: dict[str, int]) -> None:

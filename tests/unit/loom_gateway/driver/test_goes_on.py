@@ -110,9 +110,10 @@ async def test_a_log_is_followed_further_after_a_failed_read() -> None:
     entries: list[Any] = [["first"], []]
     living = [True]
     ended = asyncio.Event()
-    cursor = SimpleNamespace(read=Unlucky(lambda: entries.pop(0), OSError("bad disk")), close=lambda: None)
+    cursor = SimpleNamespace(close=lambda: None)
+    read = Unlucky(lambda: entries.pop(0), OSError("bad disk"))
     taken: list[Any] = []
-    feed = LogFeed(cast(Any, cursor), lambda: living[0], ended.set)
+    feed = LogFeed(cast(Any, cursor), lambda *_: asyncio.to_thread(read), lambda: living[0], ended.set)
     feed._followers = cast(Any, [SimpleNamespace(take=taken.extend, end=lambda: None)])
     living[0] = False
     await asyncio.wait_for(ended.wait(), BOUND)

@@ -32,9 +32,12 @@ def written(text: str) -> bytes:
 
 
 def read(path: Path, query: LogQuery) -> list[dict[str, Any]]:
-    logs = SessionLogs()
-    logs.add("a", str(path))
-    return [json.loads(found) for found in logs.read("a", query)]
+    async def all_pieces() -> bytes:
+        logs = SessionLogs()
+        logs.add("a", str(path))
+        return b"".join([piece async for piece in await logs.read("a", query)])
+
+    return [json.loads(found) for found in asyncio.run(all_pieces()).splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -138,8 +141,10 @@ def test_followers_are_bounded_for_each_user(tmp_path: Path, monkeypatch: pytest
         followers = [await logs.follow("a", LogQuery(), "ann") for _ in range(2)]
         for follower in followers:
             assert b"before" in await anext(follower)
-        with pytest.raises(LimitReached, match="2 programs follow"):
+        with pytest.raises(LimitReached, match="2 programs read"):
             await logs.follow("a", LogQuery(), "ann")
+        with pytest.raises(LimitReached, match="2 programs read"):
+            await logs.read("a", LogQuery(), "ann")
         other = await logs.follow("a", LogQuery(), "bob")
         assert b"before" in await anext(other)
         await followers[0].aclose()  # type: ignore[attr-defined]
@@ -307,6 +312,46 @@ def test_a_file_that_user_code_has_made_huge_fills_no_memory(tmp_path: Path) -> 
     assert found[-1]["text"] == "last"
     assert len(found) <= MOST // PIECE + 2
     assert most < 4 * PIECE
+
+
+async def test_a_large_log_is_read_as_fast_as_it_is_taken_and_never_gathered(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    block = b"".join(written(f"{number:0200}") for number in range(1000))
+    blocks = (8 << 20) // len(block)
+    for part in (f"{path}.1", str(path)):
+        with open(part, "wb") as file:  # noqa: ASYNC230
+            for _ in range(blocks):
+                file.write(block)
+    logs = SessionLogs()
+    logs.add("a", str(path))
+    pieces, lines = 0, 0
+    tracemalloc.start()
+    try:
+        for query in (LogQuery(), LogQuery(mesh="trainers", tail=1500 * blocks)):
+            async for piece in await logs.read("a", query):
+                assert len(piece) <= PIECE
+                pieces, lines = pieces + 1, lines + piece.count(b"\n")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert lines == 3500 * blocks
+    assert pieces > 200
+    assert most < 16 * PIECE
+
+
+async def test_a_log_that_grows_while_it_is_read_comes_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(written("before") * 2000)
+    logs = SessionLogs()
+    logs.add("a", str(path))
+    lines = b""
+    async for piece in await logs.read("a", LogQuery(tail=1500)):
+        lines += piece
+        with path.open("ab") as file:
+            file.write(written("later") * 2000)
+
+    assert lines == written("before") * 1500
 
 
 def test_logs_of_many_users_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
