@@ -9,13 +9,13 @@ import asyncio
 import inspect
 import logging
 import sqlite3
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import psutil
 
 from loom.control.first_frame import FirstFrame
-from loom.control.frame import MAX_FRAME, MAX_HELLO, Splitter, pack, pack_around
+from loom.control.frame import MAX_FRAME, MAX_HELLO, Splitter, pack, pack_around, unpack
 from loom.control.introduction import MAX_KEY, Refusal, ThreadletHello
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
 from loom.process.strangers import Strangers
@@ -69,7 +69,7 @@ _CHANGING = frozenset(name for name, operation in OPERATIONS.items() if operatio
 
 
 class Peers:
-    """The open connections, and the turns in which the threadlets' data is handled."""
+    """The open connections, and the turns in which their data is handled."""
 
     def __init__(self) -> None:
         self.intake = Intake()
@@ -86,7 +86,7 @@ class Peers:
             connection.close()
 
 
-class RequestConnection(Connection):
+class RequestConnection(Connection, Source):
     """The connection of the gateway, or of a session's driver. Its first frame is ``["hello", key]``."""
 
     def __init__(self, users: Users, peers: Peers) -> None:
@@ -97,6 +97,10 @@ class RequestConnection(Connection):
         self._grant: Grant | None = None
         """What the key grants; None before the key has come."""
         self._first = FirstFrame(_MAX_REQUEST_HELLO, users.keys.read)
+        self._introduced = False
+        """Whether the first frame, whose key was taken, is handled."""
+        self._ended = False
+        """Whether the connection was closed because of what it sent."""
         self._watched: set[UserWeaver] = set()
         self._watches_full = False
         self._as_json: set[int] = set()
@@ -115,21 +119,42 @@ class RequestConnection(Connection):
         self._hello_timer.cancel()
         self._peers.callers.discard(self)
         self._peers.callers_without_key.discard(self)
-        for user in self._watched:
-            user.unwatch(self)
+        self._peers.intake.finish(self, self._unwatch)
 
     def data_received(self, data: bytes) -> None:
+        if self._grant is None:
+            try:
+                first = self._first.feed(data)
+                if first is None:
+                    return
+                self._take_grant(first[0])
+            except ProtocolMismatch as error:
+                return self._end(error)
+            except AuthenticationError as error:
+                self.send(["refuse", error.code, str(error)])
+                return self.close()
+            data = first[1]
+        self._peers.intake.take(self, data)
+
+    def handle(self, data: bytes) -> Iterator[None]:
+        assert self._grant is not None
+        if self._ended:
+            return
         try:
-            frames = self.splitter.feed(data) if self._grant is not None else self._take_hello(data)
-            for frame in frames:
-                assert self._grant is not None
-                self._receive(frame, self._grant)
+            for number, body in enumerate(self.splitter.split(data)):
+                if number:
+                    yield
+                self._receive(unpack(body), self._grant)
         except ProtocolMismatch as error:
-            _log.warning("a client of the weaver is disconnected: %s", error)
-            self.close()
-        except AuthenticationError as error:
-            self.send(["refuse", error.code, str(error)])
-            self.close()
+            self._end(error)
+
+    def read(self, more: bool) -> None:
+        if self.transport.is_closing():
+            return
+        if more:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
 
     def begin(self, number: int, snapshot: bytes) -> None:
         """Send the packed snapshot of a watch of this connection."""
@@ -150,22 +175,29 @@ class RequestConnection(Connection):
             _log.warning("a watcher is disconnected: it has left %d bytes unread", waiting)
             self.transport.abort()
 
-    def _take_hello(self, data: bytes) -> list[list[Any]]:
-        """Take the key, if it has come; return the frames after the hello."""
-        first = self._first.feed(data)
-        if first is None:
-            return []
-        grant, data = first
+    def _unwatch(self) -> None:
+        for user in self._watched:
+            user.unwatch(self)
+
+    def _end(self, error: ProtocolMismatch) -> None:
+        _log.warning("a client of the weaver is disconnected: %s", error)
+        self._ended = True
+        self.close()
+
+    def _take_grant(self, grant: Grant) -> None:
+        """Take what the key of the first frame grants."""
         if not grant.is_gateway and grant.session is None:
             raise AuthenticationError("the key is one for threadlets: only the gateway and sessions ask the weaver")
         self._hello_timer.cancel()
         self._peers.callers_without_key.discard(self)
         self.splitter.limit = MAX_FRAME if grant.is_gateway else MAX_ASK
         self._grant = grant
-        return self.splitter.feed(data)[1:]
+        self.user = grant.user or ""
 
     def _receive(self, frame: list[Any], grant: Grant) -> None:
         match frame:
+            case ["hello", _] if not self._introduced:
+                self._introduced = True
             case ["ask", int(number), (str() | None) as user, str(operation), dict(arguments)]:
                 self._handle(number, grant, user, operation, arguments)
             case ["watch", int(number), (str() | None) as user]:
@@ -241,6 +273,8 @@ class RequestConnection(Connection):
             user.answer(lambda: self._send_answer(answer), reads=True)
 
     def _watch(self, number: int, grant: Grant, user: str | None) -> None:
+        if self.transport.is_closing():  # nobody would unwatch
+            return
         try:
             watched = self._users.of(_user(grant, user, everyone=False))
         except LoomError as error:
@@ -297,7 +331,7 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
 
     @property
     def has_unheard(self) -> bool:
-        return bool(self.unhandled)
+        return self.waits
 
     def data_received(self, data: bytes) -> None:
         if self._unread:
@@ -311,7 +345,8 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
                 return
             if first is None:
                 return
-            _, data = first
+            grant, data = first
+            self.user = grant.user or ""
             self._first = None
             self._peers.links_without_key.discard(self)
         self._peers.intake.take(self, data)
@@ -324,35 +359,44 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
         else:
             self.transport.pause_reading()
 
-    def handle(self, data: bytes) -> None:
+    def handle(self, data: bytes) -> Iterator[None]:
+        if self._refused:
+            return
         try:
-            frames = self.splitter.feed(data)
-            if frames and self._of is None:
-                self._take_hello(frames.pop(0))
-            if frames and self._of is not None:
-                self._of.weaver.receive(self, frames, self._users.clock())
+            for number, body in enumerate(self.splitter.split(data)):
+                if number:
+                    yield
+                if self._of is None:
+                    of = self._take_hello(unpack(body))
+                else:
+                    of = self._of
+                    of.weaver.receive(self, [unpack(body)], self._users.clock())
+                if self._introduced is None and self.replica is not None:
+                    self._introduce(self.replica)
+                of.plan_commit()
         except LoomError as error:
             self._refuse(error)
-        if self._introduced is None and self.replica is not None:
-            self._introduce(self.replica)
-        if self._of is not None:
-            self._of.plan_commit()
+            if self._of is not None:
+                self._of.plan_commit()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._peers.intake.finish(self)
         self._hello_timer.cancel()
         self._peers.links.discard(self)
         self._peers.links_without_key.discard(self)
+        self._peers.intake.finish(self, self._lost)
+
+    def _lost(self) -> None:
         if self._of is not None:
             self._of.lost(self)
 
-    def _take_hello(self, frame: list[Any]) -> None:
+    def _take_hello(self, frame: list[Any]) -> UserWeaver:
         hello = ThreadletHello.from_body(frame)
         grant = self._users.keys.read(hello.key)
         if grant.user is None:
             raise AuthenticationError("the key is the gateway's: a threadlet shows one of a user or a session")
         self._of = self._users.of(grant.user)
         self._of.weaver.hello(self, hello, self._users.clock(), grant.session)
+        return self._of
 
     def _pass_over(self, size: int) -> None:
         """Drop bytes of a refused hello: if they were left unread, the kernel would drop the refusal."""

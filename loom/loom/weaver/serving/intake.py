@@ -1,10 +1,11 @@
-"""`Intake`: shares the weaver's event loop between what thousands of threadlets send and everything else.
+"""`Intake`: shares the weaver's event loop between users, and between what they send and everything else.
 
 An event loop handles all sockets with data before it does anything else, and libuv looks for more data up to 48
-times before that. With thousands of threadlets on a busy host this takes seconds, in which nobody is answered, no
-commit begins, and no page gets anything. So the intake handles data for `TURN` seconds at a time. What comes after
-that waits for the next turn, and nothing more is read from its threadlet until then: threadlets that send more than
-the weaver can take wait in their own sockets.
+times before that. With thousands of threadlets on a busy host, or with one session that floods the weaver with
+questions, this takes seconds, in which nobody is answered, no commit begins, and no page gets anything. So the
+intake handles data for `TURN` seconds at a time, a piece of one user, then a piece of the next. What is left waits
+for the next turn, and nothing more is read from its connection until then: peers that send more than the weaver can
+take wait in their own sockets.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,23 @@ MAX_WAITING = 32 << 20
 class Source(ABC):
     """A connection that gives its data to an `Intake`."""
 
+    user: str = ""
+    """The user among whose connections this one waits; empty for the gateway, and while it is not known."""
     unhandled: bytes = b""
-    """What waits for a turn; it belongs to the intake."""
+    """What waits for a turn, and was not begun. It belongs to the intake, as the next two do."""
+    begun: Iterator[object] | None = None
+    """The handling of data that waits for another turn."""
+    at_end: Callable[[], object] | None = None
+    """What to call once everything is handled, if no more will come."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether something of this source waits for a turn."""
+        return bool(self.unhandled) or self.begun is not None
 
     @abstractmethod
-    def handle(self, data: bytes) -> None:
-        """Handle data in the order in which it was read."""
+    def handle(self, data: bytes) -> Iterator[object]:
+        """Handle data in the order in which it was read, in pieces, and yield between two of them."""
 
     @abstractmethod
     def read(self, more: bool) -> None:
@@ -45,7 +57,7 @@ class Source(ABC):
 
 
 class Intake:
-    """Handles data in turns, the oldest first.
+    """Handles data in turns: the users' one after the other, the oldest of each user first.
 
     Args:
         clock: seconds, which never go back.
@@ -53,47 +65,55 @@ class Intake:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._waiting: deque[Source] = deque()
+        self._waiting: dict[str, deque[Source]] = {}
+        """The sources that wait, by user; the user whose turn is next comes first."""
         self._bytes = 0
-        """How much waits."""
+        """How much waits, and was not begun."""
         self._end: float | None = None
         """When the turn ends; None before the first data of a turn."""
 
     def take(self, source: Source, data: bytes) -> None:
-        """Handle data now, or in a later turn."""
+        """Handle data now, or in later turns."""
         now = self._clock()
         if self._end is None:
             self._end = now + TURN
             asyncio.get_running_loop().call_soon(self._next_turn)
-        if source.unhandled or (now >= self._end and self._bytes < MAX_WAITING):
+        if source.waits or (now >= self._end and self._bytes < MAX_WAITING):
             self._put_off(source, data)
-        else:
-            source.handle(data)
+            return
+        work = source.handle(data)
+        for _ in work:
+            if self._clock() >= self._end:
+                source.begun = work
+                self._wait(source)
+                return
 
-    def finish(self, source: Source) -> None:
-        """Handle what waits of a source, of which no more will come."""
-        data = self._claim(source)
-        if data:
-            source.handle(data)
+    def finish(self, source: Source, at_end: Callable[[], object]) -> None:
+        """Call ``at_end`` when what waits of a source is handled. No more of it will come."""
+        if source.waits:
+            source.at_end = at_end
+        else:
+            at_end()
 
     def _put_off(self, source: Source, data: bytes) -> None:
-        if not source.unhandled:
-            self._waiting.append(source)
-            source.read(False)
+        if not source.waits:
+            self._wait(source)
         source.unhandled += data
         self._bytes += len(data)
 
-    def _claim(self, source: Source) -> bytes:
-        data, source.unhandled = source.unhandled, b""
-        self._bytes -= len(data)
-        return data
+    def _wait(self, source: Source) -> None:
+        source.read(False)
+        self._waiting.setdefault(source.user, deque()).append(source)
 
     def _next_turn(self) -> None:
         self._end = self._clock() + TURN
         while self._waiting:
-            source = self._waiting.popleft()
-            if data := self._claim(source):  # else it has finished
-                self._handle(source, data)
+            user, sources = next(iter(self._waiting.items()))
+            del self._waiting[user]
+            source = sources.popleft()
+            if sources:
+                self._waiting[user] = sources  # after the other users
+            self._handle_piece(source)
             if self._clock() >= self._end:
                 break
         if self._waiting:
@@ -101,10 +121,26 @@ class Intake:
         else:
             self._end = None
 
-    def _handle(self, source: Source, data: bytes) -> None:
+    def _handle_piece(self, source: Source) -> None:
+        """Handle a piece of what waits of a source, which then waits for the next one, or is read again."""
         try:
-            source.handle(data)
-            source.read(True)
+            if source.begun is None:
+                source.begun = source.handle(self._claim(source))
+            if next(source.begun, self) is self:  # it has no further piece
+                source.begun = None
         except Exception:  # noqa: BLE001 - a bug of Loom, of which the other sources must not hear
-            _log.exception("a threadlet is disconnected: what it sent cannot be handled")
+            _log.exception("a peer of the weaver is disconnected: what it sent cannot be handled")
+            self._claim(source)
+            source.begun = None
             source.abort()
+        if source.waits:
+            self._waiting.setdefault(source.user, deque()).append(source)
+        elif source.at_end is not None:
+            source.at_end()
+        else:
+            source.read(True)
+
+    def _claim(self, source: Source) -> bytes:
+        data, source.unhandled = source.unhandled, b""
+        self._bytes -= len(data)
+        return data

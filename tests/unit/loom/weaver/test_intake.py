@@ -1,17 +1,20 @@
-"""The turns in which the weaver handles what threadlets send."""
+"""The turns in which the weaver handles what threadlets and sessions send."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from loom.control.frame import Splitter, pack
 from loom.weaver.serving import intake
 from loom.weaver.serving.intake import TURN, Intake, Source
+from loom.weaver.serving.requests import RequestHandler
 from tests.unit.loom.weaver.raw_threadlet import BOUND
-from tests.unit.loom.weaver.running import running
+from tests.unit.loom.weaver.running import KEYS, running
 
 
 class Clock:
@@ -24,20 +27,24 @@ class Clock:
 
 
 class Kept(Source):
-    """A source that keeps what it handles."""
+    """A source that keeps what it handles, in one piece, or in as many as there are commas."""
 
-    def __init__(self, clock: Clock, order: list[tuple[Kept, bytes]], takes: float = 0.0) -> None:
+    def __init__(self, clock: Clock, order: list[tuple[Kept, bytes]], takes: float = 0.0, user: str = "") -> None:
+        self.user = user
         self.reads: list[bool] = []
         self.aborted = False
         self._clock = clock
         self._order = order
         self._takes = takes
 
-    def handle(self, data: bytes) -> None:
-        if data == b"bad":
-            raise ValueError("nobody can handle this")
-        self._clock.now += self._takes
-        self._order.append((self, data))
+    def handle(self, data: bytes) -> Iterator[None]:
+        for number, piece in enumerate(data.split(b",")):
+            if number:
+                yield
+            if piece == b"bad":
+                raise ValueError("nobody can handle this")
+            self._clock.now += self._takes
+            self._order.append((self, piece))
 
     def read(self, more: bool) -> None:
         self.reads.append(more)
@@ -100,26 +107,57 @@ async def test_what_has_no_room_to_wait_is_handled_at_once(clock: Clock, monkeyp
     taken.take(third, b"5")
 
     assert order == [(first, b"1"), (third, b"5")]
-    taken.finish(second)
-    taken.take(first, b"6")  # there is room again
-    assert order == [(first, b"1"), (third, b"5"), (second, b"234")]
     await asyncio.sleep(0)
-    assert order[3:] == [(first, b"6")]
+    taken.take(first, b"6")
+    clock.now += TURN
+    taken.take(third, b"7")  # there is room again
+    assert order[2:] == [(second, b"234"), (first, b"6")]
+    await asyncio.sleep(0)
+    assert order[4:] == [(third, b"7")]
 
 
 async def test_a_source_that_ends_is_handled_before_it_is_gone(clock: Clock) -> None:
     order: list[tuple[Kept, bytes]] = []
     taken = Intake(clock)
-    one = Kept(clock, order)
+    one, other = Kept(clock, order), Kept(clock, order)
     taken.take(one, b"1")
     clock.now += TURN
-    taken.take(one, b"2")
+    taken.take(one, b"2,3")
 
-    taken.finish(one)
-    taken.finish(one)
+    taken.finish(one, lambda: order.append((one, b"end")))
+    taken.finish(other, lambda: order.append((other, b"end")))
 
     await asyncio.sleep(0)
-    assert order == [(one, b"1"), (one, b"2")]
+    assert order == [(one, b"1"), (other, b"end"), (one, b"2"), (one, b"3"), (one, b"end")]
+
+
+async def test_a_turn_ends_within_what_was_read_at_once(clock: Clock) -> None:
+    order: list[tuple[Kept, bytes]] = []
+    taken = Intake(clock)
+    one = Kept(clock, order, takes=TURN)
+
+    taken.take(one, b"1,2,3")
+
+    for handled in range(1, 4):
+        assert order == [(one, b"%d" % number) for number in range(1, handled + 1)]
+        await asyncio.sleep(0)
+    assert one.reads == [False, True]
+    assert not one.waits
+
+
+async def test_a_user_waits_for_one_piece_of_each_other_user(clock: Clock) -> None:
+    order: list[tuple[Kept, bytes]] = []
+    taken = Intake(clock)
+    flood = [Kept(clock, order, takes=TURN, user="flood") for _ in range(50)]
+    few = Kept(clock, order, takes=TURN, user="few")
+    for source in flood:
+        taken.take(source, b"1,2,3")
+    taken.take(few, b"a,b")
+
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+    assert [piece for _, piece in order] == [b"1", b"2", b"a", b"1", b"b"]
 
 
 async def test_a_fault_costs_the_one_source(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,7 +173,7 @@ async def test_a_fault_costs_the_one_source(clock: Clock, caplog: pytest.LogCapt
 
     assert order == [(one, b"1"), (other, b"2")]
     assert (one.aborted, other.aborted) == (True, False)
-    assert "a threadlet is disconnected" in caplog.text
+    assert "a peer of the weaver is disconnected" in caplog.text
 
 
 async def test_a_weaver_without_time_answers_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +201,40 @@ async def test_a_weaver_without_time_answers_and_loses_nothing(monkeypatch: pyte
         await weaver.until(lambda: weaver.admin.weaver.known.replicas["train_0"].step == 9999)
 
     assert steps == {reports * rounds}
+
+
+async def test_a_session_that_floods_the_weaver_does_not_delay_another_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A turn is one frame here, so that it does not matter how fast the machine is."""
+    monkeypatch.setattr(intake, "TURN", 0.0)
+    asked: list[str] = []
+    answer = RequestHandler.answer
+
+    def note(self: RequestHandler, operation: str, arguments: dict[str, Any]) -> Any:
+        asked.append(arguments["session"])
+        return answer(self, operation, arguments)
+
+    monkeypatch.setattr(RequestHandler, "answer", note)
+    questions = 2000
+    async with running() as weaver:
+        for session in ("flood", "few"):
+            weaver.server.users.of(session)
+        flood, few = [await asyncio.open_unix_connection(weaver.client._path, limit=1 << 22) for _ in range(2)]
+        for user, (_, writer) in (("flood", flood), ("few", few)):
+            writer.write(pack(["hello", KEYS.of(user, user)]))
+        flood[1].write(b"".join(pack(["ask", number, None, "status", {}]) for number in range(questions)))
+        await weaver.until(lambda: len(asked) > 10)
+
+        few[1].write(pack(["ask", 0, None, "status", {}]))
+        splitter = Splitter()
+        before = len(asked)
+        frames: list[list[Any]] = []
+        while not frames:
+            frames += splitter.feed(await asyncio.wait_for(few[0].read(1 << 16), BOUND))
+
+        assert frames[0][:2] == ["answer", 0]
+        assert asked.index("few") - before < 100
+        await weaver.until(lambda: len(asked) == questions + 1)  # none is lost
+        for _, writer in (flood, few):
+            writer.close()
