@@ -40,9 +40,11 @@ class Reads:
         if large or len(self._answers) >= TOGETHER:
             self.tell(at_once=large)
         elif not self._awake:
-            self._awake = True
-            self._start()
-            self._wake.release()
+            if self._started():
+                self._awake = True
+                self._wake.release()
+            else:
+                self.tell(at_once=True)
 
     def tell(self, at_once: bool) -> None:
         """Tell the driver of all that were read, if there are some."""
@@ -58,11 +60,15 @@ class Reads:
         self._over.set()
         self._wake.release()
 
-    def _start(self) -> None:
+    def _started(self) -> bool:
+        """Whether the thread runs. None can be started where there are too many, nor by a program that ends."""
         with self._starting:
             if self._thread is None and not self._over.is_set():
-                self._thread = threading.Thread(target=self._tell_soon, name="loom-reads", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._tell_soon, name="loom-reads", daemon=True)
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
+            return self._thread is not None
 
     def _tell_soon(self) -> None:
         while not self._over.is_set():

@@ -89,3 +89,21 @@ def test_nothing_is_told_and_no_thread_is_left_after_the_end(driver: Driver) -> 
     assert not reads._thread.is_alive()
     reads.note(2, large=True)
     assert driver.told == []
+
+
+def test_the_driver_is_told_at_once_while_no_thread_can_be_started(
+    reads: Reads, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module, "SOON", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        reads.note(1, large=False)
+        reads.note(2, large=False)
+    assert driver.told == [([1], True), ([2], True)]
+    driver.news.clear()
+    reads.note(3, large=False)
+    assert driver.news.wait(BOUND)
+    assert driver.told[2:] == [([3], True)]
