@@ -27,9 +27,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.frames import Frame, decode_frame, encode_frame, sealed
-from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane
+from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane, OutOfStep
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
+
+MOST_DAMAGES = 10
+"""Frames in a row that cannot be read until the other side counts as one that does not speak the protocol."""
 
 _CHUNK = int(Kind.CHUNK)
 """A plain int, since every message is compared with it, and a member of an enum takes twice as long to compare."""
@@ -65,6 +68,8 @@ class Stream(Lane):
         self.bulk = BulkLane() if lanes else None
         self.apart = False
         """Whether the bulk lane has a connection of its own."""
+        self._damages = 0  # frames that could not be read since `_damaged_at`
+        self._damaged_at = (0, 0)  # `received_of_both` at the last frame that could not be read
         self._chunk_turn = False  # whether the bulk lane has the next turn on the connection that both lanes share
         self._arrived: deque[tuple[Message, int]] = deque()
         """Large messages that have come whole on the bulk lane, each with the frame that must come before it."""
@@ -207,8 +212,13 @@ class Stream(Lane):
             return here or bulk.received < first_chunk or self._inbox.expects(ident)
 
     def receive(self, data: Buffer) -> Sequence[Message]:
-        """Take one frame; return the messages that may be delivered now. A frame that came before is ignored."""
-        frame = decode_frame(data)
+        """Take one frame; return the messages that may be delivered now. A frame that came before is ignored.
+
+        Raises:
+            OutOfStep: frames are missing, or the line has damaged this one: connect anew and resume.
+            ProtocolMismatch: the other side does not speak the protocol.
+        """
+        frame = self._decoded(data)
         if frame.lane:
             self._receive_chunk(frame, len(data))
             return self.arrived()
@@ -234,14 +244,28 @@ class Stream(Lane):
         return whole
 
     def receive_bulk(self, data: Buffer) -> bool:
-        """Take one frame from the bulk lane's connection; return whether it completes a message for `arrived`."""
-        frame = decode_frame(data)
+        """Take one frame from the bulk lane's connection; return whether it completes a message for `arrived`.
+
+        Raises as `receive`.
+        """
+        frame = self._decoded(data)
         if frame.lane:
             return self._receive_chunk(frame, len(data))
         # Other frames of lane 0 are the gateway's own messages, which it also sends on the other connection.
         if self.bulk is not None:
             self.bulk.probes += [message for message in frame.messages if message.kind in _PROBES]
         return False
+
+    def _decoded(self, data: Buffer) -> Frame:
+        try:
+            return decode_frame(data)
+        except ProtocolMismatch as error:
+            received = self.received_of_both
+            self._damages = self._damages + 1 if received == self._damaged_at else 1
+            self._damaged_at = received
+            if self._damages > MOST_DAMAGES:
+                raise
+            raise OutOfStep(str(error)) from error
 
     def _receive_chunk(self, frame: Frame, size: int) -> bool:
         bulk = self.bulk

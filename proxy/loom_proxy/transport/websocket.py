@@ -29,12 +29,13 @@ from loom.errors import (
     GatewayUnreachable,
     LoomError,
     NotAGateway,
+    TooLarge,
     error_for_code,
 )
 from loom.proof.forwarded import check_proof
 from loom.tls import client_context, tls_error
 from loom.wire.frames import MAX_FRAME
-from loom.wire.lane import LENGTH
+from loom.wire.lane import LENGTH, OutOfStep
 from loom.wire.messages import TURN, Buffer, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker, keep_queues_short
@@ -145,11 +146,15 @@ class WebSocketTransport(Transport):
             return None
         self.heard = time.monotonic()
         messages: list[bytes] = []
-        for is_message, pieces in self._splitter.receive(data):
-            if is_message:
-                messages.append(joined(pieces))
-            else:
-                messages += self._other_frame(joined(pieces))
+        try:
+            for is_message, pieces in self._splitter.receive(data):
+                if is_message:
+                    messages.append(joined(pieces))
+                else:
+                    messages += self._other_frame(joined(pieces))
+        except TooLarge as error:
+            # The gateway sends no such frame, so the bytes are the rest of one that the line has damaged.
+            raise OutOfStep(str(error)) from error
         return messages
 
     def _other_frame(self, data: bytes) -> Iterator[bytes]:

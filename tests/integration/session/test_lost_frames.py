@@ -76,6 +76,21 @@ def test_a_gap_is_noticed_without_a_question(
         assert time.monotonic() - began < 4
 
 
+@pytest.mark.parametrize("direction", [UP, DOWN])
+@pytest.mark.parametrize("size", [1, 3 << 20])
+def test_a_frame_that_the_line_has_damaged_is_sent_again(
+    proxy: DroppingProxy, job: loom.Job, direction: str, size: int
+) -> None:
+    assert job.run(len, b"") == 0
+    proxy.damage(direction, 1)
+
+    calls = [job.run(bytes, size, detach=True) if direction == DOWN else job.run(len, bytes(size), detach=True)]
+    calls += [job.run(abs, -number, detach=True) for number in range(3)]
+
+    assert [call.result(BOUND) for call in calls] == [bytes(size) if direction == DOWN else size, 0, 1, 2]
+    assert not job.closed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", [UP, DOWN])
 def test_a_connection_that_drops_everything_but_pings_is_made_anew(

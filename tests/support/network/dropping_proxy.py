@@ -1,4 +1,4 @@
-"""A proxy before a gateway's WebSocket that drops messages when it is told so, and answers all pings by itself."""
+"""A proxy before a gateway's WebSocket that drops or damages messages when told so, and answers all pings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class DroppingProxy:
     def __init__(self, gateway: str) -> None:
         self._gateway = gateway
         self._drop: dict[str, float] = {UP: 0, DOWN: 0}  # messages still to drop
+        self._damage = {UP: 0, DOWN: 0}  # messages still to damage
         self._forever: set[tuple[str, int]] = set()  # directions and connections of which all is dropped
         self.dropped = {UP: 0, DOWN: 0}
         self.connections = 0
@@ -29,6 +30,10 @@ class DroppingProxy:
     def drop(self, direction: str, messages: int) -> None:
         """Drop so many of the next messages of a direction, on whatever connection."""
         self._drop[direction] = messages
+
+    def damage(self, direction: str, messages: int) -> None:
+        """Pass on the first half only of so many of the next messages of a direction, on whatever connection."""
+        self._damage[direction] = messages
 
     def drop_all(self, direction: str) -> None:
         """Drop all messages of a direction on the connections that there are now."""
@@ -55,6 +60,9 @@ class DroppingProxy:
                 elif self._drop[direction] > 0:
                     self._drop[direction] -= 1
                     self.dropped[direction] += 1
+                elif self._damage[direction] > 0:
+                    self._damage[direction] -= 1
+                    sink.send(message[: len(message) // 2])
                 else:
                     sink.send(message)
         sink.close()

@@ -86,6 +86,8 @@ class ClientConnection:
         except OutOfStep as error:
             # Not by a refusal, so that the client connects anew and resumes: its connection has lost frames.
             logger.warning("a connection of a client is given up: %s", error)
+            if self._client is None:
+                self._refuse(error)
         except LoomError as error:
             logger.warning("refusing the client: %s", error)
             self._refuse(error)

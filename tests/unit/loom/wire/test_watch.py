@@ -16,7 +16,7 @@ from loom.wire.bodies import Probe, Probed
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.lane import LENGTH, OutOfStep
 from loom.wire.messages import Kind, Message
-from loom.wire.stream import Stream
+from loom.wire.stream import MOST_DAMAGES, Stream
 from loom.wire.watch import EVERY, GAP, MOST_PATIENCE, PATIENCE, ConnectionWatch, answer_to
 
 CLIENT, DRIVER = 0, 1
@@ -235,6 +235,28 @@ def test_numbers_that_cannot_be_ask_for_another_connection_and_change_nothing(fr
     whole = other.next_frame()
     assert whole is not None
     assert [message.id for message in stream.receive(whole[LENGTH.size :])] == [1]
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("damage", [b"", b"\x00\x00", bytes(40), b"\xff" * 40, b"\x00\x00\x00\x02\x93\x01"])
+def test_a_frame_that_cannot_be_read_asks_for_another_connection_and_not_for_ever(
+    damage: bytes, bulk: bool
+) -> None:
+    sender, stream = Stream(lanes=True), Stream(lanes=True)
+    receive = stream.receive_bulk if bulk else stream.receive
+    for _ in range(MOST_DAMAGES):
+        with pytest.raises(OutOfStep):
+            receive(damage)
+    with pytest.raises(ProtocolMismatch, match="not a frame") as raised:
+        receive(damage)
+    assert not isinstance(raised.value, OutOfStep)
+
+    sender.put(Message(Kind.CALL, 1, (), ()))
+    frame = sender.next_frame()
+    assert frame is not None
+    assert [message.id for message in stream.receive(frame[LENGTH.size :])] == [1]
+    with pytest.raises(OutOfStep):  # something has come meanwhile
+        receive(damage)
 
 
 @pytest.mark.parametrize("lane", ["small", "bulk"])
