@@ -62,6 +62,8 @@ class Audit:
         self.last.set_result(None)
         self._lost = 0
         """Lines for which there was no room in the queue, and of which no line tells yet."""
+        self._unwritten = 0
+        """Lines that the disk has refused, and of which no line tells yet. For the thread."""
         self._required = required
         self.refusals: Counter[str] = Counter()
         """How often was refused what, since the gateway started: codes of errors, and `Unheard` connections."""
@@ -119,11 +121,9 @@ class Audit:
         if self._lost:
             lost, self._lost = self._lost, 0
             self.put("lines were lost", None, "", lines=lost)
-        when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         token = {} if who is None else {"token": who.id, "name": who.name, "user": who.user, "scope": who.scope}
-        line = json.dumps({"time": when, "event": event, **token, "peer": peer, **details})
         self.last = written
-        self._queue.put((line, written))
+        self._queue.put((_line(event, **token, peer=peer, **details), written))
         return written
 
     def _write_lines(self, file: _PrivateFile) -> None:
@@ -136,8 +136,12 @@ class Audit:
         while (item := self._queue.get()) is not None:
             line, written = item
             try:
+                if self._unwritten:
+                    file.write_line(_line("lines were lost", peer="", lines=self._unwritten))
+                    self._unwritten = 0
                 file.write_line(line)
             except OSError as error:
+                self._unwritten += 1
                 self._fail(error.strerror or str(error))
             else:
                 self.failure = ""
@@ -192,6 +196,11 @@ class Audit:
             self._queue.put(None)
             if not (await asyncio.wait([asyncio.wrap_future(self._over)], timeout=STALLED))[0]:
                 logger.error("the audit lacks its last %d lines: the disk does not take them", self._queue.qsize())
+
+
+def _line(event: str, **members: object) -> str:
+    when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return json.dumps({"time": when, "event": event, **members})
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):

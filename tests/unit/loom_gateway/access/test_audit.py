@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -305,21 +306,31 @@ async def test_a_full_disk_refuses_what_is_asked_and_tears_no_line(
     await audit.close()
     torn, *rest = (tmp_path / "audit").read_text().splitlines()[1:]
     assert len(torn) == 10
-    assert [json.loads(line)["event"] for line in rest] == ["audit goes on", "asked"]
+    assert [json.loads(line)["event"] for line in rest] == ["lines were lost", "audit goes on", "asked"]
+    assert json.loads(rest[0])["lines"] == 2
 
 
-async def test_an_audit_that_is_not_required_refuses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+async def test_an_audit_that_is_not_required_refuses_nothing_and_says_how_many_lines_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     audit = Audit(tmp_path / "audit")
+    write = os.write
     monkeypatch.setattr(os, "write", full)
-    await audit.write("opened", ME, "")
-    await audit.ask(ME, "")
+    for _ in range(3):
+        await audit.write("opened", ME, "")
+        await audit.ask(ME, "")
     assert not audit.refuses
+    monkeypatch.setattr(os, "write", write)
+    await audit.write("left", ME, "")
     await audit.close()
+    assert [(line["event"], line.get("lines")) for line in read(tmp_path / "audit")] == [
+        ("lines were lost", 3),
+        ("left", None),
+    ]
 
 
 async def test_a_required_audit_needs_a_file() -> None:
