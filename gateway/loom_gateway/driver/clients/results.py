@@ -38,6 +38,7 @@ class StoredResults:
         self.most = limit
         self.kept_elsewhere = 0
         """Bytes that the user's other sessions keep."""
+        self.failure = ""  # why the disk has not taken the last result; empty if it has
         self._lock = threading.Lock()  # guards `_file` and `_used`
         self._file: _ResultFile | None = None  # takes the next result
         self._used = 0  # bytes in all files, without those in `_freed`
@@ -51,6 +52,13 @@ class StoredResults:
         return max(1, self.most - self.kept_elsewhere) if self.most else 0
 
     @property
+    def why_full(self) -> str:
+        """Why `keep` had no room for the last result."""
+        if self.failure:
+            return f"the disk of the session's driver did not take it ({self.failure})"
+        return f"there was no room for it (--keep-results {self.most:,} for all of a user)"
+
+    @property
     def used(self) -> int:
         """The bytes in all files."""
         with self._lock:
@@ -61,12 +69,14 @@ class StoredResults:
         """Return the message with its payload in a file; None if there is no room for it."""
         if not message.parts or all(map(is_stored, message.parts)):
             return message
+        self.failure = ""
         if not self._make_room(message.size):
             return None
         try:
             with self._lock:
                 return message._replace(parts=self._write(message))
         except OSError as error:
+            self.failure = error.strerror or str(error)
             logger.warning("a result of %d bytes cannot be kept in %s: %s", message.size, self._folder, error)
             return None
 

@@ -161,9 +161,8 @@ class UnclaimedResults:
             what = f"{entry.name if entry is not None else mesh}.{endpoint}.{_ADVERB_OF[request[0]]}()"
         logger.warning("the result of %s, %d bytes, is dropped", what, message.size)
         text = (
-            f"the result of {what}, {message.size:,} bytes, was not kept while no program took it: there was no "
-            f"room for it (--keep-results {self._context.results.most:,} for all of a user). It has run; run "
-            f"it again if you need it"
+            f"the result of {what}, {message.size:,} bytes, was not kept while no program took it: "
+            f"{self._context.results.why_full}. It has run; run it again if you need it"
         )
         dropped = OperationError(body.rpc_ms, ResultDropped.code, body.index)
         return dropped.message(message.id, [pack_texts({"text": text})])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -72,13 +73,22 @@ def test_what_is_needed_least_makes_room_and_no_more_than_that(tmp_path: Path) -
         module.FILE_SIZE = module_size
 
 
-def test_a_disk_that_takes_nothing_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_disk_that_takes_nothing_is_no_room_for_now_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
-    stored = StoredResults(str(tmp_path))
-    monkeypatch.setattr(os, "pwrite", full)
-    assert stored.keep(result(MIB)) is None
+    stored = StoredResults(str(tmp_path), limit=4 * MIB)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", full)
+        assert stored.keep(result(MIB)) is None
+        assert os.strerror(number) in stored.why_full
+    kept = stored.keep(result(MIB))
+    assert kept is not None
+    assert stored.keep(result(8 * MIB)) is None
+    assert "--keep-results" in stored.why_full
     assert StoredResults(str(tmp_path / "missing")).keep(result(MIB)) is None
 
 
