@@ -431,7 +431,7 @@ class Decoder:
 
     def loads(self, parts: Sequence[Buffer], what: str = "a payload") -> Any:
         """Unpickle the parts of a payload, which errors call ``what``."""
-        if len(parts) == 1 and len(parts[0]) < _PLAIN_PICKLE and _is_portable(bytes(parts[0])):
+        if len(parts) == 1 and len(parts[0]) < _PLAIN_PICKLE and _needs_no_setup(parts[0]):
             try:
                 return pickle.loads(parts[0])
             except LoomError:
@@ -458,9 +458,9 @@ class Decoder:
             now.resolver, now.maker, now.parts = outer
 
 
-def _is_portable(pickled: bytes) -> bool:
-    """Return whether a pickle needs no set-up."""
-    return _OURS not in pickled and _CODE_BY_VALUE not in pickled
+def _needs_no_setup(pickled: Buffer) -> bool:
+    small = bytes(pickled)
+    return _STACK_GLOBAL not in small or (_OURS not in small and _CODE_BY_VALUE not in small)
 
 
 def plain_payload(parts: Sequence[Buffer]) -> bytes | None:

@@ -150,7 +150,10 @@ ALLOWED_BESIDE = {
 
 
 class Message(NamedTuple):
-    """One message: a kind, the id of its operation or object, a small msgpack body, and payload parts."""
+    """One message: a kind, the id of its operation or object, a small msgpack body, and payload parts.
+
+    A body that is a tuple can be sent as it is; one that is a list is checked first (`loom.wire.frames.sealed`).
+    """
 
     kind: int
     id: int

@@ -159,8 +159,10 @@ class ChunkOutbox:
 
     def put(self, message: Message, key: OrderKey = None) -> None:
         """Queue a message; see the module's docstring for ``key``. Raise what `loom.wire.frames.sealed` raises."""
-        message = sealed(message)
         parts = message.parts
+        if type(message.body) is not tuple or len(parts) > 1:
+            message = sealed(message)
+            parts = message.parts
         if len(parts) <= 1:
             size = len(parts[0]) if parts else 0
             if size <= CHUNK_SIZE and not self._blocked and not self._unsettled:

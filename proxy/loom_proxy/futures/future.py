@@ -28,7 +28,12 @@ _PENDING = object()
 
 
 class LargeAnswer(functools.partial[Any]):
-    """Unpacks a large answer, of which the driver is told at once when it was read."""
+    """Unpacks a large answer, whose parts are the first argument."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts."""
+        return sum(map(len, self.args[0]))
 
 
 class FutureProxy(Generic[R], metaclass=Counterpart):
@@ -281,7 +286,7 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
                     self._error = error
                 self._unpack = _unpacked
                 if self._answer is not None:
-                    self._connection.reads.note(self._answer, type(unpack) is LargeAnswer)
+                    self._connection.reads.note(self._answer, unpack.size if type(unpack) is LargeAnswer else 0)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]

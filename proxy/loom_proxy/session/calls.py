@@ -57,8 +57,8 @@ logger = logging.getLogger(__name__)
 KEPT_UNTIL_READ = frozenset({Call, CallOne, Choose, StreamCall, CollectAnswer})
 """The operations whose answers the driver keeps until the program has read them."""
 
-LARGE = 1 << 20
-"""Bytes of an answer of which the driver is told at once when it was read, so that it frees them."""
+LARGE = 16 << 10
+"""Bytes of an answer whose size counts when the driver is told what was read."""
 
 
 class Calls(Waits):
@@ -242,6 +242,8 @@ class Calls(Waits):
             with Uninterrupted():
                 if self._forgotten:
                     self._send_forgotten()
+                if self.reads.due:
+                    self.reads.tell(at_once=False)
                 self._sender.put(message, key, eager)
         except LoomError:  # a value that cannot be sent
             if ident is not None:

@@ -1,7 +1,8 @@
 """`Reads`: the answers of calls that the program has read. The driver keeps each until it is told so, in batches.
 
-A message for each answer would slow every call. So many answers are told together, with the next operation; what is
-left is told by a thread soon after, and a large answer at once.
+A message for each answer would slow every call, and a frame for each batch takes all processes on the way as long
+as some calls. So many answers are told together, in the frame of the next operation; what is left is told by a
+thread soon after, and what makes a large sum at once.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-TOGETHER = 64  # answers of which the driver is told together
-SOON = 0.2  # seconds after which it is told of fewer
+TOGETHER = 64  # answers of which the driver is told with the next operation
+MOST = 1 << 10  # answers of which it is told at once
+MOST_BYTES = 4 << 20  # bytes of answers of which it is told at once, so that it frees them
+SOON = 0.2  # seconds after which it is told of whatever was read
 
 
 class Reads:
@@ -25,6 +28,9 @@ class Reads:
     def __init__(self, send: Callable[[Sequence[Any], bool], None]) -> None:
         self._send = send
         self._answers: deque[Any] = deque()
+        self._bytes = 0  # of the large ones of them; roughly, since threads may add at once
+        self.due = False
+        """Whether the driver is to be told with the next operation."""
         self._awake = False  # whether the thread will tell the driver soon
         self._wake = threading.Semaphore(0)
         self._over = threading.Event()
@@ -34,11 +40,19 @@ class Reads:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def note(self, answer: Any, large: bool) -> None:
-        """Note that an answer was read: the operation's id or, of several answers, the id and the number."""
-        self._answers.append(answer)
-        if large or len(self._answers) >= TOGETHER:
-            self.tell(at_once=large)
+    def note(self, answer: Any, size: int = 0) -> None:
+        """Note that an answer was read: the operation's id or, of several answers, the id and the number.
+
+        ``size`` is in bytes if the answer is large.
+        """
+        answers = self._answers
+        answers.append(answer)
+        if size:
+            self._bytes += size
+        if len(answers) >= TOGETHER:
+            self.due = True
+        if len(answers) >= MOST or self._bytes >= MOST_BYTES:
+            self.tell(at_once=True)
         elif not self._awake:
             if self._started():
                 self._awake = True
@@ -48,6 +62,7 @@ class Reads:
 
     def tell(self, at_once: bool) -> None:
         """Tell the driver of all that were read, if there are some."""
+        self.due, self._bytes = False, 0
         answers = []
         with contextlib.suppress(IndexError):  # other threads take and add some meanwhile
             while True:

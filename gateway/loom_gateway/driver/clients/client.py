@@ -69,7 +69,6 @@ class Client:
         self.sender = FrameSender(self.stream, "client-writer")
         self.guest = guest
         self.knows_traces = False
-        self.tells_reads = False  # whether it tells which answers its program has read
         start: Callable[[Message], None]
         if number:
             start = functools.partial(operations.start_beside, mode)

@@ -21,8 +21,8 @@ from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, OrderKey
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.results import StoredResults
+from loom_gateway.driver.clients.unread import WATCHER_IDS
 from loom_gateway.driver.session.dispatcher import Dispatcher
-from loom_gateway.driver.session.replies import WATCHER_IDS, Request
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Clients:
                     self._disconnect(self._driving, hello)
                 client = self._driving = Client(0, operations.next_id, operations, self._max_message, lanes, guest)
             client.knows_traces = "traces" in hello.capabilities
-            client.tells_reads = "reads" in hello.capabilities
+            operations.unread.of_client(client.first_id, "reads" in hello.capabilities)
             client.carry_by(connection)
             self._results.begin_anew()  # what waits is taken now
             return client, not hello.stream
@@ -208,12 +208,6 @@ class Clients:
         if not (client.sender.put(message, key) if eager else client.sender.gather(message)):
             client.operations.unclaimed(message)  # the client is being disconnected at this moment
 
-    def keep_unread(self, answer: Message, call: Request) -> None:
-        """Keep an answer of a call that is about to be sent until the client tells that it was read."""
-        client = self._driving if answer.id < WATCHER_IDS else self._watching.get(answer.id // WATCHER_IDS)
-        if client is not None and client.tells_reads and client.first_id <= answer.id:
-            client.operations.unread.keep(answer, call)
-
     def caller_is_gone(self, operation: int) -> bool:
         """Return whether an operation is of a client in mode ``call`` that has no connection, or was dropped."""
         client = self._watching.get(operation // WATCHER_IDS)
@@ -226,7 +220,7 @@ class Clients:
         """
         answers = client.away and message.kind in ANSWERS
         if answers:
-            client.unsent.setdefault(message.id, client.operations.request_of(message.id))
+            client.unsent.setdefault(message.id, client.operations.unread.request_of(message))
         if not client.crowded:
             return message
         kept = self._results.keep(message)

@@ -1,8 +1,8 @@
-"""`UnreadAnswers`: answers of calls that were sent to a client whose program has not read them.
+"""`UnreadAnswers`: the answers of calls, and their requests, until the clients' programs have read them.
 
 A result that has arrived on the laptop is lost with the laptop's program unless the driver has it still. So the
 driver keeps each answer until the client tells that it was read. These answers are bounded, and nothing is said of
-those that go: they had been delivered.
+those that go: they had been delivered. Of an answer to a client that tells no reads, only the request is kept.
 """
 
 from __future__ import annotations
@@ -10,25 +10,44 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from loom.wire.bodies import OperationError, OperationResult
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.clients.results import StoredResults, is_stored
+
+WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
 
 MOST = 1 << 14  # answers that are kept unread
 IN_MEMORY = 64 << 20  # bytes of them in memory, besides the newest; of older ones, large ones go to the disk
 STORED_FROM = 256 << 10  # bytes of an answer that is worth the disk
 OVERHEAD = 512  # bytes that an answer takes besides its payload
 
-Answer: TypeAlias = "tuple[int, int | None]"  # the operation's id and, of several answers, the number
+Answer: TypeAlias = "int | tuple[int, int]"  # the operation's id; of several answers, the id and the number
 Request: TypeAlias = "tuple[int, Sequence[Any]]"
 
 
 def answer_of(message: Message) -> Answer:
     """Return which answer a message is."""
     kind: Any = OperationResult if message.kind == Kind.RESULT else OperationError
-    return message.id, kind.from_body(message.body).index
+    index = kind.from_body(message.body).index
+    return message.id if index is None else (message.id, index)
+
+
+def operation_of(answer: Answer) -> int:
+    """Return the id of the operation of an answer."""
+    return answer if isinstance(answer, int) else answer[0]
+
+
+_Kept: TypeAlias = "tuple[Message | None, Request, int]"  # an answer, its request, and its bytes
+
+
+class Taken(NamedTuple):
+    """An answer of a client that is gone; without a message if it was not kept, since the client tells no reads."""
+
+    operation: int
+    message: Message | None
+    request: Request
 
 
 class UnreadAnswers:
@@ -37,18 +56,34 @@ class UnreadAnswers:
     def __init__(self, results: StoredResults, loop: asyncio.AbstractEventLoop) -> None:
         self._results = results
         self._loop = loop
+        self._driving_from = WATCHER_IDS  # the lowest id of the client that drives, if it tells what was read
+        self._watching: set[int] = set()  # the numbers of the watching clients that tell what was read
         self._lock = threading.Lock()  # guards all below
-        self._kept: dict[Answer, tuple[Message, Request, int]] = {}  # each with its bytes; the oldest first
+        self._kept: dict[Answer, _Kept] = {}  # the oldest first
         self._bytes = 0  # of all of those
         self._moved: dict[Answer, tuple[Message, Request]] = {}  # older ones, which are or will be on the disk
 
+    def of_client(self, first_id: int, tells: bool) -> None:
+        """Note whether a client, whose ids begin with a number, tells what was read."""
+        if first_id < WATCHER_IDS:
+            self._driving_from = first_id if tells else WATCHER_IDS
+        elif tells:
+            self._watching.add(first_id // WATCHER_IDS)
+
     def keep(self, message: Message, call: Request) -> None:
-        """Keep an answer of a call."""
-        answer = (message.id, None) if len(message.body) == 1 else answer_of(message)
-        size = _bytes(message)
+        """Keep an answer of a call that is about to be sent; only its request if the client tells no reads."""
+        # Written out for the hot path: every answer of a call comes here.
+        _, ident, body, parts = message
+        answer = ident if len(body) == 1 else answer_of(message)
+        if ident < self._driving_from or (ident >= WATCHER_IDS and ident // WATCHER_IDS not in self._watching):
+            kept: _Kept = None, call, OVERHEAD
+        elif len(parts) == 1 and (size := len(parts[0])) < STORED_FROM:
+            kept = message, call, OVERHEAD + size
+        else:
+            kept = message, call, _bytes(message)
         with self._lock:
-            self._kept[answer] = message, call, size
-            self._bytes += size
+            self._kept[answer] = kept
+            self._bytes += kept[2]
             if self._bytes > IN_MEMORY or len(self._kept) > MOST:
                 self._make_room()
 
@@ -59,7 +94,7 @@ class UnreadAnswers:
             oldest = next(iter(self._kept))
             message, call, size = self._kept.pop(oldest)
             self._bytes -= size
-            if message.size >= STORED_FROM:
+            if message is not None and message.size >= STORED_FROM:
                 self._moved[oldest] = message, call
                 to_disk.append(oldest)
         if to_disk:  # on another thread, because a small answer may wait for this one
@@ -79,30 +114,41 @@ class UnreadAnswers:
         """Drop answers that were read."""
         with self._lock:
             for one in answers:
-                self._pop(one)
+                if (found := self._kept.pop(one, None)) is not None:
+                    self._bytes -= found[2]
+                else:
+                    self._moved.pop(one, None)
 
     def replace(self, message: Message) -> None:
         """Keep an answer in another form, such as with its payload on the disk, if it is kept."""
         answer = answer_of(message)
         with self._lock:
             found = self._kept.get(answer)
-            if found is not None:
+            if found is not None and found[0] is not None:
                 size = _bytes(message)
                 self._bytes += size - found[2]
                 self._kept[answer] = message, found[1], size
 
-    def pop(self, message: Message) -> None:
-        """Drop an answer that was not sent, if the message is one."""
-        if message.kind in (Kind.RESULT, Kind.ERROR):
-            with self._lock:
-                self._pop(answer_of(message))
+    def request_of(self, message: Message) -> Request | None:
+        """Return the request of a call that was answered with this message; None if it is not known any more."""
+        answer = answer_of(message)
+        with self._lock:
+            found: Any = self._kept.get(answer) or self._moved.get(answer)
+        return None if found is None else found[1]
 
-    def _pop(self, answer: Any) -> None:
-        found = self._kept.pop(answer, None)
-        if found is not None:
+    def pop(self, message: Message) -> Request | None:
+        """Drop an answer that was not sent, if the message is one; return its request as `request_of` does."""
+        if message.kind not in (Kind.RESULT, Kind.ERROR):
+            return None
+        with self._lock:
+            found = self._pop(answer_of(message))
+        return None if found is None else found[1]
+
+    def _pop(self, answer: Any) -> Sequence[Any] | None:
+        if (found := self._kept.pop(answer, None)) is not None:
             self._bytes -= found[2]
-        else:
-            self._moved.pop(answer, None)
+            return found
+        return self._moved.pop(answer, None)
 
     def drop_oldest_stored(self) -> bool:
         """Drop the oldest answer on the disk. Return False if there is none."""
@@ -112,22 +158,20 @@ class UnreadAnswers:
             self._pop(oldest)
             return oldest is not None
 
-    def take(self, belongs: Callable[[int], bool]) -> list[tuple[Message, Request]]:
+    def take(self, belongs: Callable[[int], bool]) -> list[Taken]:
         """Return and drop the answers to the operations of a client that is gone, the oldest first."""
+        taken = []
         with self._lock:
-            taken = [one for one in (*self._moved, *self._kept) if belongs(one[0])]
-            found = [(self._moved.get(one) or self._kept[one])[:2] for one in taken]
-            for one in taken:
-                self._pop(one)
-        return found
+            for one in (*self._moved, *self._kept):
+                operation = operation_of(one)
+                if belongs(operation) and (found := self._pop(one)) is not None:
+                    taken.append(Taken(operation, found[0], found[1]))
+        return taken
 
 
 def _bytes(message: Message) -> int:
-    parts = message.parts
-    if len(parts) == 1 and len(parts[0]) < STORED_FROM:  # nearly always
-        return OVERHEAD + len(parts[0])
-    return OVERHEAD + sum(len(part) for part in parts if not is_stored(part))
+    return OVERHEAD + sum(len(part) for part in message.parts if not is_stored(part))
 
 
-def _on_disk(message: Message) -> bool:
-    return any(map(is_stored, message.parts))
+def _on_disk(message: Message | None) -> bool:
+    return message is not None and any(map(is_stored, message.parts))

@@ -16,9 +16,9 @@ from loom.errors import OperationFailed, ResultDropped
 from loom.wire.bodies import CollectAnswer, EndpointCall, OperationError, OperationResult, ReadAnswers
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.texts import pack_texts
-from loom_gateway.driver.clients.unread import UnreadAnswers, answer_of
+from loom_gateway.driver.clients.unread import WATCHER_IDS, Answer, UnreadAnswers, answer_of, operation_of
 from loom_gateway.driver.session.context import Context
-from loom_gateway.driver.session.replies import WATCHER_IDS, Handler, Request
+from loom_gateway.driver.session.replies import Handler, Request
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class UnclaimedResults:
         context.results.free_some = self._drop_oldest
         self.unread = UnreadAnswers(context.results, context.loop)
         """Answers that were sent and that no program has read."""
+        context.replies.keep = self.unread.keep
         self.handlers: dict[int, Handler] = {
             Kind.UNDELIVERED: self._list,
             Kind.COLLECT: self._collect,
@@ -63,18 +64,18 @@ class UnclaimedResults:
     def _read(self, message: Message, started: float) -> None:
         of = message.id // WATCHER_IDS
         told = ReadAnswers.from_body(message.body).answers
-        read = [tuple(one) if isinstance(one, (list, tuple)) else (one, None) for one in told]
-        own = [one for one in read if len(one) == 2 and type(one[0]) is int and one[0] // WATCHER_IDS == of]
+        own = _answers(told, of)
         self.unread.read(own)
         if of:  # a client that calls and was away has come back
             with self._lock:
-                for ident, index in own:
-                    self._forget_read(ident, index)
+                for answer in own:
+                    self._forget_read(answer)
 
-    def _forget_read(self, ident: int, index: int | None) -> None:
+    def _forget_read(self, answer: Answer) -> None:
+        ident = operation_of(answer)
         call = self._calls.get(ident)
         if call is not None and call.collector is None:
-            call.answers = [one for one in call.answers if answer_of(one) != (ident, index)]
+            call.answers = [one for one in call.answers if answer_of(one) != answer]
             if not call.answers and not self._missing(ident):
                 self._calls.pop(ident)
                 self._kept.pop(ident, None)
@@ -82,23 +83,24 @@ class UnclaimedResults:
     def _take_from_callers(self) -> None:
         """Take what the clients that call, and are gone, have not read and still wait for."""
         gone = self._context.caller_is_gone
-        unread = self.unread.take(gone)
+        answered = self.unread.take(gone)
         asked = {ident: call for (ident, _), call in self._context.replies.pending().items() if gone(ident)}
-        self._adopt(asked | {answer.id: call for answer, call in unread}, [answer for answer, _ in unread])
+        asked |= {one.operation: one.request for one in answered}
+        self._adopt(asked, [one.message for one in answered if one.message is not None])
 
     def client_left(self, unsent: Sequence[Message], requests: Mapping[int, Request | None]) -> None:
         """Keep what a disconnected client has not received or not read, and note what it waited for.
 
         ``requests`` has those of operations that were answered while it was away.
         """
-        answered = {**self._context.replies.answered(), **requests}
+        answered = self.unread.take(lambda ident: ident < WATCHER_IDS)
+        known = {**requests, **{one.operation: one.request for one in answered}}
         on_the_way = {answer_of(answer) for answer in unsent if answer.kind in (Kind.RESULT, Kind.ERROR)}
-        unread = self.unread.take(lambda ident: ident < WATCHER_IDS)
+        unread = [one.message for one in answered if one.message is not None]
         pending = self._context.replies.pending()
         asked = {ident: request for (ident, _), request in pending.items() if ident < WATCHER_IDS}
-        asked |= {answer.id: request for answer in unsent if (request := answered.get(answer.id)) is not None}
-        asked |= {answer.id: request for answer, request in unread}
-        arrived = [answer for answer, _ in unread if answer_of(answer) not in on_the_way]
+        asked |= {answer.id: request for answer in (*unsent, *unread) if (request := known.get(answer.id))}
+        arrived = [answer for answer in unread if answer_of(answer) not in on_the_way]
         with self._lock:
             for call in self._calls.values():
                 call.collector = None
@@ -125,13 +127,14 @@ class UnclaimedResults:
             self._kept.pop(oldest, None)
             logger.warning("the answer of %s.%s() was never collected and is forgotten", call.mesh, call.endpoint)
 
-    def take(self, message: Message) -> None:
-        """Keep an answer to a client that is gone, or pass it on to the client that collects it."""
+    def take(self, message: Message, request: Request | None = None) -> None:
+        """Keep an answer to a client that is gone, or pass it on to the client that collects it.
+
+        ``request`` is that of the answered call, if it is known.
+        """
         with self._lock:
-            if message.id not in self._calls:
-                request = self._context.replies.request_of(message.id)
-                if request is not None:
-                    self._note(message.id, request)
+            if request is not None:
+                self._note(message.id, request)
             call = self._calls.get(message.id)
         if call is None:
             return
@@ -220,6 +223,14 @@ class UnclaimedResults:
             if call is None or call.collector is not None:
                 raise OperationFailed(f"no undelivered call has the id {ident}: it may have been collected already")
             call.collector = message.id
-            self._context.replies.note_request(message.id, call.request)
             ready = self._ready(ident, call)
         self._send(ready, call)
+
+
+def _answers(told: Sequence[Any], client: int) -> Sequence[Answer]:
+    """Return the answers that a client tells of, without those that are none of its own."""
+    if set(map(type, told)) == {int} and min(told) // WATCHER_IDS == max(told) // WATCHER_IDS == client:
+        return told  # nearly always
+    answers = [tuple(one) if isinstance(one, (list, tuple)) else (one,) for one in told]
+    counts = [one for one in answers if len(one) in (1, 2) and set(map(type, one)) == {int}]
+    return [one[0] if len(one) == 1 else one for one in counts if one[0] // WATCHER_IDS == client]

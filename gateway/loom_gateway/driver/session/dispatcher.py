@@ -143,7 +143,8 @@ class Dispatcher:
                 self._check_in_flight()
             handler(message, started)
         except Exception as error:  # noqa: BLE001 - a user's __reduce__ or Monarch may raise anything
-            self._replies.fail(message.id, started, error)
+            call = (message.kind, message.body) if message.kind in LIMITED else None
+            self._replies.fail(message.id, started, error, call=call)
 
     def _check_in_flight(self) -> None:
         in_flight, left = self._replies.in_flight, self.limits.in_flight_left
@@ -185,20 +186,15 @@ class Dispatcher:
 
     def unclaimed(self, message: Message) -> None:
         """Take an answer that was not sent, because its client is gone or is being disconnected."""
-        self._unclaimed.unread.pop(message)
-        self._unclaimed.take(message)
+        self._unclaimed.take(message, self._unclaimed.unread.pop(message))
 
     @property
     def unread(self) -> UnreadAnswers:
         return self._unclaimed.unread
 
-    def request_of(self, ident: int) -> Request | None:
-        """Return the request of an operation that was answered only now."""
-        return self._replies.request_of(ident)
-
     def dropped(self, message: Message) -> Message:
         """Return the answer that takes the place of one for which there is no room."""
-        return self._unclaimed.dropped(message, self._replies.request_of(message.id))
+        return self._unclaimed.dropped(message, self.unread.request_of(message))
 
     async def close(self, reason: str) -> None:
         """Stop accepting operations, stop the session's meshes, and collect the last of their output."""

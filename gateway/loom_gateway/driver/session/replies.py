@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -28,10 +28,6 @@ logger = logging.getLogger(__name__)
 
 GATHERED = 0.001  # seconds for which consecutive answers are gathered into one write
 LINGER = 0.005  # seconds after which gathered answers are sent even though the expected next one has not come
-REMEMBERED = 1 << 14  # number of answered operations to remember for clients that may not have received the answers
-JUST_ANSWERED = 256  # answers of other threads that may come between an answer and its way to the client
-
-WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
 
 EXPLAINED_WITHIN = 2.0
 """Seconds for which the agent of a dead process has to say how it ended: the agent of a new one may be starting."""
@@ -91,7 +87,6 @@ class Replies:
         self.how_died: Callable[[Entry], str] = lambda entry: ""
         """Returns how the process of an element has ended; "" if none has, or nothing is known of its end."""
         self._pending: dict[ReplyId, _Pending] = {}  # iterated as a copy, because other threads change it
-        self._answered: deque[tuple[int, Request]] = deque(maxlen=REMEMBERED)
         self.keep: Callable[[Message, Request], None] = lambda answer, call: None
         """Called with each answer of a call before it is sent, to keep it until the client has read it."""
         self._flushed = 0.0  # time of the last flush
@@ -136,22 +131,6 @@ class Replies:
             if pending.entry is not None and pending.request[0] in LIMITED
         )
 
-    def note_request(self, ident: int, request: Request) -> None:
-        """Remember an operation whose answers another component sends."""
-        self._answered.append((ident, request))
-
-    def answered(self) -> dict[int, Request]:
-        """Return the remembered operations with at least one sent answer."""
-        return dict(self._answered.copy())
-
-    def request_of(self, ident: int) -> Request | None:
-        """Return the request of an operation that was answered only now; None if it is not remembered."""
-        for back in range(1, min(len(self._answered), JUST_ANSWERED) + 1):
-            known, request = self._answered[-back]
-            if known == ident:
-                return request
-        return None
-
     def answer(self, reply: ReplyId, value: Any, error: BaseException | None, eager: bool) -> None:
         """Answer an operation. After an answer that is not eager, the caller calls `gathered`."""
         pending = self._pending.pop(reply, None)
@@ -159,7 +138,6 @@ class Replies:
             return
         ident, index = reply
         call: Request | None = None
-        self._answered.append((ident, pending.request))
         if pending.request[0] in LIMITED:
             call = pending.request
             now = time.perf_counter()

@@ -79,7 +79,6 @@ class Session:
         self._context.drives_for = self._clients.drives_for
         self._context.guest_of = self._clients.guest_of
         self._context.caller_is_gone = self._clients.caller_is_gone
-        self._context.replies.keep = self._clients.keep_unread
         self._dispatcher = Dispatcher(self._context, lifetime, log_spool, max_in_flight)
         lifetime.under_way = self._dispatcher.under_way
         replace_fault_hook(self._context.failures.report)

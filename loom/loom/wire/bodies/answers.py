@@ -25,7 +25,7 @@ class OperationResult(Body, kind=Kind.RESULT):
 
     @classmethod
     def message_of(cls, ident: int, parts: Sequence[Buffer], rpc_ms: float, index: int | None = None) -> Message:
-        body = [rpc_ms] if index is None else [rpc_ms, index]
+        body = (rpc_ms,) if index is None else (rpc_ms, index)
         return new_message(Message, (cls.KIND, ident, body, parts))
 
     @classmethod

@@ -43,8 +43,12 @@ class EndpointCall(Body):
     """The trace id of the call, for a driver with the capability ``traces``."""
 
     def message(self, ident: int = 0, parts: Sequence[Buffer] = ()) -> Message:
-        # Written out for the hot path: every call is made here.
-        body = [self.mesh, self.endpoint] if self.trace is None else [self.mesh, self.endpoint, self.trace]
+        # Written out for the hot path: every call is made here. A short ASCII name needs no check.
+        name = self.endpoint
+        if self.trace is None:
+            body: Sequence[Any] = (self.mesh, name) if len(name) < 256 and name.isascii() else [self.mesh, name]
+        else:
+            body = [self.mesh, name, self.trace]
         return new_message(Message, (self.KIND, ident, body, parts))
 
     @staticmethod

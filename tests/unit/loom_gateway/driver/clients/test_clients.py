@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,10 +23,10 @@ from loom_gateway.driver.clients.registry import (
     CALLER_ROOM,
     MAX_GUESTS,
     MAX_WATCHERS,
-    WATCHER_IDS,
     WATCHER_ROOM,
     Clients,
 )
+from loom_gateway.driver.clients.unread import WATCHER_IDS
 
 BOUND = 30.0
 
@@ -38,6 +39,7 @@ class Operations:
     def __init__(self, start: Callable[[Message], object] = lambda message: None) -> None:
         self.start = start
         self.start_beside = lambda mode, message: start(message)
+        self.unread = SimpleNamespace(of_client=lambda first_id, tells: None)
 
     def client_left(self, unsent: Sequence[Message]) -> None:
         raise AssertionError("no client is let go of here")

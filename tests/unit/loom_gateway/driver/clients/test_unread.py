@@ -22,7 +22,7 @@ def answer(ident: int, size: int = 3, index: int | None = None) -> Message:
 
 
 def ids(unread: UnreadAnswers) -> list[int]:
-    return [message.id for message, _ in unread.take(lambda ident: True)]
+    return [one.operation for one in unread.take(lambda ident: True)]
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ async def unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnreadAnswe
     results = StoredResults(str(tmp_path), 9_000)
     made = UnreadAnswers(results, asyncio.get_running_loop())
     results.free_some = made.drop_oldest_stored
+    made.of_client(0, tells=True)
     return made
 
 
@@ -49,11 +50,25 @@ async def test_what_was_read_is_kept_no_more(unread: UnreadAnswers) -> None:
         unread.keep(answer(number), CALL)
     unread.keep(answer(7, index=0), CALL)
     unread.keep(answer(7, index=1), CALL)
-    unread.read([(1, None), (7, 0), (99, None)])
-    assert [(message.id, message.body[1:]) for message, _ in unread.take(lambda ident: True)] == [
-        (2, []),
-        (7, [1]),
-    ]
+    unread.read([1, (7, 0), 99])
+    assert [one.message for one in unread.take(lambda ident: True)] == [answer(2), answer(7, index=1)]
+    assert unread._bytes == 0
+
+
+async def test_of_an_answer_to_a_client_that_tells_no_reads_the_request_is_kept(unread: UnreadAnswers) -> None:
+    unread.of_client(1, tells=False)
+    for number in range(10):
+        unread.keep(answer(number), CALL)
+    assert unread.request_of(answer(9)) == CALL
+    assert unread.request_of(answer(5)) is None
+    assert unread.take(lambda ident: True) == [(number, None, CALL) for number in range(6, 10)]
+
+
+async def test_an_answer_that_was_not_sent_gives_its_request(unread: UnreadAnswers) -> None:
+    unread.keep(answer(7, index=1), CALL)
+    assert unread.pop(answer(7, index=0)) is None
+    assert unread.pop(answer(7, index=1)) == CALL
+    assert unread.pop(Message(Kind.EVENT, 7, [])) is None
     assert unread._bytes == 0
 
 
@@ -69,15 +84,15 @@ async def test_older_large_ones_go_to_the_disk_as_far_as_there_is_room(unread: U
     await until_moved(unread)
     assert unread._bytes <= module.IN_MEMORY
     assert len(unread._moved) == 2  # of four, in 9,000 bytes
-    kept = {message.id: message for message, _ in unread.take(lambda ident: True)}
+    kept = {one.operation: one.message for one in unread.take(lambda ident: True)}
     assert {4, 5} < set(kept)
-    assert all(b"".join(message.parts) == bytes(4_000) for message in kept.values())
+    assert all(message is not None and b"".join(message.parts) == bytes(4_000) for message in kept.values())
 
 
 async def test_what_is_read_while_it_goes_to_the_disk_does_not_come_back(unread: UnreadAnswers) -> None:
     for number in range(4):
         unread.keep(answer(number, 4_000), CALL)
-    unread.read([(number, None) for number in range(4)])
+    unread.read(range(4))
     await asyncio.sleep(0.05)
     assert ids(unread) == []
 
@@ -85,7 +100,7 @@ async def test_what_is_read_while_it_goes_to_the_disk_does_not_come_back(unread:
 async def test_one_of_another_client_stays(unread: UnreadAnswers) -> None:
     unread.keep(answer(1), CALL)
     unread.keep(answer(1_001), CALL)
-    assert [message.id for message, _ in unread.take(lambda ident: ident > 1_000)] == [1_001]
+    assert [one.operation for one in unread.take(lambda ident: ident > 1_000)] == [1_001]
     assert ids(unread) == [1]
 
 

@@ -68,7 +68,6 @@ async def test_an_operation_is_answered_once() -> None:
     replies.answer(forgotten, "never", None, True)
 
     assert [message.id for message in sent] == [1]
-    assert replies.answered() == {1: (Kind.CALL, [1, "give"])}
     assert replies.pending() == {}
 
 
@@ -133,15 +132,6 @@ async def test_only_the_calls_to_a_dead_mesh_fail(monkeypatch: pytest.MonkeyPatc
     assert [(message.kind, message.id) for message in sent] == [(Kind.ERROR, 2)]
     assert "mesh 'dead' was stopped" in repr(sent[0])
     assert set(replies.pending()) == {(1, None), (3, None)}
-
-
-async def test_only_so_many_answered_operations_are_remembered() -> None:
-    replies = replies_of(Sent())
-    for ident in range(ledger.REMEMBERED + 1):
-        replies.note_request(ident, (Kind.CALL, [1, "give"]))
-
-    assert len(replies.answered()) == ledger.REMEMBERED
-    assert 0 not in replies.answered()
 
 
 async def test_the_durations_are_those_of_calls() -> None:

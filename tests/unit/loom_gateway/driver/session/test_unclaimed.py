@@ -24,15 +24,8 @@ class Answers:
     def __init__(self) -> None:
         self.listed: list[Any] = []
 
-    def answered(self) -> dict[int, Request]:
-        return {ident: (Kind.CALL_ONE, (1, f"step_{ident}")) for ident in range(1, 5)}
-
-    def request_of(self, ident: int) -> None: ...
-
     def pending(self) -> dict[Any, Any]:
         return {}
-
-    def note_request(self, ident: int, request: Request) -> None: ...
 
     def keep(self, answer: Message, call: Request) -> None: ...
 
@@ -57,7 +50,8 @@ def test_the_oldest_results_make_room_and_are_named(tmp_path: Path) -> None:
     unclaimed = UnclaimedResults(context)  # type: ignore[arg-type]
 
     for ident in range(1, 5):
-        unclaimed.client_left([OperationResult(1.5).message(ident, [bytes([ident]) * MIB])], {})
+        answer = OperationResult(1.5).message(ident, [bytes([ident]) * MIB])
+        unclaimed.client_left([answer], {ident: (Kind.CALL_ONE, (1, f"step_{ident}"))})
         results.begin_anew()
 
     unclaimed.handlers[Kind.UNDELIVERED](Message(Kind.UNDELIVERED, 9, ()), 0.0)
