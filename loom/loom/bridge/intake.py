@@ -144,7 +144,7 @@ class Intake:
                 if replica.is_alive(now):
                     self._look_after(replica, now)
                 else:
-                    self._lose(replica)
+                    self._lose(replica, now)
             await asyncio.sleep(TICK)
 
     def _look_after(self, replica: OutsideReplica, now: float) -> None:
@@ -159,12 +159,14 @@ class Intake:
         for command in replica.due_commands(now):
             self._commands.put_nowait((replica, command))
 
-    def _lose(self, replica: OutsideReplica) -> None:
+    def _lose(self, replica: OutsideReplica, now: float) -> None:
         """End the connection of a replica whose process has fallen silent."""
         if replica.ending is not None:
             self._end(replica, replica.ending, "its process has left")
         elif replica in self._tasks:
             logger.info("the replica %s has fallen silent", replica.id)
+            if (link := self._links.get(replica)) is not None:
+                link.tell_silence(now - replica.heard)
             self._unlink(replica)
 
     def _end(self, replica: OutsideReplica, ending: Ending, reason: str) -> None:

@@ -11,7 +11,7 @@ from loom.bridge.replicas import OutsideReplica
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import Frame, Splitter, pack
-from loom.control.introduction import Refusal, ThreadletWelcome
+from loom.control.introduction import Refusal, Silent, ThreadletWelcome
 from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import FailureNoted, Stack, StackRequest
 from loom.errors import ProtocolMismatch, TooLarge, error_for_code
@@ -41,6 +41,8 @@ class ReplicaLink:
         self._take = take
         self._welcomed = welcomed
         self._writer: asyncio.StreamWriter | None = None
+        self._takes_silence = False
+        """Whether the weaver takes `Silent`."""
         self.beat: float | None = None
         """Seconds between two heartbeats, once the weaver has welcomed the replica."""
 
@@ -64,7 +66,7 @@ class ReplicaLink:
             writer.write(pack(self._replica.hello(address.key).to_body()))
             first = await asyncio.wait_for(self._first(reader, splitter), WELCOME_TIMEOUT)
             welcome = ThreadletWelcome.from_body(first[0])
-            self.beat = welcome.beat
+            self.beat, self._takes_silence = welcome.beat, welcome.exits
             self._replica.takes_status_types = welcome.status_types
             for frame in self._replica.welcomed(welcome.seq):
                 self.send(frame)
@@ -86,6 +88,11 @@ class ReplicaLink:
             self._writer.write(pack(frame.to_body()))
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
             self._writer.transport.abort()
+
+    def tell_silence(self, seconds: float) -> None:
+        """Tell for how long nothing was heard of the process; the weaver then ends the connection."""
+        if self._takes_silence:
+            self.send(Silent(seconds))
 
     async def _first(self, reader: asyncio.StreamReader, splitter: Splitter) -> list[list[Any]]:
         """Return the weaver's answer to the hello, and the frames that came with it."""

@@ -22,7 +22,7 @@ MAX_DEVICES = 1024
 
 _LONGEST_BEAT = 3600.0
 
-_TAKES = ("spent", "changes", "health", "endings", "status_types")
+_TAKES = ("spent", "changes", "health", "endings", "status_types", "exits")
 
 
 class Activity(str, Enum):
@@ -223,6 +223,8 @@ class ThreadletWelcome(Frame):
     """Whether the weaver knows every `Ending`."""
     status_types: bool = False
     """Whether the weaver takes what a status is about, the eighth item of a report."""
+    exits: bool = False
+    """Whether the weaver takes `Leaving`, `ExitCode` and `Silent`."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -264,3 +266,46 @@ class Bye(Frame):
             case [_, (str() | None) as reason, str(ending)] if ending in list(Ending):
                 return cls(reason or ending, Ending(ending))
         raise cls.mismatch(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving(Frame):
+    """``["leaving", reason, ending]``: a goodbye before it is known how the process ends.
+
+    An `ExitCode` follows, or the end of the connection if the process does not come to tell it.
+    """
+
+    KIND: ClassVar[str] = "leaving"
+
+    reason: str
+    """A text for users."""
+    ending: Ending
+    """The ending if the exit code is 0."""
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Leaving:
+        bye = Bye.from_body(body)
+        return cls(bye.reason, bye.ending)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCode(Frame):
+    """``["exit", code]``, after `Leaving`: four bytes, little endian, because libc writes them."""
+
+    KIND: ClassVar[str] = "exit"
+
+    code: bytes
+
+    @property
+    def number(self) -> int:
+        """The exit code as the process's parent gets it."""
+        return int.from_bytes(self.code[:1], "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Silent(Frame):
+    """``["silent", seconds]``, the last frame for a replica of whose process nothing was heard for so long."""
+
+    KIND: ClassVar[str] = "silent"
+
+    seconds: float

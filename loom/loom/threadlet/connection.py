@@ -11,6 +11,7 @@ from typing import Any
 from loom.control.frame import Frame, Splitter, pack
 from loom.control.reports import Row, StatusReports
 from loom.errors import LoomError, TooLarge
+from loom.threadlet.exit_code import tell_at_exit
 
 _log = logging.getLogger("loom")
 
@@ -70,6 +71,10 @@ class Connection:
 
     def end_sending(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
+
+    def tell_exit_code(self) -> None:
+        """Leave it to the end of this process to send its exit code, after `close`."""
+        tell_at_exit(self._socket)
 
     def exchange(self, timeout: float) -> list[list[Any]]:
         """Send as much as the socket takes, then wait for an event; return the frames that came."""

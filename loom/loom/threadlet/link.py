@@ -22,7 +22,7 @@ from typing import Any
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import Frame
-from loom.control.introduction import Bye, Ending, Refusal, ThreadletHello, ThreadletWelcome
+from loom.control.introduction import Bye, Ending, Leaving, Refusal, ThreadletHello, ThreadletWelcome
 from loom.control.membership import Draining, PeerFailures, Registration
 from loom.control.profiles import ProfileRequest
 from loom.control.reports import (
@@ -94,7 +94,7 @@ class WeaverLink:
         self._failures: dict[
             str, DeviceFailed
         ] = {}  # the failures of devices that no weaver has noted, by their ids
-        self._goodbye = Bye("", Ending.FINISHED)
+        self._goodbye: Bye | Leaving = Bye("", Ending.FINISHED)
         self._deadline = 0.0  # when `close` gives up, on the monotonic clock
         self._closing = threading.Event()
         self._beat_due = False  # before its time
@@ -149,7 +149,7 @@ class WeaverLink:
             self.wake()
             sent.wait(timeout)
 
-    def close(self, goodbye: Bye, timeout: float) -> None:
+    def close(self, goodbye: Bye | Leaving, timeout: float) -> None:
         """Send the remaining frames, say goodbye and end the thread; do not wait for a connection to be made."""
         self._goodbye = goodbye
         self._deadline = time.monotonic() + timeout
@@ -310,11 +310,16 @@ class WeaverLink:
         if welcome.spent:
             connection.put(self._account())
         goodbye = self._goodbye
-        connection.put(goodbye if welcome.endings else Bye(goodbye.reason, goodbye.ending.plain))
+        if not welcome.exits:
+            goodbye = Bye(goodbye.reason, goodbye.ending if welcome.endings else goodbye.ending.plain)
+        connection.put(goodbye)
         deadline = time.monotonic() + GOODBYE_TIMEOUT
         with contextlib.suppress(OSError, ConnectionOver, ProtocolMismatch):
             while connection.waiting and (left := deadline - time.monotonic()) > 0:
                 connection.exchange(left)
+            if isinstance(goodbye, Leaving):
+                connection.tell_exit_code()
+                return
             connection.end_sending()
             while (left := deadline - time.monotonic()) > 0:
                 connection.exchange(left)

@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, was_spawned, weaver_address
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
-from loom.control.introduction import MAX_DEVICES, Activity, Bye, Ending, Handlers, ThreadletHello
+from loom.control.introduction import MAX_DEVICES, Activity, Bye, Ending, Handlers, Leaving, ThreadletHello
 from loom.control.membership import Registration
 from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
@@ -323,12 +323,17 @@ class Threadlet(CommandApplier):
         """
         self._close(error, self._inside_step)
 
-    def _close(self, error: BaseException | None, early: bool) -> None:
-        """Close, ``early`` if the training is not over though nothing has told the threadlet to stop."""
+    def _close(self, error: BaseException | None, early: bool, exits: bool = False) -> None:
+        """Close, ``early`` if the training is not over though nothing has told the threadlet to stop.
+
+        With ``exits`` this process ends now, and nobody else tells how.
+        """
         evictions.discard(self)
         if self._ended.is_set():
             return
-        goodbye = self._goodbye(error, early)
+        goodbye: Bye | Leaving = self._goodbye(error, early)
+        if exits and goodbye.ending is not Ending.FAILED:
+            goodbye = Leaving(goodbye.reason, goodbye.ending)
         self._settle_all(goodbye.ending is Ending.FAILED)
         self._ended.set()
         self._wakes.put(None)
@@ -342,10 +347,10 @@ class Threadlet(CommandApplier):
         self._link.close(goodbye, max(0.0, deadline - time.monotonic()))
 
     def _goodbye(self, error: BaseException | None, early: bool) -> Bye:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            error = None
         if isinstance(error, SystemExit):
-            return Bye(f"exit code {error.code}", Ending.FAILED)
+            if code := _exit_code(error):
+                return Bye(f"exit code {code}", Ending.FAILED)
+            error = None
         if error is not None:
             return Bye(describe_error(error)[:2000], Ending.FAILED)
         if self._evicted:
@@ -389,13 +394,26 @@ _open: set[Threadlet] = set()
 """The threadlets that say goodbye when this process ends, and that a forked child abandons."""
 
 
+def _exit_code(error: SystemExit) -> str:
+    """Return the exit code that Python makes of a `SystemExit`, with the text that it prints; "" for 0."""
+    if error.code is None or isinstance(error.code, int):
+        code = (error.code or 0) & 0xFF
+        return str(code) if code else ""
+    return f"1: {str(error.code)[:2000]}"
+
+
 def _close(threadlet: Threadlet) -> None:
-    """Close a threadlet with the error that ends the interpreter, if it is known: a `sys.exit` is not."""
+    """Close a threadlet with the error that ends the interpreter, if it is known.
+
+    A `sys.exit` is known in a child of multiprocessing only. A session sees how the processes end that it spawned.
+    """
     error = sys.exc_info()[1]
     # At an interactive prompt, `last_value` is any earlier error.
     if error is None and not hasattr(sys, "ps1"):
         error = getattr(sys, "last_value", None)
-    threadlet._close(error, early=threadlet._inside_step or was_spawned())
+    spawned = was_spawned()
+    exits = not spawned and multiprocessing.parent_process() is None
+    threadlet._close(error, threadlet._inside_step or spawned, exits)
 
 
 def _close_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from loom.weaver.dispatcher import Dispatcher
@@ -52,6 +53,7 @@ class Liveness:
         dispatcher: Dispatcher,
         stacks: Stacks,
         peers: PeerNotices,
+        left: Callable[[Replica, float], None],
     ) -> None:
         self._known = known
         self._outbox = outbox
@@ -60,6 +62,8 @@ class Liveness:
         self._dispatcher = dispatcher
         self._stacks = stacks
         self._peers = peers
+        self._left = left
+        """Called for a replica that has said goodbye, when its exit code is not awaited any longer."""
         self._checks: list[tuple[float, int, Replica]] = []
         """A heap of (time, number, replica) checks. A check is skipped if a later `schedule` replaced it."""
         self._check_number = itertools.count()
@@ -80,6 +84,8 @@ class Liveness:
         timing = self._timing
         if replica.state not in LIVING:
             return self._dispatcher.end_all(replica, self._dispatcher.why_ended(replica), now)
+        if replica.leaving is not None:
+            return self._left(replica, now)
         silence = timing.beat * timing.missed_beats
         if replica.link is None:
             if replica.state is not ReplicaState.RECOVERING:
@@ -88,7 +94,7 @@ class Liveness:
             if now < due:
                 return self.schedule(replica, due)
             reason = f"not connected for {now - replica.link_lost:.1f} s"
-            if self._started < replica.heard < replica.link_lost:  # the connection was cut for its silence
+            if 0.0 < replica.heard < replica.link_lost:  # the connection was cut for its silence
                 reason = f"nothing heard for {now - replica.heard:.1f} s"
             return self.fail(replica, Cause.SILENT, End(ReplicaEnding.LOST, reason, guessed=True), now)
         if replica.link.has_unheard:  # the weaver is late, and not the replica
@@ -147,8 +153,11 @@ class Liveness:
         self._known.goodput.finished(replica.job, replica.id, now)
         self._end(replica, now)
 
-    def explain(self, replica: Replica, end: End) -> None:
+    def explain(self, replica: Replica, end: End, now: float) -> None:
         """Replace what is known of a replica's end by what its session has seen of it, in the event, too."""
+        about = {**end.about(), "step": replica.step}
+        if replica.state is ReplicaState.FINISHED and end.ending in (ReplicaEnding.CRASHED, ReplicaEnding.LOST):
+            replica.end_event = self._known.move(replica, Cause.EXPLAINED, now, replica.end_event, about)
         replica.end(end)
         self._known.save(replica)
         if replica.end_event is not None:

@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from loom.control.commands import Command
+from loom.control.introduction import Leaving
 from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState
 from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 
@@ -43,6 +44,8 @@ class Cause(str, Enum):
     """The driver or the weaver found that its process is dead."""
     SAID_FAILED = "said that it failed"
     SAID_FINISHED = "said that it finished"
+    EXPLAINED = "explained"
+    """Its session saw that the process which had said goodbye has failed."""
 
 
 _R = ReplicaState
@@ -63,6 +66,7 @@ TRANSITIONS: dict[Cause, dict[ReplicaState, ReplicaState]] = {
     Cause.DIED: dict.fromkeys(LIVING, _R.FAILED),
     Cause.SAID_FAILED: dict.fromkeys(LIVING, _R.FAILED),
     Cause.SAID_FINISHED: dict.fromkeys(LIVING, _R.FINISHED),
+    Cause.EXPLAINED: {_R.FINISHED: _R.FAILED},
 }
 """The next state for each cause and state. A pair that is not listed changes nothing.
 
@@ -146,6 +150,8 @@ class Replica:
     end_event: int | None = None
     _successor: tuple[str, float] = ("", 0.0)
     """The process that waits to be the replica, and since when."""
+    leaving: Leaving | None = None
+    """Its goodbye, while its exit code is awaited."""
     announced: bool = False
     """Whether its threadlet tells commands from what is only `Command.announced`."""
     paused_at: int | None = None
@@ -176,7 +182,7 @@ class Replica:
 
     def end(self, end: End) -> None:
         """Record how the replica has ended, after `move`."""
-        self.known_end = end
+        self.known_end, self.leaving = end, None
         self.ending, self.ended_by, self.end_reason, self.exit = end.ending, end.by, end.reason, end.exit
         if self.state is ReplicaState.FAILED:
             self.died_of = end.reason
@@ -240,6 +246,7 @@ class Replica:
         """
         waited, since = self._successor
         self._successor = "", 0.0
+        self.leaving = None
         self.registered = now
         self.instance = instance
         self.seq = 0

@@ -28,6 +28,8 @@ class ReplicaEnding(str, Enum):
     """Its program ended in order, after its last step if it had named one."""
     ENDED_EARLY = "ended early"
     """Its program ended in order, before its last step or within a step, and nobody is known to have stopped it."""
+    UNKNOWN = "unknown"
+    """Its program ended without saying how, and had named no last step."""
     STOPPED = "stopped"
     """A user, or a policy, told it to stop or to drain."""
     CANCELLED = "cancelled"

@@ -137,7 +137,7 @@ class ReplicaInfo(_View):
     end_reason: str | None = None
     """Why the replica ended, in words; None while it lives."""
     exit: Mapping[str, Any] | None = None
-    """How the replica's process ended, if its session has seen it: ``signal`` or ``code`` (both None if the machine
+    """How the replica's process ended, if that was seen: ``signal`` or ``code`` (both None if the machine
     does not tell), ``out_of_memory`` (whether the kernel counted a process that it killed for memory), and
     ``last_lines``, the end of its standard error."""
     respawns: bool = False

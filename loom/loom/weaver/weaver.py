@@ -13,7 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 from loom.control.commands import Acknowledged
-from loom.control.introduction import Activity, Bye, Ending, ThreadletHello, ThreadletWelcome
+from loom.control.introduction import (
+    Activity,
+    Bye,
+    Ending,
+    ExitCode,
+    Leaving,
+    Silent,
+    ThreadletHello,
+    ThreadletWelcome,
+)
 from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
@@ -38,6 +47,12 @@ _CAUSES = {
     Activity.DRAINING: Cause.DRAINED,
 }
 
+EXIT_WITHIN = 60.0
+"""Seconds that a process has between its goodbye and its end. Other programs' `atexit` functions may take long."""
+
+_UNTOLD = (ReplicaEnding.COMPLETED, ReplicaEnding.ENDED_EARLY, ReplicaEnding.UNKNOWN)
+"""The ends in order that nobody else has brought about."""
+
 _PLACE = ("session", "procs", "mesh", "rank", "host", "what")
 """What an event repeats of a driver's report about processes."""
 
@@ -58,7 +73,9 @@ class Weaver:
         self.reports = Reports(known, self.outbox)
         self.dispatcher = Dispatcher(known, self.outbox)
         self._peers = PeerNotices(known, self.outbox)
-        self._liveness = Liveness(known, self.outbox, self.timing, now, self.dispatcher, self.stacks, self._peers)
+        self._liveness = Liveness(
+            known, self.outbox, self.timing, now, self.dispatcher, self.stacks, self._peers, self._left
+        )
         self._takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
             **self.reports.takers,
             Acknowledged.KIND: self.dispatcher.take,
@@ -66,6 +83,9 @@ class Weaver:
             Stack.KIND: self.stacks.take_from,
             Profile.KIND: self.profiles.take_from,
             Bye.KIND: self._bye,
+            Leaving.KIND: self._leaving,
+            ExitCode.KIND: self._exited,
+            Silent.KIND: self._silent,
         }
         for replica in known.replicas.values():
             if replica.state in LIVING:
@@ -92,10 +112,26 @@ class Weaver:
             self.profiles.lost(replica)
             self._liveness.unlink(replica, now)
 
-    def died(self, replica: Replica, instance: str, reason: str, now: float) -> None:
-        """Record that a replica's process is dead, unless another process has become the replica meanwhile."""
-        if replica.instance == instance and replica.state in LIVING:
-            self._liveness.fail(replica, Cause.DIED, End(ReplicaEnding.CRASHED, reason, guessed=True), now)
+    def died(
+        self, replica: Replica, instance: str, reason: str, now: float, seen: ProcessEnd | None = None
+    ) -> None:
+        """Record that a replica's process is dead, unless another process has become the replica meanwhile.
+
+        Args:
+            reason: what is told if the machine does not tell how the process ended.
+            seen: how it ended, if the machine tells.
+        """
+        if replica.instance != instance or replica.state not in LIVING:
+            return
+        if replica.leaving is not None:
+            return self._left(replica, now, seen)
+        if seen is not None and seen.code == 0 and not replica.session:
+            ending = Ending.EARLY if replica.phase == "step" else Ending.FINISHED
+            bye = Bye("its process exited with code 0, without a goodbye", ending)
+            return self._liveness.finish(replica, self._orderly_end(replica, bye, seen), now)
+        exit = None if seen is None or replica.session else seen.to_body()
+        end = End(ReplicaEnding.CRASHED, (seen and seen.cause) or reason, exit=exit, guessed=True)
+        self._liveness.fail(replica, Cause.DIED, end, now)
 
     def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> WeaverEvent:
         self.outbox.urgent = True
@@ -142,7 +178,7 @@ class Weaver:
         for replica in found:
             end = End(ending, reason, exit=seen)
             if replica.state not in LIVING:
-                self._explain(replica, end)
+                self._explain(replica, end, now)
             elif what == "stopped":
                 done = replica.max_step is not None and replica.made_its_steps
                 finished = End(ReplicaEnding.COMPLETED, "it made its last step", exit=seen)
@@ -152,7 +188,7 @@ class Weaver:
         self.outbox.urgent = True
         return [replica.id for replica in ended]
 
-    def _explain(self, replica: Replica, end: End) -> None:
+    def _explain(self, replica: Replica, end: End, now: float) -> None:
         """Take a session's word for the end of a process that was noticed otherwise, and not explained, before.
 
         A process says goodbye as it ends, but not why; and its end is seen before its session reports it.
@@ -162,9 +198,9 @@ class Weaver:
             return
         exited = end.ending is ReplicaEnding.CRASHED and end.exit is not None and end.exit["code"] == 0
         if known.guessed and not (exited and known.ending is ReplicaEnding.ENDED_EARLY):
-            self._liveness.explain(replica, end)
+            self._liveness.explain(replica, end, now)
         elif known.ending is ReplicaEnding.CRASHED and end.exit is not None:
-            self._liveness.explain(replica, replace(known, exit=end.exit))
+            self._liveness.explain(replica, replace(known, exit=end.exit), now)
 
     def spawned(self, report: dict[str, Any], now: float) -> None:
         """Log a driver's report that it has started processes, whose threadlets will say hello."""
@@ -258,6 +294,7 @@ class Weaver:
                 health=True,
                 endings=True,
                 status_types=True,
+                exits=True,
             ),
         )
         if again:
@@ -305,16 +342,51 @@ class Weaver:
         else:
             self._liveness.finish(replica, self._orderly_end(replica, bye), now)
 
-    def _orderly_end(self, replica: Replica, bye: Bye) -> End:
+    def _leaving(self, replica: Replica, frame: list[Any], now: float) -> None:
+        replica.leaving = Leaving.from_body(frame)
+        self.profiles.lost(replica)
+        self._liveness.schedule(replica, now + EXIT_WITHIN)
+
+    def _exited(self, replica: Replica, frame: list[Any], now: float) -> None:
+        if replica.leaving is not None:
+            self._left(replica, now, ProcessEnd(code=ExitCode.from_body(frame).number))
+
+    def _left(self, replica: Replica, now: float, seen: ProcessEnd | None = None) -> None:
+        """Record the end of a replica that has said goodbye, as its process was seen to end if it was."""
+        assert replica.leaving is not None
+        if replica.link is not None:
+            self.outbox.close(replica.link)
+            replica.link = None
+        end = self._orderly_end(replica, replica.leaving, seen)
+        if seen is not None and (seen.signal or seen.code) and end.ending in _UNTOLD:
+            end = End(ReplicaEnding.CRASHED, seen.cause, exit=end.exit)
+            return self._liveness.fail(replica, Cause.SAID_FAILED, end, now)
+        self._liveness.finish(replica, end, now)
+
+    def _silent(self, replica: Replica, frame: list[Any], now: float) -> None:
+        replica.heard = now - max(0.0, Silent.from_body(frame).seconds)
+        self.outbox.close(replica.link)
+        self._liveness.unlink(replica, now)
+
+    def _orderly_end(self, replica: Replica, bye: Bye | Leaving, seen: ProcessEnd | None = None) -> End:
         """Return how a replica has ended whose process says that it was not by a failure."""
+        unsaid = isinstance(bye, Leaving) and (seen is None or not seen.cause)
+        exit = None if seen is None or unsaid else seen.to_body()
         if bye.ending is Ending.EVICTED:
-            return End(ReplicaEnding.EVICTED, bye.reason)
+            return End(ReplicaEnding.EVICTED, bye.reason, exit=exit)
         if bye.ending is Ending.STOPPED:
             told = self.known.commands.that_stopped(replica)
             by = None if told is None else told.by
-            return End(ReplicaEnding.ENDED_EARLY if told is None else ReplicaEnding.STOPPED, bye.reason, by)
-        if replica.made_its_steps and (bye.ending is Ending.FINISHED or replica.max_step is not None):
-            return End(ReplicaEnding.COMPLETED, bye.reason)
+            ending = ReplicaEnding.ENDED_EARLY if told is None else ReplicaEnding.STOPPED
+            return End(ending, bye.reason, by, exit)
+        named = replica.max_step is not None
+        if replica.made_its_steps and (named or (bye.ending is Ending.FINISHED and not unsaid)):
+            reason = "it made its last step, and ended without saying how" if unsaid else bye.reason
+            return End(ReplicaEnding.COMPLETED, reason, exit=exit)
         at = "before its first step" if replica.step is None else f"at step {replica.step:,}"
-        of = "" if replica.max_step is None else f" of {replica.max_step:,}"
-        return End(ReplicaEnding.ENDED_EARLY, f"its program ended {at}{of}", guessed=True)
+        of = f" of {replica.max_step:,}" if named else ""
+        early = ReplicaEnding.ENDED_EARLY
+        if unsaid and not named and bye.ending is Ending.FINISHED:
+            early = ReplicaEnding.UNKNOWN
+        how = ", without saying how" if unsaid else ""
+        return End(early, f"its program ended {at}{of}{how}", exit=exit, guessed=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -15,12 +16,13 @@ from nats.aio.client import Client
 
 from loom.bridge.envelopes import Envelope, EnvelopeKind, Format, decode
 from loom.bridge.nats_link import flush
+from loom.bridge.replicas import MISSED
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.integration.bridge.bridges import Bridge, counts_of, run_bridge, states, until
 from tests.integration.bridge.nats_server import BOUND, NatsServer, with_configuration
-from tests.integration.bridge.outsiders import Outsider
+from tests.integration.bridge.outsiders import PROMISED, Outsider
 from tests.support.docs import Page
 from tests.support.gateways import TOKEN, gateway_of
 from tests.support.processes import read_json, start
@@ -68,6 +70,9 @@ async def test_a_replica_whose_heartbeats_end_is_lost_and_runs_again_when_they_g
         await until(lambda: states(weaver)["out_b"] == "running")
     kinds = [event.kind for event in weaver.events(0, replica="out_b")]
     assert kinds.index("recovering") < kinds.index("failed") < kinds.index("reconnected")
+    (failed,) = [event for event in weaver.events(0, replica="out_b") if event.kind == "failed"]
+    assert (found := re.fullmatch(r"nothing heard for (\d+\.\d) s", failed.data["reason"]))
+    assert float(found[1]) > 3.0 + 0.9 * MISSED * PROMISED
 
 
 async def test_a_replica_says_that_it_has_finished(client: Client, bridge: Bridge, weaver: WeaverProxy) -> None:

@@ -27,9 +27,9 @@ from typing import NoReturn
 
 from loom.control.process_end import ProcessEnd, last_lines
 from loom.errors import ProtocolMismatch
+from loom.process.exit_status import MEMORY_EVERY, MemoryKills, exit_status
 from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Tied, Untied
 from loom.wire.messages import Kind
-from loom_gateway.driver.lifeline.exit_status import MEMORY_EVERY, MemoryKills, exit_status
 from loom_gateway.driver.lifeline.introduction import Introduction
 from loom_gateway.driver.lifeline.line import Line
 from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, Refusals, break_after

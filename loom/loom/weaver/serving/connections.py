@@ -25,7 +25,7 @@ from loom.weaver.serving.connection import Connection
 from loom.weaver.serving.everyone import Everyone
 from loom.weaver.serving.intake import Intake, Source
 from loom.weaver.serving.operations import OPERATIONS
-from loom.weaver.serving.processes import find_process
+from loom.weaver.serving.processes import find_process, process_descriptor
 from loom.weaver.serving.user_weaver import ThreadletPeer, UserWeaver
 from loom.weaver.serving.users import Users
 from loom.wire.exact_json import exact_json
@@ -424,3 +424,4 @@ class ThreadletLink(Connection, ThreadletPeer, Source):
         ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
         if ours and theirs and ours[0] == theirs[0]:
             self.process = find_process(replica.pid)
+            self.descriptor = process_descriptor(self.process)

@@ -42,6 +42,14 @@ def find_process(pid: int) -> psutil.Process | None:
         return None
 
 
+def process_descriptor(process: psutil.Process | None) -> int | None:
+    """Return a descriptor of a process, which the caller closes; None if it is gone, or the machine has none."""
+    try:
+        return None if process is None else os.pidfd_open(process.pid)
+    except (OSError, AttributeError):
+        return None
+
+
 def is_alive(process: psutil.Process) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections import deque
@@ -20,7 +21,9 @@ from concurrent.futures import Executor
 import psutil
 
 from loom.control.frame import Frame, pack
+from loom.control.process_end import ProcessEnd
 from loom.errors import LimitReached, LoomError, ProfileFailed, Unavailable
+from loom.process.exit_status import exit_status
 from loom.weaver.outbox import Output, Peer
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.processes import is_alive, py_spy, py_spy_profile
@@ -53,6 +56,8 @@ class ThreadletPeer(Peer, ABC):
 
     process: psutil.Process | None = None
     """The process at the other end, if it is on this host."""
+    descriptor: int | None = None
+    """A descriptor of this process, from which Linux tells how it has ended; None if there is none."""
 
     @abstractmethod
     def write(self, data: bytes) -> None:
@@ -194,7 +199,9 @@ class UserWeaver:
         replica = link.replica
         self.weaver.lost(link, self._clock())
         if replica is not None and link.process is not None:
-            self._tasks.run(self._report_if_dead(replica, replica.instance, link.process))
+            self._tasks.run(self._report_if_dead(replica, replica.instance, link.process, link.descriptor))
+        elif link.descriptor is not None:
+            os.close(link.descriptor)
         self.plan_commit()
 
     def close(self) -> None:
@@ -324,11 +331,19 @@ class UserWeaver:
             text = f"replica {replica.id!r}: its threadlet did not answer: it is older, or native code holds it up"
             profiles.fail(id, ProfileFailed(text))
 
-    async def _report_if_dead(self, replica: Replica, instance: str, process: psutil.Process) -> None:
+    async def _report_if_dead(
+        self, replica: Replica, instance: str, process: psutil.Process, descriptor: int | None
+    ) -> None:
         """Report a process's death; check several times, because a process closes its sockets before it is gone."""
-        for wait in (0.0, 0.02, 0.1, 0.3, 0.5):
-            await asyncio.sleep(wait)
-            if not is_alive(process):
-                self.weaver.died(replica, instance, f"its process {process.pid} is gone", self._clock())
-                self.plan_commit()
-                return
+        try:
+            for wait in (0.0, 0.02, 0.1, 0.3, 0.5):
+                await asyncio.sleep(wait)
+                if not is_alive(process):
+                    seen = ProcessEnd(*await asyncio.to_thread(exit_status, process.pid, descriptor))
+                    reason = f"its process {process.pid} is gone"
+                    self.weaver.died(replica, instance, reason, self._clock(), seen)
+                    self.plan_commit()
+                    return
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)

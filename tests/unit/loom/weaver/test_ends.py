@@ -69,6 +69,75 @@ def test_a_process_that_ends_within_its_training_has_ended_early(
     assert end(bench) == ("finished", how, None, why)
 
 
+def exit_code(code: int) -> bytes:
+    return code.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "state", "how", "why"),
+    [
+        (0, "finished", "finished", "completed", "it ends"),
+        (3, "finished", "failed", "crashed", "exit code 3"),
+        (300, "finished", "failed", "crashed", "exit code 44"),
+        (0, "early", "finished", "ended early", "its program ended at step 7"),
+        (1, "early", "failed", "crashed", "exit code 1"),
+        (143, "evicted", "finished", "evicted", "it ends"),
+        (None, "evicted", "finished", "evicted", "it ends"),
+        (None, "finished", "finished", "unknown", "its program ended at step 7, without saying how"),
+    ],
+)
+def test_one_that_leaves_is_judged_by_its_exit_code(
+    bench: Bench, code: int | None, ending: str, state: str, how: str, why: str
+) -> None:
+    threadlet = begin(bench, 7)
+
+    threadlet.say("leaving", "it ends", ending)
+    before = bench.state()
+    if code is None:
+        threadlet.lose()
+        bench.wait(2)
+    else:
+        threadlet.say("exit", exit_code(code))
+
+    assert before == "running"
+    assert end(bench) == (state, how, None, why)
+    assert threadlet.closed or code is None
+    replica = bench.weaver.known.replicas["train_0"]
+    assert (replica.exit and replica.exit["code"]) == (None if code is None else code & 0xFF)
+
+
+def test_one_that_leaves_and_does_not_end_is_not_waited_for_without_end(bench: Bench) -> None:
+    begin(bench, 7).say("leaving", "it ends", "finished")
+
+    bench.wait(50)
+    before = bench.state()
+    bench.wait(15)
+
+    assert before == "running"
+    assert end(bench)[:2] == ("finished", "unknown")
+
+
+def test_one_that_leaves_and_obeyed_was_stopped_whatever_its_exit_code(bench: Bench) -> None:
+    threadlet = begin(bench, 3, 100)
+    bench.weaver.dispatcher.give(CommandKind.STOP, {}, "train_0", "alice", bench.now)
+    bench.commit()
+    threadlet.ack(threadlet.last_command())
+
+    threadlet.say("leaving", "it was told to stop", "stopped")
+    threadlet.say("exit", exit_code(3))
+
+    assert end(bench) == ("finished", "stopped", "alice", "it was told to stop")
+
+
+def test_a_session_may_see_that_one_failed_after_its_goodbye(bench: Bench) -> None:
+    begin(bench, 3).say("bye", "it ends", "early")
+    seen = {**SEEN, "signal": None, "code": 3, "out_of_memory": False}
+
+    bench.weaver.supervision({**MESH, "what": "died", "reason": "exit code 3", "exit": seen}, bench.now)
+
+    assert end(bench) == ("failed", "crashed", None, "exit code 3")
+
+
 @pytest.mark.parametrize("kind", ["stop", "drain"])
 def test_one_that_was_told_to_end_says_by_whom(bench: Bench, kind: str) -> None:
     threadlet = begin(bench, 3, 100)

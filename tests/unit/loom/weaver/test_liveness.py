@@ -51,6 +51,33 @@ def test_a_replica_that_is_silent_on_its_connection_fails_with_the_seconds_of_it
     assert f"nothing heard for {event['time'] - last:.1f} s" in event["reason"]
 
 
+@pytest.mark.parametrize("seconds", [0.5, 15.0, 4000.0])
+def test_a_replica_of_a_bridge_fails_with_the_seconds_in_which_the_bridge_heard_nothing(
+    bench: Bench, seconds: float
+) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    threadlet.say("silent", seconds)
+    closed = threadlet.closed
+    bench.wait(12)
+
+    assert closed
+    failed = bench.event("failed")
+    assert failed["ending"] == "lost"
+    silent = failed["time"] - bench.now + 12 + seconds
+    assert failed["reason"] == f"nothing heard for {silent:.1f} s"
+
+
+def test_a_replica_without_a_connection_that_is_heard_again_goes_on(bench: Bench) -> None:
+    first = Threadlet(bench, "train_0", state="running")
+    first.say("silent", 15.0)
+    bench.wait(2)
+
+    Threadlet(bench, "train_0", instance=first.instance, state="running")
+
+    assert bench.state() == "running"
+
+
 def test_a_replica_that_has_not_begun_is_registering_until_it_steps(bench: Bench) -> None:
     first = Threadlet(bench, "train_0", state="registering")
     first.lose()

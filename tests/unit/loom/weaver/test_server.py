@@ -197,7 +197,8 @@ def test_a_dead_process_on_this_host_has_failed_within_a_second(weaver: WeaverPr
 
     assert event["time"] - killed < 1.0
     assert event["why"] == "died"
-    assert f"process {process.pid} is gone" in event["reason"]
+    # Linux before 6.15 does not tell how it ended.
+    assert event["reason"] in ("killed by SIGKILL", f"its process {process.pid} is gone")
 
 
 def test_a_wrong_key_is_refused(weaver: WeaverProcess) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loom_gateway.driver.lifeline.exit_status import MemoryKills, exit_status
+from loom.process.exit_status import MemoryKills, exit_status
 
 ENDS = [(None, code) for code in (0, 1, 7, 255)] + [
     (int(number), None)
@@ -96,7 +96,7 @@ def test_without_a_cgroup_the_machines_count_is_taken(tmp_path: Path) -> None:
 def test_an_earlier_kill_was_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = cgroups(tmp_path, "0::/\n", {})
     (tmp_path / "vmstat").write_text("oom_kill 1\n")
-    monkeypatch.setattr("loom_gateway.driver.lifeline.exit_status.MEMORY_EVERY", 0.0)
+    monkeypatch.setattr("loom.process.exit_status.MEMORY_EVERY", 0.0)
 
     kills.look()
     just_counted = kills.more()
