@@ -17,6 +17,12 @@ ALL_NUMBERS = 8 << 20
 MOST_NUMBERS = 4 << 20
 """Bytes of one user's among them: some 8,000 devices, or 8,000 replicas with 20 metrics each."""
 
+ALL_ITEMS = 12 << 20
+"""Bytes of a list of all users' replicas, devices, events or jobs, below the largest frame."""
+
+_LEAST_ITEM = 1024  # bytes of an item that is not shortened, however many there are
+_LEFT_TEXT = 200  # characters that are left of a text
+
 
 class Everyone:
     """The operations on all users' weavers: the lists, the status, and the failure of a device."""
@@ -48,7 +54,7 @@ class Everyone:
         return {user: one.requests.answer(operation, arguments) for user, one in self._users.items()}
 
     def _joined(self, operation: str, arguments: dict[str, Any]) -> list[Any]:
-        return [one for found in self._each(operation, arguments).values() for one in found]
+        return [one for found in bounded(self._each(operation, arguments)).values() for one in found]
 
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
         each = list(self._each("status", arguments).values())
@@ -63,7 +69,7 @@ class Everyone:
         """Return the newest events of all, by time; their ids count for each user alone."""
         if arguments.get("after") is not None:
             raise WrongArguments("events are numbered for each user: name the user to read on after an event")
-        each = self._each("events", arguments)
+        each = bounded(self._each("events", arguments))
         found = [{**event, "user": user} for user, events in each.items() for event in events]
         found.sort(key=lambda event: event["time"])
         return found[-(arguments.get("limit") or 100) :]
@@ -87,3 +93,41 @@ class Everyone:
             one.commit_now()
         replicas = [{**replica, "user": user} for user, event in events.items() for replica in event["replicas"]]
         return {**next(iter(events.values())), "replicas": replicas}
+
+
+def bounded(each: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Return lists of `ALL_ITEMS` bytes in all at most. Of users with small lists they are whole."""
+    sizes = {user: len(msgpack.packb(found)) for user, found in each.items()}
+    room, answer = ALL_ITEMS, dict(each)
+    for number, user in enumerate(sorted(each, key=lambda user: sizes[user])):
+        share = room // (len(each) - number)
+        if sizes[user] > share:
+            answer[user] = _cut(each[user], share)
+        room -= min(sizes[user], share)
+    return answer
+
+
+def _cut(found: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
+    """Return the last items, without their largest members, so that they have at most so many bytes."""
+    most, kept = max(_LEAST_ITEM, share // len(found)), []
+    for item in reversed(found):
+        item = _shortened(item, most)
+        share -= len(msgpack.packb(item))
+        if share < 0:
+            break
+        kept.append(item)
+    return kept[::-1]
+
+
+def _shortened(item: dict[str, Any], most: int) -> dict[str, Any]:
+    """Return an item, of which too large members are empty or cut, and named in ``left_out``."""
+    sizes = {name: len(msgpack.packb(value)) for name, value in item.items()}
+    size, left_out = sum(sizes.values()), []
+    item = dict(item)
+    for name in sorted(item, key=lambda name: -sizes[name]):
+        if size <= most or sizes[name] <= _LEFT_TEXT or not isinstance(item[name], str | list | dict):
+            break
+        item[name] = item[name][:_LEFT_TEXT] if isinstance(item[name], str) else type(item[name])()
+        size -= sizes[name]
+        left_out.append(name)
+    return {**item, "left_out": left_out} if left_out else item
