@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -12,6 +13,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from typer.testing import CliRunner
 
+import loom
+import loom_gateway
+import loom_proxy
 from loom.cli.app import app
 from loom.process.own_secrets import SECRET_OPTIONS
 from loom.rest import Gateway
@@ -91,3 +95,20 @@ def test_a_password_in_an_address_is_overwritten() -> None:
     assert "//user:xxx" in shown
     assert SECRET not in shown
     assert (found, kept[1:]) == (["a password in an address"], words)
+
+
+def test_no_program_is_started_with_a_secret_in_its_arguments() -> None:
+    starts = re.compile(r"(Popen|subprocess\.run|create_subprocess_exec|execv|_kubectl|python|Child)$")
+    secret = re.compile(r"token|secret|password|code\b", re.IGNORECASE)
+    found, counted = [], 0
+    for package in (loom, loom_gateway, loom_proxy):
+        folder = Path(package.__file__).parent
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and starts.search(ast.unparse(node.func)):
+                    counted += 1
+                    if secret.search(" ".join(map(ast.unparse, node.args[:3]))):
+                        found.append(f"{path.relative_to(folder)}: {ast.unparse(node)}")
+
+    assert counted > 15
+    assert found == []
