@@ -96,6 +96,7 @@ class DriverSession(Session, Protocol):
 
 
 _here: DriverSession | None = None
+_left: Exception | None = None
 
 
 def in_driver() -> bool:
@@ -108,16 +109,19 @@ def session() -> DriverSession:
 
     Raises:
         RuntimeError: this process is no driver: only functions that `Job.run` runs have a session.
+        InForkedChild: this process is a forked child of a driver.
     """
+    if _left is not None:
+        raise _left
     if _here is None:
         raise RuntimeError("this process is no session's driver: call this in a function given to job.run(…)")
     return _here
 
 
-def leave() -> None:
-    """Have no session in this process: it is a forked copy of a driver."""
-    global _here
-    _here = None
+def leave(error: Exception) -> None:
+    """Have no session in this process, a forked copy of a driver: `session` raises ``error``."""
+    global _here, _left
+    _here, _left = None, error
 
 
 def enter(here: DriverSession) -> None:

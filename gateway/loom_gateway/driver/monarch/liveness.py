@@ -246,6 +246,7 @@ def _heed_ends(address: LifelineAddress) -> None:
     from loom_gateway.driver.monarch.raised import answer_what_is_raised
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
+    from loom_gateway.driver.runs.children import keep_actors_apart
 
     explain_refusals(
         "an endpoint does not run in its process's main thread: for a time limit, give the work to a process of "
@@ -255,6 +256,7 @@ def _heed_ends(address: LifelineAddress) -> None:
     trace_calls()
     wait_for_torch()
     answer_what_is_raised()
+    keep_actors_apart()
     repair_cloudpickle()
     native_calls.ask_by(DriverWatch(address, native_calls.lose).watch)
     tie_native_procs(address)

@@ -29,6 +29,7 @@ from monarch._src.actor.future import Future, _Exception
 from monarch._src.actor.proc_mesh import ProcMesh
 
 from loom.cluster import no_answer_within
+from loom_gateway.driver.runs import children
 
 GRACE = 0.6  # seconds that Monarch has to explain a process's death before its calls fail without
 
@@ -259,6 +260,8 @@ class _Stream(Iterator[Future[Any]]):
 
 def _heeding_get(plain: Callable[..., Any]) -> Callable[..., Any]:
     def get(self: Future[Any], timeout: float | None = None) -> Any:
+        if children.forked is not None:  # in which a method that was taken before the fork comes here
+            raise children.forked
         target: Target | None = self.__dict__.get("_target")
         if target is None or (timeout is not None and not 0 <= timeout < math.inf):  # else Monarch refuses it
             return plain(self, timeout)

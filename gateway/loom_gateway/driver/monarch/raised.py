@@ -4,7 +4,7 @@ Monarch formats and pickles an exception where nobody catches what goes wrong: a
 whose constructor takes more than its message, ends its actor, or comes out as another one on the other side. A
 method of an async actor that ends in `asyncio.CancelledError` is never answered, and so is no later one, since
 Monarch takes the error for the end of the actor (torchmonarch 0.7). A `SystemExit` ends an actor,
-as Monarch has it.
+as Monarch has it. A forked child of an endpoint ends when the endpoint returns in it, and answers nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import pickle
 import sys
 import weakref
@@ -24,6 +25,7 @@ from monarch._src.actor.actor_mesh import ActorError, Port, _Actor
 
 from loom.wire.exceptions import Description, describe, formatted, is_plain, rebuild, text_of
 from loom.wire.messages import Buffer
+from loom_gateway.driver.runs.children import end_child
 
 STOPS_WITHIN = 0.1
 """Seconds from the end of one task of an actor to those of the others when Monarch stops it."""
@@ -63,30 +65,44 @@ def _guarded(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
+    process = os.getpid()
+
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **kwargs)
-        except Exception:
-            raise
+            result = method(*args, **kwargs)
         except BaseException as error:
-            if _ends_the_actor(error):
+            if os.getpid() != process:
+                end_child(error)
+            if isinstance(error, Exception) or _ends_the_actor(error):
                 raise
             ended = _Ended(error)
+        else:
+            if os.getpid() != process:
+                end_child(None)
+            return result
         raise ended
 
     return call
 
 
 def _answered_async(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    process = os.getpid()
+
     async def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return await method(*args, **kwargs)
-        except Exception:
-            raise
+            result = await method(*args, **kwargs)
         except BaseException as error:
-            if _ends_the_actor(error) or (isinstance(error, asyncio.CancelledError) and await _is_stopping()):
+            if os.getpid() != process:
+                end_child(error)
+            if isinstance(error, Exception) or _ends_the_actor(error):
+                raise
+            if isinstance(error, asyncio.CancelledError) and await _is_stopping():
                 raise
             ended = _Ended(error)
+        else:
+            if os.getpid() != process:
+                end_child(None)
+            return result
         raise ended
 
     return call

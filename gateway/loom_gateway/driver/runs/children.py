@@ -1,9 +1,10 @@
-"""Forked children of the driver, as `os.fork` and `multiprocessing` make them in a run.
+"""Forked children of a driver's runs and of actors, as `os.fork` and `multiprocessing` make them.
 
 A forked child inherits what makes a driver: the handlers of signals, the descriptor that wakes the event loop,
 sockets, and the function of the run. `keep_apart` turns it into a child of an ordinary program: signals have their
 usual effects, its output goes to the run, and nothing of the driver stays open in it. A child that outlives the
-driver would otherwise keep the driver's ports, and make it look alive.
+driver would otherwise keep the driver's ports, and make it look alive. An actor's child is turned by
+`keep_actors_apart`: none of the threads that would answer a call is in it, so it ends with the endpoint.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from loom.beside import leave
+from loom.errors import InForkedChild
 from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import current_ends, print_to_descriptors
 
 _T = TypeVar("_T")
+
+forked: InForkedChild | None = None
+"""The error of a child that uses what is its parent's; None in a process that is no such child."""
 
 _driver = os.getpid()
 _held: dict[int, tuple[int, int]] = {}  # the driver's descriptors and what they are, from before the first run
 _addresses: set[object] = set()  # on which the driver listens
 _folders: tuple[str, ...] = ()  # whose sockets are the driver's, at either end
 _forking = threading.local()
+_keeps_actors_apart = False
 
 
 def keep_apart(*folders: str) -> None:
@@ -46,6 +52,19 @@ def keep_apart(*folders: str) -> None:
     _note_descriptors()
     os.fork, os.forkpty = _held_back(os.fork), _held_back(os.forkpty)
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+
+
+def keep_actors_apart() -> None:
+    """Turn forks of this process of actors into ordinary children, from now on. Again is harmless."""
+    global _keeps_actors_apart
+    if not _keeps_actors_apart:
+        _keeps_actors_apart = True
+        os.register_at_fork(before=_note_parent, after_in_child=_in_child_of_actor)
+
+
+def is_parents(*_: object, **__: object) -> NoReturn:
+    """Refuse what only the parent of this child can do."""
+    raise forked or RuntimeError("this process is no forked child")
 
 
 def is_child() -> bool:
@@ -142,7 +161,12 @@ def _before() -> None:
     # A signal that came before the child has its own handlers would be taken for the driver's, or be lost.
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     _forking.ends = current_ends()
+    _note_parent()
+
+
+def _note_parent() -> None:
     _forking.loop = asyncio._get_running_loop()
+    _forking.parent = os.getpid()
 
 
 def _in_parent() -> None:
@@ -152,9 +176,10 @@ def _in_parent() -> None:
 def _in_child() -> None:
     try:
         main_thread.forget_handlers()
+        main_thread.forget_loop(is_parents)
         _let_go_of_descriptors()
         print_to_descriptors(_forking.ends)
-        leave()
+        leave(_let_go_of_monarch())
         atexit._clear()
     finally:
         if not getattr(_forking, "unblocks", False):
@@ -172,9 +197,40 @@ def _let_go_of_descriptors() -> None:
     for descriptor in _open_descriptors():
         if descriptor != nothing and _is_drivers(descriptor):
             os.dup2(nothing, descriptor, inheritable=False)
+    _let_go_of_loop()
+    os.close(nothing)
+
+
+def _let_go_of_loop() -> None:
     if (loop := _forking.loop) is not None:
         # The child of a coroutine. An event that it unregistered would be gone from its parent's loop, too.
         with contextlib.suppress(AttributeError, OSError), select.epoll() as empty:
             os.dup2(empty.fileno(), loop._selector.fileno(), inheritable=False)
         asyncio._set_running_loop(None)
-    os.close(nothing)
+
+
+def _let_go_of_monarch() -> InForkedChild:
+    """Let Monarch raise an error where it would wait for threads that are not in this process."""
+    global forked
+    forked = InForkedChild(
+        f"this is a forked child of process {_forking.parent}, in which alone the session and its meshes can be "
+        f"used: return what they need to the parent, or open a session here with loom.connect()"
+    )
+    if (actors := sys.modules.get("monarch._src.actor.actor_mesh")) is not None:
+        context = actors.context
+        for module in [*sys.modules.values()]:
+            if getattr(module, "__dict__", {}).get("context") is context:
+                module.context = is_parents  # type: ignore[attr-defined]
+        actors.Port.send = is_parents
+        future = sys.modules["monarch._src.actor.future"].Future
+        future.get = future.as_asyncio = future.__await__ = is_parents
+        endpoint = sys.modules["monarch._rust_bindings.monarch_hyperactor.endpoint"].ActorEndpoint
+        for adverb in ("call", "call_one", "choose", "stream", "broadcast", "_send"):
+            setattr(endpoint, adverb, is_parents)
+    return forked
+
+
+def _in_child_of_actor() -> None:
+    _let_go_of_loop()
+    _let_go_of_monarch()
+    atexit._clear()  # Monarch's would wait for threads that are not here

@@ -47,7 +47,10 @@ class MainThread:
         """Call what `give` passes, one after the other. On the main thread."""
         self._free = True
         self._spares = [os.dup(number) for number in range(3)]
-        explain_refusals("of a session's runs one at a time has the main thread, and none of its threads has")
+        explain_refusals(
+            "of a session's runs one at a time has the main thread, and none of its threads has: for a time limit, "
+            "give the work to a process of its own (multiprocessing, subprocess)"
+        )
         while True:
             work = self._work.get()
             try:
@@ -137,6 +140,11 @@ class MainThread:
         for number in usual:
             if (found := signal.getsignal(number)) == self._on_signal or _is_of_asyncio(found):
                 signal.signal(number, usual[number])
+
+    def forget_loop(self, refuse: Callable[..., NoReturn]) -> None:
+        """Let a forked child wait for nothing on the driver's event loop, whose thread it has not."""
+        if (loop := getattr(self, "_loop", None)) is not None:
+            loop.call_soon_threadsafe = refuse
 
 
 def _is_of_asyncio(handler: object) -> bool:

@@ -179,6 +179,8 @@ class _RunBytes(io.BufferedIOBase):
         return True
 
     def write(self, data: Any) -> int:
+        if _in_fork:
+            return int(_routed[self._stream].own.buffer.write(data))
         size = memoryview(data).nbytes
         if text := self._decoder.decode(data):
             self._output.write(self._stream, text)
