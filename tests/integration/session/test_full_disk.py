@@ -61,6 +61,8 @@ def test_a_full_disk_is_survived_and_told(gateway: Gateway) -> None:
         for number in range(lines):
             print("said", number)
             print("said", number, file=sys.stderr, flush=True)
+            for descriptor in (1, 2):
+                assert os.write(descriptor, b"said\n") == os.writev(descriptor, [b"sa", b"id\n"]) == 5
         return "said everything"
 
     with gateway.connect() as job:

@@ -174,7 +174,7 @@ class Runs:
             return  # the loop is closed because the session is over
 
     def _finish(self, run: Run, status: RunState, answer: Message) -> None:
-        run.output.pipes.finish()
+        run.output.finish()
         run.status, run.answer, run.finished = status, answer, time.time()
         run.finished_order = time.monotonic()
         self._printed(run, eager=not run.waiting)

@@ -36,7 +36,13 @@ PAGE = 4 << 20  # characters to send at once, far below what may wait for a watc
 
 _PIECE = 4096
 
+LINE_WITHIN = 0.1
+"""Seconds that the beginning of a line waits for its end, so that no other text comes between the two."""
+
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+
+_Source = tuple[int, bool]
+"""The stream of a text, and whether processes of the run or the run itself wrote it."""
 
 _current: ContextVar[RunOutput | None] = ContextVar("loom_run_output", default=None)
 _routed: dict[int, _RoutedStream] = {}
@@ -61,23 +67,32 @@ class RunOutput:
         self._changed = changed
         self._log = log
         self.processes = StartedProcesses()
-        self.pipes = OutputPipes(loop, self.write)
+        self.pipes = OutputPipes(loop, functools.partial(self.write, of_processes=True))
         self.streams: dict[int, io.TextIOBase] = {}
         """What writes to it, by the stream."""
         # A deque instead of a lock: a run that is cancelled while it holds a lock would never release it.
-        self._incoming: deque[tuple[int, str]] = deque()
+        self._incoming: deque[tuple[_Source, str]] = deque()
+        self._begun: dict[_Source, str] = {}  # lines that have no end yet
+        self._over = False  # whether nothing waits for the end of its line any more
         self._notified = False  # whether the loop will take what came in
         self._pieces: deque[tuple[int, str]] = deque()
         self._dropped = 0  # characters before the kept ones
         self._kept = 0  # characters in `_pieces`
         self._records = 0  # characters of records among them
 
-    def write(self, stream: int, text: str) -> None:
-        self._incoming.append((stream, text))
+    def write(self, stream: int, text: str, of_processes: bool = False) -> None:
+        self._incoming.append(((stream, of_processes), text))
         if not self._notified:
             self._notified = True
             with contextlib.suppress(RuntimeError):  # the loop is closed because the session is over
                 self._loop.call_soon_threadsafe(self._take_in_and_notify)
+
+    def finish(self) -> None:
+        """Take in what is there, at the end of the run."""
+        self._over = True
+        self.pipes.finish()
+        self._take_in()
+        self._end_lines()
 
     def _take_in_and_notify(self) -> None:
         self._notified = False  # reset before the queue is read, so that no text is left in it
@@ -87,15 +102,41 @@ class RunOutput:
     def _take_in(self) -> None:
         # Take only the texts that are there now: a function that prints without a pause always adds one more.
         texts = [self._incoming.popleft() for _ in range(len(self._incoming))]
-        for stream, together in itertools.groupby(texts, operator.itemgetter(0)):
-            if stream == RECORD:
-                for piece in together:
-                    self._add(*piece)
-                continue
-            text = "".join(text for _, text in together)
-            self._add(stream, text)
-            if self._log is not None:
-                self._log(_NAMES[stream], text)
+        for source, together in itertools.groupby(texts, operator.itemgetter(0)):
+            if source[0] == RECORD:
+                self._end_lines()
+                for _, record in together:
+                    self._add(RECORD, record)
+            else:
+                self._take_in_text(source, "".join(text for _, text in together))
+
+    def _take_in_text(self, source: _Source, text: str) -> None:
+        text = self._begun.pop(source, "") + text
+        whole = len(text)
+        if not self._over and whole < _PIECE:
+            whole = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if whole < len(text):
+            if not self._begun:
+                self._loop.call_later(LINE_WITHIN, self._end_lines_and_notify)
+            self._begun[source] = text[whole:]
+        if whole:
+            self._put(source, text[:whole])
+
+    def _end_lines_and_notify(self) -> None:
+        if self._begun:
+            self._end_lines()
+            self._changed()
+
+    def _end_lines(self) -> None:
+        """Pass on the lines that have no end yet."""
+        begun, self._begun = self._begun, {}
+        for source, text in begun.items():
+            self._put(source, text)
+
+    def _put(self, source: _Source, text: str) -> None:
+        self._add(source[0], text)
+        if self._log is not None:
+            self._log(_NAMES[source[0]], text)
 
     def _add(self, stream: int, text: str) -> None:
         self._kept += len(text)
@@ -286,6 +327,21 @@ def print_to_descriptors(ends: tuple[int, int] | None) -> None:
         routed.own = _text_stream(open(stream, "wb", closefd=False))  # noqa: SIM115
 
 
+def _write_of_run(write: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
+    """Return an `os.write` or `os.writev` whose text to the standard descriptors belongs to the run that calls it.
+
+    The driver's own output, to which they lead, may be on a full disk.
+    """
+
+    @functools.wraps(write)
+    def write_of_run(descriptor: int, data: Any, /) -> int:
+        if descriptor in _NAMES and (ends := current_ends()) is not None and _what(descriptor) == _own_output:
+            descriptor = ends[descriptor - STDOUT]
+        return write(descriptor, data)
+
+    return write_of_run
+
+
 def _what(descriptor: int) -> tuple[int, int] | None:
     try:
         found = os.fstat(descriptor)
@@ -306,6 +362,7 @@ def route_output() -> None:
     sys.stdout = _routed[STDOUT] = _RoutedStream(sys.stdout, STDOUT)
     sys.stderr = _routed[STDERR] = _RoutedStream(sys.stderr, STDERR)
     threading.Thread.start = _passing_on(threading.Thread.start)  # type: ignore[assignment,method-assign]
+    os.write, os.writev = _write_of_run(os.write), _write_of_run(os.writev)
     note_processes(_current_processes, current_ends)
     recorder.refresh()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
-from loom_gateway.driver.runs.output import KEPT_OUTPUT, KEPT_RECORDS, PAGE, RunOutput
+from loom_gateway.driver.runs.output import KEPT_OUTPUT, KEPT_RECORDS, LINE_WITHIN, PAGE, RunOutput
 
 
 @pytest.fixture
@@ -26,14 +26,21 @@ def output(logged: list[tuple[str, str]]) -> Iterator[RunOutput]:
 def test_records_stay_whole_and_in_their_place_and_are_not_logged(
     output: RunOutput, logged: list[tuple[str, str]]
 ) -> None:
-    for stream, text in [(STDOUT, "a"), (STDOUT, "b"), (RECORD, "1"), (RECORD, "2"), (STDOUT, "c"), (STDERR, "d")]:
+    for stream, text in [
+        (STDOUT, "a"),
+        (STDOUT, "b"),
+        (RECORD, "1"),
+        (RECORD, "2"),
+        (STDOUT, "c\n"),
+        (STDERR, "d\n"),
+    ]:
         output.write(stream, text)
-    assert output.end == 6
-    pieces = [(STDOUT, "ab"), (RECORD, "1"), (RECORD, "2"), (STDOUT, "c"), (STDERR, "d")]
+    assert output.end == 8
+    pieces = [(STDOUT, "ab"), (RECORD, "1"), (RECORD, "2"), (STDOUT, "c\n"), (STDERR, "d\n")]
     assert output.since(0)[1] == pieces
     assert output.since(1)[1] == [(STDOUT, "b"), *pieces[1:]]
     assert output.since(3)[1] == pieces[2:]
-    assert logged == [("stdout", "ab"), ("stdout", "c"), ("stderr", "d")]
+    assert logged == [("stdout", "ab"), ("stdout", "c\n"), ("stderr", "d\n")]
 
 
 def test_long_text_does_not_push_out_a_later_record_and_is_cut(output: RunOutput) -> None:
@@ -41,13 +48,13 @@ def test_long_text_does_not_push_out_a_later_record_and_is_cut(output: RunOutput
     output.write(STDOUT, "a" * KEPT_OUTPUT)
     output.write(RECORD, "late")
     assert output.since(output.end - 4 - 1)[1] == [(STDOUT, "a"), (RECORD, "late")]
-    output.write(STDOUT, "bcd")
+    output.write(STDOUT, "bc\n")
     assert output.end == KEPT_OUTPUT + 12
     assert output.since(0)[1] == [
         (STDERR, "… 8 characters of output dropped …\n"),
         (STDOUT, "a" * (KEPT_OUTPUT - 3)),
         (RECORD, "late"),
-        (STDOUT, "bcd"),
+        (STDOUT, "bc\n"),
     ]
     assert output.kept_records == 4
 
@@ -69,9 +76,9 @@ def test_the_oldest_records_go_when_there_are_too_many(output: RunOutput) -> Non
 
 def test_a_record_over_the_limit_is_dropped_and_nothing_breaks(output: RunOutput) -> None:
     output.write(RECORD, "1" * (KEPT_RECORDS + 1))
-    output.write(STDOUT, "text")
+    output.write(STDOUT, "tex\n")
     assert output.end == KEPT_RECORDS + 5
-    assert output.since(0)[1][1:] == [(STDOUT, "text")]
+    assert output.since(0)[1][1:] == [(STDOUT, "tex\n")]
     assert output.kept_records == 0
 
 
@@ -85,3 +92,29 @@ def test_long_records_come_page_by_page_and_a_single_one_whole(output: RunOutput
         pages.append([len(text) for _, text in pieces])
     assert pages == [[PAGE - 1, 1], [1], [PAGE + 1]]
     assert output.since(position) == (position, [])
+
+
+def test_lines_of_the_run_and_of_its_processes_do_not_mix(output: RunOutput) -> None:
+    output.write(STDOUT, "le")
+    output.write(STDOUT, "ri", of_processes=True)
+    output.write(STDOUT, "ft")
+    output.write(STDOUT, "ght\n", of_processes=True)
+    output.write(STDERR, "10 %\r20")
+    output.write(STDOUT, "\nnext")
+    assert output.end == 16
+    assert output.since(0)[1] == [(STDOUT, "right\n"), (STDERR, "10 %\r"), (STDOUT, "left\n")]
+    output.finish()
+    assert "".join(text for _, text in output.since(16)[1]) == "20next"
+    output.write(STDOUT, "later")
+    assert output.end == 27
+
+
+def test_a_line_without_an_end_is_passed_on_all_the_same(output: RunOutput) -> None:
+    output._loop.call_later(LINE_WITHIN * 2, output._loop.stop)
+
+    output.write(STDOUT, "a prompt> ")
+    output._loop.run_forever()
+
+    assert output.since(0)[1] == [(STDOUT, "a prompt> ")]
+    output.write(STDOUT, "x" * 5000)
+    assert output.end == 5010
