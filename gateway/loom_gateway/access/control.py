@@ -291,11 +291,14 @@ class AccessControl(SessionAccess):
         finally:
             self._connected.pop(key, None)
 
-    def confirm(self, principal: Principal) -> None:
-        """Raise `TokenRevoked` if a principal's token or sign-in was revoked or has expired."""
+    def confirm(self, principal: Principal, now: float | None = None) -> None:
+        """Raise `TokenRevoked` if a principal's token or sign-in was revoked, or has expired.
+
+        ``now`` is the time of day for what has to survive its jumps; else it is the machine's.
+        """
         if principal.sign_in is not None:
-            self.sign_ins.confirm(principal.sign_in)
-        self._authority.confirm_shown(principal.token)
+            self.sign_ins.confirm(principal.sign_in, now)
+        self._authority.confirm_shown(principal.token, now)
 
     def confirm_right(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
         """Check that a principal who had a scope in a session still has it.

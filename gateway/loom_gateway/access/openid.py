@@ -140,15 +140,15 @@ class OpenIdIssuer:
             self._accepted.popitem(last=False)
         return token
 
-    def confirm(self, token: Token) -> None:
-        """Check that a token that was accepted is still valid; one of the token file is.
+    def confirm(self, token: Token, now: float | None = None) -> None:
+        """Check that a token that was accepted is still valid; one of the token file is. ``now``: the time of day.
 
         Raises:
             TokenRevoked: it has expired, or the issuer took its key back.
         """
         if not isinstance(token, SignedToken):
             return
-        if token.state(self._clock()) != "valid":
+        if token.state(self._clock() if now is None else now) != "valid":
             raise _expired(token.name)
         if not self.keys.has(token.key):
             raise TokenRevoked(

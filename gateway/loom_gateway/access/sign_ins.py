@@ -153,11 +153,11 @@ class SignIns:
         self.confirm(sign_in)
         return sign_in
 
-    def confirm(self, sign_in: SignIn) -> None:
-        """Raise `TokenRevoked` if a sign-in that was good has expired or was ended."""
+    def confirm(self, sign_in: SignIn, now: float | None = None) -> None:
+        """Raise `TokenRevoked` if a sign-in that was good has expired or was ended; ``now``: the time of day."""
         if sign_in.id in self._ended:
             raise TokenRevoked("this page was signed out: sign in again")
-        if sign_in.expires <= self._clock():
+        if sign_in.expires <= (self._clock() if now is None else now):
             raise TokenRevoked("the sign-in of this page has expired: sign in again")
 
     async def end(self, sign_in: SignIn) -> None:

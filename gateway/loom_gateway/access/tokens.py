@@ -48,8 +48,8 @@ class Issuer(Protocol):
     def check(self, text: str) -> Token:
         """Return the record of a token. Raise as `TokenAuthority.check`."""
 
-    def confirm(self, token: Token) -> None:
-        """Raise `TokenRevoked` if a token that was accepted is not valid any more."""
+    def confirm(self, token: Token, now: float | None = None) -> None:
+        """Raise `TokenRevoked` if a token that was accepted is not valid any more; ``now``: the time of day."""
 
     def refresh(self) -> None:
         """Begin to renew what is known of the issuer, if it is old."""
@@ -59,6 +59,17 @@ def steady_clock() -> float:
     """Return seconds that no change of the time of day moves; on Linux they go on while the machine is asleep."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class SteadyDay:
+    """The time of day as it goes on from now: a later jump of the machine's does not move it."""
+
+    def __init__(self) -> None:
+        self._start = time.time() - steady_clock()
+
+    def now(self) -> float:
+        """Return seconds since the epoch."""
+        return self._start + steady_clock()
 
 
 class _Ends:
@@ -293,13 +304,13 @@ class TokenAuthority:
             return ident
         return self._by_id[ident].user if ident in self._by_id else ADMIN
 
-    def confirm_shown(self, token: Token) -> None:
-        """Raise `TokenRevoked` if a token that was accepted is not valid any more."""
+    def confirm_shown(self, token: Token, now: float | None = None) -> None:
+        """Raise `TokenRevoked` if a token that was accepted is not valid any more; ``now``: the time of day."""
         if token.id == OWN and token.sha256 != self._own.sha256:
             raise TokenRevoked("the gateway's own token was replaced: connect with the new one")
-        self.confirm(token.id)
+        self.confirm(token.id, now)
         if self._issuer is not None:
-            self._issuer.confirm(token)
+            self._issuer.confirm(token, now)
 
     def confirm_any(self, idents: Sequence[str]) -> None:
         """Raise `TokenRevoked`, about the last one, unless a token with one of these ids is still good.
@@ -316,7 +327,7 @@ class TokenAuthority:
                 revoked = error
         raise revoked
 
-    def confirm(self, ident: str) -> None:
+    def confirm(self, ident: str, now: float | None = None) -> None:
         """Raise `TokenRevoked` if the token with an id, which was accepted, was revoked or has expired.
 
         The id of an issuer's user, who has another token every hour, is good as long as the gateway has an issuer.
@@ -331,7 +342,7 @@ class TokenAuthority:
         never_read = self._failed is not None and self._version is None
         if token is None and never_read and ident not in self._known.revoked:
             return  # it may be in the file that cannot be read, and a session is not ended on a guess
-        state = "revoked" if token is None else token.state(self._wall())
+        state = "revoked" if token is None else token.state(self._wall() if now is None else now)
         if state != "valid":
             name = "" if token is None else f" ({token.name!r})"
             how = "has expired" if state == "expired" else "was revoked"

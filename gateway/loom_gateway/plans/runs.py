@@ -87,6 +87,8 @@ class PlanRun:
         self.over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._cancelled: str | None = None
+        self.confirm = weaver.confirm
+        """Raises `TokenRevoked` if the one who began it may not any more."""
         self._run = Run(plan, weaver, self._say, lambda: self.progress.look(self._run))
         self.progress.begin(self._run)
 
@@ -173,7 +175,7 @@ class PlanRuns:
         self._runs[made.id] = made
         self._forget(user)
         made.start()
-        tasks.run_to_end("watch a plan", lambda: self._watch(made, by))
+        tasks.run_to_end("watch a plan", lambda: self._watch(made))
         return made
 
     def find(self, id: str, of: dict[str, str]) -> PlanRun:
@@ -226,11 +228,11 @@ class PlanRuns:
             if fault.kind.of == "weaver":
                 self._access.require(by, ADMIN, f"to inject {fault.fault}, which strikes all users,")
 
-    async def _watch(self, run: PlanRun, by: Principal) -> None:
+    async def _watch(self, run: PlanRun) -> None:
         """Cancel a run when the token with which it was begun is revoked or expires."""
         while not run.over.is_set():
             try:
-                self._access.confirm(by)
+                run.confirm()
             except TokenRevoked as error:
                 run.cancel(str(error))
             try:

@@ -12,6 +12,7 @@ from loom.weaver.client import WeaverClient
 from loom.weaver.views import CommandState, GoodputRecord, MetricPoint, ReplicaInfo, WeaverEvent
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
+from loom_gateway.access.tokens import SteadyDay
 from loom_gateway.rest.weaver_changes import FaultRequest, Note, WeaverChanges
 
 EVENTS = 1000
@@ -72,6 +73,11 @@ class PlanWeaver:
         self._principal = principal
         self._of = of
         self._about = about
+        self._day = SteadyDay()
+
+    def confirm(self) -> None:
+        """Raise `TokenRevoked` if the principal's token was revoked or has expired since the plan was begun."""
+        self._access.confirm(self._principal, self._day.now())
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         """Do an operation of `OPERATIONS`."""
@@ -118,7 +124,7 @@ class PlanWeaver:
         return CommandState.from_body(self.ask("command_state", id=given["id"], wait=REMOVED_WITHIN))
 
     async def _inject(self, asked: FaultRequest) -> Any:
-        self._access.confirm(self._principal)
+        self.confirm()
         await self._access.audit.ask(self._principal.token, self._principal.peer, **self._about)
         return await self._audited(lambda note: self._changes.inject(asked, self._principal, self._of, note))
 

@@ -16,6 +16,9 @@ from loom.errors import Conflict, WrongArguments
 KEEP_DONE = 7 * 24 * 3600.0
 """Seconds for which the ids of requests that were done are kept: far longer than the stream keeps requests."""
 
+KEPT_DONE = 10_000
+"""The ids of requests that are kept however old they are."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS bridge (id TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS done (request TEXT PRIMARY KEY, time REAL NOT NULL) WITHOUT ROWID;
@@ -45,7 +48,10 @@ class BridgeState:
             self._db.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)
-            self._db.execute("DELETE FROM done WHERE time < ?", (time.time() - KEEP_DONE,))
+            # The newest ones in any case: the machine's clock may be ahead.
+            newest = f"SELECT request FROM done ORDER BY time DESC LIMIT {KEPT_DONE}"
+            old = time.time() - KEEP_DONE
+            self._db.execute(f"DELETE FROM done WHERE time < ? AND request NOT IN ({newest})", (old,))
             self._db.execute(
                 "INSERT INTO bridge SELECT ? WHERE NOT EXISTS (SELECT * FROM bridge)", (uuid.uuid4().hex,)
             )

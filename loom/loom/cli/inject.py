@@ -23,6 +23,7 @@ from loom.cli.options import (
     asking,
     read_assignments,
     read_moment,
+    weaver_clock,
 )
 from loom.cli.output import file_name, say, say_lines, show
 from loom.errors import WrongArguments, because
@@ -130,7 +131,8 @@ def from_events(
         raise WrongArguments("a plan is made of one user's events: name the user")
     else:
         weaver = access.weaver()
-        begin, end = read_moment(since), None if until is None else read_moment(until)
+        now = weaver_clock(weaver)
+        begin, end = read_moment(since, now), None if until is None else read_moment(until, now)
         events = list(weaver.events(limit=MOST_EVENTS, since=begin, until=end))
         if len(events) == MOST_EVENTS:
             say(f"these are the newest {MOST_EVENTS} events; earlier ones may be missing", err=True)

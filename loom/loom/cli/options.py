@@ -7,7 +7,6 @@ import functools
 import inspect
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -183,16 +182,25 @@ def check_lives(gateway: Gateway, session: str) -> None:
         raise UnknownSession(f"no session named {session!r}; living sessions: {living}. It may have ended.")
 
 
-def read_moment(text: str) -> float:
-    """Return the seconds since the epoch of a time: ``10m`` ago, or ISO, which is local without a zone."""
+def read_moment(text: str, now: Callable[[], float]) -> float:
+    """Return the seconds since the epoch of a time: ``10m`` ago, or ISO, which is local without a zone.
+
+    ``now`` is asked for the time from which to count back, by the clock of what is looked for.
+    """
     with contextlib.suppress(WrongArguments):
-        return time.time() - parse_time(text)
+        ago = parse_time(text)
+        return now() - ago
     try:
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
     except ValueError:
         raise WrongArguments(
             f"{text!r:.80} is no time: write such as 10m or 2h for so long ago, or 2026-01-31T14:05"
         ) from None
+
+
+def weaver_clock(weaver: WeaverProxy) -> Callable[[], float]:
+    """Return a function that asks a weaver for its time: this machine's may be another, or have jumped since."""
+    return lambda: float(weaver.status()["time"])
 
 
 def acknowledgements(command: CommandProxy, timeout: float) -> dict[str, Acknowledgement]:

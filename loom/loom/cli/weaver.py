@@ -22,6 +22,7 @@ from loom.cli.options import (
     asking,
     read_assignments,
     read_moment,
+    weaver_clock,
 )
 from loom.cli.output import counted, print_json, print_table, say, say_lines, show
 from loom.errors import WrongArguments
@@ -212,8 +213,11 @@ def events(
     if follow and until is not None:
         raise WrongArguments("--follow goes on for ever: leave --until out")
     limit = limit or (100 if since is None else MOST_EVENTS)
-    begin, end = (None if moment is None else read_moment(moment) for moment in (since, until))
-    found = access.weaver().events(after, follow, limit=limit, kind=kind, replica=replica, since=begin, until=end)
+    weaver = access.weaver()
+    begin, end = (
+        None if moment is None else read_moment(moment, weaver_clock(weaver)) for moment in (since, until)
+    )
+    found = weaver.events(after, follow, limit=limit, kind=kind, replica=replica, since=begin, until=end)
     shown = 0
     with suppress(KeyboardInterrupt):
         for event in found:
@@ -265,7 +269,7 @@ def metrics(
         rows = [[name, "" if value is None else f"{value:.6g}"] for name, value in known.items()]
         show(as_json, {"metrics": known}, f"metrics of {replica}", ["name", "newest"], rows)
         return
-    since = None if last is None else time.time() - last
+    since = None if last is None else weaver_clock(proxy)() - last
     history = proxy.history(replica, metric, since=since, points=points)
     if as_json:
         print_json({"replica": replica, "metric": metric, "points": history})

@@ -15,10 +15,12 @@ import pytest
 
 import loom
 from loom.token_file import Token, TokenFile, default_path, digest
+from loom_gateway.access import tokens
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.shown import shown_by
-from loom_gateway.access.tokens import JUMP_PATIENCE, TokenAuthority
+from loom_gateway.access.sign_ins import SignIns
+from loom_gateway.access.tokens import JUMP_PATIENCE, SignedToken, SteadyDay, TokenAuthority
 from tests.support.processes import run
 
 LOOM = "import sys; from loom.cli import main; main()"
@@ -537,3 +539,38 @@ def test_the_users_own_file_is_used_where_none_is_named(monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
 
     assert default_path() == Path("/state/loom/tokens.json")
+
+
+@pytest.mark.parametrize("jump", [3601.0, 40 * 365 * 86400.0])
+def test_what_survives_jumps_of_the_clock_goes_by_the_day_as_it_was(
+    file: TokenFile, jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, _ = file.create("ann", "drive", expires_in=3600.0)
+    signed = SignedToken(
+        "oidc:bob", "bob", "drive", "", time.time(), time.time() + 3600.0, user="oidc:bob", key="k"
+    )
+    passed, jumped, plain, steady = 0.0, 0.0, time.time, tokens.steady_clock
+    monkeypatch.setattr(time, "time", lambda: plain() + passed + jumped)
+    monkeypatch.setattr(tokens, "steady_clock", lambda: steady() + passed)
+    authority = TokenAuthority("own", file)
+    authority.reload()
+    access = AccessControl(authority)
+    access.sign_ins = SignIns(clock=lambda: time.time())
+    sign_in, _ = access.sign_ins.begin(token, "", in_cookie=False)
+    with_token, with_page = Principal(token, "peer"), Principal(token, "peer", sign_in=sign_in)
+    day = SteadyDay()
+
+    jumped = jump
+    for principal in (with_token, with_page):
+        with pytest.raises(loom.TokenRevoked, match="expired"):
+            access.confirm(principal)
+        access.confirm(principal, day.now())
+    assert signed.state(day.now()) == "valid"
+    jumped, passed = -jump, 3601.0
+    for principal in (with_token, with_page):
+        with pytest.raises(loom.TokenRevoked, match="expired"):
+            access.confirm(principal, day.now())
+    file.revoke(token.id)
+    authority.reload()
+    with pytest.raises(loom.TokenRevoked, match="was revoked"):
+        access.confirm(with_token, day.now() - 3601.0)

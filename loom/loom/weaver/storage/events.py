@@ -25,6 +25,11 @@ class EventStore:
         (self.last,) = db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()
         (first,) = db.execute("SELECT COALESCE(MIN(id), 1) FROM events").fetchone()
         self._first: int = first
+        # A weaver that starts after the machine's clock was set back goes on with earlier times.
+        times = "SELECT time, LAG(time) OVER (ORDER BY id) AS before FROM events"
+        (goes_back,) = db.execute(f"SELECT EXISTS (SELECT 1 FROM ({times}) WHERE time < before)").fetchone()
+        self._grows = not goes_back  # whether times grow with ids
+        self._newest = self._time(self.last)
         self._new: list[WeaverEvent] = []
         self._amended: dict[int, WeaverEvent] = {}
         self._written: list[WeaverEvent] = []
@@ -37,6 +42,8 @@ class EventStore:
 
     def append(self, time: float, kind: str, replica: str | None = None, **data: Any) -> WeaverEvent:
         self.last += 1
+        self._grows = self._grows and time >= self._newest
+        self._newest = time
         event = WeaverEvent(self.last, time, kind, replica, data)
         self._new.append(event)
         return event
@@ -74,9 +81,14 @@ class EventStore:
         in_memory = [*self._written, *self._new]  # some of them may be stored by now
         upto = in_memory[0].id if in_memory else self.last + 1
         stored = range(self._first, upto)
-        after = max(id, self._first_at(since, stored) - 1)
-        before = min(upto, self._first_at(math.nextafter(until, math.inf), stored))
-        wanted = [("id > ?", after), ("id < ?", before), ("replica = ?", replica), ("kind = ?", kind)]
+        after, before = id, upto
+        wanted: list[tuple[str, Any]] = []
+        if self._grows:
+            after = max(id, self._first_at(since, stored) - 1)
+            before = min(upto, self._first_at(math.nextafter(until, math.inf), stored))
+        else:
+            wanted = [("time >= ?", since), ("time <= ?", until)]
+        wanted += [("id > ?", after), ("id < ?", before), ("replica = ?", replica), ("kind = ?", kind)]
         wanted.append(("replica IN (SELECT value FROM json_each(?))", ids))
         clauses = [(clause, value) for clause, value in wanted if value is not None]
         where = " AND ".join(clause for clause, _ in clauses)
@@ -102,7 +114,7 @@ class EventStore:
         return found[-limit:] if newest else found[:limit]
 
     def _first_at(self, time: float, stored: range) -> int:
-        """Return the id of the first stored event at a time or later: times grow with ids."""
+        """Return the id of the first stored event at a time or later, if times grow with ids."""
         if math.isinf(time):
             return stored.start if time < 0 else stored.stop
         return stored.start + bisect.bisect_left(stored, time, key=self._time)

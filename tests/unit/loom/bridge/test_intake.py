@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from loom.bridge import intake as intake_module
+from loom.bridge import state
 from loom.bridge.envelopes import Envelope, EnvelopeKind
 from loom.bridge.intake import Intake
 from loom.bridge.replicas import MAX_COMMANDS, MAX_WAITING, RATE, REPEAT_EVERY, OutsideReplica
@@ -220,14 +221,22 @@ def test_a_file_of_state_is_of_one_bridge_and_for_its_owner_only(tmp_path: Path)
         BridgeState(tmp_path)
 
 
-def test_requests_that_were_done_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = BridgeState(tmp_path / "state")
-    state.note_done("a request")
-    state.close()
+def test_requests_that_were_done_long_ago_are_forgotten_but_for_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is ahead does not let the stream's requests be done again."""
+    monkeypatch.setattr(state, "KEPT_DONE", 2)
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + KEEP_DONE + 1)
+    before = BridgeState(tmp_path / "state")
+    for number in range(4):
+        monkeypatch.setattr(time, "time", lambda number=number: now + number)
+        before.note_done(f"request {number}")
+    before.close()
+    monkeypatch.setattr(time, "time", lambda: now + KEEP_DONE + 100)
 
-    assert not BridgeState(tmp_path / "state").is_done("a request")
+    after = BridgeState(tmp_path / "state")
+
+    assert [after.is_done(f"request {number}") for number in range(4)] == [False, False, True, True]
 
 
 def test_a_trouble_is_logged_once_a_minute_with_its_number(caplog: pytest.LogCaptureFixture) -> None:

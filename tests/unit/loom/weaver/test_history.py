@@ -327,6 +327,27 @@ def test_events_are_found_by_replica_kind_and_number() -> None:
     assert numbers(since=START + 5.5) == numbers(until=START - 1) == numbers(since=START + 3, until=START + 2) == []
 
 
+@pytest.mark.parametrize("back", [0.5, 3.0, 1e6])
+def test_events_are_found_by_time_though_the_clock_was_set_back(back: float) -> None:
+    store = Store(":memory:")
+    times = [START + number - (back if number >= 5 else 0.0) for number in range(10)]
+    log = EventStore(store)
+    for number, time in enumerate(times):
+        log.append(time, "event", None, number=number)
+        if number in (2, 6):
+            write(store, log)
+        if number == 6:
+            log = EventStore(store)  # as after a start of the weaver
+
+    bounds = [-math.inf, math.inf, *times, *(time + 0.25 for time in times)]
+    for since in bounds:
+        for until in bounds:
+            expected = [number for number, time in enumerate(times) if since <= time <= until]
+            for limit, newest in ((100, False), (2, False), (2, True)):
+                found = [one.data["number"] for one in log.after(0, limit, newest=newest, since=since, until=until)]
+                assert found == (expected[-limit:] if newest else expected[:limit])
+
+
 def test_what_is_added_to_an_event_is_there_before_and_after_the_commit() -> None:
     store = Store(":memory:")
     log = EventStore(store)
