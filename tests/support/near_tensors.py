@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,10 @@ class _Done:
         self._value = value
 
     def get(self, timeout: float | None = None) -> Any:
+        return self._value
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield
         return self._value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 from collections import Counter
 from enum import Enum
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support import slow
 from tests.support.docs import Page
 from tests.support.paths import ROOT
 
@@ -21,6 +23,12 @@ DECISIONS = Page.of("docs/design/decisions.md")
 PAGES = [Page(path) for path in sorted(FOLDER.glob("*.md")) if path.name != "README.md"]
 
 NODE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(?:::(\w+))?(?:\[[^\]`]+\])?`")
+PAGE_NODE = re.compile(r"`(gateway/dashboard/tests/\w+\.test\.ts): ([^`]+)`")
+"""A test of the page's own code, by its title."""
+
+ONLY_SLOW = re.compile(r"; only slow: .{10,}")
+_NODES = rf"(?:{NODE.pattern}|{PAGE_NODE.pattern})"
+SHOWN = re.compile(rf"{_NODES}(?:, {_NODES})*(?:{ONLY_SLOW.pattern})?")
 REFUSED = re.compile(r"refused: \[([^]]+)\]\(\.\./decisions\.md#([\w-]+)\)")
 NEVER_RUN = re.compile(r"never run: .{20,}")
 
@@ -49,7 +57,7 @@ class Row(NamedTuple):
     @property
     def kind(self) -> Kind | None:
         """None if the row says neither what shows it nor what it lacks."""
-        if all(map(NODE.fullmatch, self.proof.split(", "))):
+        if SHOWN.fullmatch(self.proof):
             return Kind.SHOWN
         if REFUSED.fullmatch(self.proof):
             return Kind.REFUSED
@@ -89,6 +97,50 @@ def names_in(path: Path) -> set[str]:
 
 
 @functools.cache
+def marked_slow(path: Path) -> set[str]:
+    """The tests of a file that are marked slow themselves, with their class or with their whole file."""
+
+    def marked(decorators: list[ast.expr]) -> bool:
+        return any("mark.slow" in ast.unparse(one) for one in decorators)
+
+    body = ast.parse(path.read_text()).body
+    whole = any(
+        isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "pytestmark"
+        and "mark.slow" in ast.unparse(node.value)
+        for node in body
+    )
+    found = names_in(path).copy() if whole else set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and marked(node.decorator_list):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and marked(
+                    node.decorator_list + one.decorator_list
+                ):
+                    found.add(f"{node.name}::{one.name}")
+    return found
+
+
+@functools.cache
+def recorded_slow() -> set[str]:
+    """The tests that took long when they were recorded, and those of which one parameter did."""
+    seconds: dict[str, float] = json.loads(slow.SECONDS.read_text())
+    return {test.partition("[")[0] for test, took in seconds.items() if took >= slow.LONG}
+
+
+def quick_ones(row: Row) -> list[str]:
+    """The tests of a row that run whenever tests do."""
+    found = [file for file, _ in PAGE_NODE.findall(row.proof)]
+    for file, *names in NODE.findall(row.proof):
+        test = "::".join(filter(None, names))
+        if test not in marked_slow(ROOT / file) and f"{file}::{test}" not in recorded_slow():
+            found.append(f"{file}::{test}")
+    return found
+
+
+@functools.cache
 def decisions() -> dict[str, str]:
     """The text of each decision, by its heading."""
     parts = re.split(r"^## (.+)$", DECISIONS.text, flags=re.MULTILINE)
@@ -114,6 +166,8 @@ def test_a_row_names_a_test_that_exists_or_a_decision_or_what_it_lacks(row: Row)
                 path = ROOT / file
                 assert path.is_file(), f"there is no {file}"
                 assert "::".join(filter(None, names)) in names_in(path), f"{file} has no such test: {names}"
+            for file, title in PAGE_NODE.findall(row.proof):
+                assert f"'{title}'" in (ROOT / file).read_text(), f"{file} has no such test: {title}"
         case Kind.REFUSED:
             found = REFUSED.fullmatch(row.proof)
             assert found is not None
@@ -121,6 +175,15 @@ def test_a_row_names_a_test_that_exists_or_a_decision_or_what_it_lacks(row: Row)
             assert found[2] == anchor(found[1])
         case None:
             pytest.fail(f"write `tests/…::test_…`, a refusal, not built, or never run: …, and not {row.proof!r}")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.kind is Kind.SHOWN], ids=str)
+def test_a_row_is_shown_by_a_quick_test_or_says_why_only_a_slow_one_can(row: Row) -> None:
+    says_why = ONLY_SLOW.search(row.proof) is not None
+
+    assert bool(quick_ones(row)) is not says_why, (
+        "name a test that runs with every change, or write `; only slow: ` and the reason behind the slow ones"
+    )
 
 
 def test_every_decision_has_its_date_and_its_reason() -> None:
@@ -160,6 +223,9 @@ def test_no_row_is_told_twice() -> None:
         ("`tests/a.py::test_one[x-1]`, `tests/b.py::TestThese::test_two`", Kind.SHOWN),
         ("`tests/unit/test_docs.py`", None),
         ("`tests/a.py::test_one` and more", None),
+        ("`tests/a.py::test_one`; only slow: it takes a GPU", Kind.SHOWN),
+        ("`tests/a.py::test_one`; only slow: no", None),
+        ("`tests/a.py::test_one`, `gateway/dashboard/tests/a.test.ts: is empty, and says so`", Kind.SHOWN),
         ("refused: [No toy](../decisions.md#no-toy)", Kind.REFUSED),
         ("refused", None),
         ("not built", Kind.NOT_BUILT),
@@ -171,6 +237,16 @@ def test_no_row_is_told_twice() -> None:
 )
 def test_what_a_row_says_is_known(proof: str, kind: Kind | None) -> None:
     assert Row("page", "asked", "where", proof).kind is kind
+
+
+def test_a_slow_test_is_known_by_its_mark_and_by_its_seconds() -> None:
+    marked = "tests/unit/loom/threadlet/test_exit_codes.py::test_what_is_not_known_is_not_told"
+    recorded = next(one for one in sorted(recorded_slow()) if one.startswith("tests/integration/calls/"))
+    quick = "tests/unit/test_seed_pages.py::test_there_are_rows_of_every_plan"
+
+    proof = ", ".join(f"`{one}`" for one in (marked, recorded, quick))
+
+    assert quick_ones(Row("page", "asked", "where", proof)) == [quick]
 
 
 def test_a_test_that_is_not_there_is_missed() -> None:
