@@ -39,7 +39,7 @@ from loom.control.time_account import TimeAccount
 from loom.devices import DeviceFailure
 from loom.errors import ProtocolMismatch
 from loom.process.backoff import Backoff
-from loom.threadlet.connection import Connection, ConnectionOver
+from loom.threadlet.connection import SILENCE, Connection, ConnectionOver
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.profiling import Profiler
 from loom.threadlet.reports import KeptReports, now_of_system
@@ -51,6 +51,9 @@ BACKOFF = Backoff(first=0.1, most=5.0, jitter=0.5)  # waits before further attem
 WELCOME_TIMEOUT = 10.0  # seconds within which the weaver has to answer a hello
 ROWS = 512  # status reports in one frame
 HIGH_WATER = 1 << 18  # bytes waiting for the socket above which only answers are added
+MOST_PATIENCE = 300.0
+"""Seconds that the patience with a weaver that stores nothing grows to: its disk may be full."""
+
 GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and close the connection
 
 
@@ -98,6 +101,8 @@ class WeaverLink:
         self._deadline = 0.0  # when `close` gives up, on the monotonic clock
         self._closing = threading.Event()
         self._beat_due = False  # before its time
+        self._asked: float | None = None  # when reports were sent of which none is stored since
+        self._patience = SILENCE  # seconds for which reports may be sent and none be stored
         self._flushes: deque[threading.Event] = deque()  # events to set when no frame waits to be sent
         self._logged: set[str] = set()  # the problems logged since the last welcome; each is logged once
         self._connection: Connection | None = None
@@ -213,6 +218,7 @@ class WeaverLink:
         connection.put(self._hello(address.key))
         welcome, rest = self._welcome(connection)
         self._reports.resume(welcome.seq)
+        self._asked = None
         if self._logged:
             self._logged.clear()
             _log.info("the weaver is there")
@@ -251,6 +257,7 @@ class WeaverLink:
             if connection.waiting < HIGH_WATER and (rows := self._reports.take(ROWS)):
                 connection.put_rows(rows if welcome.status_types else [row[:7] for row in rows])
                 more = True
+                self._asked = self._asked or now
             if now >= next_beat or self._beat_due:
                 self._beat_due = False
                 next_beat = now + welcome.beat
@@ -268,8 +275,15 @@ class WeaverLink:
             idle = not more or connection.waiting >= HIGH_WATER  # else only poll: further rows can be sent now
             for frame in connection.exchange(max(0.0, until - time.monotonic()) if idle else 0.0):
                 self._take(frame)
+            self._check_answers()
             while self._flushes and not (self._frames or connection.waiting):
                 self._flushes.popleft().set()
+
+    def _check_answers(self) -> None:
+        """Raise `ConnectionOver` if reports leave and no answer comes: something on the way may lose bytes."""
+        if self._asked is not None and (waited := time.monotonic() - self._asked) > self._patience:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+            raise ConnectionOver(f"it has stored no report for {waited:.0f} s")
 
     def _put(self, connection: Connection, frame: Frame, welcome: ThreadletWelcome) -> None:
         if isinstance(frame, Registration | Draining) and not welcome.changes:
@@ -282,6 +296,8 @@ class WeaverLink:
         match frame[0]:
             case Stored.KIND:
                 self._reports.stored(Stored.from_body(frame).seq)
+                self._asked = time.monotonic() if self._reports.unanswered else None
+                self._patience = SILENCE
             case Command.KIND:
                 self._take_command(frame)
             case PeerFailures.KIND:

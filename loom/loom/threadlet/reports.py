@@ -192,6 +192,12 @@ class KeptReports:
                 self._rows.popleft()
                 self.dropped += 1
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether rows were sent on this connection, or on one before, that are not stored."""
+        with self._lock:
+            return bool(self._rows) and self._rows[0][0] <= self._sent
+
     def stored(self, seq: int) -> None:
         """Drop the rows up to a sequence number."""
         with self._lock:

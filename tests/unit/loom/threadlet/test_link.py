@@ -90,6 +90,43 @@ def test_reports_that_were_not_stored_are_sent_again(weaver: FakeWeaver, threadl
     assert len(made._kept) == 4
 
 
+def test_a_line_that_brings_no_answer_is_made_anew_and_what_was_lost_comes(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE", 0.3)
+    made = threadlet()
+    lost, first = weaver.welcome()  # it takes all bytes, and sends none, as a balancer that has failed over
+    for number in range(3):
+        made.publish_status(step=number)
+    lost.rows(3)
+
+    connection, hello = weaver.welcome(seq=1)
+
+    assert hello["instance"] == first["instance"]
+    assert [row[0] for row in connection.rows(2)] == [2, 3]
+    connection.send("stored", 3)
+    eventually(lambda: not len(made._kept), "forgetting what is stored")
+    assert weaver.command(connection, "pause")  # and the connection that answers stays
+
+
+def test_a_weaver_whose_disk_is_full_is_waited_for_longer_and_longer(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE", 0.1)
+    monkeypatch.setattr(module, "MOST_PATIENCE", 0.5)
+    made = threadlet()
+    made.publish_status(step=0)
+    patiences = []
+    for _ in range(4):
+        connection, _ = weaver.welcome(seq=0)
+        connection.rows(1)
+        patiences.append(made._link._patience)
+
+    assert patiences == [0.1, 0.2, 0.4, 0.5]
+    connection.send("stored", 1)
+    eventually(lambda: made._link._patience == 0.1, "patience as before")
+
+
 def test_a_weaver_that_dies_while_a_command_applies_does_not_have_it_applied_twice(
     weaver: FakeWeaver, threadlet: Make
 ) -> None:
