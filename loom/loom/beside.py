@@ -76,7 +76,7 @@ class Session(Protocol):
         """
 
     def begin(self, operation: str, arguments: Mapping[str, Any], timeout: float) -> Future[Any]:
-        """Begin one of `loom.weaver.serving.operations.OPERATIONS`; return its result to come.
+        """Begin one of `loom.control.operations.OPERATIONS`; return its result to come.
 
         The future fails as `ask_weaver` does. Commands wait for as long as their argument ``wait`` says.
         """

@@ -11,10 +11,10 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from string import Formatter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, urlencode, urlsplit
 
+from loom.control.operations import OPERATIONS, takes
 from loom.errors import (
     GatewayUnreachable,
     InvalidAddress,
@@ -27,7 +27,6 @@ from loom.process.listen import is_loopback
 from loom.proof.forwarded import check_proof, error_in, json_object
 from loom.timing.trace_ids import TRACE_HEADER, current_trace
 from loom.tls import client_context, tls_error
-from loom.weaver.serving.operations import OPERATIONS, takes
 from loom.wire.plain import plain
 
 if TYPE_CHECKING:
@@ -223,27 +222,28 @@ class Gateway:
     def ask(
         self, operation: str, *, as_user: str | None = None, in_session: str | None = None, **arguments: Any
     ) -> Any:
-        """Ask the weaver to do an operation; see `loom.weaver.serving.operations.Ask`.
+        """Ask the weaver to do an operation; see `loom.control.operations.Ask`.
 
         Args:
             as_user: another user whose replicas it is about, which only an admin may name.
             in_session: the only session whose replicas it is about.
         """
-        method, path, has, only = OPERATIONS[operation]
+        asked = OPERATIONS[operation]
+        method, path, key = asked.route.method, asked.route.path, asked.route.key
         given = {name: value for name, value in arguments.items() if value is not None}
         patience = takes(operation, given)
-        named = [name for _, name, _, _ in Formatter().parse(path) if name]
-        path = "/weaver/" + path.format_map({name: quoted(given.pop(name), name) for name in named})
+        path = "/weaver/" + path.format_map({name: quoted(given.pop(name), name) for name in asked.route.named})
         about = {"user": as_user, "session": in_session}
         about = {name: value for name, value in about.items() if value is not None}
-        if operation == "stacks":  # the response is plain text
+        if asked.result is str and not key:  # the response is plain text
             path += f"?{_query(about)}" if about else ""
             with self._open(method, path, patience=patience) as response:
                 return response.read().decode()
         query = {**about, **({} if method == "POST" else given)}
         path += f"?{_query(query)}" if query else ""
-        answer = self._call(method, path, has, given if method == "POST" else None, patience)
-        return answer[has] if only else answer
+        expect = key or next(iter(asked.result.__dataclass_fields__))
+        answer = self._call(method, path, expect, given if method == "POST" else None, patience)
+        return answer[key] if key else answer
 
     def _call(
         self, method: str, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from loom.weaver.serving.operations import MAX_WAIT
+from loom.control.operations import MAX_WAIT
 from loom.weaver.views import CommandState
 from loom_gateway.rest.exact_json import ExactJson
 from loom_gateway.rest.sessions import Sender

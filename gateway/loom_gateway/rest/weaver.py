@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
+from loom.control.operations import MAX_WAIT
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.weaver.keys import EVERYONE
 from loom.weaver.policy import Action
-from loom.weaver.serving.operations import MAX_WAIT
 from loom.weaver.views import (
     CommandState,
     DeviceInfo,

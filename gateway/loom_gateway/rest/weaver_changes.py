@@ -9,12 +9,12 @@ from pydantic import BaseModel, Field, model_validator
 
 from loom.chaos.faults import MAX_DURATION, Place, check_fault
 from loom.control.aliases import translate
+from loom.control.arguments import IDENTITY
 from loom.control.commands import CommandKind
+from loom.control.operations import MAX_WAIT
 from loom.errors import WrongArguments
 from loom.weaver.client import WeaverClient
 from loom.weaver.policy import Action
-from loom.weaver.serving.arguments import IDENTITY
-from loom.weaver.serving.operations import MAX_WAIT
 from loom.weaver.views import InjectionState
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.faults import Components

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from loom.control.operations import MAX_WAIT
 from loom.errors import WeaverUnavailable
 from loom.weaver.client import WeaverClient
-from loom.weaver.serving.operations import MAX_WAIT
 
 SHOW_WAITING = 5.0
 """Seconds after which the replicas that have not acknowledged a command are told, once, with the reasons."""

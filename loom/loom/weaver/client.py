@@ -10,35 +10,26 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import Any, get_origin
 from weakref import WeakValueDictionary
 
 from loom.control.frame import pack, unpack
+from loom.control.operations import OPERATIONS, takes
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.weaver.serving.connection import Connection
-from loom.weaver.serving.operations import OPERATIONS, takes
 from loom.weaver.snapshots import LARGE, unpack_snapshot
 from loom.wire.exact_json import exact_json
 from loom.wire.plain import plain
 
-_COMMANDS = frozenset(("command", "inject", "remove_fault"))
-"""Operations that give a command and return the command's state."""
-
 _READS = frozenset(
-    (
-        "numbers",
-        "audit",
-        "users",
-        "as_json",
-        *(name for name, operation in OPERATIONS.items() if operation.method == "GET"),
-    )
+    ("numbers", "audit", "users", "as_json", *(name for name, one in OPERATIONS.items() if one.reads()))
 )
 
 BETWEEN_ATTEMPTS = 0.02  # seconds between two attempts to connect to a weaver that its supervisor says is up
 PATIENCE = 3.0  # seconds that a request waits for a weaver that is away
 
 _LARGE_ANSWERS = frozenset(
-    ("status", "replicas", "devices", "events", "metrics", "history", "goodput", "address", "numbers", "users")
+    ("numbers", "users", "status", *(name for name, one in OPERATIONS.items() if get_origin(one.result) is list))
 )
 """Reads that the weaver answers at once, some after much work."""
 
@@ -97,7 +88,7 @@ class WeaverClient:
             )
         timeout = ANSWER_TIMEOUT + takes(operation, arguments)
         wait = arguments.pop("wait", 0.0)
-        if operation in _COMMANDS:
+        if OPERATIONS[operation].gives:
             given = await self.ask(operation, user=user, by=by, **arguments)
             operation, arguments = "command_state", {"id": given["id"]}
         if operation == "command_state":

@@ -15,9 +15,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loom.control.operations import OPERATIONS, Ask, takes
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WrongState
 from loom.rest import Gateway, Route, TokenSource
-from loom.weaver.serving.operations import OPERATIONS, Ask, takes
 from loom.wire.bodies import AskWeaver
 from loom_proxy.session.calls import Calls
 from loom_proxy.weaver.here import ANSWER_TIMEOUT, this_weaver
@@ -96,7 +96,7 @@ class SessionWeaver:
         self._gateway = gateway
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Ask for an operation and return its answer; see `loom.weaver.serving.operations.Ask`."""
+        """Ask for an operation and return its answer; see `loom.control.operations.Ask`."""
         if operation in BY_GATEWAY or self._caller.error is not None:
             return self._gateway.ask(operation, **arguments)
         given = {name: value for name, value in arguments.items() if value is not None}
@@ -108,6 +108,6 @@ class SessionWeaver:
             raise GatewayUnreachable(f"no answer from the weaver over the session within {timeout:g} s") from None
         except LoomError:
             # The session ended before the answer. A read is repeated by REST; a command might be given twice.
-            if self._caller.error is None or OPERATIONS[operation].method != "GET":
+            if self._caller.error is None or not OPERATIONS[operation].reads():
                 raise
             return self._gateway.ask(operation, **arguments)

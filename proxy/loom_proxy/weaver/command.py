@@ -8,8 +8,8 @@ from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from loom.control.commands import Acknowledgement
+from loom.control.operations import Ask
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable, because
-from loom.weaver.serving.operations import Ask
 from loom.weaver.views import CommandState, few
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.session.handshake import TRANSIENT

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from loom.control.operations import Ask
 from loom.errors import GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable
-from loom.weaver.serving.operations import Ask
 from loom.weaver.views import CHANGING_FIELDS, Away, Delta, Snapshot, WeaverEvent, WeaverUpdate
 from loom_proxy.transport.websocket import NoUpgrade
 

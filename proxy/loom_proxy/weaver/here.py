@@ -10,8 +10,8 @@ import contextvars
 from typing import Any
 
 from loom import beside
+from loom.control.operations import takes
 from loom.errors import WeaverUnavailable, error_for_code
-from loom.weaver.serving.operations import takes
 from loom_proxy.weaver.methods import WeaverMethods
 
 ANSWER_TIMEOUT = 10.0  # seconds that an answer may take on top of those for which the operation itself waits

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from loom.control.operations import Ask
 from loom.control.profiles import DEFAULT_SECONDS
 from loom.errors import LoomError, WrongArguments
-from loom.weaver.serving.operations import Ask
 from loom.weaver.views import (
     DeviceInfo,
     GoodputRecord,

@@ -16,8 +16,8 @@ import pytest
 
 import loom
 from loom import rest
+from loom.control.operations import OPERATIONS
 from loom.rest import Gateway, safe_url
-from loom.weaver.serving.operations import OPERATIONS
 from loom_proxy.weaver.client import WeaverProxy
 from loom_proxy.weaver.watch import WeaverWatch
 
@@ -173,7 +173,7 @@ def test_a_listener_that_closes_the_connection_may_speak_tls() -> None:
     ("operation", "arguments", "asked"),
     [
         ("status", {}, ("GET", "/weaver/status", "weaver", None, 0.0)),
-        ("replica", {"id": "a/b@s"}, ("GET", "/weaver/replicas/a%2Fb%40s", "state", None, 0.0)),
+        ("replica", {"id": "a/b@s"}, ("GET", "/weaver/replicas/a%2Fb%40s", "id", None, 0.0)),
         ("events", {"after": None, "limit": 5}, ("GET", "/weaver/events?limit=5", "events", None, 0.0)),
         (
             "history",
@@ -186,13 +186,13 @@ def test_a_listener_that_closes_the_connection_may_speak_tls() -> None:
             (
                 "POST",
                 "/weaver/commands",
-                "outcomes",
+                "id",
                 {"kind": "pause", "params": {}, "target": "*", "wait": 2.0},
                 2.0,
             ),
         ),
-        ("command_state", {"id": "c", "wait": 3.0}, ("GET", "/weaver/commands/c?wait=3.0", "outcomes", None, 3.0)),
-        ("remove_fault", {"injection": "i"}, ("DELETE", "/weaver/inject/i", "outcomes", None, 0.0)),
+        ("command_state", {"id": "c", "wait": 3.0}, ("GET", "/weaver/commands/c?wait=3.0", "id", None, 3.0)),
+        ("remove_fault", {"injection": "i"}, ("DELETE", "/weaver/inject/i", "id", None, 0.0)),
         (
             "fail_device",
             {"device": "GPU-0", "reason": "x"},
@@ -215,7 +215,7 @@ def test_each_operation_of_the_weaver_has_its_place(
     found = gateway.ask(operation, **arguments)
 
     assert calls == [asked]
-    assert found == ("its value" if OPERATIONS[operation].only else {OPERATIONS[operation].has: "its value"})
+    assert found == ("its value" if OPERATIONS[operation].route.key else {asked[2]: "its value"})
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,15 @@ import psutil
 from loom.control.first_frame import FirstFrame
 from loom.control.frame import MAX_FRAME, MAX_HELLO, Splitter, pack, pack_around, unpack
 from loom.control.introduction import MAX_KEY, Refusal, ThreadletHello
+from loom.control.operations import OPERATIONS
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
 from loom.process.strangers import Strangers
 from loom.weaver.keys import EVERYONE, Grant
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.connection import Connection
-from loom.weaver.serving.everyone import Everyone
 from loom.weaver.serving.intake import Intake, Source
-from loom.weaver.serving.operations import OPERATIONS
 from loom.weaver.serving.processes import find_process, process_descriptor
+from loom.weaver.serving.reach import Everyone
 from loom.weaver.serving.user_weaver import ThreadletPeer, UserWeaver
 from loom.weaver.serving.users import Users
 from loom.wire.exact_json import exact_json
@@ -65,7 +65,7 @@ The gateway passes the text on. It would take long to read and write it on the e
 REACHED = "reached"
 """An operation of a session: write down what one of its clients does in the process of a rank."""
 
-_CHANGING = frozenset(name for name, operation in OPERATIONS.items() if operation.method != "GET")
+_CHANGING = frozenset(name for name, operation in OPERATIONS.items() if not operation.reads())
 
 
 class Peers:
@@ -93,7 +93,7 @@ class RequestConnection(Connection, Source):
         super().__init__()
         self._users = users
         self._peers = peers
-        self._everyone = Everyone(users)
+        self._everyone = Everyone(users.items)
         self._grant: Grant | None = None
         """What the key grants; None before the key has come."""
         self._first = FirstFrame(_MAX_REQUEST_HELLO, users.keys.read)

@@ -13,17 +13,18 @@ from typing import Any, TypeVar
 import msgpack
 
 from loom.chaos.faults import Place, fault_kind
-from loom.control.aliases import translate
+from loom.control import operations
+from loom.control.arguments import count, seconds, text, text_or_none
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.frame import MAX_FRAME
 from loom.control.introduction import Device
-from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
+from loom.control.operations import OPERATIONS, Operation
+from loom.control.profiles import LEAST_SECONDS, MOST_SECONDS
 from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.weaver.commands import GivenCommand, select
 from loom.weaver.outbox import Output
 from loom.weaver.replicas import Replica
-from loom.weaver.serving.arguments import count, identity, seconds, text, text_or_none
-from loom.weaver.serving.one_session import OneSession
+from loom.weaver.serving.reach import Asker, Guest
 from loom.weaver.serving.sessions import Sessions
 from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.views import CommandState, DeviceInfo, ProfileInfo, WeaverStatus
@@ -39,7 +40,7 @@ KEPT_IN_METRICS = 600.0
 _A_NUMBER, _A_REPLICA, _A_DEVICE, _A_JOB = 12, 60, 40, 800
 """Bytes that a number, a replica, a device and a job take in an answer, about, beside names and statuses."""
 
-_STORES = frozenset(("command", "inject", "remove_fault", "fail_device", "policy", "note"))
+_STORES = frozenset(("note", *(name for name, operation in OPERATIONS.items() if not operation.reads())))
 """The operations whose answers promise that something is stored."""
 
 _REPORTS = frozenset(("spawned", "supervision"))
@@ -80,43 +81,51 @@ class RequestHandler:
         """An event for each command that callers wait for, set at its next acknowledgement."""
         self._commands_done: dict[str, asyncio.Event] = {}
         """An event for each command that callers wait for, set when every replica has acknowledged it."""
-        self._operations: dict[str, Callable[[dict[str, Any], float], Any]] = {
-            "status": self._status,
-            "replicas": self._replicas,
-            "replica": self._replica,
-            "devices": self._devices,
-            "events": self._events,
-            "metrics": self._metrics,
-            "history": self._history,
-            "command": self._command,
-            "inject": self._inject,
-            "remove_fault": self._remove_fault,
-            "goodput": self._goodput,
-            "fail_device": self._fail_device,
-            "policy": self._policy,
-            "policies": self._policies,
-            "address": self._own_address,
+        self._handlers: dict[type[Operation], Callable[[Any, Asker, float], Any]] = {
+            operations.Status: lambda asked, asker, now: self._status(now),
+            operations.Replicas: lambda asked, asker, now: [self.info(replica) for replica in self.replicas],
+            operations.OneReplica: lambda asked, asker, now: self.info(self._known.replica(asked.id)),
+            operations.Devices: lambda asked, asker, now: [self.device(device) for device in self._known.devices],
+            operations.Events: self._events,
+            operations.Metrics: self._metrics,
+            operations.History: self._history,
+            operations.Stacks: self._stacks,
+            operations.Profile: self._profile,
+            operations.Goodput: self._goodput,
+            operations.Address: lambda asked, asker, now: self._address(self.user, asker.session),
+            operations.Policies: lambda asked, asker, now: self._policies(),
+            operations.SetPolicy: self._set_policy,
+            operations.GiveCommand: self._give,
+            operations.CommandStatus: self._command_state,
+            operations.Inject: self._inject,
+            operations.RemoveFault: self._remove_fault,
+            operations.FailDevice: self._fail_device,
+        }
+        self._of_processes: dict[str, Callable[[dict[str, Any], float], Any]] = {
             "spawned": weaver.spawned,
             "supervision": weaver.supervision,
             "calls": self._calls,
             "note": self._note,
             "numbers": self._numbers,
-            "command_state": self._command_state,
             "replicas_in": self._replicas_in,
-            "stacks": self._stacks,
-            "profile": self._profile,
             "in_session": self._in_session,
         }
+        """What Loom's own processes ask beside the operations of users."""
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
         """Do an operation and return its result; the result of one that waits has to be awaited."""
-        found = self._operations.get(operation)
-        if found is None:
-            known = ", ".join(self._operations)
-            raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
         if operation in _STORES:
             self.check_stores(operation)
-        return found(arguments, self._clock())
+        if (found := OPERATIONS.get(operation)) is not None:
+            return self.do(found.read(arguments), Asker.read(arguments))
+        if (inner := self._of_processes.get(operation)) is not None:
+            return inner(arguments, self._clock())
+        known = ", ".join([*OPERATIONS, *self._of_processes])
+        raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
+
+    def do(self, asked: Operation, asker: Asker = Asker()) -> Any:  # noqa: B008 - it is frozen
+        """Do an operation of a user, as `answer` does."""
+        return self._handlers[type(asked)](asked, asker, self._clock())
 
     @staticmethod
     def reads(operation: str) -> bool:
@@ -176,13 +185,13 @@ class RequestHandler:
 
     def _in_session(self, arguments: dict[str, Any], now: float) -> Any:
         """Do an operation on the replicas of one session only."""
-        one = OneSession(text(arguments, "session"), self._weaver, self.answer)
-        return one.answer(text(arguments, "do"), dict(arguments.get("arguments") or {}))
+        guest = Guest(text(arguments, "session"), self._weaver, self.do)
+        inner = dict(arguments.get("arguments") or {})
+        if text(arguments, "do") in _STORES:
+            self.check_stores(arguments["do"])
+        return guest.answer(text(arguments, "do"), inner, Asker.read(inner))
 
-    def _own_address(self, arguments: dict[str, Any], now: float) -> str:
-        return self._address(self.user, text_or_none(arguments, "session"))
-
-    def _status(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+    def _status(self, now: float) -> dict[str, Any]:
         return WeaverStatus(
             weaver=self._weaver.instance,
             started=self._weaver.started,
@@ -196,17 +205,8 @@ class RequestHandler:
             undurable_reason="" if self._weaver.undurable is None else self._weaver.undurable.reason,
         ).to_body()
 
-    def _replicas(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        return [self.info(replica) for replica in self.replicas]
-
-    def _replica(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        return self.info(self._known.replica(text(arguments, "id")))
-
     def info(self, replica: Replica) -> dict[str, Any]:
         return replica.info(self.user, self._known.devices.devices_of(replica.id))
-
-    def _devices(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        return [self.device(device) for device in self._known.devices]
 
     def device(self, device: Device) -> dict[str, Any]:
         devices = self._known.devices
@@ -219,61 +219,54 @@ class RequestHandler:
             status=self._known.device_status.get(device.uuid),
         ).to_body()
 
-    def _events(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        after = count(arguments, "after", 0)
-        limit = min(count(arguments, "limit", 100), _MAX_EVENTS)
-        replica, kind = text_or_none(arguments, "replica"), text_or_none(arguments, "kind")
-        newest, among = arguments.get("after") is None, arguments.get("replicas")
-        since, until = seconds(arguments, "since", -math.inf), seconds(arguments, "until", math.inf)
-        found = self._known.events.after(after, limit, replica, kind, newest, among, since, until)
+    def _events(self, asked: operations.Events, asker: Asker, now: float) -> list[dict[str, Any]]:
+        newest, among, limit = asked.after is None, asked.replicas, min(asked.limit, _MAX_EVENTS)
+        since, until = _span(asked.since, asked.until)
+        events = self._known.events
+        found = events.after(asked.after or 0, limit, asked.replica, asked.kind, newest, among, since, until)
         return [event.to_body() for event in found]
 
-    def _metrics(self, arguments: dict[str, Any], now: float) -> list[str]:
-        return self._known.history.metrics(self._known.replica(text(arguments, "replica")).id)
+    def _metrics(self, asked: operations.Metrics, asker: Asker, now: float) -> list[str]:
+        return self._known.history.metrics(self._known.replica(asked.replica).id)
 
-    def _history(self, arguments: dict[str, Any], now: float) -> list[tuple[float, int | None, float]]:
-        replica, metric = self._known.replica(text(arguments, "replica")).id, text(arguments, "metric")
+    def _history(
+        self, asked: operations.History, asker: Asker, now: float
+    ) -> list[tuple[float, int | None, float]]:
+        replica, metric = self._known.replica(asked.replica).id, asked.metric
         known = self._known.history.metrics(replica)
         if metric not in known:
             raise WrongArguments(
                 f"replica {replica!r} reports no metric {metric!r:.80}; it reports {', '.join(known)}"
             )
-        since, until = seconds(arguments, "since", -math.inf), seconds(arguments, "until", math.inf)
-        points = min(max(1, count(arguments, "points", 500)), _MAX_POINTS)
-        return self._known.history.between(replica, metric, since, until, points)
+        points = min(max(1, asked.points), _MAX_POINTS)
+        return self._known.history.between(replica, metric, *_span(asked.since, asked.until), points)
 
-    def _goodput(self, arguments: dict[str, Any], now: float) -> list[dict[str, Any]]:
-        kept, wanted = self._known.goodput, text_or_none(arguments, "job")
-        records = (kept.record(job, now) for job in kept.jobs() if wanted in (None, job))
+    def _goodput(self, asked: operations.Goodput, asker: Asker, now: float) -> list[dict[str, Any]]:
+        kept = self._known.goodput
+        records = (kept.record(job, now) for job in kept.jobs() if asked.job in (None, job))
         return [{**record.to_body(), "user": self.user} for record in records]
 
-    def _command(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        params, target = arguments.get("params") or {}, arguments.get("target")
-        name = text(arguments, "kind")
-        if isinstance(params, dict):
-            name, target, params = translate(name, target, params)
-        kind = CommandKind.read(name)
+    def _give(self, asked: operations.GiveCommand, asker: Asker, now: float) -> dict[str, Any]:
+        kind = CommandKind.read(asked.kind)
         if kind not in USER_COMMANDS:
             raise WrongArguments(
                 f"{kind} is not given as a command; choose one of {', '.join(sorted(USER_COMMANDS))}"
             )
-        id, announced = identity(arguments, "id"), arguments.get("announced") is True
-        if announced and kind is not CommandKind.UPDATE_CONFIG:
+        if asked.announced and kind is not CommandKind.UPDATE_CONFIG:
             raise WrongArguments(f"only update_config is announced, not {kind}")
-        by = _by(arguments)
-        return _given(self._weaver.dispatcher.give(kind, params, target, by, now, id=id, announced=announced))
+        give = self._weaver.dispatcher.give
+        params, announced = asked.params or {}, asked.announced
+        return _given(give(kind, params, asked.target, asker.by, now, id=asked.id, announced=announced))
 
-    def _inject(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        target: Any = arguments.get("target")
-        params = {
-            name: arguments[name] for name in ("fault", "params", "duration") if arguments.get(name) is not None
-        }
-        if fault_kind(params.get("fault")).place is Place.GATEWAY:
-            raise Denied(f"{params['fault']} is injected by the gateway: a program asks it with job.weaver.inject")
-        if arguments.get("admin") is not True:
-            self._check_hosts(params.get("fault"), target)
-        id = identity(arguments, "id")
-        return _given(self._weaver.dispatcher.give(CommandKind.INJECT, params, target, _by(arguments), now, id=id))
+    def _inject(self, asked: operations.Inject, asker: Asker, now: float) -> dict[str, Any]:
+        params = {"fault": asked.fault, "params": asked.params, "duration": asked.duration}
+        params = {name: value for name, value in params.items() if value not in (None, {})}
+        if fault_kind(asked.fault).place is Place.GATEWAY:
+            raise Denied(f"{asked.fault} is injected by the gateway: a program asks it with job.weaver.inject")
+        if not asker.admin:
+            self._check_hosts(asked.fault, asked.target)
+        dispatcher = self._weaver.dispatcher
+        return _given(dispatcher.give(CommandKind.INJECT, params, asked.target, asker.by, now, id=asked.id))
 
     def _check_hosts(self, fault: Any, target: Any) -> None:
         """Refuse a fault of hosts on which another user's processes may be."""
@@ -287,20 +280,18 @@ class RequestHandler:
                 "of scope admin"
             )
 
-    def _remove_fault(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        injection = text(arguments, "injection")
-        return _given(self._weaver.dispatcher.remove_fault(injection, _by(arguments), now))
+    def _remove_fault(self, asked: operations.RemoveFault, asker: Asker, now: float) -> dict[str, Any]:
+        return _given(self._weaver.dispatcher.remove_fault(asked.injection, asker.by, now))
 
-    def _fail_device(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        device, reason = text(arguments, "device"), text_or_none(arguments, "reason") or ""
-        report = identity(arguments, "report")
-        return self._weaver.dispatcher.fail_device(device, reason, _by(arguments), now, report).to_body()
+    def _fail_device(self, asked: operations.FailDevice, asker: Asker, now: float) -> dict[str, Any]:
+        dispatcher = self._weaver.dispatcher
+        return dispatcher.fail_device(asked.device, asked.reason, asker.by, now, asked.report).to_body()
 
-    def _policy(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
-        self._weaver.set_policy(text(arguments, "group"), text(arguments, "action"), _by(arguments), now)
-        return self._policies(arguments, now)
+    def _set_policy(self, asked: operations.SetPolicy, asker: Asker, now: float) -> dict[str, str]:
+        self._weaver.set_policy(asked.group, asked.action, asker.by, now)
+        return self._policies()
 
-    def _policies(self, arguments: dict[str, Any], now: float) -> dict[str, str]:
+    def _policies(self) -> dict[str, str]:
         return {group: action.value for group, action in self._known.policy}
 
     def _note(self, arguments: dict[str, Any], now: float) -> int:
@@ -334,7 +325,7 @@ class RequestHandler:
             for one in found
         }
         return {
-            **self._status(arguments, now),
+            **self._status(now),
             "command_latency": self._weaver.dispatcher.latencies.to_dict(),
             "call_latency": self._sessions.latencies,
             "history_bytes": self._known.history.size,
@@ -349,15 +340,12 @@ class RequestHandler:
             "left_out": room.left_out,
         }
 
-    async def _command_state(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
-        """Return the acknowledgements of a command, once all have come or the time is over.
-
-        With ``after``, a count: those that came after the first so many, once there is one.
-        """
-        id, timeout = str(arguments.get("id")), _timeout(arguments, 10.0)
+    async def _command_state(self, asked: operations.CommandStatus, asker: Asker, now: float) -> dict[str, Any]:
+        """Return the acknowledgements of a command, once all have come or the time is over."""
+        id, timeout = asked.id, _checked(asked.timeout)
         command = self._known.commands.find(id)
-        if arguments.get("after") is not None:
-            return await self._acknowledgements_after(command, count(arguments, "after", 0), timeout)
+        if asked.after is not None:
+            return await self._acknowledgements_after(command, asked.after, timeout)
         if not command.done:
             await _wait_for(self._commands_done.setdefault(id, asyncio.Event()), timeout)
         known = command.acknowledgements | {
@@ -381,7 +369,7 @@ class RequestHandler:
     async def _replicas_in(self, arguments: dict[str, Any], now: float) -> list[tuple[int | None, str]]:
         """Return rank and id of the replicas in a mesh, once each of its ``ranks`` has one or the time is over."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + _timeout(arguments, 0.0)
+        until = loop.time() + _checked(seconds(arguments, "timeout", 0.0))
         session, procs = text(arguments, "session"), str(count(arguments, "procs", 0))
         while True:
             # Ended replicas come first: a living replica of the same rank replaces them in the caller's dict.
@@ -393,19 +381,19 @@ class RequestHandler:
                 self._next_event = loop.create_future()
             await asyncio.wait((self._next_event,), timeout=left)
 
-    def _stacks(self, arguments: dict[str, Any], now: float) -> Awaitable[str]:
+    def _stacks(self, asked: operations.Stacks, asker: Asker, now: float) -> Awaitable[str]:
         came: asyncio.Queue[str] = asyncio.Queue()
-        self._weaver.stacks.want(self._known.replica(str(arguments.get("replica"))), tell=came.put_nowait)
+        self._weaver.stacks.want(self._known.replica(asked.replica), tell=came.put_nowait)
         return came.get()
 
-    def _profile(self, arguments: dict[str, Any], now: float) -> Awaitable[dict[str, Any]]:
-        wanted = seconds(arguments, "seconds", DEFAULT_SECONDS)
+    def _profile(self, asked: operations.Profile, asker: Asker, now: float) -> Awaitable[dict[str, Any]]:
+        wanted = asked.seconds
         if not LEAST_SECONDS <= wanted <= MOST_SECONDS:
             raise WrongArguments(
                 f"a profile takes from {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds, not {wanted:g}"
             )
         came: asyncio.Queue[ProfileInfo | LoomError] = asyncio.Queue()
-        self._weaver.profiles.want(self._known.replica(text(arguments, "replica")), wanted, came.put_nowait)
+        self._weaver.profiles.want(self._known.replica(asked.replica), wanted, came.put_nowait)
         return _told(came)
 
 
@@ -443,17 +431,16 @@ async def _wait_for(event: asyncio.Event, timeout: float) -> None:
             await asyncio.wait_for(event.wait(), timeout)
 
 
-def _timeout(arguments: dict[str, Any], default: float) -> float:
+def _checked(timeout: float) -> float:
     """Return the checked ``timeout`` of an operation that waits, in seconds."""
-    timeout = seconds(arguments, "timeout", default)
     if not 0 <= timeout <= MAX_TIMEOUT:
         raise WrongArguments(f"timeout is from 0 to {MAX_TIMEOUT:g} seconds, not {timeout!r:.80}")
     return timeout
 
 
+def _span(since: float | None, until: float | None) -> tuple[float, float]:
+    return -math.inf if since is None else since, math.inf if until is None else until
+
+
 def _given(command: GivenCommand) -> dict[str, Any]:
     return {"id": command.id, "replicas": command.replicas}
-
-
-def _by(arguments: dict[str, Any]) -> str:
-    return text_or_none(arguments, "by") or "gateway"

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from loom.control.arguments import count, seconds, text
 from loom.control.latencies import BOUNDS
 from loom.errors import WrongArguments
-from loom.weaver.serving.arguments import count, seconds, text
 
 LIVES_FOR = 15.0
 """Seconds after its last report for which a session counts as living: several times the pause between two."""

@@ -9,12 +9,12 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE
-from loom.weaver.serving import everyone
+from loom.weaver.serving import reach
 from tests.unit.loom.weaver.running import running
 
 
 async def test_one_users_names_leave_the_numbers_of_others_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everyone, "ALL_NUMBERS", 40_000)
+    monkeypatch.setattr(reach, "ALL_NUMBERS", 40_000)
     async with running() as weaver:
         weaver.server.users.of("bob")
         theirs = await weaver.threadlet()

@@ -1,0 +1,74 @@
+"""Checks of arguments by name, for the operations of the weaver and for what its own processes report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from loom.errors import WrongArguments
+
+IDENTITY = r"[A-Za-z0-9_-]{8,64}"
+"""The form of an id that a caller chooses."""
+
+
+def text(arguments: Mapping[str, Any], name: str) -> str:
+    """Return a text that has to be there, and not empty."""
+    value = text_or_none(arguments, name)
+    if not value:
+        raise WrongArguments(f"{name} is missing")
+    return value
+
+
+def text_or_none(arguments: Mapping[str, Any], name: str) -> str | None:
+    """Return a text, or None if it was not given."""
+    value = arguments.get(name)
+    if value is not None and not isinstance(value, str):
+        raise WrongArguments(f"{name} is a text, not {value!r:.80}")
+    return value
+
+
+def identity(arguments: Mapping[str, Any], name: str) -> str | None:
+    """Return an id that the caller has chosen, or None if it was not given."""
+    value = text_or_none(arguments, name)
+    if value is not None and not re.fullmatch(IDENTITY, value):
+        raise WrongArguments(f"{name} is 8 to 64 letters, digits, - and _, not {value!r:.80}")
+    return value
+
+
+def given(arguments: Mapping[str, Any], name: str) -> Any:
+    """Return an argument of any type that has to be there."""
+    value = arguments.get(name)
+    if value is None:
+        raise WrongArguments(f"{name} is missing")
+    return value
+
+
+def count_or_none(arguments: Mapping[str, Any], name: str) -> int | None:
+    """Return a count, or None if it was not given."""
+    value = arguments.get(name)
+    if value is not None and (type(value) is not int or not 0 <= value < 1 << 53):
+        raise WrongArguments(f"{name} is a count, not {value!r:.80}")
+    return value
+
+
+def count(arguments: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a count, or the default if none was given."""
+    value = count_or_none(arguments, name)
+    return default if value is None else value
+
+
+def seconds_or_none(arguments: Mapping[str, Any], name: str) -> float | None:
+    """Return a time in seconds, or None if it was not given."""
+    value = arguments.get(name)
+    if value is None:
+        return None
+    if type(value) not in (int, float):
+        raise WrongArguments(f"{name} is a time in seconds, not {value!r:.80}")
+    return float(value)
+
+
+def seconds(arguments: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a time in seconds, or the default if none was given."""
+    value = seconds_or_none(arguments, name)
+    return default if value is None else value

@@ -1,0 +1,551 @@
+"""The operations of the weaver: each one's arguments, REST route, reach and result, declared once.
+
+The gateway's router, the weaver's checks, the reach of guests and admins, and the clients are made of them. A new
+one is a class here, a handler in `loom.weaver.serving.requests` and a method in `loom_proxy.weaver.methods`.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from enum import Flag, auto
+from functools import cache
+from string import Formatter
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from loom.chaos.faults import MAX_DURATION
+from loom.control import arguments as check
+from loom.control.aliases import translate
+from loom.control.commands import CommandKind
+from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
+from loom.weaver.policy import Action
+from loom.weaver.views import (
+    CommandState,
+    DeviceInfo,
+    GoodputRecord,
+    InjectionState,
+    MetricPoint,
+    ProfileInfo,
+    ReplicaInfo,
+    WeaverEvent,
+    WeaverStatus,
+)
+
+Op = TypeVar("Op", bound="Operation")
+
+Ask = Callable[..., Any]
+"""A function that does an operation and returns its result, as `loom.weaver.views` describes it.
+
+It takes the operation's name, and its arguments by name; ``wait`` is the seconds to wait for acknowledgements. One
+that is None counts as not given.
+"""
+
+MAX_WAIT = 300.0
+"""Seconds that one request may wait for acknowledgements."""
+
+STACK_WAIT = 30.0
+"""Seconds that getting a stack or a profile may take, in addition to those that it is taken for."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of an argument, in pydantic's words, which reads them where there is pydantic.
+
+    The weaver checks types, signs and patterns alone. It takes ``le`` for more, as programs of a session rely on.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+
+    __is_annotated_types_grouped_metadata__: ClassVar[Literal[True]] = True
+
+    def __iter__(self) -> Iterator[object]:
+        import annotated_types  # only pydantic asks, which needs it
+        from pydantic import StringConstraints
+
+        bounds = {
+            "ge": annotated_types.Ge,
+            "gt": annotated_types.Gt,
+            "le": annotated_types.Le,
+            "lt": annotated_types.Lt,
+        }
+        yield from (bound(value) for name, bound in bounds.items() if (value := getattr(self, name)) is not None)
+        if self.min_length is not None:
+            yield annotated_types.MinLen(self.min_length)
+        if self.max_length is not None:
+            yield annotated_types.MaxLen(self.max_length)
+        if self.pattern is not None:
+            yield from StringConstraints(pattern=self.pattern)
+
+
+Name = Annotated[str, Limits(max_length=200)]
+Id = Annotated[str, Limits(pattern=f"^{check.IDENTITY}$")]
+Count = Annotated[int, Limits(ge=0, lt=1 << 53)]
+Wait = Annotated[float, Limits(ge=0, le=MAX_WAIT)]
+Target = str | list[str]
+
+
+class Reach(Flag):
+    """Who asks for an operation, beside a user by REST."""
+
+    NONE = 0
+    GUEST = auto()
+    """A guest of a session, or a user about one session: it is about the session's replicas."""
+    EVERYONE = auto()
+    """An admin about all users at once."""
+
+
+class Route(NamedTuple):
+    """The REST route of an operation, under ``/api/v1/weaver/``.
+
+    Arguments that are not in the path are in the query of a GET, and else in the posted object.
+    """
+
+    method: str
+    path: str
+    """A name in braces stands for an argument."""
+    key: str = ""
+    """The key of the response's object that holds the result; empty: the object is the result."""
+    echo: tuple[str, ...] = ()
+    """Arguments that the response's object repeats."""
+    refusals: Mapping[int, str] = {}
+    """What an HTTP status of this route says, in addition to those that all routes have."""
+    scope: str = ""
+    """The scope that it needs, if it is not ``view`` for a GET and ``operate`` for the others."""
+
+    @property
+    def named(self) -> list[str]:
+        """The arguments in the path."""
+        return [name for _, name, _, _ in Formatter().parse(self.path) if name]
+
+
+class Operation:
+    """An operation with its arguments. Subclasses are frozen dataclasses.
+
+    Class arguments:
+        name: the operation's name between processes.
+        route: its REST route.
+        result: the type of its result, as OpenAPI describes it.
+        reach: who asks for it beside a user.
+        about: the argument that names the one replica that it is about.
+        gives: whether it gives a command, whose state is the result.
+        waits: whether the weaver answers later than at once.
+    """
+
+    name: ClassVar[str]
+    route: ClassVar[Route]
+    result: ClassVar[Any]
+    reach: ClassVar[Reach]
+    about: ClassVar[str]
+    gives: ClassVar[bool]
+    waits: ClassVar[bool]
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def __init_subclass__(
+        cls,
+        name: str,
+        route: Route,
+        result: Any,
+        reach: Reach = Reach.NONE,
+        about: str = "",
+        gives: bool = False,
+        waits: bool = False,
+    ) -> None:
+        cls.name, cls.route, cls.result, cls.reach = name, route, result, reach
+        cls.about, cls.gives, cls.waits = about, gives, waits
+        OPERATIONS[name] = cls
+
+    @classmethod
+    def reads(cls) -> bool:
+        """Return whether it changes nothing."""
+        return cls.route.method == "GET"
+
+    @classmethod
+    def read(cls: type[Op], arguments: Mapping[str, Any]) -> Op:
+        """Return the operation with checked arguments. Unknown ones are ignored: a newer program may send them.
+
+        Raises:
+            WrongArguments: an argument is missing, or makes no sense.
+        """
+        given = cls.in_own_words(arguments)
+        checked = ((one, fits(given, one.name)) for one, fits in _checks(cls))  # type: ignore[arg-type]
+        return cls(**{one.name: value for one, value in checked if value is not None or is_required(one)})
+
+    @classmethod
+    def in_own_words(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments in Loom's names, if they may be in others."""
+        return arguments
+
+    @classmethod
+    def takes(cls, arguments: Mapping[str, Any]) -> float:
+        """Return the seconds that it may take because of its arguments."""
+        wait: float = arguments.get("wait", 0.0)
+        return wait
+
+    def noted(self) -> tuple[str, dict[str, Any]]:
+        """Return a change's event and details for the audit. Values stay out of it: they may be secrets."""
+        raise NotImplementedError
+
+
+OPERATIONS: dict[str, type[Operation]] = {}
+"""The operations by name."""
+
+
+def takes(operation: str, arguments: Mapping[str, Any]) -> float:
+    """Return the seconds that an operation may take because of its arguments."""
+    found = OPERATIONS.get(operation)
+    return 0.0 if found is None else found.takes(arguments)
+
+
+INNER = MappingProxyType({"inner": True})
+"""The metadata of an argument that only Loom's own processes give."""
+
+LISTED, SHOWN = Reach.GUEST | Reach.EVERYONE, Reach.GUEST
+
+
+@dataclass(frozen=True)
+class Status(Operation, name="status", route=Route("GET", "status"), result=WeaverStatus, reach=LISTED):
+    """The weaver at a glance, as far as the caller's replicas go; for an admin, ``user=*`` is everyone's."""
+
+
+@dataclass(frozen=True)
+class Replicas(
+    Operation, name="replicas", route=Route("GET", "replicas", "replicas"), result=list[ReplicaInfo], reach=LISTED
+):
+    """All known replicas of the caller, including failed and finished ones, in the order in which they came."""
+
+
+@dataclass(frozen=True)
+class Devices(
+    Operation, name="devices", route=Route("GET", "devices", "devices"), result=list[DeviceInfo], reach=LISTED
+):
+    """Every device that the caller's replicas use, with those replicas and its state."""
+
+
+@dataclass(frozen=True)
+class Events(
+    Operation, name="events", route=Route("GET", "events", "events"), result=list[WeaverEvent], reach=LISTED
+):
+    """Past events, at times since the epoch if wanted: the first ones after an event, or else the newest."""
+
+    after: Count | None = None
+    limit: Annotated[int, Limits(ge=1, le=10_000)] = 100
+    kind: Name | None = None
+    replica: Name | None = None
+    since: float | None = None
+    until: float | None = None
+    replicas: list[str] | None = field(default=None, metadata=INNER)
+    """The only replicas whose events are wanted."""
+
+
+@dataclass(frozen=True)
+class Goodput(
+    Operation, name="goodput", route=Route("GET", "goodput", "jobs"), result=list[GoodputRecord], reach=LISTED
+):
+    """The time accounting of each job, or of one: how much of its time went to steps that count."""
+
+    job: Name | None = None
+
+
+@dataclass(frozen=True)
+class Metrics(
+    Operation,
+    name="metrics",
+    route=Route("GET", "replicas/{replica}/metrics", "metrics"),
+    result=list[str],
+    reach=SHOWN,
+    about="replica",
+):
+    """The names of the metrics that a replica reports."""
+
+    replica: str
+
+
+@dataclass(frozen=True)
+class History(
+    Operation,
+    name="history",
+    route=Route("GET", "replicas/{replica}/metrics/{metric}", "points", echo=("replica", "metric")),
+    result=list[MetricPoint],
+    reach=SHOWN,
+    about="replica",
+):
+    """The history of a metric between two times. If it has more points than requested, it is averaged.
+
+    A point has the time in seconds since the epoch, the step and the value. The oldest comes first.
+    """
+
+    replica: str
+    metric: str
+    since: float | None = None
+    until: float | None = None
+    points: Annotated[int, Limits(ge=1, le=20_000)] = 500
+
+
+@dataclass(frozen=True)
+class Stacks(
+    Operation,
+    name="stacks",
+    route=Route("GET", "replicas/{replica}/stacks"),
+    result=str,
+    reach=SHOWN,
+    about="replica",
+    waits=True,
+):
+    """The stack of each of a replica's threads, as text."""
+
+    replica: str
+
+    @classmethod
+    def takes(cls, arguments: Mapping[str, Any]) -> float:
+        return STACK_WAIT
+
+
+@dataclass(frozen=True)
+class Profile(
+    Operation,
+    name="profile",
+    route=Route(
+        "GET", "replicas/{replica}/profile", refusals={409: "There is no profile of it; the text says why."}
+    ),
+    result=ProfileInfo,
+    reach=SHOWN,
+    about="replica",
+    waits=True,
+):
+    """Where the time of a replica's process goes: how often each stack is seen within some seconds.
+
+    One profile of a replica is taken at a time, two of a user's replicas, and four in all.
+    """
+
+    replica: str
+    seconds: Annotated[float, Limits(ge=LEAST_SECONDS, le=MOST_SECONDS)] = DEFAULT_SECONDS
+
+    @classmethod
+    def takes(cls, arguments: Mapping[str, Any]) -> float:
+        seconds = arguments.get("seconds")
+        wanted = float(seconds) if isinstance(seconds, (int, float)) else DEFAULT_SECONDS
+        return STACK_WAIT + min(wanted, MOST_SECONDS)
+
+
+@dataclass(frozen=True)
+class OneReplica(
+    Operation, name="replica", route=Route("GET", "replicas/{id}"), result=ReplicaInfo, reach=SHOWN, about="id"
+):
+    """A replica."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Address(Operation, name="address", route=Route("GET", "address", "address", scope="operate"), result=str):
+    """The address for training processes that Loom did not spawn. Needs a token of scope operate.
+
+    It is the value of ``LOOM_WEAVER``, and contains a key of the caller's: a process that registers with it is a
+    replica of the caller. Keep it like a token.
+    """
+
+
+@dataclass(frozen=True)
+class Policies(Operation, name="policies", route=Route("GET", "policies", "policies"), result=dict[str, Action]):
+    """The action for each group that has one when a device fails. The other groups are notified."""
+
+
+@dataclass(frozen=True)
+class CommandStatus(
+    Operation,
+    name="command_state",
+    route=Route("GET", "commands/{id}"),
+    result=CommandState,
+    reach=SHOWN,
+    waits=True,
+):
+    """The acknowledgements of a command; with ``wait``, once all replicas have answered or it has expired."""
+
+    id: str
+    wait: Wait = 0.0
+    timeout: float = field(default=10.0, metadata=INNER)
+    """Seconds to wait, as Loom's own processes say them."""
+    after: Count | None = field(default=None, metadata=INNER)
+    """A count: only the acknowledgements that came after the first so many, once there is one."""
+
+
+UserCommandKind = Literal[
+    CommandKind.UPDATE_CONFIG,
+    CommandKind.PAUSE,
+    CommandKind.RESUME,
+    CommandKind.STOP,
+    CommandKind.DRAIN,
+    CommandKind.DEACTIVATE_DEVICE,
+    CommandKind.REACTIVATE,
+]
+"""The kinds of command that users give. The other kinds follow from a failure or a fault."""
+
+
+@dataclass(frozen=True)
+class GiveCommand(
+    Operation,
+    name="command",
+    route=Route("POST", "commands"),
+    result=CommandState,
+    reach=Reach.GUEST,
+    gives=True,
+):
+    """Give a command to replicas. With ``wait``, answer once all have acknowledged it or it has expired.
+
+    Its kind may also be one of torchLoom's names, such as ``pause_training``.
+    """
+
+    kind: UserCommandKind
+    target: Target | None = None
+    """A replica's id, a group, a glob over both, ``*`` for all, or a list of ids; among the caller's replicas.
+    Without it all are meant; of a command about devices, those on them."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """For update_config, keys and their values; for deactivate_device and reactivate, ``device`` with the device's
+    uuid, or ``group`` with the name of a group or replica, whose devices are meant; those on them are told."""
+    wait: Wait = 0.0
+    """Seconds to wait for acknowledgements before the answer."""
+    id: Id | None = None
+    """An id for the command, of the caller's choice: a second request with the same id gives no second command."""
+    announced: bool = False
+    """Whether an update_config is news of a configuration and nobody's command: a training that takes updates by
+    ``get_config_update`` gets the values alone, without ``_is_weaver_command``."""
+
+    @classmethod
+    def in_own_words(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        params, kind = arguments.get("params") or {}, arguments.get("kind")
+        if not isinstance(kind, str) or not isinstance(params, dict):
+            return arguments
+        plain = kind.value if isinstance(kind, CommandKind) else kind
+        kind, target, params = translate(plain, arguments.get("target"), params)
+        return {**arguments, "kind": kind, "target": target, "params": params}
+
+    def noted(self) -> tuple[str, dict[str, Any]]:
+        target = "*" if self.target is None else self.target
+        return "commanded", {"kind": str(self.kind), "target": target, "keys": list(self.params)}
+
+
+@dataclass(frozen=True)
+class Inject(
+    Operation,
+    name="inject",
+    route=Route(
+        "POST",
+        "inject",
+        refusals={403: "The target is not marked as injectable.", 409: "It cannot have this fault."},
+    ),
+    result=InjectionState,
+    gives=True,
+):
+    """Inject a fault into replicas or components of Loom that are marked as injectable.
+
+    A fault that lasts ends by itself, or by DELETE. One that strikes the gateway, the weaver or a
+    host on which another user has processes needs scope admin.
+    """
+
+    fault: Name
+    """The kind of fault, such as sigkill; `loom inject list` shows all kinds."""
+    target: Annotated[str, Limits(min_length=1, max_length=500)] | list[str]
+    """The replicas, as for a command; for dead_driver a session; for dead_gateway and dead_weaver `*`."""
+    params: dict[str, Any] = field(default_factory=dict)
+    duration: Annotated[float, Limits(gt=0, le=MAX_DURATION)] | None = None
+    """Seconds until the fault is removed; without it, as long as its kind lasts."""
+    wait: Wait = 0.0
+    """Seconds to wait for acknowledgements before the answer."""
+    id: Id | None = None
+    """An id for the fault, of the caller's choice: a second request with the same id injects no second fault.
+    A fault of the gateway, the weaver or a driver has none."""
+
+    def noted(self) -> tuple[str, dict[str, Any]]:
+        return "injected", {"fault": self.fault, "target": self.target, "duration": self.duration}
+
+
+@dataclass(frozen=True)
+class RemoveFault(
+    Operation, name="remove_fault", route=Route("DELETE", "inject/{injection}"), result=CommandState, gives=True
+):
+    """Remove a fault before its time is over. The replicas on its host are asked; one of them removes it."""
+
+    injection: str
+
+    def noted(self) -> tuple[str, dict[str, Any]]:
+        return "injected", {"removed": self.injection[:200]}
+
+
+@dataclass(frozen=True)
+class FailDevice(
+    Operation,
+    name="fail_device",
+    route=Route("POST", "devices/{device}/failure"),
+    result=WeaverEvent,
+    reach=Reach.EVERYONE,
+):
+    """Report a failed device. Its replicas are notified, and the policies of their groups are applied.
+
+    An admin who names no user reports it for every user whose replicas use the device. The answer is the
+    resulting event: the device, the replicas, and the action for each.
+    """
+
+    device: str
+    reason: Annotated[str, Limits(max_length=2000)] = ""
+    report: Id | None = None
+    """An id for the report, of the caller's choice: a second request with the same id changes nothing."""
+
+    def noted(self) -> tuple[str, dict[str, Any]]:
+        return "injected", {"device": self.device[:200], "reason": self.reason[:200]}
+
+
+@dataclass(frozen=True)
+class SetPolicy(Operation, name="policy", route=Route("POST", "policies", "policies"), result=dict[str, Action]):
+    """Set the action for a group when a device fails."""
+
+    group: Annotated[str, Limits(min_length=1, max_length=200)]
+    """A group, or a glob; ``*`` for all."""
+    action: Action
+
+    def noted(self) -> tuple[str, dict[str, Any]]:
+        return "commanded", {"group": self.group, "action": str(self.action.value)}
+
+
+Check = Callable[[Mapping[str, Any], str], Any]
+
+
+@cache
+def _checks(operation: Any) -> list[tuple[Any, Check]]:
+    hints = typing.get_type_hints(operation, include_extras=True)
+    return [(one, _check(hints[one.name], is_required(one))) for one in fields(operation)]
+
+
+def is_required(one: Field[Any]) -> bool:
+    """Return whether an argument has no default."""
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+def _check(hint: Any, required: bool) -> Check:
+    """Return the check of an argument with a type hint. A type without one here is checked by its handler."""
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        options = [one for one in typing.get_args(hint) if one is not NoneType]
+        hint = options[0] if len(options) == 1 else Any
+    kind, *limits = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    if kind is str and any(one.pattern for one in limits):
+        return check.identity
+    if kind is str:
+        return check.text if required else check.text_or_none
+    if kind in _NUMBERS:
+        return _NUMBERS[kind]
+    return check.given if required and kind is not Any else lambda given, name: given.get(name)
+
+
+_NUMBERS: dict[Any, Check] = {
+    int: check.count_or_none,
+    float: check.seconds_or_none,
+    bool: lambda given, name: given.get(name) is True or None,
+}

@@ -1,0 +1,282 @@
+"""Who asks, and what guests and admins reach: operations of a user's weaver, narrowed to a session or joined."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import msgpack
+
+from loom.control import operations
+from loom.control.arguments import text_or_none
+from loom.control.commands import DEVICE_COMMANDS
+from loom.control.operations import OPERATIONS, Operation, Reach
+from loom.errors import Denied, NotFound, WrongArguments
+from loom.weaver.commands import unknown_command
+from loom.weaver.registry import named
+from loom.weaver.replicas import Replica
+from loom.weaver.states import LIVING
+from loom.weaver.views import few
+from loom.weaver.weaver import Weaver
+
+ALL_NUMBERS = 8 << 20
+"""Bytes of the names and numbers of all users in one answer, far below the largest frame."""
+
+MOST_NUMBERS = 4 << 20
+"""Bytes of one user's among them: some 8,000 devices, or 8,000 replicas with 20 metrics each."""
+
+ALL_ITEMS = 12 << 20
+"""Bytes of a list of all users' replicas, devices, events or jobs, below the largest frame."""
+
+_LEAST_ITEM = 1024  # bytes of an item that is not shortened, however many there are
+_LEFT_TEXT = 200  # characters that are left of a text
+
+
+@dataclass(frozen=True)
+class Asker:
+    """The sender of a request, as its connection says."""
+
+    by: str = "gateway"
+    """The name of a token or a session, for events."""
+    session: str | None = None
+    admin: bool = False
+
+    @classmethod
+    def read(cls, arguments: Mapping[str, Any]) -> Asker:
+        by, session = text_or_none(arguments, "by"), text_or_none(arguments, "session")
+        return cls(by or cls.by, session, arguments.get("admin") is True)
+
+
+class Guest:
+    """The operations on the replicas of one session. The user's other replicas do not exist here.
+
+    Args:
+        do: does an operation on all replicas of the user.
+    """
+
+    def __init__(self, session: str, weaver: Weaver, do: Callable[[Operation, Asker], Any]) -> None:
+        self._session = session
+        self._known = weaver.known
+        self._do = do
+        self._narrowed: dict[type[Operation], Callable[[Any, Asker], Any]] = {
+            operations.Status: self._status,
+            operations.Replicas: lambda asked, asker: [
+                self._do(operations.OneReplica(id), asker) for id in self._own
+            ],
+            operations.Devices: self._devices,
+            operations.Events: self._events,
+            operations.Goodput: self._goodput,
+            operations.GiveCommand: self._command,
+            operations.CommandStatus: self._command_state,
+        }
+
+    def answer(self, operation: str, arguments: Mapping[str, Any], asker: Asker) -> Any:
+        """Do an operation and return its result; the result of one that waits has to be awaited."""
+        found = OPERATIONS.get(operation)
+        if found is None or Reach.GUEST not in found.reach:
+            raise Denied(
+                f"{operation!r:.80} reaches beyond session {self._session!r}: only the session's user asks for it"
+            )
+        asked = found.read(arguments)
+        if found.about:
+            return self._do(self._about_own(asked, found.about), asker)
+        return self._narrowed[found](asked, asker)
+
+    @property
+    def _own(self) -> dict[str, Replica]:
+        return {id: one for id, one in self._known.replicas.items() if one.session == self._session}
+
+    def _about_own(self, asked: Operation, name: str) -> Operation:
+        """Return an operation on the replica that an argument names by its id, or by a short name."""
+        wanted, own = getattr(asked, name), self._own
+        found = own.get(wanted) or named(wanted, own.values())
+        if found is None:
+            raise self._unknown(wanted, own)
+        return replace(asked, **{name: found.id})  # type: ignore[type-var]
+
+    def _unknown(self, wanted: object, own: Collection[str]) -> NotFound:
+        return NotFound(
+            f"no replica of session {self._session!r} is meant by {wanted!r:.80}; it has: {few(own)}",
+            code="unknown_replica",
+        )
+
+    def _status(self, asked: operations.Status, asker: Asker) -> dict[str, Any]:
+        own = self._own
+        mine = {
+            "replicas": dict(Counter(one.state.value for one in own.values())),
+            "devices": len({device for id in own for device in self._known.devices.devices_of(id)}),
+            "commands": sum(
+                not command.done and own.keys() >= {*command.replicas} for command in self._known.commands
+            ),
+            "reports": sum(one.seq for one in own.values()),
+        }
+        return {**self._do(asked, asker), **mine}
+
+    def _devices(self, asked: operations.Devices, asker: Asker) -> list[dict[str, Any]]:
+        own, known = self._own, self._do(asked, asker)
+        used = ({**one, "replicas": tuple(id for id in one["replicas"] if id in own)} for one in known)
+        return [one for one in used if one["replicas"]]
+
+    def _events(self, asked: operations.Events, asker: Asker) -> Any:
+        """Return the events about the session's replicas."""
+        if asked.replica is not None:
+            return self._do(self._about_own(asked, "replica"), asker)
+        return self._do(replace(asked, replicas=list(self._own)), asker)
+
+    def _goodput(self, asked: operations.Goodput, asker: Asker) -> list[dict[str, Any]]:
+        jobs = {one.job for one in self._own.values()}
+        return [one for one in self._do(asked, asker) if one["job"] in jobs]
+
+    def _command(self, asked: operations.GiveCommand, asker: Asker) -> Any:
+        if asked.kind in DEVICE_COMMANDS:
+            raise Denied(f"{asked.kind} is about a device, which other sessions may use, too")
+        target = "*" if asked.target is None else asked.target
+        wanted, own = [target] if isinstance(target, str) else list(target), self._own
+        found = [
+            one.id for one in own.values() if one.state in LIVING and any(_means(name, one) for name in wanted)
+        ]
+        if not found:
+            raise self._unknown(target, own)
+        # No id of the guest's choice: it could be that of a command to other sessions' replicas.
+        return self._do(replace(asked, target=found, id=None), asker)
+
+    def _command_state(self, asked: operations.CommandStatus, asker: Asker) -> Any:
+        command = self._known.commands.get(asked.id)
+        if command is not None and not self._own.keys() >= {*command.replicas}:
+            raise unknown_command(command.id)
+        return self._do(asked, asker)
+
+
+def _means(name: str, replica: Replica) -> bool:
+    """Return whether a target means a replica: its id, its short name, its group, or a glob over them."""
+    return any(fnmatch.fnmatchcase(one, name) for one in (replica.id, replica.short_name, replica.group))
+
+
+class Answers(Protocol):
+    """The operations on one user's weaver."""
+
+    def answer(self, operation: str, arguments: dict[str, Any]) -> Any: ...
+    def check_stores(self, operation: str) -> None: ...
+
+
+class OneUser(Protocol):
+    """A user's weaver."""
+
+    @property
+    def requests(self) -> Answers: ...
+    @property
+    def weaver(self) -> Weaver: ...
+    def commit_now(self) -> None: ...
+
+
+class Everyone:
+    """The operations on all users' weavers: the lists, the status, and the failure of a device.
+
+    Args:
+        users: returns the users by name, with their weavers.
+    """
+
+    def __init__(self, users: Callable[[], Iterable[tuple[str, OneUser]]]) -> None:
+        self._users = users
+        self._joined: dict[str, Callable[[dict[str, Any]], Any]] = {
+            operations.Status.name: self._status,
+            operations.Events.name: self._events,
+            operations.FailDevice.name: self._fail_device,
+            "numbers": self._numbers,
+            "users": lambda arguments: [user for user, _ in self._users()],
+        }
+
+    def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """Do an operation on all users' weavers; what it reports is stored when this returns."""
+        if (joined := self._joined.get(operation)) is not None:
+            return joined(arguments)
+        lists = [name for name, one in OPERATIONS.items() if Reach.EVERYONE in one.reach]
+        if operation in lists:
+            return [one for found in bounded(self._each(operation, arguments)).values() for one in found]
+        raise WrongArguments(
+            f"{operation!r:.80} is done for one user at a time; name the user. For all users there are "
+            f"{', '.join(dict.fromkeys([*lists, *self._joined]))}"
+        )
+
+    def _each(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {user: one.requests.answer(operation, arguments) for user, one in self._users()}
+
+    def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        each = list(self._each("status", arguments).values())
+        replicas: Counter[str] = Counter()
+        for one in each:
+            replicas.update(one["replicas"])
+        sums = {name: sum(one[name] for one in each) for name in ("devices", "commands", "event", "reports")}
+        first = next((one for one in each if one["undurable_since"] is not None), each[0])
+        return {**first, **sums, "replicas": dict(replicas)}
+
+    def _events(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the newest events of all, by time; their ids count for each user alone."""
+        asked = operations.Events.read(arguments)
+        if asked.after is not None:
+            raise WrongArguments("events are numbered for each user: name the user to read on after an event")
+        each = bounded(self._each("events", arguments))
+        found = [{**event, "user": user} for user, events in each.items() for event in events]
+        found.sort(key=lambda event: event["time"])
+        return found[-(asked.limit or 100) :]
+
+    def _numbers(self, arguments: dict[str, Any]) -> bytes:
+        """Return the packed numbers of each user, for a reader that unpacks them on a thread of its own."""
+        share = min(MOST_NUMBERS, ALL_NUMBERS // max(1, len(list(self._users()))))
+        packed: bytes = msgpack.packb(self._each("numbers", {**arguments, "bytes": share}))
+        return packed
+
+    def _fail_device(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Record the failure for every user whose replicas use the device; return an event that lists them all."""
+        device = operations.FailDevice.read(arguments).device
+        using = {user: one for user, one in self._users() if device in one.weaver.known.devices}
+        if not using:
+            raise NotFound(f"no user's replicas have registered the device {device!r:.80}", code="unknown_device")
+        for one in using.values():
+            one.requests.check_stores("fail_device")
+        events = {user: one.requests.answer("fail_device", arguments) for user, one in using.items()}
+        for one in using.values():
+            one.commit_now()
+        replicas = [{**replica, "user": user} for user, event in events.items() for replica in event["replicas"]]
+        return {**next(iter(events.values())), "replicas": replicas}
+
+
+def bounded(each: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Return lists of `ALL_ITEMS` bytes in all at most. Of users with small lists they are whole."""
+    sizes = {user: len(msgpack.packb(found)) for user, found in each.items()}
+    room, answer = ALL_ITEMS, dict(each)
+    for number, user in enumerate(sorted(each, key=lambda user: sizes[user])):
+        share = room // (len(each) - number)
+        if sizes[user] > share:
+            answer[user] = _cut(each[user], share)
+        room -= min(sizes[user], share)
+    return answer
+
+
+def _cut(found: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
+    """Return the last items, without their largest members, so that they have at most so many bytes."""
+    most, kept = max(_LEAST_ITEM, share // len(found)), []
+    for item in reversed(found):
+        item = _shortened(item, most)
+        share -= len(msgpack.packb(item))
+        if share < 0:
+            break
+        kept.append(item)
+    return kept[::-1]
+
+
+def _shortened(item: dict[str, Any], most: int) -> dict[str, Any]:
+    """Return an item, of which too large members are empty or cut, and named in ``left_out``."""
+    sizes = {name: len(msgpack.packb(value)) for name, value in item.items()}
+    size, left_out = sum(sizes.values()), []
+    item = dict(item)
+    for name in sorted(item, key=lambda name: -sizes[name]):
+        if size <= most or sizes[name] <= _LEFT_TEXT or not isinstance(item[name], str | list | dict):
+            break
+        item[name] = item[name][:_LEFT_TEXT] if isinstance(item[name], str) else type(item[name])()
+        size -= sizes[name]
+        left_out.append(name)
+    return {**item, "left_out": left_out} if left_out else item
