@@ -32,7 +32,6 @@ from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.plans import plan_routes
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.seed_aliases import alias_routes
-from loom_gateway.rest.session_replicas import session_replica_routes
 from loom_gateway.rest.sessions import session_routes
 from loom_gateway.rest.users import user_routes
 from loom_gateway.rest.weaver import weaver_routes
@@ -193,13 +192,12 @@ def create_app(
         return Response(page, media_type=CONTENT_TYPE)
 
     app.include_router(session_routes(manager, access))
-    app.include_router(session_replica_routes(weaver, access))
     app.include_router(sign_in_routes(access, page_path))
     changes = WeaverChanges(weaver, Components(access, supervisor, injectable))
     plans = PlanRuns(weaver, changes, access)
     app.include_router(plan_routes(plans))
     app.include_router(user_routes(weaver, access))
-    app.include_router(weaver_routes(supervisor, access, changes))
+    app.include_router(weaver_routes(weaver, access, changes))
     app.include_router(alias_routes(changes))
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
     app.state.draining = draining

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from loom.control.commands import Acknowledgement
+from loom.control.operations import Inject, RemoveFault
 from loom.errors import LoomError
 from loom.weaver.client import WeaverClient
 from loom.weaver.views import CommandState, GoodputRecord, MetricPoint, ReplicaInfo, WeaverEvent
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.tokens import SteadyDay
-from loom_gateway.rest.weaver_changes import FaultRequest, Note, WeaverChanges
+from loom_gateway.rest.weaver_changes import Note, WeaverChanges, checked_change
 
 EVENTS = 1000
 """Events that are read at once."""
@@ -114,19 +115,20 @@ class PlanWeaver:
         id: str | None = None,
     ) -> PlanInjection:
         """Inject a fault, if the principal still may."""
-        asked = FaultRequest(fault=fault, target=target, duration=duration, params=params, id=id)
+        wanted = {"fault": fault, "target": target, "duration": duration, "params": params, "id": id}
+        asked = checked_change(Inject, wanted)
         return PlanInjection(self, self._wait(self._inject(asked)))
 
     def remove_injection(self, id: str) -> CommandState:
         """Remove a fault, and wait a little until that is done."""
-        removing = self._audited(lambda note: self._changes.remove_fault(id, self._principal, self._of, note))
+        removing = self._audited(lambda note: self._changes.make(RemoveFault(id), self._principal, self._of, note))
         given = self._wait(removing)
         return CommandState.from_body(self.ask("command_state", id=given["id"], wait=REMOVED_WITHIN))
 
-    async def _inject(self, asked: FaultRequest) -> Any:
+    async def _inject(self, asked: Inject) -> Any:
         self.confirm()
         await self._access.audit.ask(self._principal.token, self._principal.peer, **self._about)
-        return await self._audited(lambda note: self._changes.inject(asked, self._principal, self._of, note))
+        return await self._audited(lambda note: self._changes.make(asked, self._principal, self._of, note))
 
     async def _audited(self, change: Callable[[Note], Awaitable[Any]]) -> Any:
         """Make a change, and write into the audit what was noted of it."""

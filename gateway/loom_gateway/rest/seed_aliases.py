@@ -31,6 +31,6 @@ def alias_routes(changes: WeaverChanges) -> APIRouter:
 
         The answer comes once all replicas have acknowledged the change, or the wait is over.
         """
-        return ExactJson(await changes.give_command(asked.to_command(wait), principal, of, note))
+        return ExactJson(await changes.make(asked.to_command(wait), principal, of, note))
 
     return router

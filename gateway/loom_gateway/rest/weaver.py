@@ -1,47 +1,30 @@
-"""REST under ``/api/v1/weaver/``: replicas, devices, their events, and commands to them.
+"""REST under ``/api/v1/weaver/``, and a session's replicas: a route for each of `loom.control.operations`.
 
-The weaver's answers are passed on unchanged. The response models of `loom.weaver.views` describe them for OpenAPI
-and its readers.
+The weaver's answers are passed on unchanged. The views that an operation names as its result describe them for
+OpenAPI and its readers.
 """
 
 from __future__ import annotations
 
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import fields, make_dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, create_model
 
-from loom.control.operations import MAX_WAIT
-from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
+from loom.control.operations import INNER, OPERATIONS, GiveCommand, Operation, Reach, Replicas, is_required
+from loom.errors import WrongArguments
+from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
-from loom.weaver.policy import Action
-from loom.weaver.views import (
-    CommandState,
-    DeviceInfo,
-    GoodputRecord,
-    InjectionState,
-    MetricPoint,
-    ProfileInfo,
-    ReplicaInfo,
-    WeaverEvent,
-    WeaverStatus,
-)
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.exact_json import ExactJson, written_json
-from loom_gateway.rest.sessions import Sender
-from loom_gateway.rest.weaver_changes import (
-    CommandRequest,
-    FaultRequest,
-    Identity,
-    Note,
-    PolicyRequest,
-    WeaverChanges,
-    about_whose,
-)
+from loom_gateway.rest.weaver_changes import Note, WeaverChanges
 from loom_gateway.rest.whose import whose
-from loom_gateway.weaver_process import WeaverSupervisor
 
 
 class ErrorText(BaseModel):
@@ -58,67 +41,6 @@ class ErrorAnswer(BaseModel):
     error: ErrorText
 
 
-class ReplicaList(BaseModel):
-    """Replicas, in the order in which they were first seen."""
-
-    replicas: list[ReplicaInfo]
-
-
-class DeviceList(BaseModel):
-    """Devices, in the order in which they were first seen."""
-
-    devices: list[DeviceInfo]
-
-
-class EventList(BaseModel):
-    """Events, the oldest first."""
-
-    events: list[WeaverEvent]
-
-
-class MetricList(BaseModel):
-    """Names of a replica's metrics."""
-
-    metrics: list[str]
-
-
-class MetricHistory(BaseModel):
-    """The history of one metric."""
-
-    replica: str
-    metric: str
-    points: list[MetricPoint]
-    """Time in seconds since the epoch, step, value; the oldest first."""
-
-
-class GoodputList(BaseModel):
-    """Jobs, the one that began last at the end."""
-
-    jobs: list[GoodputRecord]
-
-
-class WeaverAddressInfo(BaseModel):
-    """The address at which training processes find the weaver."""
-
-    address: str
-    """The value of ``LOOM_WEAVER`` for training processes. It contains the key that admits them: keep it like a
-    token."""
-
-
-class DeviceFailure(BaseModel, extra="forbid"):
-    """A report that a device has failed."""
-
-    reason: Annotated[str, Field(max_length=2000)] = ""
-    report: Identity | None = None
-    """An id for the report, of the caller's choice: a second request with the same id changes nothing."""
-
-
-class PolicyList(BaseModel):
-    """The action for each group that has one. The other groups are notified."""
-
-    policies: dict[str, Action]
-
-
 REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "There is no such replica, device or command."},
     422: {"model": ErrorAnswer, "description": "A parameter makes no sense."},
@@ -126,19 +48,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 """The errors of each route, for OpenAPI."""
 
-
-Count = Annotated[int, Query(ge=0, lt=1 << 53)]
-Name = Annotated[str, Query(max_length=200)]
 User = Annotated[str, Query(max_length=400, min_length=1)]
 Session = Annotated[str, Query(max_length=200, min_length=1)]
-
-
-def _who(request: Request) -> str:
-    return str(request.scope["loom.principal"].token.name)
-
-
-By = Annotated[str, Depends(_who)]
-"""The name of the token that sent a request, for the weaver's events."""
 
 
 async def _asked_of(request: Request, user: User | None = None, session: Session | None = None) -> dict[str, str]:
@@ -148,9 +59,27 @@ async def _asked_of(request: Request, user: User | None = None, session: Session
         user: another user, if the caller is an admin.
         session: the only session whose replicas it is about: the caller's own, or one shared with the caller.
     """
-    state = request.app.state
-    needs = "view" if request.method == "GET" else "operate"
-    return await whose(request.scope["loom.principal"], user, session, needs, state.access, state.weaver)
+    state, principal = request.app.state, request.scope["loom.principal"]
+    return await whose(principal, user, session, _needed(request), state.access, state.weaver)
+
+
+async def _reported_of(
+    request: Request, user: User | None = None, session: Session | None = None
+) -> dict[str, str]:
+    """Return whose replicas a report is about: those of all users, if an admin names none."""
+    if user is None and session is None and request.scope["loom.principal"].is_admin:
+        return {"user": EVERYONE}
+    return await _asked_of(request, user, session)
+
+
+async def _of_session(request: Request, name: str) -> dict[str, str]:
+    """Return the session whose replicas a request is about."""
+    state, principal = request.app.state, request.scope["loom.principal"]
+    return await whose(principal, None, name, _needed(request), state.access, state.weaver)
+
+
+def _needed(request: Request) -> str:
+    return "view" if request.method == "GET" else "operate"
 
 
 Of = Annotated[dict[str, str], Depends(_asked_of)]
@@ -168,161 +97,124 @@ Noted = Annotated[Note, Depends(_noting)]
 """Takes an event and its details for the audit, which the `AccessMiddleware` writes with the answer."""
 
 
-def weaver_routes(supervisor: WeaverSupervisor, access: AccessControl, changes: WeaverChanges) -> APIRouter:  # noqa: C901 - many routes, each simple
+def weaver_routes(weaver: WeaverClient, access: AccessControl, changes: WeaverChanges) -> APIRouter:
     """Return the routes. The `AccessMiddleware` requires scope view for reading, and scope operate for the rest."""
-    weaver = supervisor.client
-    router = APIRouter(prefix="/api/v1/weaver", responses=REFUSALS, tags=["weaver"])
+    router = APIRouter(prefix="/api/v1", responses=REFUSALS, tags=["weaver"])
 
-    @router.get("/status", response_model=WeaverStatus)
-    async def status(of: Of) -> Response:
-        """The weaver at a glance, as far as the caller's replicas go; for an admin, ``user=*`` is everyone's."""
-        return written_json(await weaver.ask_json("status", **of))
+    def add(operation: type[Operation], path: str, of: Any) -> None:
+        make = _reader(operation, weaver, access) if operation.reads() else _changer(operation, changes)
+        _add_route(router, operation, path, _with_arguments(make, operation, path, of))
 
-    @router.get("/replicas", response_model=ReplicaList)
-    async def replicas(of: Of) -> Response:
-        """All known replicas of the caller, including failed and finished ones."""
-        return written_json(await weaver.ask_json("replicas", **of), replicas=...)
-
-    @router.get("/devices", response_model=DeviceList)
-    async def devices(of: Of) -> Response:
-        """Every device that the caller's replicas use, with those replicas and its state."""
-        return written_json(await weaver.ask_json("devices", **of), devices=...)
-
-    @router.get("/events", response_model=EventList)
-    async def events(
-        of: Of,
-        after: Count | None = None,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
-        kind: Name | None = None,
-        replica: Name | None = None,
-        since: float | None = None,
-        until: float | None = None,
-    ) -> Response:
-        """Past events, at times since the epoch if wanted: the first ones after an event, or else the newest."""
-        span: dict[str, Any] = {"since": since, "until": until}
-        found = await weaver.ask_json("events", after=after, limit=limit, kind=kind, replica=replica, **span, **of)
-        return written_json(found, events=...)
-
-    @router.get("/goodput", response_model=GoodputList)
-    async def goodput(of: Of, job: Name | None = None) -> Response:
-        """The time accounting of each job, or of one: how much of its time went to steps that count."""
-        return written_json(await weaver.ask_json("goodput", job=job, **of), jobs=...)
-
-    @router.get("/replicas/{replica:path}/metrics", response_model=MetricList)
-    async def metrics(replica: str, of: Of) -> Response:
-        """The names of the metrics that a replica reports."""
-        return written_json(await weaver.ask_json("metrics", replica=replica, **of), metrics=...)
-
-    @router.get("/replicas/{replica:path}/metrics/{metric:path}", response_model=MetricHistory)
-    async def history(
-        replica: str,
-        metric: str,
-        of: Of,
-        since: float | None = None,
-        until: float | None = None,
-        points: Annotated[int, Query(ge=1, le=20_000)] = 500,
-    ) -> Response:
-        """The history of a metric between two times. If it has more points than requested, it is averaged."""
-        wanted: dict[str, Any] = {"replica": replica, "metric": metric, "since": since, "until": until}
-        found = await weaver.ask_json("history", points=points, **of, **wanted)
-        return written_json(found, replica=replica, metric=metric, points=...)
-
-    @router.get(
-        "/replicas/{replica:path}/stacks",
-        response_class=PlainTextResponse,
-        responses={200: {"content": {"text/plain": {}}, "description": "The stack of each thread, as text."}},
-    )
-    async def stacks(replica: str, of: Of) -> Response:
-        """The stack of each of a replica's threads, as text."""
-        return PlainTextResponse(await weaver.do("stacks", "", **of, replica=replica))
-
-    @router.get(
-        "/replicas/{replica:path}/profile",
-        response_model=ProfileInfo,
-        responses={409: {"model": ErrorAnswer, "description": "There is no profile of it; the text says why."}},
-    )
-    async def profile(
-        replica: str,
-        of: Of,
-        seconds: Annotated[float, Query(ge=LEAST_SECONDS, le=MOST_SECONDS)] = DEFAULT_SECONDS,
-    ) -> Response:
-        """Where the time of a replica's process goes: how often each stack is seen within some seconds.
-
-        One profile of a replica is taken at a time, two of a user's replicas, and four in all.
-        """
-        return written_json(await weaver.do_json("profile", "", **of, replica=replica, seconds=seconds))
-
-    @router.get("/replicas/{replica:path}", response_model=ReplicaInfo)
-    async def replica(replica: str, of: Of) -> Response:
-        """A replica."""
-        return written_json(await weaver.ask_json("replica", id=replica, **of))
-
-    @router.get("/address", response_model=WeaverAddressInfo)
-    async def address(request: Request, of: Of) -> Response:
-        """The address for training processes that Loom did not spawn. Needs a token of scope operate.
-
-        It contains a key of the caller's: a process that registers with it is a replica of the caller.
-        """
-        access.require(request.scope["loom.principal"], "operate", "to add replicas")
-        return ExactJson({"address": await weaver.ask("address", **of)})
-
-    @router.post("/commands", response_model=CommandState)
-    async def give_command(asked: CommandRequest, principal: Sender, of: Of, note: Noted) -> Response:
-        """Give a command to replicas. With ``wait``, answer once all have acknowledged it or it has expired."""
-        return ExactJson(await changes.give_command(asked, principal, of, note))
-
-    @router.get("/commands/{command}", response_model=CommandState)
-    async def command(command: str, of: Of, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0) -> Response:
-        """The acknowledgements of a command; with ``wait``, once all replicas have answered or it has expired."""
-        return written_json(await weaver.do_json("command_state", "", **of, id=command, wait=wait))
-
-    @router.post(
-        "/inject",
-        response_model=InjectionState,
-        responses={
-            403: {"model": ErrorAnswer, "description": "The target is not marked as injectable."},
-            409: {"model": ErrorAnswer, "description": "It cannot have this fault."},
-        },
-    )
-    async def inject(asked: FaultRequest, principal: Sender, of: Of, note: Noted) -> Response:
-        """Inject a fault into replicas or components of Loom that are marked as injectable.
-
-        A fault that lasts ends by itself, or by DELETE. One that strikes the gateway, the weaver or a
-        host on which another user has processes needs scope admin.
-        """
-        return ExactJson(await changes.inject(asked, principal, of, note))
-
-    @router.delete("/inject/{injection}", response_model=CommandState)
-    async def remove_fault(injection: str, principal: Sender, of: Of, note: Noted) -> Response:
-        """Remove a fault before its time is over. The replicas on its host are asked; one of them removes it."""
-        return ExactJson(await changes.remove_fault(injection, principal, of, note))
-
-    @router.post("/devices/{device:path}/failure", response_model=WeaverEvent)
-    async def fail_device(
-        device: str, failure: DeviceFailure, request: Request, by: By, of: Of, user: User | None = None
-    ) -> Response:
-        """Report a failed device. Its replicas are notified, and the policies of their groups are applied.
-
-        An admin who names no user reports it for every user whose replicas use the device. The answer is the
-        resulting event: the device, the replicas, and the action for each.
-        """
-        if user is None and "in_session" not in of and request.scope["loom.principal"].is_admin:
-            of = {"user": EVERYONE}
-        request.scope[DONE] = (
-            "injected",
-            {"device": device[:200], "reason": failure.reason[:200], **about_whose(of)},
-        )
-        reported = failure.model_dump(exclude_none=True)
-        return ExactJson(await weaver.do("fail_device", by, **of, device=device, **reported))
-
-    @router.get("/policies", response_model=PolicyList)
-    async def policies(of: Of) -> Response:
-        """The action for each group when a device fails."""
-        return written_json(await weaver.ask_json("policies", **of), policies=...)
-
-    @router.post("/policies", response_model=PolicyList)
-    async def set_policy(asked: PolicyRequest, principal: Sender, of: Of, note: Noted) -> Response:
-        """Set the action for a group when a device fails."""
-        return ExactJson({"policies": await changes.set_policy(asked, principal, of, note)})
-
+    for operation in OPERATIONS.values():
+        everyones = Reach.EVERYONE in operation.reach and not operation.reads()
+        add(operation, f"/weaver/{operation.route.path}", _reported_of if everyones else _asked_of)
+    add(Replicas, "/sessions/{name}/replicas", _of_session)
+    add(GiveCommand, "/sessions/{name}/commands", _of_session)
     return router
+
+
+def _add_route(router: APIRouter, operation: type[Operation], path: str, endpoint: Callable[..., Any]) -> None:
+    route, text = operation.route, inspect.getdoc(operation) or ""
+    responses: dict[int | str, dict[str, Any]] = {
+        code: {"model": ErrorAnswer, "description": why} for code, why in route.refusals.items()
+    }
+    shown: dict[str, Any] = {"response_model": _answer_model(operation)}
+    if _is_text(operation):
+        shown = {"response_class": PlainTextResponse}
+        responses[200] = {"content": {"text/plain": {}}, "description": text}
+    for name in route.named:
+        path = path.replace(f"{{{name}}}", f"{{{name}:path}}")  # a name may contain slashes
+    methods = [route.method]
+    router.add_api_route(
+        path, endpoint, methods=methods, name=operation.name, description=text, responses=responses, **shown
+    )
+
+
+def _reader(operation: type[Operation], weaver: WeaverClient, access: AccessControl) -> Callable[..., Any]:
+    route = operation.route
+
+    async def read(request: Request, of: dict[str, str], **given: Any) -> Response:
+        if route.needs:
+            access.require(request.scope["loom.principal"], *route.needs)
+        given = {name: value for name, value in given.items() if value is not None}
+        if _is_text(operation):
+            return PlainTextResponse(await weaver.do(operation.name, "", **of, **given))
+        text = await weaver.do_json(operation.name, "", **of, **given)
+        around = {name: given[name] for name in route.echo}
+        return written_json(text, **around, **({route.key: ...} if route.key else {}))
+
+    return read
+
+
+def _changer(operation: type[Operation], changes: WeaverChanges) -> Callable[..., Any]:
+    key = operation.route.key
+
+    async def change(request: Request, of: dict[str, str], body: Any = None, **named: Any) -> Response:
+        given = {} if body is None else {one.name: getattr(body, one.name) for one in fields(body)}
+        made = await changes.make(
+            operation(**named, **given), request.scope["loom.principal"], of, _noting(request)
+        )
+        return ExactJson({key: made} if key else made)
+
+    return change
+
+
+def _with_arguments(
+    endpoint: Callable[..., Any], operation: type[Operation], path: str, of: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Give an endpoint the parameters of an operation, which FastAPI reads from its signature.
+
+    Those in the path are texts; the others are in the query, or form the posted body.
+    """
+    hints = typing.get_type_hints(operation, include_extras=True)
+    named = [name for name in operation.route.named if f"{{{name}}}" in path]
+    rest = [one for one in fields(operation) if one.name not in named and one.metadata != INNER]  # type: ignore[arg-type]
+    wanted: dict[str, tuple[Any, Any]] = {
+        "request": (Request, inspect.Parameter.empty),
+        "of": (Annotated[dict[str, str], Depends(of)], inspect.Parameter.empty),
+        **dict.fromkeys(named, (str, inspect.Parameter.empty)),
+    }
+    if operation.route.method == "POST":
+        wanted["body"] = (_body(operation, named), inspect.Parameter.empty)
+    else:
+        wanted.update({one.name: (Annotated[hints[one.name], Query()], one.default) for one in rest})
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in wanted.items()
+    ]
+    endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return endpoint
+
+
+def _body(operation: type[Operation], named: list[str]) -> Any:
+    """Return the type of the posted object: the operation without the arguments in the path."""
+
+    def translated(given: Any) -> Any:
+        try:
+            return operation.in_own_words(given) if isinstance(given, dict) else given
+        except WrongArguments as error:
+            raise ValueError(str(error)) from error
+
+    body: Any = operation
+    if named:
+        hints = typing.get_type_hints(operation, include_extras=True)
+        rest = [one for one in fields(operation) if one.name not in named]  # type: ignore[arg-type]
+        kept = [(one.name, hints[one.name], *(() if is_required(one) else (one,))) for one in rest]
+        body = make_dataclass(
+            operation.__name__,
+            kept,
+            namespace={"__pydantic_config__": operation.__pydantic_config__, "__doc__": operation.__doc__},
+        )
+    return Annotated[body, BeforeValidator(translated), Body()]
+
+
+def _is_text(operation: type[Operation]) -> bool:
+    return operation.result is str and not operation.route.key
+
+
+def _answer_model(operation: type[Operation]) -> Any:
+    route = operation.route
+    if not route.key:
+        return operation.result
+    around: dict[str, Any] = {**dict.fromkeys(route.echo, (str, ...)), route.key: (operation.result, ...)}
+    return create_model(f"{operation.__name__}Answer", __doc__=operation.__doc__, **around)

@@ -18,9 +18,9 @@ from loom.process import tasks
 from loom.weaver.client import WeaverClient
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, Note, WeaverChanges
+from loom_gateway.rest.weaver_changes import Note, WeaverChanges
 from loom_gateway.weaver_socket.acknowledgements import acknowledgements
-from loom_gateway.weaver_socket.messages import FaultRemoval, Id, check_kind, read_change, read_id, read_message
+from loom_gateway.weaver_socket.messages import Id, check_kind, read_change, read_id, read_message
 from loom_gateway.weaver_socket.subscriptions import Subscription, read_subscription
 
 MAX_WAITING = 64
@@ -134,14 +134,8 @@ class SocketCommands:
         by, of = self._principal, self._of
         async with self._audited() as note:
             change = read_change(message)
-            if isinstance(change, CommandRequest):
-                return dict(await self._changes.give_command(change, by, of, note))
-            if isinstance(change, FaultRequest):
-                return dict(await self._changes.inject(change, by, of, note))
-            if isinstance(change, FaultRemoval):
-                return dict(await self._changes.remove_fault(change.injection, by, of, note))
-            await self._changes.set_policy(change, by, of, note)
-            return {}
+            made = await self._changes.make(change, by, of, note)
+            return dict(made) if change.gives else {}
 
     @asynccontextmanager
     async def _audited(self) -> AsyncIterator[Note]:

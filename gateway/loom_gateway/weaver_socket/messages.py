@@ -11,14 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from loom.control.operations import GiveCommand, Inject, Operation, RemoveFault, SetPolicy
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
-from loom_gateway.rest.weaver_changes import (
-    CommandRequest,
-    ConfigUpdate,
-    FaultRequest,
-    Name,
-    PolicyRequest,
-)
+from loom_gateway.rest.weaver_changes import ConfigUpdate, Name
+from loom_gateway.rest.weaver_changes import checked_change as _read
 
 MAX_MESSAGE = 64 << 10
 """Bytes of a client's message at most."""
@@ -28,13 +24,6 @@ MAX_ID = 200
 
 Id = str | int | None
 """The id of a message, of the client's choice; None if it has none."""
-
-
-class FaultRemoval(BaseModel, extra="forbid"):
-    """A fault to remove."""
-
-    injection: Name
-    """The id of the injection."""
 
 
 class _OfReplica(BaseModel, extra="forbid"):
@@ -49,9 +38,6 @@ class _UICommand(BaseModel, extra="forbid"):
     command_type: str
     target_id: str = ""
     params: dict[str, Any] = {}
-
-
-Change = CommandRequest | PolicyRequest | FaultRequest | FaultRemoval
 
 
 def read_message(text: str | None) -> dict[str, Any]:
@@ -91,7 +77,7 @@ def check_kind(message: dict[str, Any]) -> None:
         raise WrongArguments(f"there is no message of type {message['type']!r:.80}; known: {known}")
 
 
-def read_change(message: dict[str, Any]) -> Change:
+def read_change(message: dict[str, Any]) -> Operation:
     """Return the change that a message asks for. Raise `WrongArguments` if its fields make no sense."""
     kind = message["type"]
     fields = {name: value for name, value in message.items() if name != "type"}
@@ -110,50 +96,50 @@ def _is_unicode(message: dict[str, Any]) -> bool:
     return True
 
 
-def _command(fields: dict[str, Any]) -> CommandRequest:
+def _command(fields: dict[str, Any]) -> GiveCommand:
     if fields.get("id") is None:
         raise WrongArguments(
             "a command needs an id, of 8 to 64 letters, digits, - and _: it makes a repetition safe"
         )
-    return CommandRequest.model_validate(_unwaiting(fields))
+    return _read(GiveCommand, _unwaiting(fields))
 
 
-def _fault(fields: dict[str, Any]) -> FaultRequest:
-    return FaultRequest.model_validate(_unwaiting(fields))
+def _fault(fields: dict[str, Any]) -> Inject:
+    return _read(Inject, _unwaiting(fields))
 
 
-def _policy(fields: dict[str, Any]) -> PolicyRequest:
-    return PolicyRequest.model_validate(_without_id(fields))
+def _policy(fields: dict[str, Any]) -> SetPolicy:
+    return _read(SetPolicy, _without_id(fields))
 
 
-def _removal(fields: dict[str, Any]) -> FaultRemoval:
-    return FaultRemoval.model_validate(_without_id(fields))
+def _removal(fields: dict[str, Any]) -> RemoveFault:
+    return _read(RemoveFault, _without_id(fields))
 
 
-def _config_update(fields: dict[str, Any]) -> CommandRequest:
+def _config_update(fields: dict[str, Any]) -> GiveCommand:
     return _with_id(fields, ConfigUpdate.model_validate(_without_id(fields)).to_command())
 
 
-def _alias(name: str, field: str) -> Callable[[dict[str, Any]], CommandRequest]:
+def _alias(name: str, field: str) -> Callable[[dict[str, Any]], GiveCommand]:
     """Return a reader of the message that is one of torchLoom's names; a field of it names what is meant."""
     asked = _OfReplica if field == "replica_id" else _OfDevice
 
-    def read(fields: dict[str, Any]) -> CommandRequest:
+    def read(fields: dict[str, Any]) -> GiveCommand:
         target = getattr(asked.model_validate(_without_id(fields)), field)
-        return CommandRequest.model_validate({"kind": name, "target": target, "id": fields.get("id")})
+        return _read(GiveCommand, {"kind": name, "target": target, "id": fields.get("id")})
 
     return read
 
 
-def _ui_command(fields: dict[str, Any]) -> CommandRequest:
+def _ui_command(fields: dict[str, Any]) -> GiveCommand:
     asked = _UICommand.model_validate(fields.get("data"))
     command = {"kind": asked.command_type, "target": asked.target_id or None, "params": asked.params}
-    return CommandRequest.model_validate({**command, "id": fields.get("id")})
+    return _read(GiveCommand, {**command, "id": fields.get("id")})
 
 
-def _with_id(fields: dict[str, Any], command: CommandRequest) -> CommandRequest:
+def _with_id(fields: dict[str, Any], command: GiveCommand) -> GiveCommand:
     """Return a command with the id of the message, if it has one."""
-    return CommandRequest.model_validate({**command.model_dump(), "id": fields.get("id")})
+    return _read(GiveCommand, {**vars(command), "id": fields.get("id")})
 
 
 def _without_id(fields: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +154,7 @@ def _unwaiting(fields: dict[str, Any]) -> dict[str, Any]:
 
 _OF_REPLICAS = ("pause_training", "resume_training", "stop_training", "reactivate_group")
 
-_READERS: dict[str, Callable[[dict[str, Any]], Change]] = {
+_READERS: dict[str, Callable[[dict[str, Any]], Operation]] = {
     "command": _command,
     "policy": _policy,
     "inject": _fault,

@@ -117,8 +117,8 @@ class Route(NamedTuple):
     """Arguments that the response's object repeats."""
     refusals: Mapping[int, str] = {}
     """What an HTTP status of this route says, in addition to those that all routes have."""
-    scope: str = ""
-    """The scope that it needs, if it is not ``view`` for a GET and ``operate`` for the others."""
+    needs: tuple[str, ...] = ()
+    """The scope that it needs, if it is not ``view`` for a GET and ``operate`` for the others, and for what."""
 
     @property
     def named(self) -> list[str]:
@@ -346,7 +346,12 @@ class OneReplica(
 
 
 @dataclass(frozen=True)
-class Address(Operation, name="address", route=Route("GET", "address", "address", scope="operate"), result=str):
+class Address(
+    Operation,
+    name="address",
+    route=Route("GET", "address", "address", needs=("operate", "to add replicas")),
+    result=str,
+):
     """The address for training processes that Loom did not spawn. Needs a token of scope operate.
 
     It is the value of ``LOOM_WEAVER``, and contains a key of the caller's: a process that registers with it is a

@@ -10,8 +10,9 @@ from loom.bridge.commands import read_request
 from loom.bridge.envelopes import Envelope, EnvelopeKind
 from loom.control.aliases import ALIASES, translate
 from loom.control.commands import CommandKind
+from loom.control.operations import GiveCommand
 from loom.errors import WrongArguments
-from loom_gateway.rest.weaver_changes import CommandRequest
+from loom_gateway.rest.weaver_changes import checked_change
 from loom_gateway.weaver_socket.messages import check_kind, read_change
 
 Plain = tuple[str, str | None, dict[str, Any]]
@@ -42,7 +43,7 @@ def test_a_name_means_the_same_command_on_every_way(name: str) -> None:
         return request.kind.value, request.target, request.params
 
     assert translate(name, "train_0", {}) == meant
-    assert of(CommandRequest.model_validate({"kind": name, "target": "train_0"})) == meant
+    assert of(checked_change(GiveCommand, {"kind": name, "target": "train_0"})) == meant
     assert of(read_request(Envelope(EnvelopeKind.UI_COMMAND, body))) == meant
     for message in ({"type": name, field: "train_0"}, {"type": "ui_command", "data": body}):
         check_kind(message)

@@ -10,8 +10,8 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE
-from loom.weaver.serving import everyone
-from loom.weaver.serving.everyone import bounded
+from loom.weaver.serving import reach
+from loom.weaver.serving.reach import bounded
 from loom.weaver.views import ReplicaInfo, WeaverEvent
 from tests.unit.loom.weaver.running import running
 
@@ -22,7 +22,7 @@ ROOM = 60_000
 async def test_one_users_names_leave_the_lists_of_all_users_readable(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(everyone, "ALL_ITEMS", ROOM)
+    monkeypatch.setattr(reach, "ALL_ITEMS", ROOM)
     async with running() as weaver:
         weaver.server.users.of("bob")
         links = [await weaver.threadlet(f"train_{number}") for number in range(20)]
@@ -51,7 +51,7 @@ def items(count: int, size: int) -> list[dict[str, Any]]:
 
 
 def test_the_room_that_small_lists_leave_is_the_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everyone, "ALL_ITEMS", ROOM)
+    monkeypatch.setattr(reach, "ALL_ITEMS", ROOM)
     each = {"anna": items(10, 100), "bob": items(10, 2_000), "carol": items(3, 1_000_000), "dave": []}
 
     answer = bounded(each)
@@ -61,7 +61,7 @@ def test_the_room_that_small_lists_leave_is_the_large_ones(monkeypatch: pytest.M
 
 
 def test_of_more_items_than_there_is_room_for_the_last_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everyone, "ALL_ITEMS", ROOM)
+    monkeypatch.setattr(reach, "ALL_ITEMS", ROOM)
 
     answer = bounded({"anna": items(1_000, 500), "bob": items(2, 50)})
 

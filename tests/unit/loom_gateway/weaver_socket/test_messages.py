@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from loom.control.operations import GiveCommand, Inject, RemoveFault, SetPolicy
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
-from loom_gateway.rest.weaver_changes import CommandRequest, FaultRequest, PolicyRequest
+from loom.weaver.policy import Action
+from loom_gateway.rest.weaver_changes import checked_change
 from loom_gateway.weaver_socket.messages import (
     MAX_MESSAGE,
-    FaultRemoval,
     check_kind,
     read_change,
     read_id,
@@ -21,8 +22,8 @@ from loom_gateway.weaver_socket.messages import (
 ID = "command-1"
 
 
-def command(kind: str, **rest: Any) -> CommandRequest:
-    return CommandRequest.model_validate({"kind": kind, **rest})
+def command(kind: str, **rest: Any) -> GiveCommand:
+    return checked_change(GiveCommand, {"kind": kind, **rest})
 
 
 @pytest.mark.parametrize(
@@ -33,9 +34,9 @@ def command(kind: str, **rest: Any) -> CommandRequest:
             {"type": "command", "id": ID, "kind": "update_config", "target": ["a"], "params": {"lr": 1}},
             command("update_config", id=ID, target=["a"], params={"lr": 1}),
         ),
-        ({"type": "policy", "id": 1, "group": "g", "action": "stop"}, PolicyRequest(group="g", action="stop")),  # type: ignore[arg-type]
-        ({"type": "inject", "fault": "sigkill", "target": "a"}, FaultRequest(fault="sigkill", target="a")),
-        ({"type": "remove_fault", "id": "x", "injection": "i"}, FaultRemoval(injection="i")),
+        ({"type": "policy", "id": 1, "group": "g", "action": "stop"}, SetPolicy("g", Action.STOP)),
+        ({"type": "inject", "fault": "sigkill", "target": "a"}, Inject("sigkill", "a")),
+        ({"type": "remove_fault", "id": "x", "injection": "i"}, RemoveFault("i")),
         (
             {"type": "update_config", "replica_id": "a", "config_params": {"learning_rate": "0.002"}},
             command("update_config", target="a", params={"learning_rate": "0.002"}),
