@@ -10,11 +10,11 @@ import time
 import uuid
 from enum import Enum
 
-from loom.chaos.faults import Place
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.plans.plan import Plan
 from loom.chaos.runs.progress import Progress
 from loom.chaos.runs.run import Run
+from loom.control.faults import Place
 from loom.errors import (
     Denied,
     LimitReached,

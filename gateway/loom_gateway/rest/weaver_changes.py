@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from loom.chaos.faults import Place, check_fault
+from loom.control.faults import Place, check_fault
 from loom.control.operations import GiveCommand, Inject, Operation
 from loom.errors import WrongArguments
 from loom.weaver.client import WeaverClient

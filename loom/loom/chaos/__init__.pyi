@@ -1,7 +1,3 @@
-from loom.chaos.faults import FAULTS as FAULTS
-from loom.chaos.faults import FaultKind as FaultKind
-from loom.chaos.faults import Place as Place
-from loom.chaos.faults import check_fault as check_fault
 from loom.chaos.injected import Injected as Injected
 from loom.chaos.injected import InjectedFault as InjectedFault
 from loom.chaos.plans import Plan as Plan
@@ -11,3 +7,7 @@ from loom.chaos.plans import When as When
 from loom.chaos.plans import read_plan as read_plan
 from loom.chaos.runs.reports import Report as Report
 from loom.chaos.runs.runner import run as run
+from loom.control.faults import FAULTS as FAULTS
+from loom.control.faults import FaultKind as FaultKind
+from loom.control.faults import Place as Place
+from loom.control.faults import check_fault as check_fault

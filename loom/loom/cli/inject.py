@@ -37,7 +37,7 @@ PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan in YAML, 
 @app.command("list")
 def list_faults(as_json: Json = False) -> None:
     """List the kinds of faults, and what they do."""
-    from loom.chaos.faults import FAULTS
+    from loom.control.faults import FAULTS
 
     rows = []
     for kind in FAULTS.values():
@@ -165,8 +165,8 @@ def once(
 ) -> None:
     """Inject one fault, and show the evidence. Exits with 1 if no replica has it."""
     from loom.chaos.durations import parse_time
-    from loom.chaos.faults import Place, check_fault
     from loom.chaos.targets import Target, check_target, chosen
+    from loom.control.faults import Place, check_fault
 
     kind, given, seconds = check_fault(
         fault,

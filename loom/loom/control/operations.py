@@ -15,10 +15,10 @@ from string import Formatter
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from loom.chaos.faults import MAX_DURATION
 from loom.control import arguments as check
 from loom.control.aliases import translate
 from loom.control.commands import CommandKind
+from loom.control.faults import MAX_DURATION
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.weaver.policy import Action
 from loom.weaver.views import (

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.chaos import training
-from loom.chaos.faults import FAULTS, Place, check_fault
 from loom.chaos.host import agent
 from loom.chaos.injected import Evidence, Injected
 from loom.chaos.training import Strike
 from loom.control.commands import Command, CommandKind
+from loom.control.faults import FAULTS, Place, check_fault
 from loom.errors import FaultRefused
 
 MAX_WITHDRAWN = 256  # removals that are remembered for injections which come after them

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.chaos.faults import check_fault
 from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind
+from loom.control.faults import check_fault
 from loom.control.frame import pack_value
 from loom.errors import Denied, NotFound, TooLarge, WrongArguments
 from loom.weaver.replicas import Replica

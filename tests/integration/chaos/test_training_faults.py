@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from loom.chaos import training
-from loom.chaos.faults import check_fault
 from loom.chaos.injected import Injected
+from loom.control.faults import check_fault
 from loom.errors import FaultRefused
 from loom.threadlet import Threadlet
 from tests.integration.chaos.conftest import Struck

@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loom.chaos.faults import FAULTS
 from loom.chaos.host import disks, network, pod, processes, records
 from loom.chaos.host.processes import ProcessId
 from loom.chaos.host.records import Record
 from loom.chaos.host.sweep import repair, sweep
 from loom.chaos.injected import Evidence, Injected
+from loom.control.faults import FAULTS
 from loom.errors import FaultRefused, NotFound
 
 REMOVED_WITHIN = 30.0  # seconds that the removal of a fault may take; restarting a worker takes longest
@@ -47,7 +47,7 @@ _OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
     "full_disk": disks.fill,
     "corrupt_checkpoint": disks.corrupt,
 }
-"""Functions of the parameters that `loom.chaos.faults` lists."""
+"""Functions of the parameters that `loom.control.faults` lists."""
 
 
 def keep(

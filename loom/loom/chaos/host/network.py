@@ -17,12 +17,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from loom.chaos.faults import MAX_DELAY
 from loom.chaos.host import delay as delaying
 from loom.chaos.host.commands import run, run_at_end
 from loom.chaos.host.processes import ProcessId
 from loom.chaos.host.records import LinkDown, Qdisc, Table, network_namespace, note
 from loom.chaos.injected import Evidence, Injected
+from loom.control.faults import MAX_DELAY
 from loom.errors import FaultRefused
 
 NETEM_LIMIT = 100_000

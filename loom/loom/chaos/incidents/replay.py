@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.chaos.durations import spoken
-from loom.chaos.faults import MAX_DURATION, check_fault
 from loom.chaos.incidents.troubles import Incident, Injection, Trouble, TroubleKind
+from loom.control.faults import MAX_DURATION, check_fault
 from loom.errors import WrongArguments
 
 FOLLOWS_WITHIN = 10.0

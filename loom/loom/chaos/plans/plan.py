@@ -22,9 +22,9 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from loom.chaos.durations import parse_rate, parse_time
-from loom.chaos.faults import FaultKind, check_duration, check_params, fault_kind
 from loom.chaos.plans.expectations import Expectation, parse_expectation
 from loom.chaos.targets import Target
+from loom.control.faults import FaultKind, check_duration, check_params, fault_kind
 from loom.errors import BadPlan, LoomError, WrongArguments
 
 RECOVERED = "recovered"  # the event of the recovery from the fault before; all other events are the weaver's

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from loom.chaos.faults import Place, fault_kind
 from loom.control import operations
 from loom.control.arguments import count, seconds, text, text_or_none
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
+from loom.control.faults import Place, fault_kind
 from loom.control.frame import MAX_FRAME
 from loom.control.introduction import Device
 from loom.control.operations import OPERATIONS, Operation
