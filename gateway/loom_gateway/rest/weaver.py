@@ -107,7 +107,7 @@ def weaver_routes(weaver: WeaverClient, access: AccessControl, changes: WeaverCh
 
     for operation in OPERATIONS.values():
         everyones = Reach.EVERYONE in operation.reach and not operation.reads()
-        add(operation, f"/weaver/{operation.route.path}", _reported_of if everyones else _asked_of)
+        add(operation, f"/weaver/{operation.route.shown_path}", _reported_of if everyones else _asked_of)
     add(Replicas, "/sessions/{name}/replicas", _of_session)
     add(GiveCommand, "/sessions/{name}/commands", _of_session)
     return router
@@ -122,7 +122,7 @@ def _add_route(router: APIRouter, operation: type[Operation], path: str, endpoin
     if _is_text(operation):
         shown = {"response_class": PlainTextResponse}
         responses[200] = {"content": {"text/plain": {}}, "description": text}
-    for name in route.named:
+    for name in _named(operation, path):
         path = path.replace(f"{{{name}}}", f"{{{name}:path}}")  # a name may contain slashes
     methods = [route.method]
     router.add_api_route(
@@ -137,6 +137,8 @@ def _reader(operation: type[Operation], weaver: WeaverClient, access: AccessCont
         if route.needs:
             access.require(request.scope["loom.principal"], *route.needs)
         given = {name: value for name, value in given.items() if value is not None}
+        if route.called in given:
+            given["id"] = given.pop(route.called)
         if _is_text(operation):
             return PlainTextResponse(await weaver.do(operation.name, "", **of, **given))
         text = await weaver.do_json(operation.name, "", **of, **given)
@@ -167,8 +169,9 @@ def _with_arguments(
     Those in the path are texts; the others are in the query, or form the posted body.
     """
     hints = typing.get_type_hints(operation, include_extras=True)
-    named = [name for name in operation.route.named if f"{{{name}}}" in path]
-    rest = [one for one in fields(operation) if one.name not in named and one.metadata != INNER]  # type: ignore[arg-type]
+    named = _named(operation, path)
+    taken = [*named, "id"] if operation.route.called else named
+    rest = [one for one in fields(operation) if one.name not in taken and one.metadata != INNER]  # type: ignore[arg-type]
     wanted: dict[str, tuple[Any, Any]] = {
         "request": (Request, inspect.Parameter.empty),
         "of": (Annotated[dict[str, str], Depends(of)], inspect.Parameter.empty),
@@ -206,6 +209,13 @@ def _body(operation: type[Operation], named: list[str]) -> Any:
             namespace={"__pydantic_config__": operation.__pydantic_config__, "__doc__": operation.__doc__},
         )
     return Annotated[body, BeforeValidator(translated), Body()]
+
+
+def _named(operation: type[Operation], path: str) -> list[str]:
+    """Return the arguments that a path has, by the names that OpenAPI shows."""
+    called = operation.route.called or "id"
+    names = [called if name == "id" else name for name in operation.route.named]
+    return [name for name in names if f"{{{name}}}" in path]
 
 
 def _is_text(operation: type[Operation]) -> bool:

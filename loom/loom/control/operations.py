@@ -120,6 +120,14 @@ class Route(NamedTuple):
     needs: tuple[str, ...] = ()
     """The scope that it needs, if it is not ``view`` for a GET and ``operate`` for the others, and for what."""
 
+    called: str = ""
+    """What OpenAPI calls the argument ``id`` in the path."""
+
+    @property
+    def shown_path(self) -> str:
+        """The path as OpenAPI shows it."""
+        return self.path.replace("{id}", f"{{{self.called}}}") if self.called else self.path
+
     @property
     def named(self) -> list[str]:
         """The arguments in the path."""
@@ -338,7 +346,12 @@ class Profile(
 
 @dataclass(frozen=True)
 class OneReplica(
-    Operation, name="replica", route=Route("GET", "replicas/{id}"), result=ReplicaInfo, reach=SHOWN, about="id"
+    Operation,
+    name="replica",
+    route=Route("GET", "replicas/{id}", called="replica"),
+    result=ReplicaInfo,
+    reach=SHOWN,
+    about="id",
 ):
     """A replica."""
 
@@ -368,7 +381,7 @@ class Policies(Operation, name="policies", route=Route("GET", "policies", "polic
 class CommandStatus(
     Operation,
     name="command_state",
-    route=Route("GET", "commands/{id}"),
+    route=Route("GET", "commands/{id}", called="command"),
     result=CommandState,
     reach=SHOWN,
     waits=True,
