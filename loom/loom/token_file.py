@@ -102,7 +102,7 @@ class TokenFile:
         """Return a value that changes whenever the file does."""
         try:
             stat = self.path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # the latter with a HOME that is none, as /dev/null
             return ()
         except OSError as error:
             raise self._unusable(error.strerror or str(error)) from error
@@ -115,7 +115,7 @@ class TokenFile:
                 if os.fstat(file.fileno()).st_mode & 0o022:
                     raise self._unusable("others may write to it and let themselves in: chmod 600 it")
                 content = json.load(file)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise self._unusable(error.strerror or str(error)) from error

@@ -358,6 +358,34 @@ def repair_cloudpickle() -> None:
     cloudpickle.Pickler.reducer_override = reducer_override
 
 
+def share_with_children() -> None:
+    """Let `multiprocessing` pass on functions and classes that came here by value, as a script's own do.
+
+    It names them to its processes, by a module that has them on the other side alone.
+    """
+    from multiprocessing.reduction import ForkingPickler
+
+    def reducer_override(self: Any, obj: Any) -> Any:
+        if issubclass(type(obj), (types.FunctionType, type)) and not _is_found(obj):
+            return _load_in_child, (cloudpickle.dumps(obj),)
+        return NotImplemented
+
+    ForkingPickler.reducer_override = reducer_override  # type: ignore[attr-defined]
+
+
+def _load_in_child(data: bytes) -> Any:
+    share_with_children()  # what it makes of them goes back in the same way
+    return pickle.loads(data)
+
+
+def _is_found(obj: Any) -> bool:
+    """Return whether a function or class is what its module has under its name."""
+    found: Any = sys.modules.get(obj.__module__)
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj
+
+
 # -- the way back -------------------------------------------------------------------------------------------
 
 

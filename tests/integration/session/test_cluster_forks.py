@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
@@ -114,6 +115,37 @@ def test_a_child_of_an_endpoint_ends_with_it_and_answers_nothing(tidied: loom.Jo
 def test_a_child_of_a_deployed_class_ends_with_the_method(tidied: loom.Job) -> None:
     with loom.cls(RemoteForks).to(tidied) as remote:
         assert {how: remote.fork(how) for how in ENDS} == ENDS
+
+
+# -- what multiprocessing takes along ---------------------------------------------------------------------------
+
+
+def squares_of_children(method: str) -> tuple[list[int], bool]:
+    """Send a function and a class that are in no module of the cluster to processes, and back."""
+
+    class Point:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as pool:  # type: ignore[attr-defined]
+        points = list(pool.map(lambda x: Point(x * x), range(3)))
+    return [point.x for point in points], all(type(point) is Point for point in points)
+
+
+class Pools(Actor):
+    @endpoint
+    def squares(self, method: str) -> tuple[list[int], bool]:
+        return squares_of_children(method)
+
+
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
+)
+def test_functions_and_classes_of_a_script_reach_its_processes(tidied: loom.Job, method: str) -> None:
+    pools = tidied.hosts.slice(hosts=0).spawn_procs().spawn("pools", Pools)
+
+    assert tidied.run(squares_of_children, method) == ([0, 1, 4], True)
+    assert pools.squares.call_one(method).get(60) == ([0, 1, 4], True)
 
 
 # -- children that use what is their parent's ------------------------------------------------------------------

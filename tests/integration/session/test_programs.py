@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import io
 import itertools
 import logging
@@ -13,6 +14,7 @@ import multiprocessing
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -486,6 +488,24 @@ def test_what_a_run_sets_of_signals_ends_with_it(tidied: loom.Job) -> None:
     for _ in range(10):
         tidied.run(set_and_leave)
         assert tidied.run(look) == (True, True, set(), (0.0, 0.0))
+
+
+def test_settings_under_which_the_driver_might_fail_end_with_the_run(tidied: loom.Job) -> None:
+    def look() -> tuple[int, int, float | None, bool]:
+        os.umask(umask := os.umask(0))
+        return sys.getrecursionlimit(), umask, socket.getdefaulttimeout(), gc.isenabled()
+
+    def change() -> None:
+        sys.setrecursionlimit(120)
+        os.umask(0o777)
+        socket.setdefaulttimeout(0.001)
+        gc.disable()
+
+    before = tidied.run(look)
+    tidied.run(change)
+    assert tidied.run(look) == before
+    counters = tidied.hosts.spawn_procs().spawn("counters", Counter, 1)
+    assert sorted(counters.add.call(1).get(IN_TIME).values()) == [2, 2]
 
 
 def test_a_run_handles_the_signals_that_it_sends_itself(tidied: loom.Job) -> None:

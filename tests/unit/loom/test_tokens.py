@@ -43,6 +43,12 @@ def test_a_file_that_is_not_there_has_no_tokens(file: TokenFile) -> None:
     assert file.version() == ()
 
 
+def test_a_file_in_a_home_that_is_no_folder_has_no_tokens() -> None:
+    file = TokenFile(Path("/dev/null/.local/state/loom/tokens.json"))
+
+    assert (file.read(), file.version()) == ([], ())
+
+
 def test_a_token_is_kept_as_its_hash(file: TokenFile) -> None:
     token, text = file.create("ci", "view", 60)
 

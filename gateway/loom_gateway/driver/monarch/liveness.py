@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loom.control.address import ADDRESS_VARIABLE, hold_address
 from loom.process.environment import add_to_environment
 from loom.process.signals import explain_refusals
-from loom.wire.by_value import repair_cloudpickle
+from loom.wire.by_value import repair_cloudpickle, share_with_children
 from loom_gateway.driver.code_sync import sys_path
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.lifeline.line import LifelineAddress
@@ -258,6 +258,7 @@ def _heed_ends(address: LifelineAddress) -> None:
     answer_what_is_raised()
     keep_actors_apart()
     repair_cloudpickle()
+    share_with_children()
     native_calls.ask_by(DriverWatch(address, native_calls.lose).watch)
     tie_native_procs(address)
     delivered = f"{address.patience + DELIVERED_LATER:g}s"

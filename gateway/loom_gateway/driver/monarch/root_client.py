@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from loom.errors import WorkerUnreachable, catch_monarchs
 from loom.process import listen
-from loom.wire.by_value import repair_cloudpickle
+from loom.wire.by_value import repair_cloudpickle, share_with_children
 from loom_gateway.workers.monarch_version import service_address
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
@@ -142,6 +142,7 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
     answer_what_is_raised()
     _keep_source_loaders_out()
     repair_cloudpickle()
+    share_with_children()
 
 
 def _keep_source_loaders_out() -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import importlib
 import logging
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -42,11 +44,14 @@ class MainThread:
         self._handlers: dict[int, Any] = {}  # the driver's own
         self._wakeup = -1
         self._spares: list[int] = []  # copies of the standard descriptors
+        self._limits: tuple[int, int, float | None, bool] = (1000, 0o77, None, True)  # what `serve` finds
 
     def serve(self) -> NoReturn:
         """Call what `give` passes, one after the other. On the main thread."""
         self._free = True
         self._spares = [os.dup(number) for number in range(3)]
+        self._limits = sys.getrecursionlimit(), os.umask(0o77), socket.getdefaulttimeout(), gc.isenabled()
+        os.umask(self._limits[1])
         explain_refusals(
             "of a session's runs one at a time has the main thread, and none of its threads has: for a time limit, "
             "give the work to a process of its own (multiprocessing, subprocess)"
@@ -96,9 +101,18 @@ class MainThread:
                 os.fstat(number)
                 continue
             os.dup2(spare, number)  # a run has closed it, as ``open(0).read()`` does
+        self._reset_limits()
         sys.settrace(None)
         sys.setprofile(None)
         asyncio.set_event_loop_policy(None)  # else the next run finds a loop that this one has closed
+
+    def _reset_limits(self) -> None:
+        """Take back the settings of the process under which the driver itself might fail."""
+        recursion, umask, timeout, collects = self._limits
+        sys.setrecursionlimit(recursion)
+        os.umask(umask)
+        socket.setdefaulttimeout(timeout)
+        (gc.enable if collects else gc.disable)()
 
     def heed(self, told: Callable[[signal.Signals], object], told_by_gateway: Callable[[], bool]) -> None:
         """Call ``told`` on the running event loop with a signal that ends the driver.
