@@ -16,8 +16,13 @@ import pytest
 
 import loom
 from loom.rest import Gateway
+from loom.wire.bodies import StreamCall
+from loom_gateway.driver.handlers.runs import KEPT_RUNS
+from loom_gateway.driver.lifeline.server import MOST_ENDS
+from loom_gateway.driver.monarch.mesh_table import KEPT_NAMES
 from loom_gateway.driver.session.mesh_view import SHOWN_STOPPED
 from loom_proxy.local import LocalCluster
+from loom_proxy.session.named_meshes import KEPT_STOPPED
 from tests.support.actors import Counter, Hang
 
 BOUND = 60.0
@@ -31,26 +36,27 @@ def held() -> Counts[str]:
     gc.collect()
     living = [kind for kind in map(type, gc.get_objects()) if str(kind.__module__).startswith(("loom", "monarch"))]
     counts = Counts(f"{kind.__module__}.{kind.__qualname__}" for kind in living)
-    # A driver keeps of the last thousand stopped meshes their names, and of the last thousand processes their ends.
-    for kept in ("driver.monarch.mesh_table.Entry", "driver.monarch.mesh_table._Stopped"):
-        del counts[f"loom_gateway.{kept}"]
-    del counts["loom.control.process_end.ProcessEnd"]
-    # `Job.meshes` names the last 64 stopped meshes, whatever they are.
-    del counts["loom_proxy.mesh.procs.ProcMeshProxy"], counts["loom.wire.bodies.calls.StreamCall"]
     counts += lengths()
     counts["threads"] = threading.active_count()
     counts["descriptors"] = len(os.listdir("/proc/self/fd"))
     return counts
 
 
-BOUNDED = {
-    "loom_gateway.driver.handlers.runs.Runs._runs",
-    "loom_gateway.driver.lifeline.server.LifelineServer._ends",
-    "loom_gateway.driver.monarch.mesh_table.MeshTable._entries",
-    "loom_gateway.driver.monarch.mesh_table.MeshTable._unusable",
+LIVING = 32  # meshes, parts of meshes, runs and processes that may live besides what is kept of the past
+
+BOUNDS = {
+    "loom_gateway.driver.handlers.runs.Runs._runs": KEPT_RUNS + LIVING,
+    "loom_gateway.driver.lifeline.server.LifelineServer._ends": MOST_ENDS,
+    "loom.control.process_end.ProcessEnd": MOST_ENDS + LIVING,
+    "loom_gateway.driver.monarch.mesh_table.MeshTable._entries": KEPT_NAMES + LIVING,
+    "loom_gateway.driver.monarch.mesh_table.MeshTable._unusable": KEPT_NAMES,
+    "loom_gateway.driver.monarch.mesh_table.Entry": KEPT_NAMES + LIVING,
+    "loom_gateway.driver.monarch.mesh_table._Stopped": KEPT_NAMES + LIVING,
+    # `Job.meshes` names the last stopped meshes, which keep their endpoints' operations.
+    "loom_proxy.mesh.procs.ProcMeshProxy": KEPT_STOPPED + LIVING,
+    "loom.wire.bodies.calls.StreamCall": KEPT_STOPPED,
 }
-"""Containers that are full only later: the last 256 runs, the ends of the last thousand processes, and the names of
-the last thousand stopped meshes."""
+"""What is kept of the past, and grows until it is full."""
 
 
 def lengths() -> Counts[str]:
@@ -64,15 +70,18 @@ def lengths() -> Counts[str]:
     for name, content in named:
         if name.startswith("loom") and not name.startswith("loom.wire.bodies"):
             for key, value in content.copy().items():
-                bounded = f"{name}.{key}" in BOUNDED or getattr(value, "maxlen", None) is not None
+                bounded = getattr(value, "maxlen", None) is not None
                 if isinstance(value, dict | list | set | deque) and not bounded:
                     counts[f"{name}.{key}"] += len(value)
     return counts
 
 
 def grown(before: Counts[str], most: int) -> dict[str, tuple[int, int]]:
-    now = held()
-    return {name: (before[name], count) for name, count in now.items() if count >= before[name] + most}
+    return {
+        name: (before[name], count)
+        for name, count in held().items()
+        if count >= before[name] + most and count > BOUNDS.get(name, 0)
+    }
 
 
 def await_no_growth(of: Callable[[], dict[str, tuple[int, int]]]) -> None:
@@ -142,6 +151,8 @@ def check_that_nothing_grows(job: loom.Job, gateway: Gateway, actors: int, proce
         remake_processes(job)
     await_no_growth(lambda: job.run(grown, there, most))
     await_no_growth(lambda: grown(here, most))
+    named = {mesh._ident for mesh in job.meshes.values()}
+    assert {call.mesh for call in gc.get_objects() if type(call) is StreamCall} <= named
     hosts = gateway.meshes(job.session)["hosts"]
     meshes = [*hosts["procs"], *(one for mesh in hosts["procs"] for one in mesh["actors"])]
     assert [one["name"] for one in meshes if not one["stopped"]] == ["standing"]
