@@ -251,10 +251,10 @@ class Job:
     def undelivered(self) -> list[UndeliveredCall]:
         """Return the calls of earlier clients whose results their programs have not read, oldest first.
 
-        Such a call may still be going. Results that had arrived are among them until they were read: with `get`, in
-        a coroutine, or in a callback. A result that was read just before its program was killed may be among
-        them, too. The driver keeps results within the gateway's ``--keep-results``; those that had been delivered
-        go first.
+        Such a call may still be going. Results that had arrived are among them until they were read, with `get`, in
+        a coroutine or in a callback, or dropped, with the call's ``drop()``. A result that was read just before its
+        program was killed may be among them, too. The driver keeps results within the gateway's
+        ``--keep-results``; those that had been delivered go first.
         """
         return unclaimed_calls(self._calls)
 

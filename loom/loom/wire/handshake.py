@@ -31,6 +31,7 @@ CAPABILITIES = (
     "cells",
     "life",
     "reads",
+    "drops",
     "probes",
 )
 """This side's abilities beyond the bare protocol."""

@@ -57,6 +57,7 @@ class Kind(enum.IntEnum):
     COLLECT = 28
     LIFE = 29
     READ = 30
+    DROP = 31
     CALL = 32
     CALL_ONE = 33
     CHOOSE = 34

@@ -5,15 +5,19 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import Any
 
+from loom.errors import NotSupported
 from loom.shape import Shape
-from loom.wire.bodies import CollectAnswer, ListUnclaimed
+from loom.wire.bodies import CollectAnswer, DropAnswer, ListUnclaimed
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.calls import Calls
 
 
 class UndeliveredCall:
-    """A call of a program that left before the answer came. The driver keeps the answer until it is collected."""
+    """A call of a program that left before it had read the answer.
+
+    The driver keeps the answer until a program has read it from `futures`, or until it is dropped with `drop`.
+    """
 
     def __init__(
         self, caller: Calls, ident: int, mesh: str, endpoint: str, adverb: str, shape: Shape, answers: int
@@ -42,6 +46,19 @@ class UndeliveredCall:
     def future(self) -> FutureProxy[Any]:
         """The first of `futures`."""
         return self.futures[0]
+
+    def drop(self) -> None:
+        """Let the driver drop the answers, also those that have not come yet. The call itself runs on.
+
+        Raises:
+            OperationFailed: the answers were collected, here or by another program, or dropped.
+            NotSupported: the session's driver is of a version that drops none.
+        """
+        if "drops" not in self._caller.welcome.capabilities:
+            raise NotSupported(
+                f"this session's driver is of a version that drops no answers: read that of {self!r} instead"
+            )
+        self._caller.ask(DropAnswer(self._ident), key=None).get()
 
     def __repr__(self) -> str:
         return f"<UndeliveredCall {self.mesh}.{self.endpoint}.{self.adverb}()>"

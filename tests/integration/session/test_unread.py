@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 import loom
 from loom_proxy.local import LocalCluster
 from loom_proxy.session.reads import SOON, TOGETHER
-from tests.support.actors import Counter
+from tests.support.actors import Counter, open_gate
 from tests.support.gateways import BOUND, attach, await_true
 
 pytestmark = pytest.mark.timeout(120)
@@ -77,6 +79,29 @@ PROGRAMS: dict[str, tuple[str, dict[str, list[Any]]]] = {
         "unread = list(counters.echo.stream('x')); loom.wait(unread); unread[1].get()",
         {"echo.stream": ["x"]},
     ),
+    "a slice": ("unread = [counters.slice(gpus=1).add.call(3)]", {"add.call": [13]}),
+    "a broadcast, which has no answer": (
+        "counters.add.broadcast(3); unread = [one.value.call_one()]",
+        {"value.call_one": [13]},
+    ),
+    "a method of an ordinary class": (
+        """
+        class Doubler:
+            def double(self, number): return 2 * number
+        doubler = loom.cls(Doubler).to(job)
+        doubling = doubler.double(4, async_=True)
+        unread = list(job._calls._waiting.values())
+        """,
+        {"run.call_one": [8]},
+    ),
+    "a call that could not be made": (
+        """
+        gone = procs.spawn("gone", Counter)
+        gone.stop().get()
+        unread = [gone.add.call(1)]
+        """,
+        {"add.call": ["SupervisionError"]},
+    ),
     "an error": ("unread = [counters.fail.call('bad')]", {"fail.call": ["ActorError"]}),
     "large": ("unread = [one.echo.call_one(b'x' * (3 << 20))]", {"echo.call_one": [b"x" * (3 << 20)]}),
     "some were read": (
@@ -119,6 +144,58 @@ def test_what_arrived_and_was_not_read_is_found_by_the_next_program(
         with loom.connect(cluster.url, cluster.token, session=name, take_over=True) as job:
             assert collected(job) == unread
             assert job.undelivered() == []
+
+
+@pytest.mark.slow
+def test_a_run_whose_result_has_arrived_is_found_by_its_name(cluster: LocalCluster) -> None:
+    with killed(cluster, 'unread = [job.run(abs, -3, detach=True, name="three").future]') as name:
+        with attach(cluster, name) as job:
+            assert job.runs()["three"].result(BOUND) == 3
+
+
+def test_what_was_dropped_by_name_is_found_by_no_later_program(cluster: LocalCluster) -> None:
+    with killed(cluster, "unread = [counters.add.call(3), one.echo.call_one('kept')]") as name:
+        job = attach(cluster, name)
+        dropped, _ = job.undelivered()
+        dropped.drop()
+        assert [call.endpoint for call in job.undelivered()] == ["echo"]
+        for again in (dropped.drop, dropped.future.get):
+            with pytest.raises(loom.OperationFailed, match="it may have been collected or dropped already"):
+                again()
+        job.detach()
+        with attach(cluster, name) as after:
+            assert collected(after) == {"echo.call_one": ["kept"]}
+
+
+@pytest.mark.slow
+def test_an_answer_that_comes_after_its_call_was_dropped_is_kept_for_nobody(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    pipes = [str(tmp_path / name) for name in "abc"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    program = f"""
+    from tests.support.actors import Gate
+    gates = procs.spawn("gates", Gate).slice(gpus=0)
+    waiting = [gates.wait.call_one([{pipes[0]!r}]), *gates.wait.stream([{pipes[1]!r}])]
+    job._calls.flush()
+    unread = [one.echo.call_one("read")]
+    unread[0].get()
+    """
+    with killed(cluster, textwrap.dedent(program) + TOLD) as name:
+        job = attach(cluster, name)
+        assert [call.adverb for call in job.undelivered()] == ["call_one", "stream"]
+        for call in job.undelivered():
+            call.drop()
+        job.detach()
+        with attach(cluster, name) as after:
+            assert after.undelivered() == []
+            last = after.meshes["gates"].slice(gpus=0).wait.call_one([pipes[2]])  # which is answered after both
+            after._calls.flush()
+            for pipe in pipes:
+                open_gate(pipe)
+            assert last.get(BOUND) == "open"
+            assert after.undelivered() == []
 
 
 def test_what_the_next_program_does_not_read_either_is_found_by_the_one_after_it(cluster: LocalCluster) -> None:

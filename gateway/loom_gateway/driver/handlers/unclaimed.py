@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loom.errors import OperationFailed, ResultDropped
-from loom.wire.bodies import CollectAnswer, EndpointCall, OperationError, OperationResult, ReadAnswers
+from loom.wire.bodies import CollectAnswer, DropAnswer, EndpointCall, OperationError, OperationResult, ReadAnswers
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.clients.unread import WATCHER_IDS, Answer, UnreadAnswers, answer_of, operation_of
@@ -51,6 +51,7 @@ class UnclaimedResults:
         self._lock = threading.Lock()  # guards `_calls` and `_kept`
         self._calls: dict[int, _Call] = {}
         self._kept: dict[int, None] = {}  # calls with answers that may be dropped for newer ones, the oldest first
+        self._dropped: dict[int, None] = {}  # calls whose answers a program did not want, the oldest first
         context.results.free_some = self._drop_oldest
         self.unread = UnreadAnswers(context.results, context.loop)
         """Answers that were sent and that no program has read."""
@@ -58,6 +59,7 @@ class UnclaimedResults:
         self.handlers: dict[int, Handler] = {
             Kind.UNDELIVERED: self._list,
             Kind.COLLECT: self._collect,
+            Kind.DROP: self._drop,
             Kind.READ: self._read,
         }
 
@@ -116,7 +118,7 @@ class UnclaimedResults:
 
     def _note(self, ident: int, request: Request) -> None:
         kind, body = request
-        if ident in self._calls or kind not in _ADVERB_OF:
+        if ident in self._calls or ident in self._dropped or kind not in _ADVERB_OF:
             return
         entry = self._context.meshes.known(EndpointCall.fields(body)[0])
         if entry is not None and entry.shape is not None:
@@ -219,12 +221,29 @@ class UnclaimedResults:
     def _collect(self, message: Message, started: float) -> None:
         ident = CollectAnswer.from_body(message.body).operation
         with self._lock:
-            call = self._calls.get(ident)
-            if call is None or call.collector is not None:
-                raise OperationFailed(f"no undelivered call has the id {ident}: it may have been collected already")
+            call = self._uncollected(ident)
             call.collector = message.id
             ready = self._ready(ident, call)
         self._send(ready, call)
+
+    def _uncollected(self, ident: int) -> _Call:
+        call = self._calls.get(ident)
+        if call is None or call.collector is not None:
+            raise OperationFailed(
+                f"no undelivered call has the id {ident}: it may have been collected or dropped already"
+            )
+        return call
+
+    def _drop(self, message: Message, started: float) -> None:
+        ident = DropAnswer.from_body(message.body).operation
+        with self._lock:
+            self._uncollected(ident)
+            del self._calls[ident]
+            self._kept.pop(ident, None)
+            self._dropped[ident] = None  # an answer may be under way
+            if len(self._dropped) > MOST_CALLS:
+                del self._dropped[next(iter(self._dropped))]
+        self._context.replies.succeed(message.id, started, None)
 
 
 def _answers(told: Sequence[Any], client: int) -> Sequence[Answer]:

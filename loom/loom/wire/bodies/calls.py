@@ -23,6 +23,7 @@ __all__ = [
     "Choose",
     "CollectAnswer",
     "Debug",
+    "DropAnswer",
     "EndpointCall",
     "ListUnclaimed",
     "ReadAnswers",
@@ -173,5 +174,15 @@ class ReadAnswers(Body, kind=Kind.READ):
 @dataclass(frozen=True, slots=True)
 class CollectAnswer(Body, kind=Kind.COLLECT):
     """Claim the results of an earlier client's call. The answers are those of the call, when they come."""
+
+    operation: Id
+
+
+@dataclass(frozen=True, slots=True)
+class DropAnswer(Body, kind=Kind.DROP):
+    """Drop the results of an earlier client's call, of a driver with the capability ``drops``. Result: None.
+
+    The call itself runs on; what it still answers is dropped when it comes.
+    """
 
     operation: Id

@@ -6,7 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from loom.errors import ResultDropped
+import pytest
+
+from loom.errors import OperationFailed, ResultDropped
 from loom.wire.bodies import OperationError, OperationResult
 from loom.wire.messages import Kind, Message
 from loom.wire.texts import unpack_texts
@@ -29,30 +31,50 @@ class Answers:
 
     def keep(self, answer: Message, call: Request) -> None: ...
 
-    def succeed(self, ident: int, started: float, value: list[Any]) -> None:
-        self.listed = value
+    def succeed(self, ident: int, started: float, value: list[Any] | None) -> None:
+        self.listed = value or []
 
 
-def test_the_oldest_results_make_room_and_are_named(tmp_path: Path) -> None:
+def unclaimed_results(folder: Path, answers: Answers, sent: list[Message], limit: int = 0) -> UnclaimedResults:
     meshes = MeshTable()
     meshes.add(1, Entry("actors", "trainers", None, 1, last_shape=((), 0, (), ())))
-    sent: list[Message] = []
-    answers = Answers()
-    results = StoredResults(str(tmp_path), limit=2 * MIB + MIB // 2)
-    context = SimpleNamespace(
+    context: Any = SimpleNamespace(
         meshes=meshes,
         replies=answers,
-        results=results,
+        results=StoredResults(str(folder), limit),
         send=sent.append,
         loop=None,
         caller_is_gone=lambda ident: False,
     )
-    unclaimed = UnclaimedResults(context)  # type: ignore[arg-type]
+    return UnclaimedResults(context)
+
+
+def test_what_was_dropped_is_not_listed_again_when_its_answer_comes(tmp_path: Path) -> None:
+    answers = Answers()
+    unclaimed = unclaimed_results(tmp_path, answers, [])
+    request = (Kind.CALL_ONE, (1, "step"))
+    for ident in (1, 2):
+        unclaimed.client_left([OperationResult(1.5).message(ident, [b"kept"])], {ident: request})
+    drop = Message(Kind.DROP, 9, (1,))
+
+    unclaimed.handlers[Kind.DROP](drop, 0.0)
+    unclaimed.take(OperationResult(1.5).message(1, [b"late"]), request)
+
+    unclaimed.handlers[Kind.UNDELIVERED](Message(Kind.UNDELIVERED, 10, ()), 0.0)
+    assert [call[0] for call in answers.listed] == [2]
+    with pytest.raises(OperationFailed, match="no undelivered call has the id 1"):
+        unclaimed.handlers[Kind.DROP](drop, 0.0)
+
+
+def test_the_oldest_results_make_room_and_are_named(tmp_path: Path) -> None:
+    sent: list[Message] = []
+    answers = Answers()
+    unclaimed = unclaimed_results(tmp_path, answers, sent, limit=2 * MIB + MIB // 2)
 
     for ident in range(1, 5):
         answer = OperationResult(1.5).message(ident, [bytes([ident]) * MIB])
         unclaimed.client_left([answer], {ident: (Kind.CALL_ONE, (1, f"step_{ident}"))})
-        results.begin_anew()
+        unclaimed._context.results.begin_anew()
 
     unclaimed.handlers[Kind.UNDELIVERED](Message(Kind.UNDELIVERED, 9, ()), 0.0)
     assert [call[2] for call in answers.listed] == ["step_1", "step_2", "step_3", "step_4"]
