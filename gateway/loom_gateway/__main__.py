@@ -7,7 +7,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from loom.process.own_secrets import ancestors_that_show, hide_arguments, hide_from_proc, keep_memory_private
+from loom.process.own_secrets import (
+    ancestors_that_show,
+    hide_arguments,
+    hide_from_proc,
+    hide_headers,
+    keep_memory_private,
+)
 
 if TYPE_CHECKING:
     from loom_gateway.settings import GatewaySettings
@@ -42,6 +48,7 @@ def _serve(settings: GatewaySettings) -> None:
     os.environ.pop("LOOM_TOKEN", None)  # drivers and the weaver inherit the environment
     logging.basicConfig(level=settings.log_level.value.upper(), format="%(levelname)s %(name)s: %(message)s")
     limit_log("uvicorn.error")
+    hide_headers("uvicorn.error")
     require(GATEWAY_MODULES, "a gateway")
     _warn_of_a_shown_token(settings)
     from loom_gateway.server import serve

@@ -273,6 +273,8 @@ class KnownRuns:
                 f"stopped waiting for run {handle.name!r}, which goes on in the driver: "
                 f"job.runs()[{handle.name!r}] finds it, .cancel() ends it"
             ) from None
+        # Its name is free, though the traceback of what it raised may hold the handle for long.
+        self._handles.pop(handle.id, None)
         handle.forget()
         return handle.result()
 

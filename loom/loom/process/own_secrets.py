@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import sys
@@ -64,6 +65,25 @@ def hide_arguments() -> list[str]:
         option = argument.decode(errors="replace") if argument.decode(errors="replace") in SECRET_OPTIONS else ""
         position += len(argument) + 1
     return found
+
+
+class _WithoutSecrets(logging.Filter):
+    """A filter that leaves the values of headers with secrets out of the lines that websockets logs of requests."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple) and len(record.args) == 2:
+            name = str(record.args[0])
+            if name.lower() in _SECRET_HEADERS:
+                record.args = name, "…"
+        return True
+
+
+_SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "sec-websocket-protocol")
+
+
+def hide_headers(logger: str) -> None:
+    """Let a logger, given by name, show no header by which somebody shows a token."""
+    logging.getLogger(logger).addFilter(_WithoutSecrets())
 
 
 def ancestors_that_show(name: str, value: str) -> list[int]:

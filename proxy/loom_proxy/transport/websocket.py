@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import secrets
 import select
 import socket
@@ -44,6 +45,9 @@ from loom_proxy.transport.base import Transport
 from loom_proxy.transport.tls import TlsSocket
 
 S = TypeVar("S")
+
+_silent = logging.getLogger(f"{__name__}.protocol")
+_silent.setLevel(logging.CRITICAL)  # of websockets, which logs the token's header for who debugs
 
 LONGEST_WAIT = 5
 
@@ -90,7 +94,7 @@ class WebSocketTransport(Transport):
 
     @classmethod
     def _upgrade(cls, sock: socket.socket | TlsSocket, url: str, token: str | None) -> WebSocketTransport:
-        protocol = ClientProtocol(parse_uri(url), max_size=MAX_FRAME + 4096)
+        protocol = ClientProtocol(parse_uri(url), max_size=MAX_FRAME + 4096, logger=_silent)
         request = protocol.connect()
         if token:
             request.headers["Authorization"] = f"Bearer {token}"

@@ -1,7 +1,8 @@
-"""No process that a command has started shows a secret to the other users of the machine."""
+"""No process that a command has started shows a secret on its command line, nor does a log line."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 import loom
 from loom import Actor, endpoint
+from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND
 from tests.support.processes import read_json, start
 
@@ -145,3 +147,31 @@ def test_no_demo_shows_a_secret(words: list[str], environment: dict[str, str]) -
 
     assert demo.returncode in (0, 1)  # so few steps teach little
     assert found == []
+
+
+def test_no_log_line_of_a_program_that_connects_has_its_token(
+    cluster: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for transport in ("websocket", "http"):
+            with loom.connect(cluster.url, cluster.token, transport=transport) as job:
+                assert job.run(len, "abc") == 3
+
+    assert cluster.token not in caplog.text
+
+
+@pytest.mark.slow
+def test_no_log_line_of_a_gateway_has_a_token(tmp_path: Path) -> None:
+    serve = [*LOOM, "serve", "gateway", "--worker", "tcp://127.0.0.1:1", "--log-level", "debug"]
+    with (tmp_path / "log").open("w") as log:
+        state = ["--state-dir", str(tmp_path / "state")]
+        gateway = start(*serve, "--port", "0", *state, env={**os.environ, "LOOM_TOKEN": TOKEN}, stderr=log)
+    try:
+        with pytest.raises(loom.LoomError):
+            loom.connect(read_json(gateway)["url"], TOKEN)
+    finally:
+        gateway.terminate()
+        gateway.communicate(timeout=30)
+
+    assert "authorization: …" in (tmp_path / "log").read_text()
+    assert TOKEN not in (tmp_path / "log").read_text()

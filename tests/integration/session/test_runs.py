@@ -195,6 +195,17 @@ def test_threads_tasks_and_logging_belong_to_the_run(tidied: loom.Job, capsys: p
     assert "logged" in captured.err
 
 
+def test_the_name_of_a_run_that_raised_is_free_though_its_error_is_kept(tidied: loom.Job) -> None:
+    errors = []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="invalid literal") as raised:
+            tidied.run(int, "x", name="same")
+        errors.append(raised.value)
+
+    assert tidied.run(len, "abc", name="same") == 3
+    assert len(errors) == 2
+
+
 def test_two_runs_do_not_mix_their_output(tidied: loom.Job) -> None:
     def speak(word: str) -> None:
         for _ in range(200):
