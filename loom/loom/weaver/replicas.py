@@ -87,6 +87,8 @@ class End:
     exit: Mapping[str, Any] | None = None
     guessed: bool = False
     """Whether the session of the process may know better."""
+    closed: bool = False
+    """Whether the program closed its threadlet itself, and its process may have gone on."""
 
     def about(self) -> dict[str, Any]:
         """Return what an event says of it."""

@@ -196,6 +196,9 @@ class Weaver:
         known = replica.known_end
         if known is None or known.exit is not None:
             return
+        silence = self.timing.beat * self.timing.missed_beats
+        if end.ending is ReplicaEnding.CANCELLED and known.closed and now > replica.changed + silence:
+            return  # it had ended long before its processes were stopped
         exited = end.ending is ReplicaEnding.CRASHED and end.exit is not None and end.exit["code"] == 0
         if known.guessed and not (exited and known.ending is ReplicaEnding.ENDED_EARLY):
             self._liveness.explain(replica, end, now)
@@ -389,4 +392,5 @@ class Weaver:
         if unsaid and not named and bye.ending is Ending.FINISHED:
             early = ReplicaEnding.UNKNOWN
         how = ", without saying how" if unsaid else ""
-        return End(early, f"its program ended {at}{of}{how}", exit=exit, guessed=True)
+        closed = isinstance(bye, Bye) and bye.ending is Ending.FINISHED
+        return End(early, f"its program ended {at}{of}{how}", exit=exit, guessed=True, closed=closed)

@@ -196,6 +196,18 @@ def test_one_whose_processes_were_stopped_is_cancelled_also_if_it_said_goodbye(
     assert end(bench) == ("finished", "cancelled", None, "its session has ended")
 
 
+@pytest.mark.parametrize(("later", "how"), [(1.0, "cancelled"), (60.0, "ended early")])
+def test_one_that_closed_its_threadlet_long_before_was_not_cancelled_with_its_session(
+    bench: Bench, later: float, how: str
+) -> None:
+    begin(bench, 2, 100).say("bye", "it came to its end", "finished")
+    bench.now += later
+
+    bench.weaver.supervision({**MESH, "what": "stopped", "reason": "its session has ended"}, bench.now)
+
+    assert end(bench)[:2] == ("finished", how)
+
+
 @pytest.mark.parametrize("says_goodbye", [True, False])
 def test_one_that_made_its_steps_is_completed_though_its_processes_were_stopped(
     bench: Bench, says_goodbye: bool
