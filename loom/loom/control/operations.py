@@ -16,10 +16,11 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from loom.control import arguments as check
-from loom.control.aliases import translate
+from loom.control.aliases import ALIASES, translate
 from loom.control.commands import CommandKind
 from loom.control.faults import MAX_DURATION
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
+from loom.errors import WrongArguments
 from loom.weaver.policy import Action
 from loom.weaver.views import (
     CommandState,
@@ -444,6 +445,11 @@ class GiveCommand(
             return arguments
         plain = kind.value if isinstance(kind, CommandKind) else kind
         kind, target, params = translate(plain, arguments.get("target"), params)
+        kinds = [one.value for one in typing.get_args(UserCommandKind)]
+        if kind not in kinds:
+            raise WrongArguments(
+                f"there is no command {kind!r:.80}; kind is one of {', '.join((*kinds, *ALIASES))}"
+            )
         return {**arguments, "kind": kind, "target": target, "params": params}
 
     def noted(self) -> tuple[str, dict[str, Any]]:

@@ -62,3 +62,11 @@ def test_a_name_for_a_group_or_a_device_needs_one(name: str, target: Any) -> Non
     with pytest.raises(WrongArguments, match=f"{name} names a (group|device) as its target"):
         translate(name, target, {})
     assert translate(name, target, {"group": "train"})[2] == {"group": "train"}
+
+
+@pytest.mark.parametrize("kind", ["config_update", "PAUSE", "", "device_failed"])
+def test_what_is_no_command_is_refused_with_the_names_of_those_that_are(kind: str) -> None:
+    with pytest.raises(
+        WrongArguments, match=rf"there is no command '{kind}'; kind is one of .*pause.*pause_training"
+    ):
+        checked_change(GiveCommand, {"kind": kind})
