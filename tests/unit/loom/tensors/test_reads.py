@@ -94,6 +94,8 @@ def test_a_backward_only_queues(queue: Tensors, worker: Watched) -> None:
     assert worker.asked == before
     found = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     (found * found).exp().sum().backward()
+    assert x.grad is not None
+    assert found.grad is not None
     assert torch.allclose(to_torch(x.grad), found.grad)
     assert worker.asked.count("read") <= before.count("read") + 1
 

@@ -109,9 +109,9 @@ def test_state_opens_a_session_on_the_pods_once_and_names_their_hosts(monkeypatc
     monkeypatch.setattr("loom_proxy.kubernetes.job.look_after_pods", lambda *args: None)
 
     before = list(opened)
-    first, second = job.state(), job.state()
+    states: list[Any] = [job.state(), job.state()]
 
     assert before == []
-    assert first == second == {"workers": "three hosts"}
+    assert states == [{"workers": "three hosts"}] * 2
     assert [one["mesh"] for one in deployed] == ["workers"]
     assert opened == [(job.service_url, "t0ken")]
