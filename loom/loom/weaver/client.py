@@ -16,8 +16,9 @@ from weakref import WeakValueDictionary
 from loom.control.frame import pack, unpack
 from loom.control.operations import OPERATIONS, takes
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
+from loom.process import tasks
 from loom.weaver.serving.connection import Connection
-from loom.weaver.snapshots import LARGE, unpack_snapshot
+from loom.weaver.snapshots import LARGE, unpack_in_turns
 from loom.wire.exact_json import exact_json
 from loom.wire.plain import plain
 
@@ -249,10 +250,18 @@ class _Link(Connection):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self.splitter.split(data):
-                if self._watches and len(body) >= LARGE:
+                if len(body) < LARGE:
+                    self._take(unpack(body))
+                elif self._watches:
                     self._pushes.put_nowait(body)
                 else:
-                    self._take(unpack(body))
+                    tasks.run("decode an answer", self._take_large(body))
+        except ProtocolMismatch:
+            self.transport.abort()
+
+    async def _take_large(self, body: bytes) -> None:
+        try:
+            self._take(await unpack_in_turns(body))
         except ProtocolMismatch:
             self.transport.abort()
 
@@ -290,10 +299,12 @@ class _Link(Connection):
             raise self._refusal or WeaverUnavailable("the weaver went away")
         if isinstance(push, bytes):
             try:
-                kind, _, body = await unpack_snapshot(push)
+                match await unpack_in_turns(push):
+                    case [str(kind), int(), dict(body)]:
+                        return kind, body
+                raise ProtocolMismatch("not a push of the weaver")
             except ProtocolMismatch as error:
                 raise WeaverUnavailable(f"the weaver is not understood: {error}") from error
-            return str(kind), body
         return push
 
     def send(self, frame: list[Any]) -> None:

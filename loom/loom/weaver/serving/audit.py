@@ -9,7 +9,11 @@ import asyncio
 import contextlib
 import uuid
 from collections import deque
+from itertools import islice
 from typing import Any
+
+AT_ONCE = 256
+"""Entries in one answer to a gateway, whose event loop takes them."""
 
 MAX_ENTRIES = 10_000
 """Entries that wait for a gateway; beyond it the oldest are dropped."""
@@ -43,7 +47,9 @@ class AuditTrail:
             self._more.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._more.wait(), timeout)
-        return {"trail": self._id, "last": self._last, "entries": [entry for _, entry in self._entries]}
+        given = list(islice(self._entries, AT_ONCE))
+        last = given[-1][0] if given else self._last
+        return {"trail": self._id, "last": last, "entries": [entry for _, entry in given]}
 
 
 _OF_RANKS = ("mesh", "rank", "what", "guest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import random
 import tempfile
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.control.frame import Splitter, pack
+from loom.control.frame import Splitter, pack, unpack
 from loom.process import turns
 from loom.weaver import client as weaver_client
 from loom.weaver import snapshots
@@ -418,24 +419,83 @@ async def test_a_large_snapshot_is_decoded_in_turns_and_what_comes_after_it_wait
         assert await watch.next() == ("snapshot", snapshot)
     other.cancel()
 
-    assert before > 3000
+    assert before > 3000 // 16
     assert weaver.asked == [["watch", 1, "ann"]]
+
+
+async def test_a_large_answer_is_decoded_in_turns(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN", 0.0)
+    replicas = [{"id": f"train_{number}", "metrics": {"loss": 0.5}} for number in range(3000)]
+    rounds = 0
+
+    async def say(weaver: FakeWeaver, frame: list[Any]) -> None:
+        weaver.say(["answer", frame[1], replicas])
+
+    async def do_other_things() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    client, _ = await made(say)
+    other = asyncio.ensure_future(do_other_things())
+    assert await asyncio.wait_for(client.ask("replicas", BOUND), BOUND) == replicas
+    other.cancel()
+
+    assert rounds > 3000 // 16
+
+
+VALUES: list[Any] = [
+    None, True, -1, 2**63, 1.5, math.inf, "", "é" * 40, "x" * 70_000, b"", b"y" * 70_000, [], {}, [[[[[[[1]]]]]]],
+    list(range(70_000)), {str(n): n for n in range(70_000)},
+    {"a": {"b": {"c": {"d": {"e": {"f": list(range(100))}}}}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{value!r:.20}")
+async def test_what_is_decoded_in_turns_is_what_is_decoded_at_once(value: Any) -> None:
+    for frame in (
+        ["answer", 1, value],
+        ["answer", 1, {"a": value, "b": [value, value]}],
+        ["answer", *[value] * 20],
+    ):
+        body = pack(frame)[4:]
+
+        assert await snapshots.unpack_in_turns(body) == unpack(body) == frame
+
+
+async def test_whatever_is_cut_off_or_garbled_is_refused_in_turns_as_at_once() -> None:
+    body = pack(["answer", 1, {"a": VALUES[8], "b": [1.5, {"c": "d"}], "e": VALUES[10]}])[4:]
+    chance = random.Random(56)
+    cuts = [body[: chance.randrange(len(body))] for _ in range(200)]
+    for number in range(400):
+        garbled = bytearray(body)
+        garbled[chance.choice((number % 40, chance.randrange(len(body))))] = chance.randrange(256)
+        cuts.append(bytes(garbled))
+    for wrong in cuts:
+        try:
+            expected: Any = unpack(wrong)
+        except loom.ProtocolMismatch:
+            with pytest.raises(loom.ProtocolMismatch):
+                await snapshots.unpack_in_turns(wrong)
+        else:
+            assert repr(await snapshots.unpack_in_turns(wrong)) == repr(expected)
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        ["snapshot", 1, {"replicas": "x" * 300_000}],
+        [1, 1, {"replicas": "x" * 300_000}],
         ["snapshot", 1, {"replicas": [], "padding": "x" * 300_000}, 4],
         ["snapshot", 1, "x" * 300_000],
         "x" * 300_000,
     ],
 )
-async def test_a_large_frame_that_is_no_snapshot_ends_the_watch(made: Made, body: Any) -> None:
+async def test_a_large_frame_that_is_no_push_ends_the_watch(made: Made, body: Any) -> None:
     async def say(weaver: FakeWeaver, frame: list[Any]) -> None:
         weaver.say(body)
 
     client, _ = await made(say)
     async with client.watch("ann") as watch:
-        with pytest.raises(loom.WeaverUnavailable, match="not understood: not a snapshot"):
+        with pytest.raises(loom.WeaverUnavailable, match="not understood: not a "):
             await asyncio.wait_for(watch.next(), BOUND)

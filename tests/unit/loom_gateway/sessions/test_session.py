@@ -103,6 +103,7 @@ async def test_a_session_that_was_told_to_end_says_why(session: Session) -> None
 
 async def test_a_session_whose_driver_died_is_lost(session: Session) -> None:
     session.driver._ended(-9)
+    await asyncio.wait_for(session.driver.exited.wait(), 20.0)
 
     with pytest.raises(SessionLost, match="'session-1' is lost: its driver was killed by SIGKILL") as lost:
         raise session.ended().error()
