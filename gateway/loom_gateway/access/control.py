@@ -25,6 +25,7 @@ from loom.errors import (
     WrongArguments,
 )
 from loom.process import tasks
+from loom.process.turns import Turns
 from loom.proof.exchange import checked_nonce
 from loom.proof.forwarded import key_id
 from loom.token_file import Token, digest
@@ -332,17 +333,22 @@ class AccessControl(SessionAccess):
 
     def _disconnect_denied(self) -> None:
         """Disconnect clients whose token or share of a session is not valid any more."""
-        for key, connection in list(self._connected.items()):
-            principal = connection.principal
-            try:
-                if connection.session is None:
-                    self.confirm(principal)
-                else:
-                    self.confirm_right(principal, connection.session, connection.scope)
-            except (TokenRevoked, ScopeError) as error:
-                del self._connected[key]
-                self.audit.put("cut off", principal.token, principal.peer, message=str(error))
-                tasks.run("disconnect a client", connection.disconnect(error))
+        for key in list(self._connected):
+            self._disconnect_if_denied(key)
+
+    def _disconnect_if_denied(self, key: object) -> None:
+        if (connection := self._connected.get(key)) is None:
+            return
+        principal = connection.principal
+        try:
+            if connection.session is None:
+                self.confirm(principal)
+            else:
+                self.confirm_right(principal, connection.session, connection.scope)
+        except (TokenRevoked, ScopeError) as error:
+            del self._connected[key]
+            self.audit.put("cut off", principal.token, principal.peer, message=str(error))
+            tasks.run("disconnect a client", connection.disconnect(error))
 
     async def watch(self, manager: SessionManager) -> None:
         """Disconnect clients that may not stay, and end the sessions of revoked tokens. Never returns."""
@@ -350,8 +356,12 @@ class AccessControl(SessionAccess):
             await asyncio.sleep(TICK)
             self._authority.refresh()
             self.audit.tick()
-            self._disconnect_denied()
+            turns = Turns()  # with thousands of clients it takes long, and this loop relays their frames
+            for key in list(self._connected):
+                self._disconnect_if_denied(key)
+                await turns.rest()
             for session in manager.sessions():
+                await turns.rest()
                 try:
                     self._authority.confirm_any(session.tokens)
                 except TokenRevoked as error:

@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 from loom._version import __version__
 from loom.errors import LoomError
 from loom.process import tasks
+from loom.process.turns import Turns
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
@@ -70,10 +71,14 @@ async def metrics_text(
         packed: bytes | None = await weaver.ask("numbers", user=EVERYONE)
     except LoomError:
         packed = None
-    sessions = [_SessionNumbers.of(session) for session in manager.sessions() if only in (None, session.user)]
+    turns, rows = Turns(), list[list[Any]]()
+    for session in manager.sessions():
+        if only in (None, session.user):
+            one = _SessionNumbers.of(session)
+            rows.append([*one[:2], one.state.value, *one[3:]])
+            await turns.rest()
     ended = sum(only in (None, session.user) for session in manager.ended.all())
     refused = [(reason, count) for reason, count in sorted(refusals.items()) if only is None]
-    rows = [[*one[:2], one.state.value, *one[3:]] for one in sessions]
     died = sum(tasks.died.values())
     return await OFFLOAD.do(Work.METRICS, packed, rows, ended, only, refused, died)
 

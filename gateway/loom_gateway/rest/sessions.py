@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from loom.errors import LoomError, UnknownSession
+from loom.process.turns import Turns
 from loom.session_life import AliveBecause
 from loom.timing.collecting import LONGEST
 from loom_gateway.access.control import AccessControl
@@ -22,7 +23,7 @@ from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, Sessi
 from loom_gateway.sessions.history import EndedSession, EndedSessionInfo
 from loom_gateway.sessions.log_feed import LogQuery
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import Session, SessionState
+from loom_gateway.sessions.session import Session, SessionState, ask_lives
 
 
 class SessionInfo(BaseModel):
@@ -50,6 +51,9 @@ class SessionInfo(BaseModel):
     lives_until: float | None = None
     """When it ends unless a client comes or something begins, in seconds since the epoch. None if nobody knows that
     yet, because something goes on, or if it lives until it is ended."""
+
+
+_ENDED = TypeAdapter(EndedSessionInfo)
 
 
 class Share(BaseModel, extra="forbid"):
@@ -96,15 +100,13 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
     """Return the routes. `AccessControl` decides whose sessions a caller sees and may end."""
     router = APIRouter(prefix="/api/v1/sessions")
 
-    @router.get("")
-    async def list_sessions(principal: Sender, ended: bool = False) -> SessionList:
+    @router.get("", response_model=SessionList)
+    async def list_sessions(principal: Sender, ended: bool = False) -> Response:
         """The living sessions that the caller may see and, with ``ended``, the last ended ones, with reasons."""
         shown = access.sessions(principal)
-        await asyncio.gather(*(session.questions.life() for session in shown))
-        return SessionList(
-            sessions=[SessionInfo.model_validate(session) for session in shown],
-            ended=access.ended_sessions(principal) if ended else [],
-        )
+        await ask_lives(shown)
+        text = await _session_list(shown, access.ended_sessions(principal) if ended else [])
+        return Response(text, media_type="application/json")
 
     @router.delete(
         "/{name}",
@@ -212,6 +214,18 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
         return StreamingResponse(allowed, headers=_UNBUFFERED, media_type="application/x-ndjson")
 
     return router
+
+
+async def _session_list(shown: Sequence[Session], ended: Sequence[EndedSession]) -> bytes:
+    """Return a `SessionList` as JSON. It is made in turns, because the event loop relays every session's calls."""
+    turns, living, over = Turns(), list[bytes](), list[bytes]()
+    for session in shown:
+        living.append(SessionInfo.model_validate(session).model_dump_json().encode())
+        await turns.rest()
+    for one in ended:
+        over.append(_ENDED.dump_json(one))
+        await turns.rest()
+    return b'{"sessions":[' + b",".join(living) + b'],"ended":[' + b",".join(over) + b"]}"
 
 
 async def _while_allowed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loom.session_life import AliveBecause
@@ -136,3 +136,24 @@ class Session:
         driver = self.driver
         words = LastWords(driver.reason or driver.files.read_last_words().reason, driver.exit_code)
         return EndedSession.of(driver.record, words, driver.how_it_ended, driver.output, driver.files.log)
+
+
+LIVES_PATIENCE = 2.0
+"""Seconds after which no further driver is asked."""
+
+LIVES_AT_ONCE = 16
+"""Drivers that are asked at once until when their sessions live."""
+
+
+async def ask_lives(sessions: Iterable[Session]) -> None:
+    """Ask the drivers until when their sessions live. Those that do not answer soon keep their last answers."""
+    left, loop = iter(sessions), asyncio.get_running_loop()
+    until = loop.time() + LIVES_PATIENCE
+
+    async def ask_on() -> None:
+        for session in left:
+            await session.questions.life()
+            if loop.time() > until:
+                return
+
+    await asyncio.gather(*(ask_on() for _ in range(LIVES_AT_ONCE)))

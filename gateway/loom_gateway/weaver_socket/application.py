@@ -99,6 +99,8 @@ class WeaverSocket:
             of = await whose(principal, named, None, "view", self._access, self._weaver)
             if of["user"] == EVERYONE:
                 raise WrongArguments("a watch is of one user: name that user")
+            if isinstance(reader, PageReader):
+                await self._gateway.look_at_sessions(principal)
             subscribe = reader.subscribe if isinstance(reader, PageReader) else None
             commands = SocketCommands(
                 self._changes, self._weaver, self._access, principal, of, scope["path"], send_answer, subscribe

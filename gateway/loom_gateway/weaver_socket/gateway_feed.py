@@ -10,11 +10,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from loom.process import tasks
+from loom.process.turns import Turns
 from loom.wire.exact_json import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.sessions import SessionInfo
 from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import Session, ask_lives
 from loom_gateway.weaver_socket.readers import SubscribingReader
 from loom_gateway.weaver_socket.resuming import Since
 from loom_gateway.workers.health import answers
@@ -55,6 +57,8 @@ class GatewayFeed:
         self._pages: dict[PageReader, None] = {}
         self._workers: list[dict[str, Any]] | None = None
         """The workers at the last check; None before it."""
+        self._described: dict[str, dict[str, Any]] = {}
+        """The sessions that pages see, by name, as they were at the last comparison."""
         self._tasks: list[asyncio.Task[Any]] = []
 
     def reader(self, principal: Principal, since: Since | None = None) -> PageReader:
@@ -80,28 +84,64 @@ class GatewayFeed:
                     task.cancel()
                 self._tasks = []
                 self._workers = None
+                self._described = {}
 
     @property
     def workers(self) -> list[dict[str, Any]]:
         return self._workers or []
 
     def sessions(self, principal: Principal) -> list[dict[str, Any]]:
-        """Return the living sessions that a principal may see."""
-        shown = map(SessionInfo.model_validate, self._access.sessions(principal))
-        return [session.model_dump(mode="json") for session in shown]
+        """Return the living sessions that a principal may see, as they were a moment ago."""
+        return [self._described.get(one.name) or _describe(one) for one in self._access.sessions(principal)]
+
+    async def look_at_sessions(self, principal: Principal) -> None:
+        """Describe the sessions for a page that comes, in turns: this loop relays every session's calls."""
+        turns = Turns()
+        for session in self._access.sessions(principal):
+            self._described[session.name] = self._describe_again(session, also_operations=True)
+            await turns.rest()
+
+    async def compare_sessions(self, also_operations: bool) -> None:
+        """Push the sessions that have changed; numbers of operations count only with ``also_operations``."""
+        turns = Turns()
+        described: dict[str, dict[str, Any]] = {}
+        shown: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+        for page in list(self._pages):
+            whose = (page.principal.user, page.principal.is_admin)
+            if whose in shown:
+                continue
+            found = shown[whose] = []
+            for session in self._access.sessions(page.principal):
+                if session.name not in described:
+                    described[session.name] = self._describe_again(session, also_operations)
+                    await turns.rest()
+                found.append(described[session.name])
+        self._described = described
+        for page in list(self._pages):
+            sessions = shown.get((page.principal.user, page.principal.is_admin))
+            if sessions is not None:
+                page.push_sessions(sessions)
+            await turns.rest()
+
+    def _describe_again(self, session: Session, also_operations: bool) -> dict[str, Any]:
+        """Return a session's description; the same object as before if it has not changed."""
+        new, before = _describe(session), self._described.get(session.name)
+        if before is None:
+            return new
+        compared = new if also_operations else {**new, "operations": before["operations"]}
+        return before if compared == before else new
 
     async def _compare_sessions(self) -> None:
         rounds = 0
         while True:
             await asyncio.sleep(SESSIONS_EVERY)
             rounds += 1
-            for page in list(self._pages):
-                page.push_sessions(also_operations=rounds % OPERATIONS_EVERY == 0)
+            await self.compare_sessions(also_operations=rounds % OPERATIONS_EVERY == 0)
 
     async def _ask_lives(self) -> None:
         while True:
             shown = {one.name: one for page in self._pages for one in self._access.sessions(page.principal)}
-            await asyncio.gather(*(session.questions.life() for session in shown.values()))
+            await ask_lives(shown.values())
             await asyncio.sleep(LIVES_EVERY)
 
     async def _check_workers(self) -> None:
@@ -129,13 +169,9 @@ class PageReader(SubscribingReader):
         self._sessions = self._feed.sessions(self.principal)
         return {"sessions": self._sessions, "workers": self._feed.workers}
 
-    def push_sessions(self, also_operations: bool) -> None:
-        """Push the sessions if they have changed; numbers of operations count only with ``also_operations``."""
-        if self._sessions is None:
-            return
-        sessions = self._feed.sessions(self.principal)
-        ours, theirs = (sessions, self._sessions) if also_operations else map(_plain, (sessions, self._sessions))
-        if ours != theirs:
+    def push_sessions(self, sessions: list[dict[str, Any]]) -> None:
+        """Push the sessions if the page has others."""
+        if self._sessions is not None and sessions != self._sessions:
             self._sessions = sessions
             self.push(sessions=sessions)
 
@@ -145,5 +181,5 @@ class PageReader(SubscribingReader):
             self.add(exact_json({"type": "delta", "replicas": {}, "devices": {}, **changed, "at": self.at}))
 
 
-def _plain(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**session, "operations": None} for session in sessions]
+def _describe(session: Session) -> dict[str, Any]:
+    return SessionInfo.model_validate(session).model_dump(mode="json")

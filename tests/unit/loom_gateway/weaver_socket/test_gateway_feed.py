@@ -113,12 +113,14 @@ async def test_each_page_hears_of_the_sessions_that_its_user_may_see(
 async def test_operations_alone_are_pushed_less_often(feed: GatewayFeed, reachable: dict[str, bool]) -> None:
     sees(feed).append(session("s-ann", "ann"))
     page = Page(feed, "ann")
+    feed._pages[page.reader] = None
+    await feed.look_at_sessions(page.reader.principal)
     page.reader.own_part()
     sees(feed)[0].operations = 7
 
-    page.reader.push_sessions(also_operations=False)
+    await feed.compare_sessions(also_operations=False)
     assert page.reader._size == 0
-    page.reader.push_sessions(also_operations=True)
+    await feed.compare_sessions(also_operations=True)
 
     assert (await page.next("sessions"))[0]["operations"] == 7
     await page.close()
