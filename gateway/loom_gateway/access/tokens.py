@@ -145,6 +145,7 @@ class TokenAuthority:
         self._failed: tuple[tuple[int, ...], TokenFileError] | None = None  # version that cannot be read, and why
         self._by_digest: dict[str, Token] = {}
         self._by_id: dict[str, Token] = {}
+        self._by_key: dict[str, str] = {}  # digests by `key_id`
         self._trouble: TokenFileError | None = None  # so that an error is logged once
 
     def refresh(self) -> None:
@@ -175,6 +176,7 @@ class TokenAuthority:
         tokens = [self._with_revocation(token) for token in tokens if not _openid_name(token)]
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
+        self._by_key = {key_id(token.sha256): token.sha256 for token in tokens}
         self._ends.note(tokens)
 
     def _reload_own(self) -> None:
@@ -193,7 +195,7 @@ class TokenAuthority:
         if version != self._version:
             try:
                 if not version and self._known.any:
-                    self._by_digest, self._by_id = {}, {}
+                    self._by_digest, self._by_id, self._by_key = {}, {}, {}
                     raise TokenFileError(f"the token file {self._file.path} is gone: its tokens let nobody in")
                 tokens = self._file.read()
             except TokenFileError as error:
@@ -233,9 +235,9 @@ class TokenAuthority:
             TokenRevoked: it has, and is not good any more.
         """
         self.reload()
-        for shown in (self._own.sha256, *self._by_digest):
-            if hmac.compare_digest(key_id(shown), key):
-                return gateway_proof(self.check(shown).sha256, challenge)
+        shown = self._own.sha256 if hmac.compare_digest(key_id(self._own.sha256), key) else self._by_key.get(key)
+        if shown is not None:
+            return gateway_proof(self.check(shown).sha256, challenge)
         raise AuthenticationError("this gateway does not accept the token; ask for one who runs the gateway")
 
     def check(self, shown: str, text: str = "") -> Token:

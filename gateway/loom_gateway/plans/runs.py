@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 
 from loom.chaos.plans.files import parse_plan
@@ -136,6 +137,9 @@ class PlanRuns:
         self._changes = changes
         self._access = access
         self._runs: dict[str, PlanRun] = {}
+        self._parsing: set[str] = set()
+        """Users whose plan is being read."""
+        self._thread = ThreadPoolExecutor(1, "plans")
         self._beginning: set[str] = set()
         """Users whose run is being checked."""
         self._closing = False
@@ -207,7 +211,7 @@ class PlanRuns:
         _check_whole(of)
         if of["user"] == EVERYONE:
             raise WrongArguments("a plan is about the replicas of one user: name the user")
-        plan = await asyncio.to_thread(parse_plan, text)
+        plan = await self._parsed(text, by.user)
         if seed is not None:
             plan = dataclasses.replace(plan, seed=seed)
         self._check_faults(plan, by)
@@ -215,6 +219,16 @@ class PlanRuns:
         loop = asyncio.get_running_loop()
         weaver = PlanWeaver(loop, self._weaver, self._changes, self._access, by, of, about)
         return PlanRun(plan, of["user"], by.token.name, weaver)
+
+    async def _parsed(self, text: str, user: str) -> Plan:
+        """Read a plan, one at a time, and one of each user: it may take seconds."""
+        if user in self._parsing:
+            raise LimitReached(f"a plan of {user!r} is being read already: wait for it")
+        self._parsing.add(user)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, parse_plan, text)
+        finally:
+            self._parsing.discard(user)
 
     def _check_faults(self, plan: Plan, by: Principal) -> None:
         if plan.within > MAX_WITHIN:

@@ -173,6 +173,15 @@ class RelaySocket(WebSocketsSansIOProtocol):
         else:
             self._link.write(bytes(event.data))  # bytes already, so this makes no copy
 
+    def handle_cont(self, event: Frame) -> None:
+        # Joined as they come: a list of tiny or empty fragments would take many times their bytes.
+        if len(self.frames) == 1 and isinstance(self.frames[0], bytes):
+            self.frames = [bytearray(self.frames[0])]  # type: ignore[list-item]
+        self.frames[0] += event.data
+        if event.fin:
+            self.frames = [bytes(self.frames[0])]
+            self.send_receive_event_to_app()
+
     def send_receive_event_to_app(self) -> None:
         if self._link is None or self.curr_msg_data_type == "text":
             super().send_receive_event_to_app()

@@ -6,10 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from loom.control.frame import MAX_NAME
 from loom.errors import WrongArguments
 
 IDENTITY = r"[A-Za-z0-9_-]{8,64}"
 """The form of an id that a caller chooses."""
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise `WrongArguments` if a name, or a glob on names, is longer than any name is."""
+    if len(name) > MAX_NAME:
+        raise WrongArguments(f"{what} has at most {MAX_NAME} characters, not {len(name)}: {name!r:.80}")
 
 
 def text(arguments: Mapping[str, Any], name: str) -> str:

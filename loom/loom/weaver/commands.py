@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from loom.control.arguments import check_name
 from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind
 from loom.control.faults import check_fault
 from loom.control.frame import pack_value
@@ -24,6 +25,9 @@ from loom.weaver.views import few
 
 MAX_PARAMS = 1 << 20  # bytes of a command's parameters, which a session could not carry if there were more
 
+MAX_IDS = 20_000
+"""Ids of the longest target."""
+
 Target = str | list[str]
 """The id of a replica, a glob on ids or groups, ``"*"``, or several ids."""
 
@@ -32,8 +36,13 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
     """Return the replicas that a target names, and a failed acknowledgement for each name that no replica has.
 
     Only an id selects a replica that has ended.
+
+    Raises:
+        WrongArguments: it is no target, or a longer one than there are names: a glob of 60,000 characters takes
+            seconds to be compiled, in which the weaver answers nobody.
     """
     if isinstance(target, str):
+        check_name("a target", target)
         if target in replicas:
             return [replicas[target]], {}
         living = [replica for replica in replicas.values() if replica.state in LIVING]
@@ -46,6 +55,8 @@ def select(target: Target, replicas: dict[str, Replica]) -> tuple[list[Replica],
         return [], {target: Acknowledgement.failed(unknown(target, replicas))}
     if not isinstance(target, list) or not all(isinstance(id, str) for id in target):
         raise WrongArguments(f"a target is a replica's id, a glob or a list of ids, not {target!r:.80}")
+    if len(target) > MAX_IDS:
+        raise WrongArguments(f"a target has at most {MAX_IDS} ids, not {len(target)}")
     wanted = dict.fromkeys(target)
     there = [replicas[id] for id in wanted if id in replicas]
     return there, {id: Acknowledgement.failed(unknown(id, replicas)) for id in wanted if id not in replicas}

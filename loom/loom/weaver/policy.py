@@ -9,7 +9,8 @@ import fnmatch
 from collections.abc import Iterator
 from enum import Enum
 
-from loom.errors import WrongArguments
+from loom.control.arguments import check_name
+from loom.errors import LimitReached, WrongArguments
 
 
 class Action(str, Enum):
@@ -21,6 +22,10 @@ class Action(str, Enum):
     STOP = "stop"
     RESPAWN = "respawn"
     """Log an event ``respawn_wanted``, for a program that can respawn the replica elsewhere."""
+
+
+MAX_POLICIES = 1000
+"""Groups, and globs, of one user with an action of their own."""
 
 
 class Policy:
@@ -37,6 +42,9 @@ class Policy:
         if action not in tuple(Action):
             names = ", ".join(one.value for one in Action)
             raise WrongArguments(f"there is no action {action!r:.80}; choose one of {names}")
+        check_name("a group", group)
+        if group not in self._actions and len(self._actions) >= MAX_POLICIES:
+            raise LimitReached(f"there are policies for {MAX_POLICIES} groups: set one of those, or use a glob")
         self._actions.pop(group, None)  # reinsert at the end: the newest glob wins
         self._actions[group] = Action(action)
         return self._actions[group]

@@ -12,7 +12,7 @@ from typing import Any
 
 from loom.control.introduction import Device, ThreadletHello
 from loom.control.reports import Row
-from loom.errors import NotFound
+from loom.errors import LimitReached, NotFound
 from loom.weaver.commands import Commands, unknown
 from loom.weaver.device_map import DeviceReplicaMap
 from loom.weaver.goodput.goodput import Goodput
@@ -24,6 +24,9 @@ from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import COMMITS, History
 from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
+
+MAX_REPLICAS = 20_000
+"""Replicas of one user that live."""
 
 LEAST_SAVED = 32
 """Replicas whose newest status one commit writes if it is due, at least."""
@@ -92,6 +95,11 @@ class Registry:
         return [self.replicas[id] for id in self._in_procs.get((session, procs), ())]
 
     def add(self, id: str) -> Replica:
+        """Add a replica. Raise `LimitReached` if `MAX_REPLICAS` of the user live."""
+        if sum(self.states[state] for state in LIVING) >= MAX_REPLICAS:
+            raise LimitReached(
+                f"{MAX_REPLICAS} replicas of the user live, and there may be no more: end some of them"
+            )
         replica = self.replicas[id] = Replica(id)
         self.states[replica.state] += 1
         self.forgotten.pop(id, None)

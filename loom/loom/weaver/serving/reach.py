@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgpack
 
 from loom.control import operations
-from loom.control.arguments import text_or_none
+from loom.control.arguments import check_name, text_or_none
 from loom.control.commands import DEVICE_COMMANDS
 from loom.control.operations import OPERATIONS, Operation, Reach
 from loom.errors import Denied, NotFound, WrongArguments
@@ -30,6 +31,9 @@ MOST_NUMBERS = 4 << 20
 
 ALL_ITEMS = 12 << 20
 """Bytes of a list of all users' replicas, devices, events or jobs, below the largest frame."""
+
+MAX_GLOBS = 16
+"""Globs in a target of several names."""
 
 _LEAST_ITEM = 1024  # bytes of an item that is not shortened, however many there are
 _LEFT_TEXT = 200  # characters that are left of a text
@@ -134,10 +138,8 @@ class Guest:
         if asked.kind in DEVICE_COMMANDS:
             raise Denied(f"{asked.kind} is about a device, which other sessions may use, too")
         target = "*" if asked.target is None else asked.target
-        wanted, own = [target] if isinstance(target, str) else list(target), self._own
-        found = [
-            one.id for one in own.values() if one.state in LIVING and any(_means(name, one) for name in wanted)
-        ]
+        means, own = _meaning([target] if isinstance(target, str) else target), self._own
+        found = [one.id for one in own.values() if one.state in LIVING and means(one)]
         if not found:
             raise self._unknown(target, own)
         # No id of the guest's choice: it could be that of a command to other sessions' replicas.
@@ -150,9 +152,22 @@ class Guest:
         return self._do(asked, asker)
 
 
-def _means(name: str, replica: Replica) -> bool:
-    """Return whether a target means a replica: its id, its short name, its group, or a glob over them."""
-    return any(fnmatch.fnmatchcase(one, name) for one in (replica.id, replica.short_name, replica.group))
+def _meaning(wanted: Sequence[str]) -> Callable[[Replica], bool]:
+    """Return what tells whether names mean a replica: its id, its short name, its group, or a glob over them."""
+    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+        raise WrongArguments(f"a target is a name, a glob or a list of them, not {wanted!r:.80}")
+    for name in wanted:
+        check_name("a target", name)
+    names, globs = set(wanted), [name for name in wanted if any(special in name for special in "*?[")]
+    if len(globs) > MAX_GLOBS:
+        raise WrongArguments(f"a target has at most {MAX_GLOBS} globs, not {len(globs)}")
+    match = re.compile("|".join(map(fnmatch.translate, globs)) or r"(?!)").match
+
+    def means(replica: Replica) -> bool:
+        called = (replica.id, replica.short_name, replica.group)
+        return not names.isdisjoint(called) or any(match(one) is not None for one in called)
+
+    return means
 
 
 class Answers(Protocol):
