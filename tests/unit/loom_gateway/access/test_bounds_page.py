@@ -8,14 +8,21 @@ from importlib import import_module
 
 import pytest
 
-from loom.weaver.serving import intake
+from loom.control import frame
+from loom.weaver import commands, policy, registry
+from loom.weaver.serving import intake, one_session
 from loom_gateway.access import audit, bodies, budgets
 from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
 
 MODULES = [
     "loom.process.log_limit",
+    "loom.control.frame",
     "loom.weaver.client",
+    "loom.weaver.commands",
+    "loom.weaver.policy",
+    "loom.weaver.registry",
+    "loom.weaver.serving.one_session",
     "loom.weaver.serving.intake",
     "loom.wire.batches",
     "loom_gateway.access.audit",
@@ -69,3 +76,6 @@ def test_the_values_are_those_of_the_code() -> None:
     assert f"{audit.STALLED:g} s" in of["STALLED"][2]
     assert f"{audit.MAX_LINES} lines" in of["MAX_LINES"][3]
     assert f"{1000 * intake.TURN:g} ms" in of["TURN"][3]
+    for value in (frame.MAX_NAME, commands.MAX_IDS, one_session.MAX_GLOBS, policy.MAX_POLICIES):
+        assert str(value) in of["MAX_IDS"][2]
+    assert of["MAX_REPLICAS"][2] == str(registry.MAX_REPLICAS)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from loom.errors import AuthenticationError, TokenFileError, TokenRevoked
-from loom.token_file import digest
+from loom.proof.forwarded import key_id
+from loom.token_file import TokenFile, digest
+from loom_gateway.access import tokens
 from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.tokens import TokenAuthority
 
@@ -70,3 +72,22 @@ def test_what_is_no_token_is_refused(path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(TokenFileError, match="its content is no token"):
         OwnTokenFile(path).read()
+
+
+def test_a_proof_costs_the_same_however_many_tokens_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody needs a token to ask for one."""
+    file = TokenFile(tmp_path / "tokens.json")
+    texts = [file.create(f"token {number}", "view")[1] for number in range(30)]
+    authority = TokenAuthority("own", file)
+    authority.reload()
+    hashed: list[str] = []
+    monkeypatch.setattr(tokens, "key_id", lambda shown: [key_id(shown), hashed.append(shown)][0])
+
+    for text in (*texts, "own"):
+        assert authority.prove(key_id(digest(text)), "00" * 16)["proof"]
+    with pytest.raises(AuthenticationError):
+        authority.prove("0" * 32, "00" * 16)
+
+    assert len(hashed) <= 32  # one each, of the gateway's own

@@ -285,6 +285,28 @@ def test_pongs_that_are_not_read_do_not_pile_up_and_the_last_one_comes(relays: b
     run(ping())
 
 
+@pytest.mark.parametrize("relays", [False, True])
+@pytest.mark.parametrize("tiny", [b"", b"x"])
+def test_a_message_in_tiny_pieces_takes_no_more_than_its_bytes(tiny: bytes, relays: bool) -> None:
+    async def send_pieces() -> None:
+        async with door() as opened:
+            _, writer = await opened.connect("a", relays)
+            piece = Frame(Opcode.CONT, tiny, fin=False).serialize(mask=True)
+            writer.write(Frame(Opcode.BINARY, b"first", fin=False).serialize(mask=True) + piece * 20_000)
+            writer.write(message(Opcode.PING, b""))
+            (socket,) = opened.sockets
+            if tiny:
+                await until(lambda: sum(map(len, socket.frames)) == 5 + 20_000)
+            assert len(socket.frames) <= 1
+
+            writer.write(message(Opcode.CONT, b"last"))
+            if relays:
+                await until(lambda: bool(opened.came))
+                assert opened.came == [b"first" + tiny * 20_000 + b"last"]
+
+    run(send_pieces())
+
+
 TINY = {
     "pings": message(Opcode.PING, b"") * 40_000,
     "pongs": message(Opcode.PONG, b"") * 40_000,
