@@ -10,7 +10,7 @@ import pytest
 
 from loom.control import frame
 from loom.weaver import commands, policy, registry
-from loom.weaver.serving import intake, one_session
+from loom.weaver.serving import intake, reach
 from loom_gateway.access import audit, bodies, budgets
 from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
@@ -22,7 +22,7 @@ MODULES = [
     "loom.weaver.commands",
     "loom.weaver.policy",
     "loom.weaver.registry",
-    "loom.weaver.serving.one_session",
+    "loom.weaver.serving.reach",
     "loom.weaver.serving.intake",
     "loom.wire.batches",
     "loom_gateway.access.audit",
@@ -76,6 +76,6 @@ def test_the_values_are_those_of_the_code() -> None:
     assert f"{audit.STALLED:g} s" in of["STALLED"][2]
     assert f"{audit.MAX_LINES} lines" in of["MAX_LINES"][3]
     assert f"{1000 * intake.TURN:g} ms" in of["TURN"][3]
-    for value in (frame.MAX_NAME, commands.MAX_IDS, one_session.MAX_GLOBS, policy.MAX_POLICIES):
+    for value in (frame.MAX_NAME, commands.MAX_IDS, reach.MAX_GLOBS, policy.MAX_POLICIES):
         assert str(value) in of["MAX_IDS"][2]
     assert of["MAX_REPLICAS"][2] == str(registry.MAX_REPLICAS)
