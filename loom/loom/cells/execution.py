@@ -7,7 +7,6 @@ driver. ``await`` works at top level; the event loop ends with the cell.
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import itertools
 import linecache
@@ -15,7 +14,7 @@ import os
 import sys
 import tokenize
 from collections import deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from io import StringIO
 from types import CodeType
 from typing import Any
@@ -117,15 +116,20 @@ def _show(value: Any, names: dict[str, Any], quiet: bool) -> None:
         display(value)
 
 
-@contextlib.contextmanager
-def _shown(name: str) -> Iterator[None]:
-    """Show the figures that a cell leaves open, and the traceback of what it raises."""
-    try:
-        yield
-    except BaseException as error:
-        loom.beside.session().show(Record(traceback=traceback_text(error, name)).to_text())
-        raise
-    finally:
+class _shown:  # noqa: N801
+    """Show the figures that a cell leaves open, and the traceback of what it raises.
+
+    `contextlib.contextmanager` sets the traceback of what the block raises, which a frozen class refuses.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            loom.beside.session().show(Record(traceback=traceback_text(error, self._name)).to_text())
         if "matplotlib.pyplot" in sys.modules:
             from loom.cells import figures
 

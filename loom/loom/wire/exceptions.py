@@ -153,9 +153,9 @@ class _Describing:
             ],
             "suppress": bool(error.__suppress_context__),
         }
-        if isinstance(notes := vars(error).get("__notes__"), list):
-            made["notes"] = [shortened(note) for note in notes if isinstance(note, str)]
         members = self._members(error)
+        if notes := self._notes(error, members):
+            made["notes"] = notes
         self._add_content(made, error, knows_how=members is None and _knows_how(kind), own=members is None)
         if _found(kind.__module__, kind.__qualname__) is not kind:
             made["class"] = self._pickled(kind)
@@ -187,6 +187,13 @@ class _Describing:
             return None
         members: Sequence[BaseException] = _Group.exceptions.__get__(error)
         return [found for member in members if (found := self._linked(member)) is not None]
+
+    def _notes(self, error: BaseException, members: Sequence[object] | None) -> list[str]:
+        notes = vars(error).get("__notes__")
+        made = [shortened(note) for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+        if members is not None and (lost := len(_Group.exceptions.__get__(error)) - len(members)):
+            made.append(f"{lost} more exceptions of the group were left out on the way here")
+        return made
 
     def _linked(self, error: object) -> Description | None:
         if not isinstance(error, BaseException) or id(error) in self._seen:
@@ -243,6 +250,8 @@ def _rebuild(made: Description, load: Load) -> BaseException:
     for name in ("cause", "context"):
         if name in made:
             set_link(error, f"__{name}__", rebuild(made[name], load))
+    if "exceptions" in made and "notes" in made:
+        vars(error)["__notes__"] = made["notes"]
     set_link(error, "__suppress_context__", bool(made.get("suppress")))
     return error
 
@@ -363,11 +372,12 @@ def _state(error: BaseException) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an exception, those in slots and in its class's C code included."""
     yield from list(vars(error).items())
     for base in type(error).__mro__:
+        in_c = "__slots__" not in vars(base)
         for name, slot in vars(base).items():
             if isinstance(slot, _DESCRIPTORS) and name not in _NO_STATE:
                 with contextlib.suppress(Exception):  # an empty slot, or a C attribute without a value
                     value = slot.__get__(error, type(error))
-                    if value is not None:
+                    if value is not None or not in_c:  # what is None in C may have no value
                         yield name, value
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.error
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -43,6 +44,11 @@ class NoText(Exception):
         raise ZeroDivisionError("no text")
 
     __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
 
 
 class Leaves(BaseException):
@@ -83,6 +89,7 @@ def several() -> Exception:
 MAKERS: dict[str, Callable[[], BaseException]] = {
     "keyword": lambda: Keyword(number=3),
     "locked": Locked,
+    "frozen": lambda: Frozen(3),
     "no text": NoText,
     "bad getattr": BadGetattr,
     "local": local,

@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TextIO
 
@@ -195,14 +195,20 @@ def show(record: str) -> None:
         output.write(RECORD, record)
 
 
-@contextlib.contextmanager
-def printing_to(output: RunOutput) -> Iterator[None]:
-    """Assign the output of this context to a run."""
-    token = _current.set(output)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+class printing_to:  # noqa: N801
+    """Assign the output of this context to a run, within the block.
+
+    `contextlib.contextmanager` sets the traceback of what the block raises, which a frozen class refuses.
+    """
+
+    def __init__(self, output: RunOutput) -> None:
+        self._output = output
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._output)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 class _RunBytes(io.BufferedIOBase):

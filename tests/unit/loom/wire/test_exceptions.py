@@ -15,7 +15,7 @@ import pytest
 
 from loom.errors import ActorError, RemoteException
 from loom.wire.codec import Encoder, loads
-from loom.wire.exceptions import LARGEST_SPARE, describe, formatted, is_plain, last_lines, rebuild
+from loom.wire.exceptions import LARGEST_SPARE, MOST_EXCEPTIONS, describe, formatted, is_plain, last_lines, rebuild
 from tests.support.standard_exceptions import instance, standard_exceptions
 
 encoder = Encoder()
@@ -56,6 +56,29 @@ def test_an_exception_of_the_standard_library_arrives_as_its_class(name: str) ->
     assert repr(back.__cause__) == "KeyError('cause')"
 
 
+def of_libraries() -> list[str]:
+    """Return the exceptions of installed libraries that are importable by their names."""
+    modules = ("numpy", "numpy.linalg", "torch", "pydantic", "requests", "httpx", "cryptography.exceptions", "yaml")
+    found = {}
+    for module in map(pytest.importorskip, modules):
+        for top in (module, getattr(module, "exceptions", None), getattr(module, "errors", None)):
+            for kind in vars(top).values() if top is not None else ():
+                if isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ != "builtins":
+                    name = f"{kind.__module__}:{kind.__qualname__}"
+                    found[name] = kind
+    return sorted(found)
+
+
+def test_the_exceptions_of_libraries_arrive_as_their_classes() -> None:
+    wrong = []
+    for name in of_libraries():
+        error = raised(instance(name))
+        back = arrived(error)
+        if type(back) is not type(error) or last_lines(back) != last_lines(error):
+            wrong.append((name, last_lines(error), repr(back)))
+    assert wrong == []
+
+
 class Keyword(Exception):
     def __init__(self, *, number: int) -> None:
         super().__init__(f"number {number}")
@@ -71,7 +94,7 @@ class More(Exception):
 class Slotted(Exception):
     __slots__ = ("code", "empty")
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code: int | None) -> None:
         super().__init__("slotted")
         self.code = code
 
@@ -130,7 +153,9 @@ def test_an_exception_that_pickle_cannot_rebuild_arrives_with_its_attributes(err
 
 def test_slots_arrive() -> None:
     back = arrived(Slotted(5))
+    none: Any = arrived(Slotted(None))
 
+    assert none.code is None
     assert isinstance(back, Slotted)
     assert (back.code, hasattr(back, "empty")) == (5, False)
 
@@ -244,6 +269,16 @@ def test_groups_arrive_with_members_of_every_kind() -> None:
     assert [type(member).__name__ for member in back.exceptions] == ["Holding", "Keyword", "ExceptionGroup"]
     assert isinstance(back.exceptions[0].__cause__, More)
     assert vars(back)["__notes__"] == ["noted"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups are from Python 3.11 on")
+def test_a_large_group_says_how_many_of_its_members_are_missing() -> None:
+    kind: Any = vars(builtins)["ExceptionGroup"]
+
+    back: Any = arrived(kind("many", [ValueError(number) for number in range(1000)]))
+
+    assert len(back.exceptions) == MOST_EXCEPTIONS - 1
+    assert vars(back)["__notes__"] == ["745 more exceptions of the group were left out on the way here"]
 
 
 def test_an_exception_of_a_local_class_arrives_as_that_class() -> None:
