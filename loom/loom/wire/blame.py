@@ -33,6 +33,9 @@ NEAR = 5000
 DEEP = 50
 """Objects inside one another from which on they count as the reason why pickle came to no end."""
 
+_BARE = (dict, list, tuple, set, frozenset)
+"""Containers without attributes, of which there may be hundred thousands."""
+
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
@@ -216,7 +219,7 @@ def _children(obj: Any, own: Callable[[str], bool]) -> Iterator[tuple[_End, Any]
         yield from (("", function) for function in (obj.fget, obj.fset, obj.fdel) if function is not None)
     elif isinstance(obj, functools.partial):
         yield from ((" (its function)", obj.func), (" (its arguments)", obj.args), ("", obj.keywords))
-    if not isinstance(obj, type | types.FunctionType):
+    if type(obj) not in _BARE and not isinstance(obj, type | types.FunctionType):
         yield from _attributes(obj)
 
 

@@ -163,6 +163,19 @@ def _reduce_enum(cls: type[enum.Enum]) -> Any:
     return _make_skeleton_enum, made_of, (state, {}), None, None, _class_setstate
 
 
+def reduce_member(member: enum.Enum) -> Any:
+    """Reduce a member of an Enum by its name if no copy of a value would find it again; else return NotImplemented.
+
+    Python does so from 3.12 on. Before, it calls the class with the value, which may be an ``object()``.
+    """
+    cls = type(member)
+    own = getattr(cls.__reduce_ex__, "__module__", None) not in (enum.__name__, None)
+    named = cls.__members__.get(member._name_) is member
+    if own or not named or all(type(one._value_) in (int, str) for one in cls.__members__.values()):
+        return NotImplemented
+    return getattr, (cls, member._name_)
+
+
 def _set_enum(cls: type[enum.Enum], state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> None:
     """Unpickle the attributes of an enum class, and of its members."""
     _class_setstate(cls, (state[0], {}))
@@ -352,6 +365,8 @@ def repair_cloudpickle() -> None:
         if issubclass(type(obj), type):  # not list[int], which Python 3.10 takes for a type
             return reduce_class(obj)
         if isinstance(obj, BaseException) and (reduced := reduce_exception(obj)) is not None:
+            return reduced
+        if isinstance(obj, enum.Enum) and (reduced := reduce_member(obj)) is not NotImplemented:
             return reduced
         return plain(self, obj)
 

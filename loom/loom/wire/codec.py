@@ -15,6 +15,7 @@ function under the name that the encoder wrote.
 from __future__ import annotations
 
 import collections
+import enum
 import io
 import pickle
 import site
@@ -40,6 +41,7 @@ from loom.wire.by_value import (
     module_globals,
     module_of,
     reduce_class,
+    reduce_member,
 )
 from loom.wire.exceptions import reduce_exception
 from loom.wire.handshake import python_mismatch, python_version
@@ -257,6 +259,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         elif isinstance(obj, BaseException):
             if (reduced := reduce_exception(obj)) is not None:
                 return reduced
+        elif isinstance(obj, enum.Enum):
+            return reduce_member(obj)
         elif type(obj).__name__ in _APART:
             is_near_top = type(obj) is Carried
             carried = obj if is_near_top else take_apart(obj)

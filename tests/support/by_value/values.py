@@ -57,6 +57,14 @@ class Text(str, enum.Enum):
 Made = enum.Enum("Made", ["P", "Q"])
 
 
+class Sentinel(enum.Enum):
+    """Its values are equal to none of their copies."""
+
+    NOTHING = object()
+    LENGTH = (len, object())
+    NUMBER = 3
+
+
 class Planet(enum.Enum):
     EARTH = (5, 6)
     MARS = (1, 3)
@@ -431,6 +439,8 @@ VALUES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "functional enum": (Made.P, lambda v: v.name),
     "enum with a constructor": (Planet.MARS, lambda v: (v.mass, v.total)),
     "automatic enum": (Auto.X, lambda v: (v.value, type(v)("unknown").name)),
+    "sentinels": (tuple(Sentinel), lambda v: [type(one)[one.name] is one for one in v]),
+    "number among sentinels": ([Sentinel.NUMBER, Sentinel.NOTHING], lambda v: (v[0].value, v[1].name)),
     "enums as keys": ({Color.RED: {Permission.W: Number.ONE}}, len),
     "set of enums": (frozenset([Color.RED]), len),
     "named tuple": (Pair(1, 2), lambda v: (v.left, v._replace(left=3).left)),
