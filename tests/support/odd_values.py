@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import datetime
 import decimal
 import enum
 import fractions
+import itertools
+import os
 import pathlib
+import unittest.mock
 import uuid
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,6 +49,45 @@ class Number(float):
 class Record:
     lr: float = 0.5
     names: tuple[str, ...] = ("a",)
+
+
+@dataclass
+class Unset:
+    lr: float = field(init=False)
+
+
+class Raising(os.PathLike[str]):
+    """Raises whatever is asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __fspath__(self) -> str:
+        raise KeyError("path")
+
+    __hash__ = __eq__ = __len__ = __bool__ = __iter__ = __str__ = __repr__ = __fspath__  # type: ignore[assignment]
+
+
+class NoClass:
+    @property
+    def __class__(self) -> Any:
+        raise KeyError("class")
+
+
+class NoItems(dict[str, int]):
+    def items(self) -> Any:
+        raise KeyError("items")
+
+
+class Endless(collections.abc.Mapping[str, int]):
+    def __iter__(self) -> Iterator[str]:
+        return map(str, itertools.count())
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, name: str) -> int:
+        return 1
 
 
 Point = collections.namedtuple("Point", "x y")
@@ -130,6 +174,14 @@ REFUSED: dict[str, Any] = {
     "tensor": torch.ones(2),
     "datetime64": np.datetime64("2026-01-01"),
     "dtype": torch.float32,
+    "raising": Raising(),
+    "no class": NoClass(),
+    "no items": NoItems(a=1),
+    "unset record": Unset(),
+    "mock": unittest.mock.Mock(),
+    "signaling nan": decimal.Decimal("sNaN"),
+    "long integer": 10**5000,
+    "endless": Endless(),
     "itself": itself(),
     "deep": deep(5000),
     "wide": wide(60),

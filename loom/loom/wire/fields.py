@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from loom.errors import ProtocolMismatch, WrongArguments
-from loom.wire.plain import plain
+from loom.wire.plain import plain, shortened
 
 Check = Callable[[Any], bool]
 
@@ -18,11 +18,11 @@ def _all_are(kind: type, values: Sequence[Any]) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+    return type(value) in (list, tuple)
 
 
 def _is_map(value: Any) -> bool:
-    return isinstance(value, dict) and _all_are(str, list(value))
+    return type(value) is dict and _all_are(str, list(value))
 
 
 _FITS: dict[str, Check] = {
@@ -76,7 +76,7 @@ def sendable_fields(body: Any) -> dict[str, Any]:
         if not fits(value):
             value = plain(value, name)
             if not fits(value):
-                raise WrongArguments(f"{name}: {value!r:.80} is not {_WORDS[str(one.type)]}")
+                raise WrongArguments(f"{name}: {shortened(value)} is not {_WORDS[str(one.type)]}")
         sendable[name] = value
     return sendable
 

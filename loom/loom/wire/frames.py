@@ -49,7 +49,7 @@ def sealed(message: Message) -> Message:
     body = message.body
     try:
         packed = _pack(body)
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except Exception:  # noqa: BLE001 - also whatever a user's object raises when it is looked at
         body = _plain_body(message)
         message, packed = message._replace(body=body), _pack(body)
     size = len(packed) + _PART_LENGTH * len(message.parts)

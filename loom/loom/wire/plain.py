@@ -7,18 +7,20 @@ the path of the value. It also copies lists and dicts, so that a later change of
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import enum
+import itertools
 import math
 import os
 import reprlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from loom.errors import WrongArguments
+from loom.errors import WrongArguments, describe_error
 
 SMALLEST_INT, LARGEST_INT = -(1 << 63), (1 << 64) - 1
 """The integers that msgpack knows."""
@@ -74,7 +76,10 @@ def number(value: Any, path: str) -> float:
 
 def shortened(value: Any) -> str:
     """Return the beginning of a value's ``repr``, for errors, however large or deep the value is."""
-    return reprlib.repr(value)[:80]
+    try:
+        return reprlib.repr(value)[:80]
+    except Exception:  # noqa: BLE001 - a user's object may raise anything, and an int of over 4,300 digits does
+        return _described(value)
 
 
 Path: TypeAlias = "tuple[Path, str | int] | str"
@@ -90,6 +95,15 @@ class _Conversion:
         self._inside: set[int] = set()
 
     def convert(self, value: Any, path: Path) -> Any:
+        try:
+            return self._converted(value, path)
+        except WrongArguments:
+            raise
+        except Exception as error:  # a user's object may raise anything when it is looked at
+            why = f"{_described(value)} cannot be read: {describe_error(error):.200}"
+            raise _refused(path, why) from error
+
+    def _converted(self, value: Any, path: Path) -> Any:
         self._left -= 1
         if self._left < 0:
             raise _refused(path, f"there are more than {MOST_VALUES:,} values, which is too much to send")
@@ -122,16 +136,25 @@ class _Conversion:
         self._inside.add(id(value))
         try:
             if isinstance(value, _LISTS):
-                return [self.convert(item, (path, place)) for place, item in enumerate(_ordered(value))]
+                return [self.convert(item, (path, place)) for place, item in enumerate(self._ordered(value))]
             if not isinstance(value, Mapping):
                 value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
             made = {}
-            for key, item in list(value.items()):
+            for key, item in self._copied(value.items()):  # a copy, since another thread may change it meanwhile
                 name = _key(key, path)
                 made[name] = self.convert(item, (path, name))
             return made
         finally:
             self._inside.discard(id(value))
+
+    def _copied(self, values: Iterable[Any]) -> list[Any]:
+        return list(itertools.islice(values, self._left + 1))
+
+    def _ordered(self, values: Any) -> list[Any]:
+        if isinstance(values, (set, frozenset)):
+            with contextlib.suppress(TypeError):
+                return sorted(values)
+        return self._copied(values)
 
     def _other(self, value: Any, path: Path) -> Any:
         if isinstance(value, os.PathLike):
@@ -176,7 +199,8 @@ def _text(value: str, path: Path) -> str:
 def _integer(value: int, path: Path) -> int:
     if SMALLEST_INT <= value <= LARGEST_INT:
         return value
-    raise _refused(path, f"an integer of {value.bit_length()} bits cannot be sent; the most are 64 bits")
+    bits = value.bit_length()
+    raise _refused(path, f"an integer of {bits} bits cannot be sent; integers are from -2**63 to 2**64 - 1")
 
 
 def _key(key: Any, path: Path) -> str:
@@ -213,16 +237,7 @@ def _is_scalar(value: Any) -> bool:
         return False
     if any(one.__name__ == "generic" and one.__module__ == "numpy" for one in type(value).__mro__):
         return True
-    return hasattr(value, "dtype") and tuple(getattr(value, "shape", (0,))) == ()
-
-
-def _ordered(value: Any) -> list[Any]:
-    if isinstance(value, (set, frozenset)):
-        try:
-            return sorted(value)
-        except TypeError:
-            return list(value)
-    return list(value)
+    return hasattr(value, "dtype") and bool(getattr(value, "shape", None) == ())
 
 
 def _described(value: Any) -> str:

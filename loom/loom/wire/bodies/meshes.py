@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loom.wire.bodies.base import Body, Id
+from loom.wire.fields import sendable_fields
 from loom.wire.messages import Kind
 
 __all__ = [
@@ -123,7 +124,7 @@ class ForgetMeshes(Body, kind=Kind.FORGET):
     """Ids of the meshes. The body is this list itself."""
 
     def to_body(self) -> list[Any]:
-        return list(self.meshes)
+        return list(sendable_fields(self)["meshes"])
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> ForgetMeshes:
