@@ -9,8 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
-from loom.process.tasks import Deaths
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -27,11 +25,14 @@ def start_thread(name: str, work: Callable[..., object], *args: Any) -> None:
 
 def keep_going(name: str, work: Callable[[], object]) -> None:
     """Do the work of a thread until it has ended by itself, and again when it has died."""
-    deaths = Deaths(name)
+    deaths = None
     while True:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - it is started again, whatever it died of
+            from loom.process.tasks import Deaths  # with asyncio, which a training process does without
+
+            deaths = deaths or Deaths(name)
             deaths.note(error)
         else:
             return

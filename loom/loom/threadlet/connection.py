@@ -10,7 +10,7 @@ from typing import Any
 
 from loom.control.frame import Frame, Splitter, pack
 from loom.control.reports import Row, StatusReports
-from loom.errors import LoomError, TooLarge
+from loom.errors import LoomError
 from loom.threadlet.exit_code import tell_at_exit
 
 _log = logging.getLogger("loom")
@@ -52,10 +52,13 @@ class Connection:
             _log.error("a %r frame for the weaver is left out: %s", frame.KIND, error)
 
     def put_rows(self, rows: list[Row]) -> None:
-        """Queue rows, in as many frames as their size needs."""
+        """Queue rows, in as many frames as their size needs.
+
+        A row that cannot be packed would come again on each connection, so it goes without its values.
+        """
         try:
             self._out += pack(StatusReports(rows).to_body())
-        except TooLarge as error:
+        except Exception as error:  # noqa: BLE001 - also whatever a stranger's value raises
             if len(rows) > 1:
                 self.put_rows(rows[: len(rows) // 2])
                 self.put_rows(rows[len(rows) // 2 :])

@@ -54,5 +54,5 @@ class PeerWatch:
             for function in self._functions:
                 try:
                     function(failure.replica, failure.reason)
-                except Exception:  # noqa: BLE001 - the user's own code, which must not end the thread
+                except BaseException:  # noqa: BLE001 - the user's own code, such as sys.exit(), must not end the thread
                     _log.exception("a function for the failure of %s raised", failure.replica)

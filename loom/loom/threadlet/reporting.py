@@ -11,7 +11,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from loom.control.frame import MAX_COUNT, Frame
-from loom.control.reports import MAX_KEPT_REPORTS, Phase
+from loom.control.reports import MAX_KEPT_REPORTS, Phase, Row
+from loom.errors import describe_error
 from loom.threadlet.link import ROWS, WeaverLink
 from loom.threadlet.reports import Given, KeptReports, RowMaker, now_of_system
 
@@ -152,13 +153,12 @@ class StatusReporter:
     def _make_rows(self, link: WeaverLink) -> None:
         """Make rows of the published reports until the end, on its own thread, because it waits for GPUs."""
         warned = False
-        make = self._rows.make
         while True:
             self._await_reports()
             ending = self._ended.is_set()
             if given := self._given:
                 while given:
-                    self._kept.add([make(given.popleft()) for _ in range(min(len(given), ROWS))])
+                    self._kept.add(self._rows_of(given))
                 link.wake()
             if self.dropped and not warned:
                 warned = True
@@ -166,6 +166,17 @@ class StatusReporter:
             if ending:
                 return
             self._ended.wait(REPORT_INTERVAL)
+
+    def _rows_of(self, given: deque[Given]) -> list[Row]:
+        """Take the next reports and return their rows, without a report that cannot be read, of which is warned."""
+        make = self._rows.make
+        rows: list[Row] = []
+        try:
+            for _ in range(min(len(given), ROWS)):
+                rows.append(make(given.popleft()))  # noqa: PERF401 - those before the error are kept
+        except Exception as error:  # noqa: BLE001 - whatever the methods of a stranger's value raise
+            self._warn_once("report", f"a status report cannot be read, and is not sent: {describe_error(error)}")
+        return rows
 
     def _await_reports(self) -> None:
         # The training thread reads `_asleep` after appending a report; this thread checks the reports after setting

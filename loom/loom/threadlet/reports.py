@@ -118,7 +118,7 @@ class RowMaker:
         else:
             known = self._names
             for name, value in metrics.items():
-                if type(value) is not float or name not in known:
+                if type(value) is not float or type(name) is not str or name not in known:
                     metrics = self._measured(metrics)
                     break
         # Count last, so that a row that cannot be made leaves no gap in the numbers.
@@ -133,13 +133,14 @@ class RowMaker:
         for name, value in metrics.items():
             if self._is_known(name):
                 try:
-                    made[name] = number(value)
+                    made[str.__str__(name)] = number(value)
                 except Exception as error:  # noqa: BLE001 - whatever a stranger's __float__ raises
                     self._warn(name, f"the metric {name!r} is no number and is not sent: {error}")
         return made
 
     def _is_known(self, name: Any) -> bool:
-        if name in self._names:
+        # By its type first: another object may be equal to a known text.
+        if isinstance(name, str) and name in self._names:
             return True
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
             self._warn("names", f"a metric's name is a text of 1 to {MAX_NAME} characters; not sent: {_cut(name)}")
@@ -147,7 +148,7 @@ class RowMaker:
         if len(self._names) >= MAX_METRICS:
             self._warn("too many", f"more than {MAX_METRICS} metrics are published; not sent: {name!r} and others")
             return False
-        self._names.add(name)
+        self._names.add(str.__str__(name))
         return True
 
     def _count(self, name: str, value: Any) -> int | None:

@@ -34,6 +34,7 @@ import types
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
@@ -45,6 +46,7 @@ from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
 from loom.devices import LocalDevice, own_devices
 from loom.errors import Conflict, WrongArguments, describe_error
+from loom.process.threads import keep_going
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.device_watch import watch_devices
@@ -54,6 +56,7 @@ from loom.threadlet.link import WeaverLink
 from loom.threadlet.peers import PeerWatch
 from loom.threadlet.reports import plain
 from loom.threadlet.step import Step
+from loom.wire.plain import plain as as_sent
 
 _log = logging.getLogger("loom")
 
@@ -102,13 +105,12 @@ class Threadlet(CommandApplier):
         text = weaver_address() if weaver is None else weaver
         address = parse_weaver_address(text) if text else None
         # An empty name counts as no name.
-        self.replica_id = replica_id or os.environ.get("LOOM_REPLICA") or f"{socket.gethostname()}-{os.getpid()}"
-        self.group = group if group is not None else os.environ.get("LOOM_GROUP", "")
-        for name in (self.replica_id, self.group):
-            if not name.isprintable() or len(name) > MAX_NAME:
-                raise WrongArguments(
-                    f"a replica or group is named by 200 printable characters at most, not {name!r:.80}"
-                )
+        self.replica_id = (
+            _name("replica_id", replica_id)
+            or _name("LOOM_REPLICA", os.environ.get("LOOM_REPLICA"))
+            or f"{socket.gethostname()}-{os.getpid()}"
+        )
+        self.group = _name("group", os.environ.get("LOOM_GROUP") if group is None else group)
         self.instance = uuid.uuid4().hex
         """Id of this process, to tell it from earlier processes with the replica's name."""
         self.devices = list(own_devices() if devices is None else devices)
@@ -140,9 +142,16 @@ class Threadlet(CommandApplier):
             # A child of multiprocessing runs these finalizers at its end, but not the functions of `atexit`.
             Finalize(self, _close, (self,), exitpriority=10)
         # Daemon threads do not keep a process from ending; `close` waits for the reports.
-        self._reports = threading.Thread(target=self._make_rows, args=(link,), name="loom-reports", daemon=True)
-        watched = (lambda: self.devices), link, self._ended
-        devices = threading.Thread(target=watch_devices, args=watched, name="loom-devices", daemon=True)
+        self._reports = threading.Thread(
+            target=keep_going,
+            args=("report the status", partial(self._make_rows, link)),
+            name="loom-reports",
+            daemon=True,
+        )
+        watch = partial(watch_devices, lambda: self.devices, link, self._ended)
+        devices = threading.Thread(
+            target=keep_going, args=("watch the devices", watch), name="loom-devices", daemon=True
+        )
         for thread in (link, self._reports, devices):
             thread.start()
 
@@ -429,6 +438,13 @@ def _abandon_all() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _name(what: str, given: Any) -> str:
+    name = "" if given is None else as_sent(given, what)
+    if isinstance(name, str) and name.isprintable() and len(name) <= MAX_NAME:
+        return name
+    raise WrongArguments(f"{what}: {MAX_NAME} printable characters at most name it, not {name!r:.80}")
 
 
 def _number_in(variable: str) -> int | None:

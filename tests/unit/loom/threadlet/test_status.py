@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import signal
 import sys
 import threading
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from loom.threadlet import reporting
+from loom.threadlet import Threadlet, reporting
 from tests.support.logged import messages
+from tests.support.odd_values import ODD
 from tests.unit.loom.threadlet.fake_weaver import (
     BOUND,
     FakeWeaver,
@@ -168,6 +171,72 @@ def test_threads_may_publish_at_once(weaver: FakeWeaver, threadlet: Make) -> Non
     for thread in range(4):
         assert [row[2] for row in rows if row[5]["thread"] == thread] == list(range(200))
     assert made.dropped == 0
+
+
+def places(made: Threadlet, value: Any) -> Iterator[Callable[[], object]]:
+    """Yield each way of publishing a value."""
+    for name in ("step", "epoch", "max_step", "metrics", "config", "status_type"):
+        yield lambda name=name: made.publish_status(**{name: value})  # type: ignore[misc]
+    for mapping in ({"m": value}, {"known": 0.5, "m": [value]}):
+        yield lambda mapping=mapping: made.publish_status(metrics=mapping)  # type: ignore[misc]
+        yield lambda mapping=mapping: made.publish_status(config=mapping)  # type: ignore[misc]
+    yield lambda: made.publish_status(metrics={value: 0.5})
+    yield lambda: made.publish_status(config={value: 0.5})
+    yield lambda: made.publish_status({"current_step": value, "metrics": {"m": value}, "config": value})
+
+    def measure() -> None:
+        with made.step(1) as step:
+            step.metrics[value] = value
+
+    yield measure
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if name not in ("endless", "many", "wide", "step")])
+def test_no_value_in_a_status_ends_the_reports(weaver: FakeWeaver, threadlet: Make, name: str) -> None:
+    made = threadlet()
+    connection, _ = weaver.welcome()
+
+    for publish in places(made, ODD[name]):
+        with contextlib.suppress(Exception):  # it is refused at its line
+            publish()
+    made.publish_status(step=777, metrics={"last": 1.0})
+
+    while {"last": 1.0} not in [row[5] for row in connection.rows(1)]:
+        pass
+    assert made.connected
+
+
+def test_a_name_that_equals_a_known_one_is_looked_at_as_the_first(
+    weaver: FakeWeaver, threadlet: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = threadlet()
+    connection, _ = weaver.welcome()
+
+    for key in ("loss", collections.UserString("loss"), type("Name", (str,), {})("loss")):
+        made.publish_status(step=1, metrics={key: 0.5})
+
+    assert [row[5] for row in connection.rows(3)] == [{"loss": 0.5}, {}, {"loss": 0.5}]
+    assert "a metric's name is a text of 1 to 200 characters; not sent: 'loss'" in messages(caplog)
+
+
+def test_the_reports_go_on_when_their_thread_has_died(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = threadlet()
+    connection, _ = weaver.welcome()
+    good, died = made._kept.add, threading.Event()
+
+    def bad(rows: Any) -> None:
+        monkeypatch.setattr(made._kept, "add", good)
+        died.set()
+        raise KeyError("rows")
+
+    monkeypatch.setattr(made._kept, "add", bad)
+    made.publish_status(step=1)
+    assert died.wait(BOUND)
+    made.publish_status(step=2, metrics={"loss": 0.5})
+
+    assert connection.rows(1)[0][2] == 2
 
 
 def test_a_report_without_a_step_says_nothing_of_where_the_loop_is(weaver: FakeWeaver, threadlet: Make) -> None:
