@@ -69,7 +69,7 @@ class Raising(os.PathLike[str]):
 
 
 class NoClass:
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise KeyError("class")
 

@@ -29,6 +29,7 @@ BATCH = 2 << 20  # bytes of contents in one message
 BATCH_PIECES = 512
 
 WINDOW = 4  # messages that are on their way at a time
+LONGEST_PATTERN = 4096  # characters of a pattern, as of a path
 ATTEMPTS = 3  # attempts to send contents that the cluster loses before the sync is complete
 QUICK = 0.5  # seconds that a sync may take without a progress display
 
@@ -120,6 +121,10 @@ class SyncedFolders:
         exclude = [exclude] if isinstance(exclude, str) else list(exclude)
         if not all(isinstance(line, str) for line in exclude) or not isinstance(name, (str, type(None))):
             raise WrongArguments("sync takes a path, a name, and exclude= with patterns as in a .gitignore")
+        if (longest := max(map(len, exclude), default=0)) > LONGEST_PATTERN:
+            raise WrongArguments(
+                f"exclude: a pattern of {longest:,} characters; no path has more than {LONGEST_PATTERN:,}"
+            )
         self._caller.check_open()
         folder = os.path.realpath(os.fspath(path))
         name = name or os.path.basename(folder) or "root"

@@ -213,3 +213,8 @@ def test_nothing_is_shown_without_a_terminal(
     job.sync(project.folder)
 
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_pattern_longer_than_any_path_is_refused_at_once(shared: loom.Job, tmp_path: Path) -> None:
+    with pytest.raises(loom.WrongArguments, match=r"^exclude: a pattern of 2,097,152 characters"):
+        shared.sync(tmp_path, exclude=["x" * (2 << 20)])
