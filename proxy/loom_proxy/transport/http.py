@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, TooLarge
+from loom.errors import ConnectionLost, LimitReached, LoomError, ProtocolMismatch, RateLimited, TooLarge
 from loom.process.backoff import Backoff
 from loom.proof.forwarded import check_proof
 from loom.rest import WEBSOCKET_PATH
@@ -198,10 +198,14 @@ class HttpTransport(Transport):
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error) or type(error).__name__
             else:
-                _check_not_refused(response, answer, body)
                 try:
+                    _check_not_refused(response, answer, body)
                     return parse(response, answer)
-                except (ValueError, KeyError, TypeError, ProtocolMismatch):
+                except (RateLimited, LimitReached, ProtocolMismatch) as error:
+                    problem = str(error)  # such as that the line has lost a part of the request, which did not end
+                except LoomError:
+                    raise
+                except (ValueError, KeyError, TypeError):
                     # A proxy before the gateway answers in its place, perhaps only while the gateway restarts.
                     problem = f"HTTP {response.status} {response.reason}"
             deadline = deadline or time.monotonic() + PATIENCE

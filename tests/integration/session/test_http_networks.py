@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import json
 import logging
 import os
 import signal
@@ -14,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -134,6 +137,30 @@ def test_lost_and_repeated_requests_cost_nothing(cluster: LocalCluster, seed: in
         assert counter.value.call_one().get(timeout=BOUND) == 200
         assert not [event for event in job.events(timeout=0) if event.name == "disconnected"]
     assert set(faults.met) == set(Fault), "every fault was met"
+
+
+@pytest.mark.parametrize("code", ["rate_limited", "limit_reached", "protocol_mismatch"])
+@pytest.mark.parametrize("way", ["/up", "/down"])
+def test_a_request_that_is_refused_for_now_is_repeated(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, code: str, way: str
+) -> None:
+    """As one of which the line has lost a part, so that the gateway waits for its end in vain."""
+    ask = http_transport._KeepAlive.ask
+    refusals = [json.dumps({"error": {"code": code, "message": "not now"}}).encode()] * 3
+
+    def refuse(self: Any, method: str, path: str, body: Any = None, **options: Any) -> tuple[Any, bytes]:
+        if way in path and refusing and refusals:
+            return SimpleNamespace(status=429, reason="Refused"), refusals.pop()
+        return ask(self, method, path, body, **options)
+
+    refusing = False
+    monkeypatch.setattr(http_transport._KeepAlive, "ask", refuse)
+    with loom.connect(cluster.url, cluster.token, transport="http") as job:
+        assert job.run(abs, -1) == 1
+        refusing = True
+
+        assert [job.run(abs, -number) for number in range(3)] == [0, 1, 2]
+        assert not refusals
 
 
 @pytest.mark.parametrize(
