@@ -385,7 +385,7 @@ def share_with_children() -> None:
             return _load_in_child, (cloudpickle.dumps(obj),)
         return NotImplemented
 
-    ForkingPickler.reducer_override = reducer_override  # type: ignore[attr-defined]
+    ForkingPickler.reducer_override = reducer_override  # type: ignore[method-assign]
 
 
 def _load_in_child(data: bytes) -> Any:

@@ -17,14 +17,15 @@ import asyncio
 import contextlib
 import inspect
 import math
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch._src.actor.actor_mesh import ActorMesh
+from monarch._src.actor.actor_mesh import ActorMesh, Port, context
 from monarch._src.actor.future import Future, _Exception
 from monarch._src.actor.proc_mesh import ProcMesh
 
@@ -170,6 +171,19 @@ def track_calls() -> None:
     Future.get = _heeding_get(Future.get)
     Future.__await__ = _heeding_await(Future.__await__)
     Future.as_asyncio = _heeding_as_asyncio(Future.as_asyncio)
+    children.refuse_in_children(_refuse)
+
+
+def _refuse(refuse: Callable[..., NoReturn]) -> None:
+    """Let Monarch call a function, in a forked child, where it would wait for threads of its parent's."""
+    for module in [*sys.modules.values()]:
+        if getattr(module, "__dict__", {}).get("context") is context:
+            module.context = refuse  # type: ignore[attr-defined]
+    for adverb in ("call", "call_one", "choose", "stream", "broadcast", "_send"):
+        setattr(ActorEndpoint, adverb, refuse)
+    for name in ("get", "as_asyncio", "__await__"):
+        setattr(Future, name, refuse)
+    Port.send = refuse
 
 
 def _of_the_same_procs(plain: Callable[..., ProcMesh]) -> Callable[..., ProcMesh]:

@@ -40,6 +40,7 @@ _addresses: set[object] = set()  # on which the driver listens
 _folders: tuple[str, ...] = ()  # whose sockets are the driver's, at either end
 _forking = threading.local()
 _keeps_actors_apart = False
+_refusals: list[Callable[[Callable[..., NoReturn]], None]] = []
 
 
 def keep_apart(*folders: str) -> None:
@@ -60,6 +61,11 @@ def keep_actors_apart() -> None:
     if not _keeps_actors_apart:
         _keeps_actors_apart = True
         os.register_at_fork(before=_note_parent, after_in_child=_in_child_of_actor)
+
+
+def refuse_in_children(refuse: Callable[[Callable[..., NoReturn]], None]) -> None:
+    """Call ``refuse`` in each child with a function that raises, to be put in the place of what is its parent's."""
+    _refusals.append(refuse)
 
 
 def is_parents(*_: object, **__: object) -> NoReturn:
@@ -179,7 +185,7 @@ def _in_child() -> None:
         main_thread.forget_loop(is_parents)
         _let_go_of_descriptors()
         print_to_descriptors(_forking.ends)
-        leave(_let_go_of_monarch())
+        leave(_refuse_what_is_parents())
         atexit._clear()
     finally:
         if not getattr(_forking, "unblocks", False):
@@ -209,28 +215,18 @@ def _let_go_of_loop() -> None:
         asyncio._set_running_loop(None)
 
 
-def _let_go_of_monarch() -> InForkedChild:
-    """Let Monarch raise an error where it would wait for threads that are not in this process."""
+def _refuse_what_is_parents() -> InForkedChild:
     global forked
     forked = InForkedChild(
         f"this is a forked child of process {_forking.parent}, in which alone the session and its meshes can be "
         f"used: return what they need to the parent, or open a session here with loom.connect()"
     )
-    if (actors := sys.modules.get("monarch._src.actor.actor_mesh")) is not None:
-        context = actors.context
-        for module in [*sys.modules.values()]:
-            if getattr(module, "__dict__", {}).get("context") is context:
-                module.context = is_parents  # type: ignore[attr-defined]
-        actors.Port.send = is_parents
-        future = sys.modules["monarch._src.actor.future"].Future
-        future.get = future.as_asyncio = future.__await__ = is_parents
-        endpoint = sys.modules["monarch._rust_bindings.monarch_hyperactor.endpoint"].ActorEndpoint
-        for adverb in ("call", "call_one", "choose", "stream", "broadcast", "_send"):
-            setattr(endpoint, adverb, is_parents)
+    for refuse in _refusals:
+        refuse(is_parents)
     return forked
 
 
 def _in_child_of_actor() -> None:
     _let_go_of_loop()
-    _let_go_of_monarch()
+    _refuse_what_is_parents()
     atexit._clear()  # Monarch's would wait for threads that are not here
