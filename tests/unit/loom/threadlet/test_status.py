@@ -212,7 +212,8 @@ def test_a_name_that_equals_a_known_one_is_looked_at_as_the_first(
     made = threadlet()
     connection, _ = weaver.welcome()
 
-    for key in ("loss", collections.UserString("loss"), type("Name", (str,), {})("loss")):
+    names: list[Any] = ["loss", collections.UserString("loss"), type("Name", (str,), {})("loss")]
+    for key in names:
         made.publish_status(step=1, metrics={key: 0.5})
 
     assert [row[5] for row in connection.rows(3)] == [{"loss": 0.5}, {}, {"loss": 0.5}]
