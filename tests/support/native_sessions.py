@@ -1,8 +1,8 @@
 """``python -m tests.support.native_sessions SESSIONS ROUNDS``: what clients that come and go cost workers.
 
 The soak's sessions without Loom: root clients, each a process of its own, eight at a time, attach to two workers
-of Monarch's own, spawn, call, echo 4 MiB and stop some rounds, and leave. Prints by how many bytes each worker has
-grown a round.
+of Monarch's own, spawn, call, echo 4 MiB and stop, and leave. ROUNDS are all rounds of all clients, dealt evenly.
+Prints by how many bytes each worker has grown a round.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ def main(sessions: int, rounds: int) -> None:
             wait_until_listens(process, port)
         sizes = []
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for count in (WARM_UP, sessions):
-                list(pool.map(lambda _: session(addresses, rounds), range(count)))
+            dealt = [rounds * (n + 1) // sessions - rounds * n // sessions for n in range(sessions)]
+            for each in ([1] * WARM_UP, dealt):
+                list(pool.map(lambda own: session(addresses, own), each))
                 for process in held:
                     wait_until_alone(process)
                 sizes.append([process.memory_info().rss for process in held])
         before, after = sizes
-        print(*((is_now - was) // (sessions * rounds) for was, is_now in zip(before, after, strict=True)))
+        print(*((is_now - was) // rounds for was, is_now in zip(before, after, strict=True)))
     finally:
         for worker in workers:
             worker.kill()

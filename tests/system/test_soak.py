@@ -54,9 +54,6 @@ A worker grows as long as there are sessions, by what Monarch keeps of each.
 PARTS = 8
 """Parts of a long test, each with the median of the processes' memory."""
 
-NATIVE_SESSIONS = 1.0
-"""The part of the sessions by which that cost is measured."""
-
 
 class Held(NamedTuple):
     """What a gateway or a worker has, besides itself."""
@@ -92,7 +89,7 @@ def kept_ports(cluster: LocalCluster) -> int:
 
 
 def native_growth(sessions: int, rounds: int) -> float:
-    """Bytes by which a worker grows with each round of sessions of Monarch's own, without Loom.
+    """Bytes by which a worker grows with each of the rounds of sessions of Monarch's own, without Loom.
 
     The mean of two, which do the same: one differs from the other by half and more.
     """
@@ -185,7 +182,7 @@ def test_sessions_that_come_and_go_leave_nothing(
     settle(cluster, files)
     ports = kept_ports(cluster) - ports
     after = [held(pid) for pid in cluster.pids]
-    native = native_growth(round(sessions * NATIVE_SESSIONS), max(round(rounds / sessions), 1))
+    native = native_growth(sessions, rounds)
     print(f"{sessions} sessions, {rounds} rounds of work; natively {native / 1024:.0f} KiB a round")
     names = ["gateway", "worker 0", "worker 1"]
     more = zip([0, native, native], [ports, 0, 0], strict=True)
