@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("loom")
 
+TAKEN_AFTER = 0.5
+"""Seconds after which values that `get_config_update` returned are the program's, without a word of it."""
+
 FLUSH_TIMEOUT = 0.5  # seconds that a fault which ends the process waits for its acknowledgement to leave
 
 
@@ -69,6 +72,8 @@ class CommandApplier(StatusReporter):
         """The phase before the loop began to wait by asking again and again whether it is paused."""
         self._applies_in: int | None = None  # the thread that applied the last pause
         self._handled: dict[str, Outcome] = {}  # what handlers made of the last update taken
+        self._held: Application | None = None
+        """An update whose values the program took, until it dispatches them, is at a boundary, or time is up."""
         self._inbox = CommandInbox()
         self._pending = self._inbox.pending
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
@@ -157,14 +162,36 @@ class CommandApplier(StatusReporter):
                 outcome = self._handled.pop(key, None)
                 if outcome is None or type(value) is not type(outcome.sent) or value != outcome.sent:
                     outcome = self._registry.apply(key, value)
-                    if outcome.deferred is not None:
+                    if (held := self._held) is not None and key in held.taken:
+                        self._dispatched(held, key, outcome)
+                    elif outcome.deferred is not None:
                         outcome.deferred.when_decided(partial(self._note_own, key, outcome.value))
                     elif outcome.refused is None:
                         self._report_config(key, outcome.value)
                 if outcome.refused is not None:
                     refused[key] = outcome.refused
                     _log.warning("not applied: %s", outcome.refused)
+            self._release(self._held)
         return refused
+
+    def _dispatched(self, held: Application, key: str, outcome: Outcome) -> None:
+        """Note what came of a value that the program has taken and then dispatched."""
+        held.taken.remove(key)
+        taken = held.changes.pop(key)
+        self._config[key] = taken.old
+        if outcome.deferred is not None:
+            held.deferred[key] = outcome.value, outcome.deferred
+        elif outcome.refused is not None:
+            held.refused[key] = outcome.refused
+        else:
+            held.changes[key] = self._changed(key, outcome.value)
+
+    def _release(self, made: Application | None) -> None:
+        """Acknowledge an update that was held back, if it still is."""
+        with self._applying:
+            if made is not None and self._held is made:
+                self._held = None
+                self._acknowledge_when_settled(made)
 
     def _note_own(self, key: str, value: Any, settlement: Settlement) -> None:
         if settlement.step is not None:
@@ -269,6 +296,7 @@ class CommandApplier(StatusReporter):
 
     def _look(self) -> None:
         """Acknowledge commands whose effect the loop has shown, and refuse those that it has passed over."""
+        self._release(self._held)
         effects = self._effects
         if effects.asks:
             effects.shown(*_ENDS)
@@ -307,7 +335,7 @@ class CommandApplier(StatusReporter):
             self._enter_phase(before)
 
     def _settle(self) -> None:
-        self._unsettled = bool(self._effects) or self._before_polling is not None
+        self._unsettled = bool(self._effects or self._held) or self._before_polling is not None
 
     def _apply(self, command: Command, by_program: bool = False) -> None:
         """Apply a command.
@@ -415,7 +443,16 @@ class CommandApplier(StatusReporter):
     def _acknowledge_when_decided(self, made: Application) -> None:
         if made.awaited and made.reason is None:
             self._look()
-            return None
+        elif made.command.kind is CommandKind.UPDATE_CONFIG and made.taken:
+            self._release(self._held)
+            self._held, self._unsettled = made, True
+            waiting = threading.Timer(TAKEN_AFTER, self._release, (made,))
+            waiting.daemon = True
+            waiting.start()
+        else:
+            self._acknowledge_when_settled(made)
+
+    def _acknowledge_when_settled(self, made: Application) -> None:
         if not made.deferred:
             return self._acknowledge(made)
         self._deferring[made.command.id] = made
@@ -440,6 +477,7 @@ class CommandApplier(StatusReporter):
 
     def _settle_all(self, failed: bool) -> None:
         """Settle the commands that are neither acknowledged nor refused, because the training has ended."""
+        self._release(self._held)
         if self._effects:
             with self._applying:
                 self._effects.end(_PAUSES, "the training ended before it waited")
