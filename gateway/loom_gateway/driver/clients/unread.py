@@ -19,7 +19,7 @@ from loom_gateway.driver.clients.results import StoredResults, is_stored
 WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
 
 MOST = 1 << 14  # answers that are kept unread
-IN_MEMORY = 64 << 20  # bytes of them in memory, besides the newest; of older ones, large ones go to the disk
+IN_MEMORY = 64 << 20  # bytes of them in memory, besides the newest; beyond it, large ones go to the disk
 STORED_FROM = 256 << 10  # bytes of an answer that is worth the disk
 OVERHEAD = 512  # bytes that an answer takes besides its payload
 
@@ -61,6 +61,7 @@ class UnreadAnswers:
         self._lock = threading.Lock()  # guards all below
         self._kept: dict[Answer, _Kept] = {}  # the oldest first
         self._bytes = 0  # of all of those
+        self._large: dict[Answer, None] = {}  # the large ones of those, the oldest first
         self._moved: dict[Answer, tuple[Message, Request]] = {}  # older ones, which are or will be on the disk
 
     def of_client(self, first_id: int, tells: bool) -> None:
@@ -84,21 +85,32 @@ class UnreadAnswers:
         with self._lock:
             self._kept[answer] = kept
             self._bytes += kept[2]
+            if kept[2] >= STORED_FROM:
+                self._large[answer] = None
             if self._bytes > IN_MEMORY or len(self._kept) > MOST:
                 self._make_room()
 
     def _make_room(self) -> None:
-        """Drop the oldest answers, or move them to the disk if they are large. With the lock held."""
-        to_disk = []
-        while len(self._kept) > 1 and (self._bytes > IN_MEMORY or len(self._kept) > MOST):
-            oldest = next(iter(self._kept))
-            message, call, size = self._kept.pop(oldest)
-            self._bytes -= size
-            if message is not None and message.size >= STORED_FROM:
-                self._moved[oldest] = message, call
-                to_disk.append(oldest)
+        """Move the oldest large answers to the disk, and drop the oldest of what is still too much.
+
+        A large answer costs no small one, and the newest answer stays. With the lock held.
+        """
+        newest = next(reversed(self._kept))
+        to_disk: list[Answer] = []
+        while self._bytes > IN_MEMORY and (large := next(iter(self._large), newest)) != newest:
+            to_disk += self._move_out(large)
+        while len(self._kept) > MOST or self._bytes > IN_MEMORY + self._kept[newest][2]:
+            to_disk += self._move_out(next(iter(self._kept)))
         if to_disk:  # on another thread, because a small answer may wait for this one
             self._loop.call_soon_threadsafe(self._loop.run_in_executor, None, self._move, to_disk)
+
+    def _move_out(self, answer: Answer) -> list[Answer]:
+        """Return an answer for the disk if it is large; else drop it, and return none. With the lock held."""
+        message, call, _ = self._pop_kept(answer)
+        if message is None or message.size < STORED_FROM:
+            return []
+        self._moved[answer] = message, call
+        return [answer]
 
     def _move(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
@@ -114,8 +126,8 @@ class UnreadAnswers:
         """Drop answers that were read."""
         with self._lock:
             for one in answers:
-                if (found := self._kept.pop(one, None)) is not None:
-                    self._bytes -= found[2]
+                if one in self._kept:
+                    self._pop_kept(one)
                 else:
                     self._moved.pop(one, None)
 
@@ -128,6 +140,8 @@ class UnreadAnswers:
                 size = _bytes(message)
                 self._bytes += size - found[2]
                 self._kept[answer] = message, found[1], size
+                if size < STORED_FROM:
+                    self._large.pop(answer, None)
 
     def request_of(self, message: Message) -> Request | None:
         """Return the request of a call that was answered with this message; None if it is not known any more."""
@@ -145,10 +159,14 @@ class UnreadAnswers:
         return None if found is None else found[1]
 
     def _pop(self, answer: Any) -> Sequence[Any] | None:
-        if (found := self._kept.pop(answer, None)) is not None:
-            self._bytes -= found[2]
-            return found
-        return self._moved.pop(answer, None)
+        return self._pop_kept(answer) if answer in self._kept else self._moved.pop(answer, None)
+
+    def _pop_kept(self, answer: Answer) -> _Kept:
+        found = self._kept.pop(answer)
+        self._bytes -= found[2]
+        if found[2] >= STORED_FROM:
+            del self._large[answer]
+        return found
 
     def drop_oldest_stored(self) -> bool:
         """Drop the oldest answer on the disk. Return False if there is none."""

@@ -89,6 +89,18 @@ async def test_older_large_ones_go_to_the_disk_as_far_as_there_is_room(unread: U
     assert all(message is not None and b"".join(message.parts) == bytes(4_000) for message in kept.values())
 
 
+async def test_a_large_one_costs_no_small_one(unread: UnreadAnswers) -> None:
+    unread.keep(answer(0), CALL)
+    unread.keep(answer(1, 20_000), CALL)  # which no disk takes either, once it is not the newest
+    assert ids(unread) == [0, 1]
+    for number, size in enumerate((3, 20_000, 3, 20_000)):
+        unread.keep(answer(number, size), CALL)
+    assert not {0, 2, 3} - set(unread._kept)
+    await asyncio.to_thread(await_true, lambda: not unread._moved)
+    assert ids(unread) == [0, 2, 3]
+    assert (unread._bytes, unread._large) == (0, {})
+
+
 async def test_what_is_read_while_it_goes_to_the_disk_does_not_come_back(unread: UnreadAnswers) -> None:
     for number in range(4):
         unread.keep(answer(number, 4_000), CALL)
