@@ -99,6 +99,8 @@ class Lifetime:
         """Note that the session is open. Return its linger time in seconds, 0 for forever. Safe on any thread."""
         with self._lock:
             first, self._opened = not self._opened, True
+        if first:
+            self._quiet_since = self._loop.time()  # until its first client comes
         if first and self._most:
             self._ends_at = self._loop.time() + self._most
             self._loop.call_soon_threadsafe(self._loop.call_later, self._most, self._end_of_life)

@@ -243,6 +243,13 @@ async def test_the_linger_time_begins_when_the_last_run_ends(tmp_path: Path) -> 
     assert time.monotonic() - began > 0.04
 
 
+async def test_a_session_whose_first_client_has_not_come_is_told_to_live_from_now_on(tmp_path: Path) -> None:
+    clockwork = Clockwork(tmp_path, linger=60.0)
+    until = clockwork.lifetime.life().until
+    assert until is not None
+    assert until - time.time() == pytest.approx(60.0, abs=5.0)
+
+
 async def test_a_weaver_that_is_away_ends_no_session_whose_replicas_went_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
