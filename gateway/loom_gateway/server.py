@@ -26,9 +26,9 @@ from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.hosts import AllowedHosts
 from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.middleware import AccessMiddleware
+from loom_gateway.access.origins import AllowedHosts
 from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.access.tokens import Issuer, TokenAuthority

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import loom
-from loom_gateway.sessions.driver_ports import HELD
+from loom_gateway.sessions.manager import HELD
 from loom_proxy.local import LocalCluster
 from tests.integration.calls.test_failures import rest
 from tests.support.actors import Counter

@@ -12,8 +12,7 @@ from loom.errors import AuthenticationError, LoomError, RateLimited, ScopeError
 from loom_gateway.access.bodies import Answer, Body
 from loom_gateway.access.connections import admit, when_read
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.hosts import AllowedHosts
-from loom_gateway.access.origins import READS
+from loom_gateway.access.origins import READS, AllowedHosts
 from loom_gateway.access.paths import FOR_EVERY_SCOPE, continues_tunnel, drives, is_open, is_tunnel
 from loom_gateway.access.sessions import Principal
 

@@ -12,8 +12,7 @@ from loom.analysis.attribution import attribute
 from loom.analysis.collector import Collector
 from loom.analysis.diagnosis import diagnose
 from loom.analysis.evidence import Problem, Problems
-from loom.analysis.extracts import Extracts
-from loom.analysis.folder import write
+from loom.analysis.folder import Extracts, write
 from loom.analysis.measured import put_together
 from loom.analysis.result import Analysis
 from loom.analysis.rules import RuleName

@@ -7,23 +7,145 @@ driver. ``await`` works at top level; the event loop ends with the cell.
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import itertools
+import keyword
 import linecache
 import os
 import sys
 import tokenize
+import traceback
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from io import StringIO
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any
 
 import loom.beside
 from loom.cells.displays import display
-from loom.cells.namespace import Namespace
 from loom.cells.records import Record
-from loom.cells.tracebacks import traceback_text
+from loom.wire.exceptions import last_lines
+
+
+class CellJob:
+    """The session, for a cell in its driver. Its meshes are Monarch's own, as those that `Job.run` passes."""
+
+    @property
+    def session(self) -> str:
+        """The session's name."""
+        return loom.beside.session().name
+
+    @property
+    def hosts(self) -> Any:
+        """The Monarch host mesh of the worker hosts."""
+        return loom.beside.session().host_mesh()
+
+    @property
+    def meshes(self) -> Mapping[str, Any]:
+        """The session's Monarch proc and actor meshes by name; of two with one name, the newer."""
+        return loom.beside.session().meshes()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"in the cluster, job has no {name!r}; it has hosts, meshes and session. "
+            f"The notebook's own job has more: use it in a cell without %%cluster"
+        )
+
+    def __repr__(self) -> str:
+        return f"<job of session {self.session!r} in its driver: hosts, meshes {', '.join(self.meshes) or 'none'}>"
+
+
+class Namespace:
+    """The global variables of all cells of a session."""
+
+    def __init__(self) -> None:
+        # Classes of this module's name travel by value, to workers too, as those of a notebook do.
+        self.names: dict[str, Any] = {
+            "__name__": "__main__",
+            "__builtins__": builtins,
+            "job": CellJob(),
+            "display": display,
+        }
+        self._given: dict[str, Any] = {}  # the meshes that are in `names`
+
+    def give_meshes(self) -> None:
+        """Bring the names of meshes up to date. A name that a cell has assigned keeps the cell's value."""
+        meshes = {name: mesh for name, mesh in loom.beside.session().meshes().items() if _is_usable(name)}
+        for name, mesh in self._given.items():
+            if name not in meshes and self.names.get(name) is mesh:
+                del self.names[name]
+        for name, mesh in meshes.items():
+            if name not in self.names or self.names[name] is self._given.get(name):
+                self.names[name] = mesh
+        self._given = meshes
+
+
+def _is_usable(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name) and not hasattr(builtins, name)
+
+
+AROUND = 2
+"""Lines of source before the line that ran, and after it."""
+
+MOST_FRAMES = 40
+"""Frames of an exception that are shown: the first and the last ones."""
+
+_GROUP = getattr(builtins, "BaseExceptionGroup", None)  # from Python 3.11 on
+
+LARGEST = 64 << 10
+"""Characters of a traceback; of a longer one the middle is left out."""
+
+
+def traceback_text(error: BaseException, source_name: str) -> str:
+    """Return the traceback of an exception, and of those that caused it, from the cell's own code on.
+
+    Args:
+        source_name: the file name of the cell's code.
+    """
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != source_name:
+        frames = frames.tb_next
+    text = "\n".join(_chain(error, frames, set()))
+    if len(text) > LARGEST:
+        text = f"{text[: LARGEST // 2]}\n… {len(text) - LARGEST:,} characters left out …\n{text[-LARGEST // 2 :]}"
+    return text
+
+
+def _chain(error: BaseException, frames: TracebackType | None, seen: set[int]) -> Iterator[str]:
+    seen.add(id(error))
+    cause, context = error.__cause__, error.__context__
+    if cause is not None and id(cause) not in seen:
+        yield from _chain(cause, cause.__traceback__, seen)
+        yield "\nThe above exception was the direct cause of the following exception:\n"
+    elif context is not None and not error.__suppress_context__ and id(context) not in seen:
+        yield from _chain(context, context.__traceback__, seen)
+        yield "\nDuring handling of the above exception, another exception occurred:\n"
+    yield "-" * 75
+    if found := traceback.extract_tb(frames):
+        yield f"{type(error).__name__:42}Traceback (most recent call last)"
+    left_out = max(0, len(found) - MOST_FRAMES)
+    for number, frame in enumerate(found):
+        if number < MOST_FRAMES // 2 or number >= MOST_FRAMES // 2 + left_out:
+            yield from _frame(frame)
+        elif number == MOST_FRAMES // 2:
+            yield f"… {left_out} frames left out …\n"
+    if _GROUP is not None and isinstance(error, _GROUP):  # its exceptions follow in Python's own form
+        yield "".join(traceback.format_exception(type(error), error, None, chain=False)).rstrip()
+    else:
+        yield last_lines(error)
+
+
+def _frame(frame: traceback.FrameSummary) -> Iterator[str]:
+    line = frame.lineno or 0
+    where = "" if frame.name == "<module>" else f", in {frame.name}"
+    yield f"{frame.filename}, line {line}{where}"
+    lines = linecache.getlines(frame.filename)
+    for number in range(max(1, line - AROUND), min(len(lines), line + AROUND) + 1):
+        mark = "---->" if number == line else "     "
+        yield f"{mark} {number:<4} {lines[number - 1].rstrip()}".rstrip()
+    yield ""
+
 
 KEPT_SOURCES = 1000
 """Cells whose source is kept, for tracebacks of functions that they have defined."""

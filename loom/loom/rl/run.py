@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from loom import timing
 from loom.errors import Conflict, WrongArguments
-from loom.rl.barrier import AsyncBarrier
 from loom.rl.generation.ways import WeightsVia
 from loom.rl.generators.calls import ProcessGone
 from loom.rl.generators.inflight import Inflight, PromptRequest
@@ -21,11 +21,81 @@ from loom.rl.generators.orders import WeightOrders
 from loom.rl.generators.pool import GeneratorPool, PooledGenerator
 from loom.rl.generators.requests import Requests
 from loom.rl.places import place
-from loom.rl.records import Records
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun
 from loom.rl.training import Training, restored_step
 from loom.threadlet import Deferred, Threadlet
+
+logger = logging.getLogger(__name__)
+
+
+class Records:
+    """The records of all steps, in a file of JSON lines. Those that a full disk does not take follow later."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.all = [record for line in lines if (record := _read(line)) is not None]
+        self._behind = False  # whether the file lacks some of them, or has one in part
+
+    def keep_before(self, step: int) -> None:
+        """Forget the steps that are made again."""
+        self.all = [one for one in self.all if one.step < step]
+        self._write_all()
+
+    def _write_all(self) -> None:
+        aside = self._path.with_suffix(".new")
+        aside.write_text("".join(f"{json.dumps(asdict(one))}\n" for one in self.all))
+        aside.replace(self._path)
+
+    def add(self, record: StepRecord) -> None:
+        self.all.append(record)
+        try:
+            if self._behind:
+                self._write_all()
+            else:
+                with self._path.open("a") as file:
+                    file.write(f"{json.dumps(asdict(record))}\n")
+        except OSError as error:
+            if not self._behind:
+                logger.warning("the steps' records wait until %s has room: %s", self._path, error)
+            self._behind = True
+        else:
+            self._behind = False
+
+
+def _read(line: str) -> StepRecord | None:
+    """Return the record of a line; None if its program was killed while it wrote it."""
+    try:
+        return StepRecord(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+
+
+@dataclass
+class AsyncBarrier:
+    """The barrier of a step: ``step - ckpt_step > async_level``.
+
+    With an ``async_level`` of 2 the policy of step 3 is good for step 5 (5 - 3 > 2 is false), and not for step 6.
+    With 0, each step waits for the policy of the one before.
+    """
+
+    async_level: int
+    ckpt_step: int | None = None
+    """The step of the generators' policy; None while they have none."""
+
+    def hit(self, step: int) -> bool:
+        """Return whether a step has to wait for a newer policy."""
+        return self.ckpt_step is None or step - self.ckpt_step > self.async_level
+
+    def target(self, step: int) -> int:
+        """Return the step of the policy that a step waits for: the oldest that is good for it."""
+        return max(0, step - self.async_level)
+
+    def staleness(self, step: int) -> int:
+        """Return how many steps the policy is behind."""
+        return step - (self.ckpt_step or 0)
+
 
 _log = logging.getLogger("loom")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loom.control.operations import Ask
@@ -21,13 +23,133 @@ from loom.weaver.views import (
     WeaverUpdate,
 )
 from loom.wire.plain import number, plain, shortened
-from loom_proxy.weaver.aio import AsyncWeaverProxy
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
-from loom_proxy.weaver.device_commands import DeviceCommands, Target
 from loom_proxy.weaver.feed import WeaverFeed
 
 if TYPE_CHECKING:
     from loom_proxy.weaver.watch import WeaverWatch
+
+
+class AsyncWeaverProxy:
+    """The weaver of a gateway, for coroutines: every method of `WeaverProxy`, awaited or iterated over.
+
+    Commands return their replicas' acknowledgements, not a `CommandProxy`; bound the wait with `asyncio.wait_for`.
+    ``inject`` returns an `InjectionProxy`, which can be awaited.
+    """
+
+    def __init__(self, weaver: object, feed: WeaverFeed) -> None:
+        self._weaver = weaver
+        self._feed = feed
+
+    def events(
+        self,
+        after: int | None = None,
+        follow: bool = False,
+        *,
+        limit: int = 100,
+        kind: str | None = None,
+        replica: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> AsyncIterator[WeaverEvent]:
+        """Read events, the oldest first; see `WeaverProxy.events`."""
+        wanted: dict[str, Any] = {"kind": kind, "replica": replica, "since": since, "until": until}
+        return self._feed.events_async(after, follow, limit=limit, **wanted)
+
+    def watch(self, timeout: float | None = None) -> AsyncIterator[WeaverUpdate]:
+        """Read the present state, then each change as it happens; see `WeaverProxy.watch`."""
+        return self._feed.watch_async(timeout)
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        method = None if name.startswith("_") else getattr(self._weaver, name, None)
+        if not callable(method):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        @functools.wraps(method)
+        async def twin(*args: Any, **kwargs: Any) -> Any:
+            found = await asyncio.to_thread(method, *args, **kwargs)
+            return await found if type(found) is CommandProxy else found
+
+        return twin
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for name in dir(self._weaver) if name[0] != "_" and name != "aio")]
+
+
+Target = str | Sequence[str]
+"""A replica's id, a group, a glob over both, ``"*"`` for all, or several ids."""
+
+
+class DeviceCommands:
+    """Commands about devices, for a class that can give commands and list devices."""
+
+    def command(
+        self,
+        kind: str,
+        params: dict[str, Any] | None = None,
+        target: str | Sequence[str] = "*",
+        *,
+        wait: float = 0.0,
+    ) -> CommandProxy:
+        """Give a command to replicas; see `WeaverMethods.command`."""
+        raise NotImplementedError
+
+    def devices(self) -> dict[str, DeviceInfo]:
+        """Return every device by its uuid; see `WeaverMethods.devices`."""
+        raise NotImplementedError
+
+    def deactivate(self, device: str | None = None, group: str | None = None) -> CommandProxy:
+        """Take a device out of use, or all devices that the replicas of a group use, and notify the replicas there.
+
+        `loom.train` on GPUs moves its groups off, and starts none there before a `reactivate`. Other replicas hear
+        of it by ``@t.on_device_change``; those without such a function refuse.
+
+        Args:
+            device: uuid of the device.
+            group: name of the group, or of one replica.
+
+        Raises:
+            WrongArguments: both are given, or neither.
+            UnknownDevice: no replica has registered the device.
+            UnknownReplica: no replica of the group lives on a device.
+        """
+        return self._change_use("deactivate_device", device, group, None)
+
+    def deactivate_device(self, device_uuid: str, target: Target | None = None) -> CommandProxy:
+        """Take a device out of use, and notify replicas: those on it, unless ``target`` names others.
+
+        Raises:
+            UnknownDevice: no replica has registered it.
+        """
+        return self._change_use("deactivate_device", device_uuid, None, target)
+
+    def reactivate(
+        self, device: str | None = None, group: str | None = None, *, target: Target | None = None
+    ) -> CommandProxy:
+        """Put a device into use again, or all that a group was on when they failed or were deactivated.
+
+        Args:
+            device: uuid of the device.
+            group: name of the group, or of one replica.
+            target: the replicas to notify of a device; None for those on it.
+
+        Raises:
+            WrongArguments: both a device and a group are given, or neither.
+            UnknownDevice: no replica has registered the device, or no device of the group is out of use.
+        """
+        return self._change_use("reactivate", device, group, target)
+
+    def _change_use(self, kind: str, device: str | None, group: str | None, target: Target | None) -> CommandProxy:
+        device, group = plain(device, "device"), plain(group, "group")
+        if group is not None and device is None:
+            return self.command(kind, {"group": group}, [])
+        if device is None or group is not None:
+            raise WrongArguments("give the uuid of a device or the name of a group, and not both")
+        if target is None:
+            found = self.devices().get(str(device))
+            target = [] if found is None else found.replicas
+        return self.command(kind, {"device": device}, target)
+
 
 logger = logging.getLogger("loom")
 

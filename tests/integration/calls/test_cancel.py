@@ -23,7 +23,7 @@ from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER, CHUNK_SIZE, ChunkInbox, ChunkOutbox, OrderKey
 from loom.wire.sender import FrameSender
 from loom.wire.stream import Stream
-from loom_gateway.driver.clients.backlog import PACE, Backlog
+from loom_gateway.driver.clients.client import PACE, Backlog
 from tests.support.actors import Counter
 
 IN_TIME = 30.0

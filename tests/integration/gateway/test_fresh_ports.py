@@ -12,7 +12,7 @@ import pytest
 
 import loom
 from loom_gateway.driver.monarch.root_client import _is_free
-from loom_gateway.sessions.driver_ports import TRIES, FreshPorts
+from loom_gateway.sessions.manager import TRIES, FreshPorts
 
 
 class Bound:
@@ -69,7 +69,7 @@ def test_a_port_that_was_given_is_chosen_for_nobody_before_and_after_a_driver_li
 
 
 def test_of_many_ports_the_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loom_gateway.sessions.driver_ports.HELD", 2)
+    monkeypatch.setattr("loom_gateway.sessions.manager.HELD", 2)
     ports = FreshPorts(str(tmp_path / "ports"))
     free = []
     for port in [ports.take() for _ in range(3)]:

@@ -20,8 +20,8 @@ import pytest
 
 import loom
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, start_time
-from loom_gateway.sessions.driver_ports import FreshPorts
 from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver
+from loom_gateway.sessions.manager import FreshPorts
 from loom_gateway.sessions.session import Session
 from loom_gateway.sessions.state_dir import StateFolder, default_path
 from loom_proxy.local import LocalCluster

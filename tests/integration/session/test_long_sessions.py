@@ -22,7 +22,7 @@ from loom_gateway.driver.lifeline.server import MOST_ENDS
 from loom_gateway.driver.monarch.mesh_table import KEPT_NAMES
 from loom_gateway.driver.session.mesh_view import SHOWN_STOPPED
 from loom_proxy.local import LocalCluster
-from loom_proxy.session.named_meshes import KEPT_STOPPED
+from loom_proxy.session.calls import KEPT_STOPPED
 from tests.support.actors import Counter, Hang
 
 BOUND = 60.0

@@ -4,6 +4,12 @@ Monarch's hosts keep the processes of a root client that was killed (torchmonarc
 process of a session has a lifeline (`loom_gateway.driver.lifeline`), and ends when the driver is gone. In the other
 direction, the driver learns at once that a process has ended. Monarch reports a process that died while its host
 lives. It does not report a lost host, and pending calls would wait forever.
+
+The form of large results that the driver can pass on without unpickling.
+
+Monarch pickles a tensor through ``torch.save``, whole and with two copies. The driver would have to import torch to
+unpickle it, only to pickle it again. So arrays and tensors at the top of a result, or in a list, tuple or dict
+there, are taken apart (`loom.wire.arrays`). Any other receiver, such as another actor, unpickles them whole.
 """
 
 from __future__ import annotations
@@ -18,15 +24,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loom.control.address import ADDRESS_VARIABLE, hold_address
 from loom.process.environment import add_to_environment
 from loom.process.signals import explain_refusals
+from loom.wire.arrays import take_apart_near_top
 from loom.wire.by_value import repair_cloudpickle, share_with_children
 from loom_gateway.driver.code_sync import sys_path
 from loom_gateway.driver.code_sync.sys_path import OnPath
 from loom_gateway.driver.lifeline.line import LifelineAddress
-from loom_gateway.driver.monarch.results import send_large_results_apart
 from loom_gateway.workers.end_notice import heed_end_notice
 
 if TYPE_CHECKING:
     from loom_gateway.driver.lifeline.tie import Lifeline
+
+
+LARGE = 1 << 20  # bytes from which an array or a byte string in a result is taken apart; a tensor always is
+
+_SMALL = frozenset({type(None), bool, int, float, str})
+
+
+def send_large_results_apart() -> None:
+    """Patch this process's actors to take large parts of their results apart before sending."""
+    from monarch._src.actor.actor_mesh import Port
+
+    original = Port._pending_result
+    if hasattr(original, "__wrapped__"):
+        return
+
+    def pending_result(self: Any, result: Any) -> Any:
+        return original(self, result if type(result) in _SMALL else take_apart_near_top(result, LARGE))
+
+    pending_result.__wrapped__ = original  # type: ignore[attr-defined]
+    Port._pending_result = pending_result
+
 
 DELIVERED_LATER = 30.0
 """Seconds after the patience for which a process tries to deliver a message. The process would otherwise inherit

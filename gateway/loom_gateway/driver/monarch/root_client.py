@@ -107,7 +107,7 @@ def _use_transport(here: str, port: int, patience: float) -> None:
 
 def _is_free(here: str, port: int) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in here else socket.AF_INET) as sock:
-        # The gateway keeps the port bound for its drivers; see `loom_gateway.sessions.driver_ports`.
+        # The gateway keeps the port bound for its drivers; see `loom_gateway.sessions.manager`.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((here, port))

@@ -34,10 +34,9 @@ from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
 from loom_gateway.driver.session.local_api import LocalSession
-from loom_gateway.driver.session.mesh_view import MeshView
+from loom_gateway.driver.session.mesh_view import MeshView, WatchedView
 from loom_gateway.driver.session.replies import LIMITED, Handler, Request
 from loom_gateway.driver.session.user_limits import UserLimits
-from loom_gateway.driver.session.watched_view import WatchedView
 from loom_gateway.driver.timing.collector import SpanCollector
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 

@@ -18,14 +18,43 @@ from loom.rl.generation import weights
 from loom.rl.generation.access import FirstByte, TokenFirst
 from loom.rl.generation.limits import Sampling
 from loom.rl.generation.openai import MODEL, Answers, ApiError, CompletionRequest, UpdateRequest, parse
-from loom.rl.generation.texts import TextPieces
 from loom.rl.generation.urls import RELOAD, UPDATE
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from loom.rl.generation.batch import Tokenizer
     from loom.rl.generation.engine import Engine, Stream
     from loom.rl.generation.updates import WeightUpdates
+
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextPieces:
+    """Turns tokens into pieces of text. A character of several tokens comes with the last of these."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._told = 0
+        """How many tokens have been told."""
+        self._context = 0
+        """Where the tokens begin that are decoded again, because what follows depends on them."""
+
+    def add(self, tokens: list[int], last: bool = False) -> str:
+        """Return the text that these tokens add; if they are the ``last``, also an unfinished character."""
+        self._tokens += tokens
+        before = self._decode(self._context, self._told)
+        after = self._decode(self._context, len(self._tokens))
+        if not last and after.endswith(_UNFINISHED):
+            return ""
+        self._context, self._told = self._told, len(self._tokens)
+        return after[len(before) :]
+
+    def _decode(self, start: int, end: int) -> str:
+        return self._tokenizer.decode(self._tokens[start:end]) if end > start else ""
+
 
 MAX_BODY = 4 << 20
 """Bytes of a request's body."""

@@ -38,8 +38,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from loom.errors import CheckpointBroken, CheckpointNotWritten, WaitTimeout, WrongArguments
 from loom.train.checkpoints.files import Aside, Manifest, named, numbered, remove, remove_leftovers, whats_wrong
-from loom.train.checkpoints.index import IndexReader
-from loom.train.checkpoints.states import join, split
+from loom.train.checkpoints.states import IndexReader, join, split
 
 _log = logging.getLogger("loom")
 

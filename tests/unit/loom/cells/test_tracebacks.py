@@ -6,7 +6,7 @@ import linecache
 import re
 from typing import Any
 
-from loom.cells.tracebacks import LARGEST, MOST_FRAMES, traceback_text
+from loom.cells.execution import LARGEST, MOST_FRAMES, traceback_text
 
 NAME = "<a cell>"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom.rl.barrier import AsyncBarrier
+from loom.rl.run import AsyncBarrier
 
 
 def test_a_policy_that_is_as_old_as_the_level_is_good_enough() -> None:

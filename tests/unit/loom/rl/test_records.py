@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from loom.rl.records import Records
+from loom.rl.run import Records
 from loom.rl.settings import StepRecord
 
 

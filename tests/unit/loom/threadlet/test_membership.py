@@ -299,7 +299,7 @@ def test_failures_before_there_is_a_function_are_not_kept(weaver: FakeWeaver, th
 def test_only_so_many_failures_are_remembered(
     weaver: FakeWeaver, threadlet: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loom.threadlet.peers.MAX_HEARD", 2)
+    monkeypatch.setattr("loom.threadlet.threadlet.MAX_HEARD", 2)
     made = threadlet()
     told = failures(made)
     connection, _ = weaver.welcome()

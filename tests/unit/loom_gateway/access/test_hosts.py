@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loom.errors import Denied
-from loom_gateway.access.hosts import AllowedHosts
+from loom_gateway.access.origins import AllowedHosts
 
 
 def answers(hosts: AllowedHosts, host: str | None) -> bool:

@@ -12,8 +12,7 @@ from monarch.actor import Future, returns_future
 
 import loom
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.futures.monarchs import watch
-from loom_proxy.futures.waiting import as_completed, wait
+from loom_proxy.futures.waiting import as_completed, wait, watch
 from tests.unit.loom_proxy.session.silence import Silence
 
 SOON = 0.02

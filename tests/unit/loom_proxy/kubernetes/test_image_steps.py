@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom_proxy.kubernetes.image_steps import failures, steps_of
+from loom_proxy.kubernetes.deployment import failures, steps_of
 
 STEPS = steps_of(
     """FROM debian

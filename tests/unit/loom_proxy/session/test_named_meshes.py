@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from loom_proxy.session.named_meshes import KEPT_STOPPED, NamedMeshes
+from loom_proxy.session.calls import KEPT_STOPPED, NamedMeshes
 
 
 def mesh(ident: int, name: str, procs: int | None = None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loom.rl.generation.texts import TextPieces
+from loom.rl.generation.app import TextPieces
 
 
 class Bytes:

@@ -16,8 +16,7 @@ from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import Stream
-from loom_gateway.driver.clients.backlog import PACE
-from loom_gateway.driver.clients.client import Client
+from loom_gateway.driver.clients.client import PACE, Client
 from loom_gateway.driver.clients.connection import ClientConnection
 from loom_gateway.driver.clients.registry import (
     CALLER_ROOM,

@@ -18,7 +18,7 @@ from loom.errors import SupervisionError
 from loom.tensors.backend.worker import TensorWorker
 from loom.tensors.watching.summaries import Distribution, History, Summary, Wanted
 from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
-from loom_gateway.driver.session.watched_view import BARS, MOST_TENSORS, WatchedView
+from loom_gateway.driver.session.mesh_view import BARS, MOST_TENSORS, WatchedView
 
 BOUND = 20.0
 
