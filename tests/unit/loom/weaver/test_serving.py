@@ -218,8 +218,9 @@ async def test_replicas_that_register_later_are_awaited() -> None:
         ("events", {"after": -1}, "after is a count, not -1"),
         ("events", {"limit": "many"}, "limit is a count, not 'many'"),
         ("history", {"replica": "train_0", "metric": "accuracy"}, "reports no metric 'accuracy'"),
-        ("command", {"kind": "dance"}, "there is no command 'dance'; choose one of update_config, "),
-        ("command", {"kind": "inject"}, "inject is not given as a command; choose one of deactivate_device, "),
+        ("command", {"kind": "dance"}, "there is no command 'dance'; kind is one of update_config, "),
+        ("command", {"kind": "inject"}, "there is no command 'inject'; kind is one of update_config, "),
+        ("command", {"kind": "inject", "params": [1]}, "inject is not given as a command; choose one of deactivate_"),
         ("command", {"kind": "pause", "params": ["now"]}, "the parameters of pause are names and values"),
         ("command", {"kind": "update_config"}, "update_config needs at least one key"),
         (
