@@ -220,7 +220,11 @@ async def test_replicas_that_register_later_are_awaited() -> None:
         ("history", {"replica": "train_0", "metric": "accuracy"}, "reports no metric 'accuracy'"),
         ("command", {"kind": "dance"}, "there is no command 'dance'; kind is one of update_config, "),
         ("command", {"kind": "inject"}, "there is no command 'inject'; kind is one of update_config, "),
-        ("command", {"kind": "inject", "params": [1]}, "inject is not given as a command; choose one of deactivate_"),
+        (
+            "command",
+            {"kind": "inject", "params": [1]},
+            "inject is not given as a command; choose one of deactivate_",
+        ),
         ("command", {"kind": "pause", "params": ["now"]}, "the parameters of pause are names and values"),
         ("command", {"kind": "update_config"}, "update_config needs at least one key"),
         (
