@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,29 @@ def test_processes_that_a_run_spawns_have_the_folder(job: loom.Job, project: Pro
 
     assert job.run(by_value, job.hosts) == [7, 7]
     assert job.run(by_name, job.hosts, spawned.Model) == [7, 7]
+
+
+class Starts(loom.Actor):
+    @endpoint
+    def version_of(self, module: str) -> str:
+        return _version_in_a_program(module)
+
+
+def _version_in_a_program(module: str) -> str:
+    import subprocess
+
+    command = [sys.executable, "-c", f"import {module}; print({module}.VERSION)"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def test_python_programs_that_runs_and_actors_start_have_the_folder(job: loom.Job, project: Project) -> None:
+    for version in (1, 2):
+        project.write("in_a_program.py", f"VERSION = {version}\n")
+        job.sync(project.folder)
+        starts = job.hosts.slice(hosts=0).spawn_procs().spawn("starts", Starts)
+
+        assert job.run(_version_in_a_program, "in_a_program") == f"{version}\n"
+        assert starts.version_of.call_one("in_a_program").get(timeout=WAIT) == f"{version}\n"
 
 
 @pytest.mark.slow

@@ -83,7 +83,15 @@ def _put_on_path(trees: Sequence[SyncedTree]) -> None:
         place = _hold(tree)
         paths += [os.path.join(place, root) if root else place for root in tree.roots]
     sys.path[:0] = paths
+    _offer_to_programs(paths)
     importlib.invalidate_caches()
+
+
+def _offer_to_programs(paths: Sequence[str], instead_of: Sequence[str] = ()) -> None:
+    """Put folders first in ``PYTHONPATH``, for the Python programs that this process starts."""
+    outdated = {*paths, *instead_of}
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in outdated]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, others)])
 
 
 def _hold(tree: SyncedTree) -> str:
@@ -122,7 +130,8 @@ class DriverPath:
         same = before is not None and before[0][:3] == tree[:3]
         others = [os.fspath(other.folder) for _, other in self._places.values()]
         self._places = {tree.name: (tree, hold), **self._places}
-        for path in self._paths:
+        earlier = self._paths
+        for path in earlier:
             with contextlib.suppress(ValueError):
                 sys.path.remove(path)
         self._paths = [
@@ -131,6 +140,7 @@ class DriverPath:
             for root in entry.roots
         ]
         sys.path[:0] = self._paths
+        _offer_to_programs(self._paths, instead_of=earlier)
         if before is not None:
             if not same:
                 _forget_modules(lambda name, place: place.startswith(f"{before[1].folder}/"))
