@@ -13,6 +13,7 @@ import loom.actor
 from loom import Actor, concurrent_endpoint, current_rank, endpoint
 from loom.signatures import endpoints
 from tests.support.actors import BadLuck, Counter
+from tests.support.standard_exceptions import instance
 from tests.unit.loom.test_signatures import stand_ins
 
 BOUND = 30.0
@@ -29,6 +30,10 @@ class Replier(Actor):
     @endpoint(explicit_response_port=True)
     def refuse(self, port: Any, text: str) -> None:
         port.exception(BadLuck(text, 3))
+
+    @endpoint(explicit_response_port=True)
+    def refuse_with(self, port: Any, name: str) -> None:
+        port.exception(instance(name))
 
     @endpoint(explicit_response_port=True)
     def keep(self, port: Any) -> None:
@@ -125,6 +130,17 @@ def test_an_exception_through_the_port_fails_the_call_and_not_the_actor(repliers
             future.get(timeout=BOUND)
         assert isinstance(raised.value, (BadLuck, loom.LoomError))
     assert replier.rank.call_one().get(timeout=BOUND) == 0
+
+
+@pytest.mark.parametrize("name", ["ValueError", "KeyError", "StopIteration", "UnicodeDecodeError", "TimeoutError"])
+def test_a_built_in_exception_that_is_sent_to_the_response_port_arrives_as_itself(replier: Any, name: str) -> None:
+    sent = instance(f"builtins:{name}")
+
+    with pytest.raises(type(sent)) as raised:
+        replier.refuse_with.call_one(f"builtins:{name}").get(timeout=BOUND)
+
+    assert type(raised.value) is type(sent)
+    assert (str(raised.value), vars(raised.value)) == (str(sent), vars(sent))
 
 
 def test_a_reply_may_come_after_the_endpoint_has_returned(replier: Any) -> None:

@@ -19,6 +19,7 @@ from loom.wire.codec import Encoder
 from loom.wire.exceptions import describe, formatted, is_plain, last_lines, set_link, text_of
 from loom.wire.messages import Buffer, Message
 from loom.wire.texts import pack_texts
+from loom_gateway.driver.monarch.raised import was_sent
 from loom_gateway.driver.monarch.reports import is_of_a_dead_mesh, unanswered_spawn
 
 logger = logging.getLogger(__name__)
@@ -87,8 +88,8 @@ def error_message(
         if isinstance(error, OperationFailed):
             texts["type"] = error.built_in
     else:
-        code, texts = OperationFailed.code, _texts(error)
-        if type(error).__module__.partition(".")[0] not in ("builtins", "monarch"):
+        code, sent, texts = OperationFailed.code, was_sent(error), _texts(error)
+        if sent or type(error).__module__.partition(".")[0] not in ("builtins", "monarch"):
             pickled = _travelling(error, encoder, texts)  # the user's own, sent to an endpoint's response port
     # Its frames hold the future, which holds the exception in Rust (torchmonarch 0.8): both would stay for ever.
     set_link(error, "__traceback__", None)

@@ -177,7 +177,7 @@ def _arrived_plain(exception: BaseException, message: str, text: str) -> ActorEr
 def _described(plain: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(plain)
     def exception(self: Port[Any], error: Any) -> None:
-        if isinstance(error, BaseException) and not isinstance(error, ActorError) and not is_plain(error):
+        if isinstance(error, BaseException) and not isinstance(error, ActorError):
             error = _Sent(error)
         plain(self, error)
 
@@ -195,7 +195,17 @@ class _Sent:
 
 
 def _rebuilt(description: Description) -> BaseException:
-    return rebuild(description, _load)
+    error = rebuild(description, _load)
+    vars(error)[_SENT] = True
+    return error
+
+
+_SENT = "_loom_sent"
+
+
+def was_sent(error: BaseException) -> bool:
+    """Return whether user code sent an exception to a port, else Monarch raised it. Once: the mark is taken off."""
+    return bool(vars(error).pop(_SENT, False))
 
 
 def _dump(value: Any) -> Sequence[Buffer]:
