@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -57,6 +58,11 @@ class Counter(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+    @endpoint
+    def print_to(self, stream: Any) -> list[str]:
+        print("printed by an actor", file=stream)
+        return [name for name in ("stdout", "stderr") if stream is getattr(sys, name)]
 
     @endpoint
     def echo(self, value: Any) -> Any:

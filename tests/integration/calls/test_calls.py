@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,15 @@ def test_an_exception_that_cannot_be_unpickled_here_has_a_stand_in(counters: Any
     assert isinstance(stand_in, loom.RemoteException)
     assert stand_in.type_name.endswith("NeedsCluster")
     assert stand_in.text == "made in the cluster"
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_standard_stream_as_an_argument_is_the_one_of_the_actor(
+    counters: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sys, name, getattr(sys, f"__{name}__"))  # not pytest's
+    printed = counters.slice(hosts=0, gpus=0).print_to.call_one(getattr(sys, name))
+    assert printed.get(timeout=30.0) == [name]
 
 
 def test_functions_from_a_closure_travel_by_value(tidied: loom.Job, counters: Any) -> None:

@@ -368,6 +368,10 @@ class _RoutedStream(io.TextIOWrapper):
         self.own = own
         self.stream = stream
 
+    def __reduce__(self) -> Any:
+        # Whoever passes on the laptop's stdout means the one of the process that gets it, as natively.
+        return getattr, (sys, "stdout" if self.stream == 1 else "stderr")
+
     def here(self) -> Any:
         """Return the stream to which this one writes in this context."""
         output = None if _in_fork else _current.get()
