@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 
+from loom.process.threads import keep_going
 from loom.screen_text import fit_line
 from loom.wire.messages import Message
 
@@ -88,7 +89,8 @@ class LogReceiver:
             self._batches.append(bytes(batch))
             self._waiting += len(batch)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._deliver, name="loom-logs", daemon=True)
+                showing = "show log lines", self._deliver
+                self._thread = threading.Thread(target=keep_going, args=showing, name="loom-logs", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
@@ -121,7 +123,7 @@ class LogReceiver:
         for callback in self._callbacks:
             try:
                 callback(line)
-            except Exception:
+            except BaseException:
                 logger.exception("a callback for log lines raised; line: %s", line)
 
 

@@ -137,10 +137,12 @@ class Lifetime:
 
     def _look(self) -> None:
         """End the session if nothing has kept it alive for the linger time; else look again soon."""
+        self._timer = self._loop.call_later(LOOK_FOR_WORK, self._look)  # first: a look that fails is not the last
         now = self._loop.time()
         if self.under_way():
             self._quiet_since, self._worked = now, True
         left = self._lingers_until - now
+        self._timer.cancel()
         if left > 0:
             self._timer = self._loop.call_later(min(left, LOOK_FOR_WORK), self._look)
             return
@@ -180,9 +182,9 @@ class Lifetime:
 
     def watch_socket(self) -> None:
         """End the session once no client is there, and none can come: its socket was removed. On the loop."""
-        if self._clients or not is_gone(self._files.socket):
-            self._loop.call_later(LOOK_EVERY, self.watch_socket)
-        else:
+        again = self._loop.call_later(LOOK_EVERY, self.watch_socket)  # first: a look that fails is not the last
+        if not self._clients and is_gone(self._files.socket):
+            again.cancel()
             self.end("its socket was removed, and nobody could reach it any more")
 
     def ends(self, reason: str) -> None:

@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from loom.process.threads import keep_going
+
 if TYPE_CHECKING:
     import psutil
 
@@ -34,7 +36,8 @@ class EndNotice:
         os.environ[VARIABLE] = str(self._inherited.fileno())
         os.environ[SIGNALLED_VARIABLE] = "1"
         self._heeding: set[psutil.Process] = set()
-        threading.Thread(target=self._listen, name="end-notice", daemon=True).start()
+        listening = "listen for trainings", self._listen
+        threading.Thread(target=keep_going, args=listening, name="end-notice", daemon=True).start()
 
     def heeded_by(self, process: psutil.Process) -> bool:
         """Return whether a process stops by itself once the notice is given."""

@@ -31,6 +31,7 @@ from loom.extras import WORKER_MODULES, require
 from loom.process.exit_codes import report
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen
+from loom.process.threads import keep_going
 from loom_gateway.workers.end_notice import EndNotice
 from loom_gateway.workers.monarch_env import remove_own_place, set_monarch_environment
 from loom_gateway.workers.monarch_version import service_address
@@ -160,9 +161,9 @@ def _end_with_descendants(why: str, grace: float = AT_ONCE, notice: EndNotice | 
     _write_error(f"the worker ends: {why}\n")
     import psutil
 
-    if notice is not None:
-        notice.give()
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):
+        if notice is not None:
+            notice.give()
         told: set[psutil.Process] = set()
         kill_at = time.monotonic() + grace
         looks_in_vain = 0
@@ -211,7 +212,8 @@ def _adopt_orphans() -> None:
 
         pr_set_child_subreaper = 36
         ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
-        threading.Thread(target=_reap_orphans, name="reap-orphans", daemon=True).start()
+        reaping = "reap orphans", _reap_orphans
+        threading.Thread(target=keep_going, args=reaping, name="reap-orphans", daemon=True).start()
 
 
 def _reap_orphans() -> None:

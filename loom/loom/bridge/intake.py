@@ -34,6 +34,7 @@ from loom.control.introduction import Bye, Ending
 from loom.control.membership import Registration
 from loom.control.reports import DeviceFailed, DeviceReport
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
+from loom.process import tasks
 from loom.process.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -132,10 +133,10 @@ class Intake:
         try:
             await asyncio.gather(self._watch(), self._publish_commands())
         finally:
-            tasks = [*self._tasks.values(), *self._leaving]
-            for task in tasks:
+            linked = [*self._tasks.values(), *self._leaving]
+            for task in linked:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*linked, return_exceptions=True)
 
     async def _watch(self) -> None:
         while True:
@@ -149,7 +150,7 @@ class Intake:
 
     def _look_after(self, replica: OutsideReplica, now: float) -> None:
         if replica not in self._tasks:
-            self._tasks[replica] = asyncio.ensure_future(self._keep_linked(replica))
+            self._tasks[replica] = tasks.run_to_end("link a replica", lambda: self._keep_linked(replica))
         link = self._links.get(replica)
         if link is None or link.beat is None:
             return

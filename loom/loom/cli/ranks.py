@@ -176,8 +176,9 @@ def _rank_and_path(text: str) -> tuple[int, str] | None:
 
 def _pass_input(execution: Execution) -> None:
     with contextlib.suppress(LoomError):  # the command or the session is over
-        while data := os.read(sys.stdin.fileno(), 1 << 16):
-            execution.write(data)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no input, or it has gone
+            while data := os.read(sys.stdin.fileno(), 1 << 16):
+                execution.write(data)
         execution.close_input()
 
 

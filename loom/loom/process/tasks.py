@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -72,7 +73,7 @@ class Deaths:
         self._waits = iter(AGAIN)
         self._began = time.monotonic()
 
-    def note(self, error: Exception) -> None:
+    def note(self, error: BaseException) -> None:
         """Count and log a death, in the handler of its error."""
         died[self._name] += 1
         if repr(error) in self._told or len(self._told) >= MOST_TOLD:
@@ -91,13 +92,26 @@ class Deaths:
         return wait
 
 
+def _note(deaths: Deaths, error: BaseException) -> None:
+    """Note a death, or raise the error again if it ends the task: its cancellation.
+
+    A `CancelledError` may also come of something that the task waited for, and that was cancelled. Python 3.10
+    cannot tell the two apart.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is None or sys.version_info < (3, 11) or task.cancelling():
+            raise error
+    deaths.note(error)
+
+
 async def _for_ever(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> NoReturn:
     deaths = Deaths(name)
     while True:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - it is started again, whatever it died of
-            deaths.note(error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is started again, whatever it died of
+            _note(deaths, error)
         await asyncio.sleep(deaths.wait())
 
 
@@ -106,8 +120,8 @@ async def _to_end(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> No
     while True:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - it is started again, whatever it died of
-            deaths.note(error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is started again, whatever it died of
+            _note(deaths, error)
         else:
             return
         await asyncio.sleep(deaths.wait())

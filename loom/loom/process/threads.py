@@ -29,7 +29,7 @@ def keep_going(name: str, work: Callable[[], object]) -> None:
     while True:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - it is started again, whatever it died of
+        except BaseException as error:  # noqa: BLE001 - it is started again, whatever it died of: also a SystemExit
             from loom.process.tasks import Deaths  # with asyncio, which a training process does without
 
             deaths = deaths or Deaths(name)

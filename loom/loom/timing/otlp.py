@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from loom.process.threads import keep_going
 from loom.timing.files import HOST
 
 Record = dict[str, object]
@@ -82,7 +83,8 @@ class Exporter:
             self.lost += 1
         self._waiting.append(record)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="loom-otlp", daemon=True)
+            sending = "send spans", self._run
+            self._thread = threading.Thread(target=keep_going, args=sending, name="loom-otlp", daemon=True)
             self._thread.start()
             atexit.register(self.flush, LAST)
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from loom.process.threads import keep_going
+
 T = TypeVar("T")
 
 EVERY = 1.0
@@ -68,7 +70,8 @@ class Writer(Generic[T]):
             if (util := sys.modules.get("multiprocessing.util")) is not None:
                 util.Finalize(None, self.flush, exitpriority=0)
         try:
-            threading.Thread(target=self._run, name="loom-timing", daemon=True).start()
+            writing = "write spans", self._run
+            threading.Thread(target=keep_going, args=writing, name="loom-timing", daemon=True).start()
         except BaseException as error:
             self._runs = False
             if not isinstance(error, RuntimeError):  # Ctrl-C, or the end of a run

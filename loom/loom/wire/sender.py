@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from loom.process.threads import keep_going
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import OrderKey, Pieces
 from loom.wire.stream import Stream
@@ -100,7 +101,7 @@ class _BulkWriter:
         self._woken = False  # whether `_work` was released and the thread has not looked yet
         self._moved = sender.small_frames  # the number of small frames that had moved at the last look
         self._moved_at = -LATELY  # when that number last grew, by `time.monotonic`
-        threading.Thread(target=self._write, name=name, daemon=True).start()
+        threading.Thread(target=keep_going, args=("send", self._write), name=name, daemon=True).start()
 
     def wake(self) -> None:
         """Wake the thread to send, or to notice that its connection is over. With the sender's lock held."""
@@ -162,7 +163,7 @@ class FrameSender:
         """Threads that wait for single frames to leave. Notifying without any would slow every call."""
         self._closed = False
         self._stalled = False  # whether the queued messages wait for acknowledgements
-        threading.Thread(target=self._write, name=name, daemon=True).start()
+        threading.Thread(target=keep_going, args=("send", self._write), name=name, daemon=True).start()
 
     def attach(self, wire: Wire, received: int = 0, received_bulk: int = 0) -> None:
         """Send over a new connection, whose other side has received each lane's frames up to a number."""

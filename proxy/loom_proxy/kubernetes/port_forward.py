@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from loom.errors import InvalidAddress, LoomError, MissingDependency, Unavailable
 from loom.process.backoff import Backoff
 from loom.process.child import Child
+from loom.process.threads import keep_going
 from loom.proof.forwarded import note_forwarded
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,8 @@ class PortForward:
         """Held while ``kubectl`` is started or forwarding is stopped, so that none starts afterwards."""
         self._kubectl = self._start()
         self._await_first()
-        self._thread = threading.Thread(target=self._keep, name=f"forward {address}", daemon=True)
+        keeping = "keep kubectl port-forward", self._keep
+        self._thread = threading.Thread(target=keep_going, args=keeping, name=f"forward {address}", daemon=True)
         self._thread.start()
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 from loom._version import __version__
 from loom.errors import DeploymentFailed, LoomError, ProtocolMismatch, PythonVersionMismatch, describe_error
 from loom.process.child import ProcessState
+from loom.process.threads import keep_going
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.deployment import NotLoaded, PodMesh
 from loom_proxy.kubernetes.pod_status import PodState
@@ -170,7 +171,8 @@ class _MeshStart:
 
 def look_after_pods(job: Job, start: Callable[[], PodStart]) -> threading.Thread:
     """Deploy lost pods that come back without their class again, until the job is closed; return the thread."""
-    thread = threading.Thread(target=_look_after, args=(job, start), name=f"pods of {job.session}", daemon=True)
+    looking = "look after pods", lambda: _look_after(job, start)
+    thread = threading.Thread(target=keep_going, args=looking, name=f"pods of {job.session}", daemon=True)
     thread.start()
     return thread
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from loom.errors import LoomError, PortInUse
+from loom.process.threads import keep_going
 from loom_proxy.ranks.place import AWAY, RankPlace
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Forward:
         self._connections: dict[socket.socket, str | None] = {}
         """The open connections, with their handles in the driver once they have one."""
         self._closed = False
-        self._start(self._accept)
+        self._start(keep_going, f"forward port {number}", self._accept)
 
     def wait(self) -> None:
         """Wait until the session is over, and raise the error that says why."""
@@ -91,7 +92,9 @@ class Forward:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return  # closed
+                if self._closed:
+                    return
+                raise  # such as too many open files, which passes
             with self._lock:
                 if self._closed:
                     connection.close()
@@ -101,25 +104,29 @@ class Forward:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            handle = self._place.wait_for("connect", self._handle, AWAY)
+            self._connect(connection)
         except LoomError as error:
             self._on_refused(error)
-        else:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        finally:
             with self._lock:
-                self._connections[connection] = handle
-                closed = self._closed
-            if closed:
-                self._end(handle)
-            else:
-                self._start(self._send, connection, handle)
-                self._receive(connection, handle)
-        with self._lock:
-            self._connections.pop(connection, None)
-        _break(connection)
-        connection.close()
+                self._connections.pop(connection, None)
+            _break(connection)
+            connection.close()
         if self._place.calls.error is not None:  # the session is over, and nothing can come of other connections
             self.close()
+
+    def _connect(self, connection: socket.socket) -> None:
+        """Connect to the rank's host, and pass on what both sides send until one ends."""
+        handle = self._place.wait_for("connect", self._handle, AWAY)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._connections[connection] = handle
+            closed = self._closed
+        if closed:
+            self._end(handle)
+        else:
+            self._start(self._send, connection, handle)
+            self._receive(connection, handle)
 
     def _receive(self, connection: socket.socket, handle: str) -> None:
         """Pass on what the rank's host sends, until one side ends the connection."""

@@ -110,6 +110,12 @@ class Terminal:
                 return int(end[0])
 
     def _read_keys(self) -> None:
+        try:
+            self._pass_keys()
+        finally:  # also when this program's terminal is gone
+            self._news.put(None)
+
+    def _pass_keys(self) -> None:
         escape = Escape()
         while True:
             with self._sent:
@@ -127,7 +133,6 @@ class Terminal:
                     self._unsent += len(data)
                 self._to_send.put(("write", self._handle, data))
             if escape.left or not typed:
-                self._news.put(None)
                 return
 
     def _send(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from loom.errors import LoomError
 from loom.process.backoff import Backoff
+from loom.process.threads import keep_going
 from loom.wire.bodies import Probed
 from loom.wire.lane import OutOfStep
 from loom.wire.sender import FrameSender
@@ -56,7 +57,8 @@ class BulkConnection:
         self._retry_now = threading.Event()  # set to try again at once, or to notice `close`
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="loom-bulk", daemon=True).start()
+        connecting = "keep the second connection", self._run
+        threading.Thread(target=keep_going, args=connecting, name="loom-bulk", daemon=True).start()
 
     def allow(self, allowed: bool) -> None:
         """Allow the connection, or close it: it needs a first transport that can be polled with the `waker`."""

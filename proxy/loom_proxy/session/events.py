@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from loom.errors import LoomError, because
+from loom.process.threads import keep_going
 from loom_proxy.futures.timing import check_timeout
 
 logger = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ class FailureCallbacks:
         self._lock = threading.Lock()
         self._callbacks: dict[object, Callable[[MeshFailure], object]] = {}
         self._thread: threading.Thread | None = None
+        self._reading: Iterator[Event] | None = None
 
     def add(self, callback: Callable[[MeshFailure], object]) -> Callable[[], None]:
         """Call a function with every failure from now on; return a function that removes it."""
@@ -138,7 +140,8 @@ class FailureCallbacks:
         with self._lock:
             self._callbacks[key] = callback
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="loom-failures", daemon=True)
+                calling = "call functions for failures", self._run
+                self._thread = threading.Thread(target=keep_going, args=calling, name="loom-failures", daemon=True)
                 self._thread.start()
 
         def remove() -> None:
@@ -148,7 +151,8 @@ class FailureCallbacks:
         return remove
 
     def _run(self) -> None:
-        for event in self._log.read():
+        self._reading = self._reading or self._log.read()  # which goes on behind an event that was the thread's end
+        for event in self._reading:
             failure = failure_of(event)
             if failure is None:
                 continue
@@ -157,7 +161,7 @@ class FailureCallbacks:
             for callback in callbacks:
                 try:
                     callback(failure)
-                except Exception:
+                except BaseException:
                     logger.exception("a failure callback raised on %s", failure.mesh_name)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from loom.process.threads import keep_going
 from loom.screen_text import fit_lines
 from loom_proxy.session.events import Event, MeshFailure, failure_of
 
@@ -48,7 +49,8 @@ class FaultHook:
             return
         self._failures.put(failure)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="loom-fault-hook", daemon=True)
+            calling = "call the hook for failures", self._run
+            self._thread = threading.Thread(target=keep_going, args=calling, name="loom-fault-hook", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:

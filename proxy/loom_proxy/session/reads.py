@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from loom.process.threads import keep_going
+
 TOGETHER = 64  # answers of which the driver is told with the next operation
 MOST = 1 << 10  # answers of which it is told at once
 MOST_BYTES = 4 << 20  # bytes of answers of which it is told at once, so that it frees them
@@ -79,7 +81,8 @@ class Reads:
         """Whether the thread runs. None can be started where there are too many, nor by a program that ends."""
         with self._starting:
             if self._thread is None and not self._over.is_set():
-                thread = threading.Thread(target=self._tell_soon, name="loom-reads", daemon=True)
+                telling = "tell what was read", self._tell_soon
+                thread = threading.Thread(target=keep_going, args=telling, name="loom-reads", daemon=True)
                 with contextlib.suppress(RuntimeError):
                     thread.start()
                     self._thread = thread

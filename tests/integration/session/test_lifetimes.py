@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -275,6 +277,44 @@ async def test_a_session_that_no_client_can_reach_ends_though_it_persists(
     await asyncio.sleep(0.02)
     assert not ending.reason.done()  # the client is there, and may go on
     lifetime.client_left("one")
+    assert "its socket was removed" in await asyncio.wait_for(ending.reason, BOUND)
+
+
+async def test_a_look_that_fails_is_not_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifetimes, "LOOK_FOR_WORK", 0.01)
+    monkeypatch.setattr(lifetimes, "LOOK_EVERY", 0.01)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    lifetime, ending = lifetime_of(tmp_path, 0.01)
+    looks = itertools.count(1)
+
+    def fails(*args: object) -> Any:
+        if next(looks) < 4:
+            raise MemoryError
+        return []
+
+    monkeypatch.setattr(lifetime, "under_way", fails)
+    lifetime.opened(False)
+    lifetime.client_came("one")
+    lifetime.client_left("one")
+    assert "no client" in await asyncio.wait_for(ending.reason, BOUND)
+
+
+async def test_a_look_at_the_socket_that_fails_is_not_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifetimes, "LOOK_EVERY", 0.01)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    lifetime, ending = lifetime_of(tmp_path, 3600.0)
+    looks, plain = itertools.count(1), lifetimes.is_gone
+
+    def fails(path: str) -> bool:
+        if next(looks) < 4:
+            raise MemoryError
+        return plain(path)
+
+    monkeypatch.setattr(lifetimes, "is_gone", fails)
+    lifetime.opened(True)
+    asyncio.get_running_loop().call_soon(lifetime.watch_socket)
     assert "its socket was removed" in await asyncio.wait_for(ending.reason, BOUND)
 
 

@@ -170,7 +170,10 @@ class Lifeline:
             )
             try:
                 agent, captured = self._start(again=True)
-            except (DriverGone, OSError):
+            except DriverGone:
+                break
+            except Exception:
+                logger.exception("no agent can be started: this process ends")
                 break
         os._exit(1)
 

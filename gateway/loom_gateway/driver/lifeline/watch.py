@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from loom.errors import ProtocolMismatch
+from loom.process.threads import keep_going
 from loom.wire.bodies import ProcessesGone, Watch
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline.introduction import Introduction
@@ -51,7 +52,8 @@ class DriverWatch:
                 with contextlib.suppress(OSError):  # the next connection asks for all
                     self._driver.sendall(_asking(procs))
         if first:
-            threading.Thread(target=self._keep, name="loom-watch", daemon=True).start()
+            watching = "watch processes", self._keep
+            threading.Thread(target=keep_going, args=watching, name="loom-watch", daemon=True).start()
 
     def _keep(self) -> None:
         """Stay connected. The agent of this process's lifeline ends the process when the driver is gone."""

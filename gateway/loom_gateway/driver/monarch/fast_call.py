@@ -224,10 +224,18 @@ class ReplyChannel:
                 self._watched = True
                 self._watch()
         else:
-            self._alive.call_one().as_asyncio().add_done_callback(self._sentinel_back)
+            try:
+                done = self._alive.call_one().as_asyncio()
+            except Exception as error:  # noqa: BLE001 - Monarch knows already that the actor is dead, or is out of order
+                self._judge(error)
+            else:
+                done.add_done_callback(self._sentinel_back)
 
     def _sentinel_back(self, done: asyncio.Future[Any]) -> None:
-        error = done.exception()
+        self._judge(RuntimeError("the question was cancelled") if done.cancelled() else done.exception())
+
+    def _judge(self, error: BaseException | None) -> None:
+        """Go on, or take the actor for dead, after a question that was answered or has failed."""
         if error is None or isinstance(error, ActorError):
             self._watch()
         else:

@@ -66,7 +66,10 @@ class Futures:
             future.as_asyncio().add_done_callback(lambda done: self._done(next(replies), done))
 
     def _observe(self, reply: ReplyId, future: Any) -> None:
-        future.as_asyncio().add_done_callback(lambda done: self._done(reply, done))
+        try:
+            future.as_asyncio().add_done_callback(lambda done: self._done(reply, done))
+        except Exception as error:  # noqa: BLE001 - passed on to the laptop
+            self._replies.answer(reply, None, error, True)
 
     def _done(self, reply: ReplyId, done: asyncio.Future[Any]) -> None:
         error = done.exception()

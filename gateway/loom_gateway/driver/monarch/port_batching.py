@@ -22,6 +22,7 @@ from monarch._rust_bindings.monarch_hyperactor.pickle import _current_receiver_i
 from monarch._src.actor.actor_mesh import _Actor
 from monarch.actor import Port, context
 
+from loom.process.threads import keep_going
 from loom.wire.codec import _is_plain
 
 logger = logging.getLogger(__name__)
@@ -179,7 +180,8 @@ class _Batchers:
             if not self._started:
                 self._started = True
                 _keep_replies_behind()
-                threading.Thread(target=self._flush_in_time, name="batchers", daemon=True).start()
+                flushing = "flush ports", self._flush_in_time
+                threading.Thread(target=keep_going, args=flushing, name="batchers", daemon=True).start()
             batcher = self.batchers.get(key)
             if batcher is None:
                 batcher = self.batchers[key] = PortBatcher(native, actor)

@@ -173,7 +173,12 @@ class Replies:
     ) -> None:
         """Send Monarch's report of a death, with what the process's agent has seen of it, which may come later."""
         ident, index = reply
-        seen = "" if pending.entry is None else self.how_died(pending.entry)
+        seen = ""
+        if pending.entry is not None:
+            try:
+                seen = self.how_died(pending.entry)
+            except Exception:  # the report is due, with or without it
+                logger.exception("nothing is known of how a process died")
         if pending.entry is None or seen or time.monotonic() >= until:
             explained = SupervisionError(f"{error}\n{seen}") if seen else error
             self.fail(ident, pending.started, explained, index, call=call)

@@ -14,6 +14,7 @@ from types import TracebackType
 import torch
 
 from loom.errors import LimitReached, OperationFailed, WrongArguments, WrongState
+from loom.process.threads import keep_going
 from loom.rl.generation.batch import Batch, Row, Tokenizer
 from loom.rl.generation.completions import Completion
 from loom.rl.generation.limits import Limits, Sampling
@@ -191,13 +192,14 @@ class Engine:
         return tokens
 
     def _run(self) -> None:
-        try:
-            while (joining := self._await_work()) is not None:
-                with self._lock:
-                    drew = self._step(joining)
-                self._deliver(drew)
-        finally:
-            self._end()
+        keep_going("generate", self._generate)
+        self._end()
+
+    def _generate(self) -> None:
+        while (joining := self._await_work()) is not None:
+            with self._lock:
+                drew = self._step(joining)
+            self._deliver(drew)
 
     def _await_work(self) -> list[Row] | None:
         """Wait for work, and until no swap waits; return the rows that join, or None when the engine is closed."""

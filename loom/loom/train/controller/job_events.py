@@ -14,6 +14,7 @@ from typing import Any
 
 from loom.beside import Session
 from loom.errors import LoomError, WeaverUnavailable
+from loom.process.threads import keep_going
 from loom.train.controller.usable_devices import UsableDevices
 from loom.weaver.policy import Action
 from loom.weaver.states import LIVING
@@ -72,7 +73,8 @@ class JobEvents:
         self._newest: dict[str, int] = {}  # ids of the weaver's newest events that were read, by kind
         self._unreported: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"events of {job}", daemon=True)
+        reporting = "report a job's events", self._run
+        self._thread = threading.Thread(target=keep_going, args=reporting, name=f"events of {job}", daemon=True)
         self._thread.start()
 
     def record(self, kind: str, replica: str | None = None, **data: Any) -> None:
