@@ -24,6 +24,7 @@ from loom.errors import (
     TokenRevoked,
     UnknownSession,
     because,
+    describe_error,
 )
 from loom.rest import normalise_url
 from loom.wire.bodies import EndSession, Notice, Probed, SessionEnded
@@ -211,6 +212,9 @@ class Connection:
                 self.calls.away = goes_on = True
             else:
                 broken = error
+        except BaseException as error:
+            broken = self._broken(error)
+            raise
         finally:
             if not goes_on:
                 self._fail(self._end_reason or broken or ConnectionLost(f"the connection to {self.url} broke"))
@@ -250,9 +254,16 @@ class Connection:
         except LoomError as error:
             self._fail(self._end_reason or error)
             return False
+        except BaseException as error:
+            self._fail(self._broken(error))
+            raise
         self.calls.away = False
         self.events.add(Event("resumed", {"seconds": time.monotonic() - lost}))
         return True
+
+    def _broken(self, error: BaseException) -> ConnectionLost:
+        """Return what to tell of an error of this program's own, which ends the thread that reads."""
+        return ConnectionLost(f"the connection to {self.url} broke of itself: {describe_error(error)}")
 
     def _connect_again(self, lost: float) -> Handshake:
         patience = self._patience()

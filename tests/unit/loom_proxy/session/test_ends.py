@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loom.errors import LoomError, SessionClosed, UnknownSession
+from loom.errors import ConnectionLost, LoomError, SessionClosed, UnknownSession
 from loom.wire.handshake import refusal
 from loom.wire.stream import unnumbered_frame
 from tests.unit.loom_proxy.session.test_interrupts import Wire, connection_over
@@ -53,4 +53,37 @@ def test_a_session_that_a_client_ended_is_closed_whatever_the_gateway_still_know
     if asked:
         closing.join(BOUND)
     with pytest.raises(error, match=text):
+        connection.calls.check_open()
+
+
+class Broken(Wire):
+    """A wire whose next read meets an error that nobody has thought of."""
+
+    def receive(self, wait: bool) -> list[bytes] | None:
+        raise ZeroDivisionError("of Loom's own")
+
+
+def test_an_error_of_the_laptops_own_ends_its_session_with_what_it_was() -> None:
+    connection = connection_over(Broken())
+
+    with pytest.raises(ZeroDivisionError):
+        connection.read(True)
+
+    with pytest.raises(ConnectionLost, match="ZeroDivisionError: of Loom's own"):
+        connection.calls.check_open()
+
+
+def test_an_error_of_the_laptops_own_while_it_reconnects_ends_its_session_with_what_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = connection_over(Wire())
+
+    def fail(lost: float) -> Any:
+        raise ZeroDivisionError("of Loom's own")
+
+    monkeypatch.setattr(connection, "_connect_again", fail)
+    with pytest.raises(ZeroDivisionError):
+        connection.reconnect()
+
+    with pytest.raises(ConnectionLost, match="ZeroDivisionError: of Loom's own"):
         connection.calls.check_open()
