@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import stat
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
+import loom
+from loom.process.listen import free_ports
 from loom_proxy.local import LocalCluster
+from tests.support.actors import Counter
 
 PROGRAM = """
 import os, sys
@@ -109,6 +116,11 @@ def _read_only(folder: Path) -> None:
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
 
 
+def _junk(folder: Path) -> None:
+    (folder / "uvicorn").mkdir()  # a namespace package, which hides nothing
+    (folder / "broken.py").write_text("this is no Python")
+
+
 def _long(folder: Path) -> None:
     (folder / ("long" * 50)).mkdir()
 
@@ -173,6 +185,12 @@ PLACES: dict[str, Place] = {
     "in the background": Place(shell='nohup "$@" & wait $!'),
     "a umask of 077": Place(shell='umask 077; exec "$@"'),
     "a umask of 777": Place(shell='umask 777; exec "$@"'),
+    "a umask of 000": Place(shell='umask 000; exec "$@"'),
+    "in a session of its own": Place(shell='setsid --wait "$@"'),
+    "256 files": Place(shell='ulimit -n 256; exec "$@"'),
+    "modules of no use on PYTHONPATH": Place({"PYTHONPATH": "/nowhere:{}:"}, prepare=_junk),
+    "a working folder that is read-only": Place(shell='chmod 500 .; exec "$@"'),
+    "a working folder that is gone": Place(shell='rmdir "$PWD"; exec "$@"'),
     "few files": Place(shell='ulimit -n 40; exec "$@"'),
     "no core, a small stack": Place(shell='ulimit -c 0; ulimit -s 1024; exec "$@"'),
     "a low priority": Place(shell='exec nice -n 19 "$@"'),
@@ -233,21 +251,86 @@ def test_a_local_cluster_starts_and_its_actors_print_in_every_environment(tmp_pa
     _run_in(PLACES[name], program, {"TEST_URL": "", "TEST_TOKEN": ""}, tmp_path)
 
 
+STARTS_SERVERS = (
+    *("as usual", "no HOME", "no USER", "nothing but PATH", "the locale C without UTF-8", "streams in ASCII"),
+    *("a long TMPDIR", "a TMPDIR that is read-only", "XDG folders that are not there", "proxies"),
+    *("an odd time zone", "optimised further", "no bytecode", "warnings are errors", "nothing open"),
+    *("in the background", "in a session of its own", "a umask of 077", "a umask of 000"),
+    *("256 files", "modules of no use on PYTHONPATH", "a working folder that is read-only"),
+    "a working folder that is gone",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STARTS_SERVERS)
+def test_loom_up_serves_a_session_in_every_environment(tmp_path: Path, name: str) -> None:
+    place = PLACES[name]
+    folder, special = tmp_path / "folder", tmp_path / "special"
+    folder.mkdir()
+    special.mkdir()
+    place.prepare(special)
+    (port,), token = free_ports(1), "t" * 32
+    up = "import sys; from loom.cli import main; sys.exit(main())"
+    command = [sys.executable, *place.options, "-c", up, "up", "--port", str(port), "--token", token]
+    with open(tmp_path / "printed", "w") as printed:
+        started = subprocess.Popen(
+            ["/bin/sh", "-c", place.shell, "sh", *command],
+            cwd=folder,
+            env=_variables(place, special),
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        url = f"ws://127.0.0.1:{port}"
+        with _connected(url, token, started, tmp_path / "printed") as job:
+            counters = job.hosts.spawn_procs().spawn("counters", Counter, 1)
+            assert (job.run(len, "abc"), counters.add.call_one(1).get(60)) == (3, 2)
+            assert job.run(_in_a_program) == "5\n"
+        for one in [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if "up" in one.cmdline():
+                    one.send_signal(signal.SIGTERM)
+        started.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def _in_a_program() -> str:
+    return subprocess.run([sys.executable, "-c", "print(5)"], capture_output=True, text=True, check=True).stdout
+
+
+def _connected(url: str, token: str, started: subprocess.Popen[bytes], printed: Path) -> loom.Job:
+    until = time.monotonic() + 90.0
+    while True:
+        try:
+            return loom.connect(url, token)
+        except loom.LoomError:
+            text = printed.read_text(errors="replace")
+            assert started.poll() is None, text
+            assert time.monotonic() < until, text
+            time.sleep(0.2)
+
+
+def _variables(place: Place, special: Path) -> dict[str, str]:
+    """Return the environment of a program in a place."""
+    variables = dict(os.environ)
+    for variable, value in place.variables.items():
+        variables.pop(variable, None)
+        if value is not None:
+            variables[variable] = value.replace("{}", str(special))
+    return variables
+
+
 def _run_in(place: Place, program: str, given_variables: Mapping[str, str], tmp_path: Path) -> None:
     """Run a program, and check the result that it writes."""
     folder, special = tmp_path / "folder", tmp_path / "special"
     folder.mkdir()
     special.mkdir()
     place.prepare(special)
-    variables = {
-        **os.environ,
-        **given_variables,
-        "TEST_RESULT": str(tmp_path / "result"),
-    }
-    for variable, value in place.variables.items():
-        variables.pop(variable, None)
-        if value is not None:
-            variables[variable] = value.replace("{}", str(special))
+    variables = {**_variables(place, special), **given_variables, "TEST_RESULT": str(tmp_path / "result")}
     command, given = _command(place, program, folder)
     with open(tmp_path / "printed", "w") as printed:
         done = subprocess.run(
