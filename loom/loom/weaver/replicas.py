@@ -228,8 +228,10 @@ class Replica:
 
     def idle(self, now: float) -> float:
         """Return the seconds for which the replica has made no step; a running one may take a few usual ones."""
-        usual = self.baseline_step_time() if self.state is ReplicaState.RUNNING else None
-        return max(0.0, now - self.stepped_at - USUAL_STEPS * (usual or 0.0))
+        usual = 0.0
+        if self.state is ReplicaState.RUNNING:
+            usual = self.baseline_step_time() or max(self._step_times, default=0.0)
+        return max(0.0, now - self.stepped_at - USUAL_STEPS * usual)
 
     def await_successor(self, instance: str, now: float) -> None:
         """Note that a process waits for the one that is the replica now, which may hang."""

@@ -178,9 +178,11 @@ class RequestHandler:
         """Take a driver's report; return what other sessions use, and for how long no replica of it made a step."""
         others = self._sessions.take(arguments, now)
         session = arguments["session"]
-        own = (one for one in self._known.replicas.values() if one.session == session)
+        own = [one for one in self._known.replicas.values() if one.session == session]
         newest = max(own, key=attrgetter("stepped_at"), default=None)
         idle = math.inf if newest is None else newest.idle(now)
+        if 0.0 < idle < math.inf:  # one with longer steps may go on
+            idle = min(one.idle(now) for one in own)
         return {**others, "idle": idle if math.isfinite(idle) else None}
 
     def _in_session(self, arguments: dict[str, Any], now: float) -> Any:

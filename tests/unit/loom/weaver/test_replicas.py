@@ -179,3 +179,11 @@ def test_a_running_replica_may_take_a_few_usual_steps_before_it_is_idle() -> Non
     assert replica.idle(last + 60 * USUAL_STEPS + 1) == 1
     replica.state = ReplicaState.STALLED
     assert replica.idle(last + 60) == 60
+
+
+def test_a_step_time_is_usual_from_the_first_one_on_for_what_is_idle() -> None:
+    replica = Replica("train_0", ReplicaState.RUNNING)
+    replica.take_step(0, START, START)
+    assert replica.idle(START + 60) == 60
+    replica.take_step(1, START + 60, START + 60)
+    assert replica.idle(START + 60 + 60 * USUAL_STEPS) == 0
