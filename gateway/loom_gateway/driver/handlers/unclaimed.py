@@ -16,7 +16,14 @@ from loom.errors import OperationFailed, ResultDropped
 from loom.wire.bodies import CollectAnswer, DropAnswer, EndpointCall, OperationError, OperationResult, ReadAnswers
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.texts import pack_texts
-from loom_gateway.driver.clients.unread import WATCHER_IDS, Answer, UnreadAnswers, answer_of, operation_of
+from loom_gateway.driver.clients.unread import (
+    STORED_FROM,
+    WATCHER_IDS,
+    Answer,
+    UnreadAnswers,
+    answer_of,
+    operation_of,
+)
 from loom_gateway.driver.session.context import Context
 from loom_gateway.driver.session.replies import Handler, Request
 
@@ -50,7 +57,8 @@ class UnclaimedResults:
         self._context = context
         self._lock = threading.Lock()  # guards `_calls` and `_kept`
         self._calls: dict[int, _Call] = {}
-        self._kept: dict[int, None] = {}  # calls with answers that may be dropped for newer ones, the oldest first
+        self._kept: dict[int, int] = {}
+        """Calls with answers that may be dropped for newer ones, the oldest first, and these answers' bytes."""
         self._dropped: dict[int, None] = {}  # calls whose answers a program did not want, the oldest first
         context.results.free_some = self._drop_oldest
         self.unread = UnreadAnswers(context.results, context.loop)
@@ -146,7 +154,7 @@ class UnclaimedResults:
             if self._calls.get(message.id) is not call or answer_of(message) in known:
                 return
             if kept is not None:
-                self._kept[message.id] = None
+                self._kept[message.id] = self._kept.get(message.id, 0) + message.size
             call.answers.append(kept or self.dropped(message, call.request))
             ready = self._ready(message.id, call)
         self._send(ready, call)
@@ -175,14 +183,15 @@ class UnclaimedResults:
     def _drop_oldest(self) -> bool:
         """Drop what is needed least: an answer that was delivered, else those of the call that has waited longest.
 
-        Return False if none is kept.
+        Calls with small answers come last, which leave hardly any room. Return False if none is kept.
         """
         if self.unread.drop_oldest_stored():
             return True
         with self._lock:
             if not self._kept:
                 return False
-            ident = next(iter(self._kept))
+            large = (ident for ident, size in self._kept.items() if size >= STORED_FROM)
+            ident = next(large, None) or next(iter(self._kept))
             del self._kept[ident]
             call = self._calls[ident]
             call.answers = [self.dropped(answer, call.request) for answer in call.answers]

@@ -86,3 +86,17 @@ def test_the_oldest_results_make_room_and_are_named(tmp_path: Path) -> None:
     assert (sent[0].id, error.code, error.rpc_ms) == (11, ResultDropped.code, 1.5)
     text = unpack_texts(sent[0].parts[0])["text"]
     assert text.startswith("the result of trainers.step_1.call_one(), 1,048,576 bytes, was not kept")
+
+
+def test_small_results_are_not_dropped_for_large_ones(tmp_path: Path) -> None:
+    sent: list[Message] = []
+    unclaimed = unclaimed_results(tmp_path, Answers(), sent, limit=2 * MIB + MIB // 2)
+
+    for ident, size in enumerate((10, MIB, 10, MIB, MIB, 10), 1):
+        answer = OperationResult(1.5).message(ident, [bytes(size)])
+        unclaimed.client_left([answer], {ident: (Kind.CALL_ONE, (1, "step"))})
+        unclaimed._context.results.begin_anew()
+
+    for ident in range(1, 7):
+        unclaimed.handlers[Kind.COLLECT](Message(Kind.COLLECT, 10 + ident, (ident,)), 0.0)
+    assert [message.id for message in sent if message.kind == Kind.ERROR] == [12]
