@@ -400,6 +400,8 @@ class Job:
     def detach(self) -> SessionLife:
         """Leave the session running, for `connect` with ``session=`` to attach to later.
 
+        What was asked for is sent before, such as large arguments, as long as the connection moves.
+
         Returns:
             Until when the session lives, and because of what. Nothing of it is known if the driver does not answer
             at once, or if this job was closed before.
@@ -408,7 +410,7 @@ class Job:
         self._closed = self._closed or self._connection.forked
         if not self._closed:
             self._closed = True
-            if not self._connection.away:
+            if self._connection.send_rest() and not self._connection.away:
                 life = self._calls.ask_life(ASK_TIMEOUT)
             self._connection.leave(f"this program has detached from session {self.session!r}")
             self._logs.drain(LAST_LINES)

@@ -355,6 +355,26 @@ class FrameSender:
             self._pump()
             return self._watch(lambda: self._wire is None or not self._sends, timeout)
 
+    def drain_while_it_moves(self, timeout: float) -> bool:
+        """Wait as `drain` does, as long as some of it leaves or arrives every ``timeout`` seconds."""
+        before, now = None, self._position
+        while before != now and not self.drain(timeout):
+            before, now = now, self._position
+        return not self.has_rest
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether a message, or a part of one, has not been sent."""
+        with self._lock:
+            return self._sends
+
+    @property
+    def _position(self) -> tuple[int, ...]:
+        """Numbers that change when a frame or a part of one leaves or arrives."""
+        stream, bulk = self._stream, self._stream.bulk
+        lanes = (stream,) if bulk is None else (stream, bulk)
+        return len(self._rest), *(number for lane in lanes for number in (lane.sent, lane.acknowledged))
+
     @property
     def _sends(self) -> bool:
         """Whether anything is still pending. With the lock held."""

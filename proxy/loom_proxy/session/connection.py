@@ -5,6 +5,7 @@ A reader thread, or a thread that waits for an answer, reads from it; see `loom_
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import math
@@ -56,6 +57,9 @@ LINGER_MARGIN = 30.0
 """Seconds of attempts to reconnect beyond the time at which the session should have ended."""
 
 LEAVE_TIMEOUT = 2.0  # seconds to send the rest of the messages when the program leaves
+
+MOVES_WITHIN = 5.0
+"""Seconds in which some of a large message has to leave or arrive, for the program that leaves to wait for it."""
 
 
 class Connection:
@@ -378,6 +382,29 @@ class Connection:
             self.ended.wait(timeout)
         self.leave(self._closed_here)
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether the connection goes on and something has not been sent."""
+        return self.calls.error is None and self._sender.has_rest
+
+    def send_rest(self) -> bool:
+        """Send what the program has asked for before it leaves, as long as some of it moves.
+
+        Return whether nothing is left. A line that has stopped is warned of.
+        """
+        if self.calls.error is not None:
+            return False
+        if not self.away:
+            self.calls.reads.tell(at_once=True)
+        if not self.has_rest or (not self.away and self._sender.drain_while_it_moves(MOVES_WITHIN)):
+            return True
+        logger.warning(
+            "this program leaves session %r while its connection is lost or stands still: "
+            "the session does not begin the last operations, as far as it has not got them",
+            self.welcome.session,
+        )
+        return False
+
     def leave(self, reason: str) -> None:
         """Close the connection without ending the session."""
         if self.calls.error is None and not self.away:
@@ -406,7 +433,17 @@ def _let_go_in_child() -> None:
     _owner = os.getpid()
 
 
+def _send_rest_of_all() -> None:
+    """Send what the program has asked for, such as a detached run with large arguments, before it ends."""
+    for connection in list(_connections):
+        if not connection.forked:
+            is_rest = connection.has_rest
+            if connection.send_rest() and is_rest:
+                connection.calls.ask_life(LEAVE_TIMEOUT)  # an answer shows that all has arrived
+
+
 os.register_at_fork(after_in_child=_let_go_in_child)
+atexit.register(_send_rest_of_all)
 
 
 def _capabilities() -> Sequence[str]:

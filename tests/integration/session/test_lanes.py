@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import loom
 from loom import Actor, endpoint
 from loom_proxy.local import LocalCluster
 from tests.integration.session.http_sessions import lose_tunnel
+from tests.support.gateways import attach
 from tests.support.network.delay_proxy import Link
 from tests.support.network.gate import Gate
 from tests.support.network.http_proxy import HttpProxy, without_websockets
@@ -315,3 +318,26 @@ def test_small_calls_are_not_behind_what_moves_over_a_narrow_line(cluster: Local
             idle.note.call_one(number).get(BOUND)
             assert not moving.done()
         moving.get(2 * BOUND)
+
+
+def test_a_detached_run_with_a_large_argument_is_begun_though_its_program_ends(cluster: LocalCluster) -> None:
+    program = f"""
+import loom
+job = loom.connect({cluster.url!r}, {cluster.token!r})
+job.run(len, bytes({16 * MIB}), detach=True, name="late")
+print(job.session)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND)
+    assert ended.stderr == ""
+    with attach(cluster, ended.stdout.strip()) as job:
+        assert job.runs()["late"].result(BOUND) == 16 * MIB
+
+
+@pytest.mark.slow
+def test_a_job_that_detaches_over_a_narrow_line_sends_what_was_asked_for(cluster: LocalCluster) -> None:
+    with NarrowProxy(port_of(cluster), 4 * MIB, MIB) as line:
+        job = loom.connect(f"ws://127.0.0.1:{line.port}", cluster.token)
+        job.run(len, bytes(32 * MIB), detach=True, name="late")
+        job.detach()
+        with attach(cluster, job.session) as after:
+            assert after.runs()["late"].result(BOUND) == 32 * MIB

@@ -293,3 +293,31 @@ def test_an_earlier_connection_of_bulk_is_let_go_when_another_comes(sender: Fram
 
     assert second.taken.wait(BOUND)
     assert (first.sent, second.sent) == ([], [b"as it is"])
+
+
+class Narrow(Line):
+    """Takes a chunk in a while, and after some none at all until it is over."""
+
+    def __init__(self, chunks: int) -> None:
+        super().__init__(self._take)
+        self._chunks = chunks
+        self.over = threading.Event()
+
+    def try_send(self, data: Buffer) -> int:
+        return 0
+
+    def _take(self) -> None:
+        self._chunks -= 1
+        self.over.wait(0.15 if self._chunks >= 0 else BOUND)
+
+
+@pytest.mark.parametrize(("chunks", "arrives"), [(CHUNKS, True), (1, False)])
+def test_a_program_that_leaves_waits_as_long_as_the_rest_moves(chunks: int, arrives: bool) -> None:
+    sender = FrameSender(Stream(lanes=True), "sends")
+    line = Narrow(chunks)
+    sender.attach(line)
+    sender.put(Message(Kind.RUN, 1, ["run", True, None], [b"", bytes(CHUNKS * CHUNK_SIZE)]))
+    assert sender.drain_while_it_moves(0.25) is arrives
+    assert sender.has_rest is not arrives
+    line.over.set()
+    sender.close()
