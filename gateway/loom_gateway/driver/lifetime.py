@@ -139,9 +139,12 @@ class Lifetime:
         """End the session if nothing has kept it alive for the linger time; else look again soon."""
         self._timer = self._loop.call_later(LOOK_FOR_WORK, self._look)  # first: a look that fails is not the last
         now = self._loop.time()
-        if self.under_way():
+        goes_on = bool(self.under_way())
+        if goes_on:
             self._quiet_since, self._worked = now, True
         left = self._lingers_until - now
+        if goes_on and left <= 0:
+            return  # without a linger time
         self._timer.cancel()
         if left > 0:
             self._timer = self._loop.call_later(min(left, LOOK_FOR_WORK), self._look)
