@@ -40,6 +40,9 @@ _TRUE = ("1", "true", "yes", "on")
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
+ENDS_WITHIN = 20.0
+"""Seconds that a session may take to end. Its driver has 10 of them to stop its meshes before it is killed."""
+
 IDLE = 4.0
 """Seconds that a connection is kept for the next request. The gateway closes an idle one after 5."""
 
@@ -166,8 +169,8 @@ class Gateway:
         return ended
 
     def end_session(self, name: str) -> None:
-        """End a session: its driver, its meshes and their processes."""
-        self._call("DELETE", _session(name), expect="name")
+        """End a session: its driver, its meshes and their processes. This may take `ENDS_WITHIN` seconds longer."""
+        self._call("DELETE", _session(name), expect="name", patience=ENDS_WITHIN)
 
     def share_session(self, name: str, user: str, scope: str) -> None:
         """Share a session with a user, who may ``view``, ``operate`` or ``drive`` it from now on."""

@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -50,12 +51,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         refused = "ended" in self.path
         error = {"error": {"code": "authentication_failed", "message": "no such token"}}
-        body = json.dumps(error if refused else {"workers": []}).encode()
+        answer = {"workers": []} if self.command == "GET" else {"name": "s"}
+        body = json.dumps(error if refused else answer).encode()
         self.send_response(401 if refused else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
         self.close_connection = self.server.close_each
+
+    def do_DELETE(self) -> None:
+        time.sleep(0.5)  # as a session does whose meshes take their time to stop
+        self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing of a test's requests is worth a line."""
@@ -126,6 +132,11 @@ def test_a_connection_with_a_high_descriptor_is_kept() -> None:
         for descriptor in held:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_end_of_a_session_is_waited_for_longer_than_an_answer() -> None:
+    with serving() as (_, gateway):
+        Gateway(gateway.url, None, timeout=0.2).end_session("s")
 
 
 def test_a_gateway_that_is_gone_is_unreachable() -> None:
