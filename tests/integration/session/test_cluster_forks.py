@@ -99,7 +99,7 @@ class RemoteForks:
         return leave(how) if pid == 0 else code_of(pid)
 
 
-@pytest.mark.parametrize("actor", [Forks, AsyncForks])
+@pytest.mark.parametrize("actor", [Forks, pytest.param(AsyncForks, marks=pytest.mark.slow)])
 def test_a_child_of_an_endpoint_ends_with_it_and_answers_nothing(tidied: loom.Job, actor: Any) -> None:
     forks = tidied.hosts.slice(hosts=0).spawn_procs().spawn("forks", actor)
 
@@ -112,6 +112,7 @@ def test_a_child_of_an_endpoint_ends_with_it_and_answers_nothing(tidied: loom.Jo
     assert forks.fork.call_one("return").get(IN_TIME) == 0
 
 
+@pytest.mark.slow
 def test_a_child_of_a_deployed_class_ends_with_the_method(tidied: loom.Job) -> None:
     with loom.cls(RemoteForks).to(tidied) as remote:
         assert {how: remote.fork(how) for how in ENDS} == ENDS
@@ -213,6 +214,7 @@ def test_a_child_of_a_run_is_told_that_meshes_and_session_are_its_parents(tidied
     assert sorted(counters.add.call(1).get(IN_TIME).values()) == [12, 12]
 
 
+@pytest.mark.slow
 def test_a_child_of_an_actor_is_told_so_too(tidied: loom.Job) -> None:
     counters = tidied.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
     forks = tidied.hosts.slice(hosts=0).spawn_procs().spawn("forks", Forks)
@@ -306,7 +308,15 @@ def in_second_run(job: loom.Job) -> Any:
 
 
 @pytest.mark.parametrize(
-    "place", [in_sync_endpoint, in_async_endpoint, in_deployed_class, in_deployed_function, in_second_run]
+    "place",
+    [
+        in_sync_endpoint,
+        in_second_run,
+        *(
+            pytest.param(place, marks=pytest.mark.slow)
+            for place in (in_async_endpoint, in_deployed_class, in_deployed_function)
+        ),
+    ],
 )
 def test_a_place_without_signals_says_at_the_line_what_to_do_instead(
     tidied: loom.Job, place: Callable[[loom.Job], dict[str, str]]
@@ -318,6 +328,7 @@ def test_a_place_without_signals_says_at_the_line_what_to_do_instead(
     assert tidied.run(len, "abc") == 3
 
 
+@pytest.mark.slow
 def test_a_cell_beside_a_run_says_so_too(tidied: loom.Job) -> None:
     first = tidied.run(go_on_for_ever, detach=True)
     until_it_prints(first, "begun")

@@ -139,8 +139,22 @@ def test_lost_and_repeated_requests_cost_nothing(cluster: LocalCluster, seed: in
     assert set(faults.met) == set(Fault), "every fault was met"
 
 
-@pytest.mark.parametrize("code", ["rate_limited", "limit_reached", "protocol_mismatch"])
-@pytest.mark.parametrize("way", ["/up", "/down"])
+@pytest.mark.parametrize(
+    ("code", "way"),
+    [
+        ("rate_limited", "/up"),
+        ("protocol_mismatch", "/down"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("rate_limited", "/down"),
+                ("limit_reached", "/up"),
+                ("limit_reached", "/down"),
+                ("protocol_mismatch", "/up"),
+            )
+        ),
+    ],
+)
 def test_a_request_that_is_refused_for_now_is_repeated(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, code: str, way: str
 ) -> None:

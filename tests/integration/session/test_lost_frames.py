@@ -58,7 +58,7 @@ def test_a_call_whose_frame_was_dropped_returns_soon_and_ran_once(
 
 
 @pytest.mark.parametrize("direction", [UP, DOWN])
-@pytest.mark.parametrize("size", [1, 3 << 20])
+@pytest.mark.parametrize("size", [1, pytest.param(3 << 20, marks=pytest.mark.slow)])
 def test_a_gap_is_noticed_without_a_question(
     proxy: DroppingProxy, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, direction: str, size: int
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_gap_is_noticed_without_a_question(
 
 
 @pytest.mark.parametrize("direction", [UP, DOWN])
-@pytest.mark.parametrize("size", [1, 3 << 20])
+@pytest.mark.parametrize("size", [1, pytest.param(3 << 20, marks=pytest.mark.slow)])
 def test_a_frame_that_the_line_has_damaged_is_sent_again(
     proxy: DroppingProxy, job: loom.Job, direction: str, size: int
 ) -> None:

@@ -62,7 +62,9 @@ def of_libraries() -> list[str]:
     found = {}
     for module in map(pytest.importorskip, modules):
         for top in (module, getattr(module, "exceptions", None), getattr(module, "errors", None)):
-            names = (*vars(top), *getattr(top, "__all__", ())) if top is not None else ()  # some are made when asked for
+            names = (
+                (*vars(top), *getattr(top, "__all__", ())) if top is not None else ()
+            )  # some are made when asked for
             for kind in (getattr(top, name, None) for name in names):
                 if isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ != "builtins":
                     name = f"{kind.__module__}:{kind.__qualname__}"

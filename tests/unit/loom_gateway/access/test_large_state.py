@@ -8,7 +8,7 @@ from loom.process import turns
 from loom_gateway.weaver_socket import gateway_feed
 from tests.benchmarks.routes import READS, SNAPSHOT, large_house, most_calls
 
-FEW, MANY = 20, 220
+FEW, MANY = 20, 120
 
 CHEAP = 8
 """Calls for each session or replica in one round: a look at whose it is, and not its description."""

@@ -191,6 +191,9 @@ LEAVES = {
 }
 """Python programs that leave something to the next user of their id."""
 
+QUICK = ("names that are no text", "shared memory that was given to another id", "a process that traces another")
+"""One of each kind: files, System V objects and processes."""
+
 
 def left_by_the_id() -> list[str]:
     """Return what `UID` has in the whole machine: files, processes and System V objects."""
@@ -209,7 +212,10 @@ def is_of_the_id(status: Path) -> bool:
 
 
 @as_root
-@pytest.mark.parametrize("program", LEAVES.values(), ids=LEAVES)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(each, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, each in LEAVES.items()],
+)
 def test_whatever_a_program_leaves_ends_with_its_id(program: str) -> None:
     begin = f"import ctypes, os, threading, time\nlibc = ctypes.CDLL(None)\nNAME = 'loom-test-{UID}'\n"
     with reachable_python() as before:

@@ -317,7 +317,7 @@ def test_a_file_that_user_code_has_made_huge_fills_no_memory(tmp_path: Path) -> 
 async def test_a_large_log_is_read_as_fast_as_it_is_taken_and_never_gathered(tmp_path: Path) -> None:
     path = tmp_path / "log"
     block = b"".join(written(f"{number:0200}") for number in range(1000))
-    blocks = (8 << 20) // len(block)
+    blocks = (2 << 20) // len(block)
     for part in (f"{path}.1", str(path)):
         with open(part, "wb") as file:  # noqa: ASYNC230
             for _ in range(blocks):
@@ -336,7 +336,7 @@ async def test_a_large_log_is_read_as_fast_as_it_is_taken_and_never_gathered(tmp
         tracemalloc.stop()
 
     assert lines == 3500 * blocks
-    assert pieces > 200
+    assert pieces > 50
     assert most < 16 * PIECE
 
 
