@@ -39,7 +39,7 @@ ENDS = {
     "tensors/sending/dispatch.py:_send": _ITSELF,
     "threadlet/device_watch.py:_await_events": _ITSELF,
     "threadlet/link.py:_run": _ITSELF,
-    "threadlet/peers.py:_call": _ITSELF,
+    "threadlet/threadlet.py:_call": _ITSELF,
     "train/controller/host_agents.py:_ask": "the agent is gone, which the session reports",
     "weaver_socket/application.py:_answer_until_disconnected": _CONNECTION,
     "weaver_socket/commands.py:_follow": "one command, whose end the page also hears of by its state",
