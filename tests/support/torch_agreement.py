@@ -75,6 +75,9 @@ class Operand:
         return f"{kind}{list(self.size)} strides {list(self.stride)}{' grad' if self.requires_grad else ''}"
 
 
+SHRINK = os.environ.get("LOOM_SHRINK", "1") == "1"
+"""Whether to look for the smallest operands with which an operation fails, which may take minutes."""
+
 EXAMPLES = int(os.environ.get("LOOM_EXAMPLES", "6"))
 """Of each operation. There are hundreds of operations, so that with each commit they are few; .ci/slow has 50."""
 
@@ -86,7 +89,7 @@ def given(*drawn: Any, **named: Any) -> Callable[[Work], Work]:
         check = hypothesis.given(*drawn, **named)(test)
         quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
         phases = (
-            (Phase.explicit, Phase.generate) if PROCESSES > 1 or DEVICE != "cpu" else tuple(Phase)
+            (Phase.explicit, Phase.generate) if PROCESSES > 1 or DEVICE != "cpu" or not SHRINK else tuple(Phase)
         )  # to shrink would take minutes
         decorated: Work = settings(
             max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=quiet, phases=phases
@@ -217,7 +220,7 @@ def agree_with_either_backward(lt: Tensors, work: Work, given: Sequence[Operand]
 
 def _raises_the_same(error: Exception, lt: Tensors, work: Work, ours: Sequence[Tensor]) -> None:
     try:
-        work(lt, *ours)
+        settled((work(lt, *ours), *ours))
     except Exception as own:
         kind = next(
             each
@@ -228,6 +231,16 @@ def _raises_the_same(error: Exception, lt: Tensors, work: Work, ours: Sequence[T
             raise AssertionError(f"torch raises {error!r}, this raises {own!r}") from own
         return
     raise AssertionError(f"torch raises {error!r}, this raises nothing")
+
+
+def settled(value: Any) -> Any:
+    """Read the lazy tensors of a value; return it. The errors of most functions come with a read."""
+    if isinstance(value, Tensor):
+        to_torch(value)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            settled(each)
+    return value
 
 
 def _several(value: Any) -> list[Any]:

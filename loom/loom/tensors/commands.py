@@ -62,6 +62,14 @@ class Form(NamedTuple):
     """How many numbers, which may differ each time."""
     outs: int = 1
     """How many results it has; of an operation in place, none."""
+    learns: bool = False
+    """Whether the workers tell the layouts of its results."""
+
+
+class Constant(NamedTuple):
+    """A constant of torch by its name, such as ``channels_last``."""
+
+    name: str
 
 
 class Numbered:
@@ -149,7 +157,7 @@ class Encoder:
         Raises:
             TypeError: an argument is nothing that travels.
         """
-        key = (_hashable(form), types)
+        key = (hashable(form), types)
         numbered = self._forms.get(key)
         if numbered is None:
             numbered = self._forms[key] = Numbered(form._replace(args=plain(form.args), kwargs=plain(form.kwargs)))
@@ -309,18 +317,18 @@ def check_number(number: object) -> None:
         raise TypeError(f"a number is needed, not {type(number).__name__}")
 
 
-_TENSOR, _NUMBER, _DTYPE, _SLICE, _ELLIPSIS, _LIST, _COMPLEX = range(1, 8)
+_TENSOR, _NUMBER, _DTYPE, _SLICE, _ELLIPSIS, _LIST, _COMPLEX, _CONSTANT = range(1, 9)
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
     """Return a key that tells apart what is equal and not the same: 1, 1.0 and True, a slice."""
     match value:
-        case T() | S():
-            return (type(value).__name__, value.place)  # as tuples they are equal
+        case T() | S() | Constant():
+            return (type(value).__name__, *value)  # as tuples they are equal
         case tuple() | list():
-            return (type(value).__name__, *map(_hashable, value))
+            return (type(value).__name__, *map(hashable, value))
         case slice():
-            return ("slice", _hashable(value.start), _hashable(value.stop), _hashable(value.step))
+            return ("slice", hashable(value.start), hashable(value.stop), hashable(value.step))
         case float():
             return (float, value.hex())
         case complex():
@@ -336,6 +344,8 @@ def _packable(value: Any) -> Any:
             return msgpack.ExtType(_NUMBER, bytes([place]))
         case DType():
             return msgpack.ExtType(_DTYPE, value.name.encode())
+        case Constant():
+            return msgpack.ExtType(_CONSTANT, value.name.encode())
         case slice():
             parts = [_packable(each) for each in (value.start, value.stop, value.step)]
             return msgpack.ExtType(_SLICE, msgpack.packb(parts))
@@ -366,4 +376,6 @@ def _unpacked(code: int, data: bytes) -> Any:
             return list(msgpack.unpackb(data, use_list=False, ext_hook=_unpacked))
         case 7:
             return complex(*msgpack.unpackb(data))
+        case 8:
+            return Constant(data.decode())
     raise ValueError(f"an unknown kind of value, {code}")

@@ -61,7 +61,8 @@ complex128 = DType("complex128", 16, Kind.COMPLEX, "ComplexDouble", "")
 
 ALL = (bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, complex64, complex128)
 _NAMED = {each.name: each for each in ALL} | {
-    "half": float16, "float": float32, "double": float64, "short": int16, "int": int32, "long": int64
+    "half": float16, "float": float32, "double": float64, "short": int16, "int": int32, "long": int64,
+    "cfloat": complex64, "cdouble": complex128,
 }  # fmt: skip
 
 DEFAULT = float32

@@ -89,7 +89,7 @@ def pack(data: Any, wanted: DType | None) -> tuple[Shape, DType, bytes]:
         TypeError: an element is no number.
     """
     if hasattr(data, "detach") and hasattr(data, "cpu"):
-        data = data.detach().cpu()
+        data = data.detach().resolve_conj().resolve_neg().cpu()
         if str(data.dtype) == "torch.bfloat16":
             shape, _, raw = pack(data.float(), None)
             return _cast(shape, float32, raw, wanted or bfloat16)

@@ -22,12 +22,17 @@ class Making:
     if TYPE_CHECKING:
         mesh: dict[str, int]
         queue: Any
-        form: Callable[..., Any]
-        join: Callable[[], None]
+        _form: Callable[..., Any]
+        _join: Callable[[], None]
         _queue: Callable[..., int]
 
     def tensor(
-        self, data: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+        self,
+        data: Any,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        placements: Placements = None,
+        device: Any = None,
     ) -> Tensor:
         """Make a tensor of a number, of nested sequences, of a numpy array or of a tensor of torch.
 
@@ -48,27 +53,52 @@ class Making:
         return self.tensor(array)
 
     def zeros(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+        self,
+        *size: Any,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        placements: Placements = None,
+        device: Any = None,
     ) -> Tensor:
         return self._filled("zeros", size, dtype, requires_grad, placements)
 
     def ones(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+        self,
+        *size: Any,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        placements: Placements = None,
+        device: Any = None,
     ) -> Tensor:
         return self._filled("ones", size, dtype, requires_grad, placements)
 
     def empty(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+        self,
+        *size: Any,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        placements: Placements = None,
+        device: Any = None,
     ) -> Tensor:
         return self._filled("empty", size, dtype, requires_grad, placements)
 
     def rand(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+        self,
+        *size: Any,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        placements: Placements = None,
+        device: Any = None,
     ) -> Tensor:
         return self._filled("rand", size, dtype, requires_grad, placements)
 
     def randn(
-        self, *size: Any, dtype: Any = None, requires_grad: bool = False, placements: Placements = None
+        self,
+        *size: Any,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        placements: Placements = None,
+        device: Any = None,
     ) -> Tensor:
         return self._filled("randn", size, dtype, requires_grad, placements)
 
@@ -79,6 +109,7 @@ class Making:
         dtype: Any = None,
         requires_grad: bool = False,
         placements: Placements = None,
+        device: Any = None,
     ) -> Tensor:
         fill_value = plain(fill_value)
         if dtype is None:
@@ -89,13 +120,21 @@ class Making:
         form = Form(".made", ("full", meta.shape, S(0)), (("dtype", meta.dtype),), numbers=1)
         return self._made(form, meta, requires_grad, (fill_value,), placements=placements)
 
-    def eye(self, n: int, m: int | None = None, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    def eye(
+        self, n: int, m: int | None = None, dtype: Any = None, requires_grad: bool = False, device: Any = None
+    ) -> Tensor:
         meta = Meta(_size((n, n if m is None else m)), _dtype(dtype))
         form = Form(".made", ("eye", *meta.shape), (("dtype", meta.dtype),))
         return self._made(form, meta, requires_grad)
 
     def arange(
-        self, start: Any, end: Any = None, step: Any = 1, dtype: Any = None, requires_grad: bool = False
+        self,
+        start: Any,
+        end: Any = None,
+        step: Any = 1,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        device: Any = None,
     ) -> Tensor:
         """Make the numbers from ``start``, below ``end``, in steps.
 
@@ -115,15 +154,62 @@ class Making:
         form = Form(".made", ("arange", S(0), S(1), S(2)), (("dtype", kind),), numbers=3)
         return self._made(form, Meta((int(length),), kind), requires_grad, (start, end, step))
 
-    def zeros_like(self, tensor: Tensor, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self.zeros(tensor.shape, dtype=dtype or tensor.dtype, requires_grad=requires_grad)
+    def linspace(
+        self,
+        start: Any,
+        end: Any,
+        steps: int,
+        *,
+        dtype: Any = None,
+        requires_grad: bool = False,
+        device: Any = None,
+    ) -> Tensor:
+        """Make so many numbers from ``start`` to ``end``, at equal distances."""
+        if steps < 0:
+            raise RuntimeError("number of steps must be non-negative")
+        meta = Meta((int(steps),), _dtype(dtype))
+        form = Form(".made", ("linspace", S(0), S(1), int(steps)), (("dtype", meta.dtype),), numbers=2)
+        return self._made(form, meta, requires_grad, (plain(start), plain(end)))
 
-    def ones_like(self, tensor: Tensor, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-        return self.ones(tensor.shape, dtype=dtype or tensor.dtype, requires_grad=requires_grad)
+    def randint(
+        self,
+        low: int,
+        high: Any = None,
+        size: Sequence[int] | None = None,
+        *,
+        dtype: Any = None,
+        device: Any = None,
+    ) -> Tensor:
+        """Make random ints from ``low``, 0 if it is left out, below ``high``."""
+        low, high = plain(low), plain(high)
+        if size is None:
+            low, high, size = (0, low, high) if not isinstance(high, int) else (low, high, None)
+        if size is None or high is None:
+            raise TypeError("randint() takes a bound and a size, or two bounds and a size")
+        if low >= high:
+            raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+        meta = Meta(_size((size,)), int64 if dtype is None else dtype_named(dtype))
+        form = Form(".made", ("randint", S(0), S(1), meta.shape), (("dtype", meta.dtype),), numbers=2)
+        return self._made(form, meta, False, (int(low), int(high)))
+
+    def randperm(self, n: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+        """Make the ints below ``n`` in a random order."""
+        if n < 0:
+            raise RuntimeError(f"n must be non-negative, got {n}")
+        meta = Meta((int(n),), int64 if dtype is None else dtype_named(dtype))
+        return self._made(Form(".made", ("randperm", int(n)), (("dtype", meta.dtype),)), meta, False)
+
+    def as_tensor(self, data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+        """Make a tensor of data; a tensor is returned itself if it has the dtype."""
+        if isinstance(data, Tensor):
+            return data if dtype is None else data.to(dtype)
+        return self.tensor(data, dtype)
+
+    asarray = as_tensor
 
     def seed(self, number: int) -> None:
         """Let every process draw the random numbers of a seed from here on."""
-        self._queue(self.form(Form(".seed", (S(0),), numbers=1, outs=0), (int,)), (), (plain(number),))
+        self._queue(self._form(Form(".seed", (S(0),), numbers=1, outs=0), (int,)), (), (plain(number),))
 
     manual_seed = seed
 
@@ -146,10 +232,10 @@ class Making:
         size = meta.nbytes
         how = () if placements is None else packed(placements, self.mesh, len(meta.shape))
         if any(each != WHOLE for each in how):
-            self.join()
+            self._join()
             form = form._replace(function=".made_spread", args=(how, *form.args))
             size = largest_part(meta.shape, how, self.mesh) * meta.dtype.itemsize
-        number = self.form(form, tuple(map(type, numbers)))
+        number = self._form(form, tuple(map(type, numbers)))
         tensor = Tensor(self, Value(self.queue, self._queue(number, (), numbers, (size,), data)), meta)
         return tensor.requires_grad_() if requires_grad else tensor
 

@@ -19,11 +19,11 @@ class NamedTensors(MutableMapping[str, Tensor]):
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         form = Form(".keep", (T(0), str(name), tensor.requires_grad), tensors=1, outs=0)
-        self._home._queue(self._home.form(form), (tensor,))
+        self._home._queue(self._home._form(form), (tensor,))
 
     def __getitem__(self, name: str) -> Tensor:
-        (kind, shape, strides), needs = self._home._dispatcher.kept()[name]
-        ident = self._home._queue(self._home.form(Form(".kept", (name,))), ())
+        (kind, shape, strides, _), needs = self._home._dispatcher.kept()[name]
+        ident = self._home._queue(self._home._form(Form(".kept", (name,))), ())
         meta = Meta(tuple(shape), dtype_named(kind), tuple(strides))
         tensor = Tensor(self._home, Value(self._home.queue, ident), meta)
         return tensor.requires_grad_() if needs else tensor
@@ -31,7 +31,7 @@ class NamedTensors(MutableMapping[str, Tensor]):
     def __delitem__(self, name: str) -> None:
         if name not in self._home._dispatcher.kept():
             raise KeyError(name)
-        self._home._queue(self._home.form(Form(".forget", (name,), outs=0)), ())
+        self._home._queue(self._home._form(Form(".forget", (name,), outs=0)), ())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._home._dispatcher.kept())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from loom.tensors import lr_scheduler as lr_scheduler
 from loom.tensors.grad_modes import enable_grad, no_grad
 from loom.tensors.tensor import Tensor
 
@@ -190,3 +191,47 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
+
+
+class RMSprop(Optimizer):
+    """RMSprop, as `torch.optim.RMSprop`: steps are divided by the root of a mean of squared gradients."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+    ) -> None:
+        for name, value in (("learning rate", lr), ("epsilon value", eps), ("momentum value", momentum)):
+            if value < 0:
+                raise ValueError(f"Invalid {name}: {value}")
+        super().__init__(
+            params,
+            {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
+             "centered": centered},
+        )  # fmt: skip
+
+    def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if group["weight_decay"]:
+            grad = grad.add(param, alpha=group["weight_decay"])
+        if not state:
+            state.update(step=0, square_avg=param.detach().mul(0))
+            if group["momentum"]:
+                state["momentum_buffer"] = param.detach().mul(0)
+            if group["centered"]:
+                state["grad_avg"] = param.detach().mul(0)
+        state["step"] = int(state["step"]) + 1
+        square = state["square_avg"].mul_(group["alpha"]).addcmul_(grad, grad, value=1 - group["alpha"])
+        if group["centered"]:
+            mean = state["grad_avg"].lerp_(grad, 1 - group["alpha"])
+            square = square.addcmul(mean, mean, value=-1)
+        root = square.sqrt().add_(group["eps"])
+        if group["momentum"]:
+            buffer = state["momentum_buffer"].mul_(group["momentum"]).addcdiv_(grad, root)
+            param.add_(buffer, alpha=-group["lr"])
+        else:
+            param.addcdiv_(grad, root, value=-group["lr"])

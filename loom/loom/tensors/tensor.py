@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from loom.errors import NotSupported
 from loom.tensors.dtypes import DType, Kind
+from loom.tensors.history import Node, needs_grad, operands
 from loom.tensors.metas import Meta, Shape
-from loom.tensors.views import current
 
-
-class Home(Protocol):
-    """What the tensors of one mesh share: see `loom.tensors.tensors.Tensors`."""
-
-    queue: deque[Any]
-    device: str
-
-    def meta_of(self, tensor: Tensor) -> Meta: ...
-    def values_of(self, tensors: tuple[Tensor, ...]) -> list[Any]: ...
+PRESENT = object()
+"""Stands for a gradient that is there, and of which no handle was made."""
+GRAPHED = object()
+"""Stands for a gradient that is there, and may have a graph itself."""
+UNKNOWN = object()
+"""Stands for a gradient of which only the workers know whether it is there."""
 
 
 class Value:
     """A tensor in the cluster by its id. When the last handle of it dies, it is freed there."""
 
-    __slots__ = ("_queue", "id", "known", "rebased", "version")
+    __slots__ = ("_queue", "id", "known", "needs", "node", "version")
 
     def __init__(self, queue: deque[Any], ident: int) -> None:
         self._queue = queue
         self.id = ident
         self.version = 0
         """How often the memory of this tensor was changed in place; of a view, see its base."""
-        self.rebased = 0
-        """How often it was changed in place by an operation that is part of a graph."""
+        self.needs = False
+        """Whether an operation in place has made it part of a graph, and with it all of its views."""
+        self.node: Node | None = None
+        """The last such operation."""
         self.known: Any = None
         """Its elements and the version at which they were read, if they are few."""
 
@@ -50,9 +49,17 @@ class Tensor:
     """
 
     __slots__ = (
-        "__weakref__", "_base", "_grad", "_home", "_hooks", "_meta", "_needs", "_node", "_origin", "_place",
-        "_rebased", "_retains", "_value",
-    )  # fmt: skip
+        "__weakref__",
+        "_base",
+        "_grad",
+        "_home",
+        "_meta",
+        "_needs",
+        "_node",
+        "_retains",
+        "_root",
+        "_value",
+    )
 
     __array_priority__ = 1000
     """Numpy leaves operators to tensors, as to those of torch."""
@@ -63,17 +70,15 @@ class Tensor:
         self._meta = meta
         self._base = value if base is None else base
         """The value whose memory it is, and which counts changes in place."""
+        self._root = self._base
+        """The value of which it is a view, and with which it shares a history of changes in place."""
         self._needs = False
+        """Whether its gradient is wanted, or may be, if its layout is not known."""
         self._node: Any = None
-        """The `loom.tensors.autograd.Node` that made it, if that is differentiable; None for a leaf."""
-        self._place = 0
-        """Which of its node's results it is."""
-        self._rebased = -1
-        """If it is a view: how often its base had been changed within a graph when its history was made."""
-        self._origin: Any = None
-        """How it was made, if it is a view whose history can follow that of its base: see `loom.tensors.views`."""
-        self._grad: Tensor | None = None
-        self._hooks: dict[int, Callable[[Tensor], Tensor | None]] | None = None
+        """The `loom.tensors.history.Node` that made it; without a gradient a tuple of the operation's name and weak
+        references to its operands; None for a leaf whose gradient is wanted."""
+        self._grad: Any = None
+        """Its gradient, as far as it is known here: a handle, `PRESENT`, `UNKNOWN`, or None."""
         self._retains = False
 
     if TYPE_CHECKING:
@@ -115,7 +120,7 @@ class Tensor:
 
     @property
     def meta(self) -> Meta:
-        """Shape, strides and dtype. Only after `Tensors.call` this asks the cluster."""
+        """Shape, strides and dtype. Of an operation whose layout is not known yet this asks the cluster."""
         return self._meta or self._home.meta_of(self)
 
     @property
@@ -151,13 +156,28 @@ class Tensor:
     def device(self) -> str:
         return self._home.device  # type: ignore[no-any-return]
 
+    # History
+
+    @property
+    def op(self) -> str:
+        """The name of the operation that made it; empty for a leaf, and for what was made without a graph."""
+        node = self._node
+        return "" if node is None else node[0] if type(node) is tuple else node.name
+
+    @property
+    def prev(self) -> list[Tensor]:
+        """The tensors of which it was made, as far as their handles live."""
+        return list(operands(self))
+
     @property
     def is_leaf(self) -> bool:
-        return current(self)._node is None
+        return not self.requires_grad or (self._node is None and not self._root.needs)
 
     @property
     def requires_grad(self) -> bool:
-        return bool(current(self)._needs)
+        if self._needs and self._meta is None:
+            self._home.meta_of(self)
+        return needs_grad(self)
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
@@ -169,7 +189,7 @@ class Tensor:
         Raises:
             RuntimeError: it is no leaf, or its elements are no floating point numbers.
         """
-        if current(self)._node is not None:
+        if not self.is_leaf:
             if not requires_grad:
                 raise RuntimeError(
                     "you can only change requires_grad flags of leaf variables. If you want to use a computed "
@@ -178,13 +198,22 @@ class Tensor:
             return self
         if requires_grad and self.dtype.kind < Kind.FLOAT:
             raise RuntimeError("only Tensors of floating point dtype can require gradients")
-        self._needs = requires_grad
+        if requires_grad is not self._needs:
+            self._home._command(".requires_grad", (self,), bool(requires_grad))
+            self._needs, self._node = requires_grad, None
         return self
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient that `backward` has gathered here; None if there is none."""
-        return self._grad
+        """The gradient that `backward` has gathered in it; None if there is none.
+
+        It is asked for in the cluster only if nobody knows here whether the gradient has come.
+        """
+        if self._grad is UNKNOWN:
+            self._grad = PRESENT if self._home.has_grad(self) else None
+        if self._grad is PRESENT or self._grad is GRAPHED:
+            self._grad = self._home.grad_of(self, graph=self._grad is GRAPHED)
+        return self._grad  # type: ignore[no-any-return]
 
     @grad.setter
     def grad(self, grad: Tensor | None) -> None:
@@ -195,32 +224,36 @@ class Tensor:
                 raise RuntimeError(
                     f"assigned grad has data of a different size: {list(grad.shape)} beside {list(self.shape)}"
                 )
+        elif self._grad is None:
+            return
+        self._home._command(".set_grad", (self,) if grad is None else (self, grad))
         self._grad = grad
 
     def retain_grad(self) -> None:
         """Keep the gradient also if this is no leaf."""
-        if not current(self)._needs:
+        if not self.requires_grad:
             raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
-        self._retains = self._node is not None
-        if self._node is not None:
-            self._node.retained = [*self._node.retained, self]
+        if not self.is_leaf and not self._retains:
+            self._retains = True
+            self._home.retained[id(self)] = ref(self)
+            self._home._command(".retain_grad", (self,))
 
-    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Handle:
-        """Call a function with each gradient of this tensor; what it returns replaces the gradient."""
-        if not current(self)._needs:
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Any:
+        """Let the workers call a function with each gradient of this tensor; its result replaces the gradient.
+
+        The function is called here once, now, and its operations are recorded. It may neither read a tensor nor
+        change one from outside.
+
+        Raises:
+            NotSupported: it does so.
+        """
+        if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-        hooks = self._hooks
-        if hooks is None:
-            hooks = self._hooks = {}
-            if self._node is not None:
-                if self._node.hooks is None:
-                    self._node.hooks = {}
-                hooks = self._hooks = self._node.hooks.setdefault(self._place, hooks)
-        return Handle(hooks, hook)
+        return self._home.hook(self, hook)
 
     def detach(self) -> Tensor:
         """Return the same tensor without its history."""
-        return Tensor(self._home, self._value, self._meta, self._base)
+        return self._home._alias("detach", self)  # type: ignore[no-any-return]
 
     def detach_(self) -> Tensor:
         """Forget the history of this handle.
@@ -228,23 +261,42 @@ class Tensor:
         Raises:
             RuntimeError: it is a view, in torch's words.
         """
-        if self._base is not self._value:
+        if self._base is not self._value and self.requires_grad:
             raise RuntimeError(
                 "Can't detach views in-place; use detach() instead. If you are using DistributedDataParallel (DDP) "
                 "for training, and gradient_as_bucket_view is set as True, gradients are views of DDP buckets, and "
                 "hence detach_() cannot be called on these gradients."
             )
-        self._needs, self._node, self._place = False, None, 0
+        self._home._command("Tensor.detach_", (self,))
+        self._needs, self._node, self._root.needs, self._root.node = False, None, False, None
         return self
 
     @property
-    def grad_fn(self) -> Any:
+    def grad_fn(self) -> Node | None:
         """The operation that made it, if gradients pass it; None for a leaf."""
-        return current(self)._node
+        return None if self.is_leaf else self._node if isinstance(self._node, Node) else self._root.node
 
     @property
     def data(self) -> Tensor:
-        return self.detach()
+        """The same elements without history; changes of them in place are not noticed by the graph."""
+        return self._home._alias(".data_of", self)  # type: ignore[no-any-return]
+
+    def backward(
+        self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Let the workers add this tensor's gradients to the leaves of its graph. It is one command.
+
+        Args:
+            gradient: the gradient of this tensor; 1 if it has one element.
+            retain_graph: whether to keep the graph, so that it can be done again.
+            create_graph: whether the gradients have a graph themselves.
+
+        Raises:
+            RuntimeError: there is no graph, or no gradient of several elements.
+        """
+        self._home.backward(self, gradient, retain_graph, create_graph)
+
+    # Reading
 
     def item(self) -> Any:
         """Wait for the only element, as a number.
@@ -255,12 +307,7 @@ class Tensor:
         """
         if self._meta is not None and self._meta.numel != 1:
             raise RuntimeError(f"a Tensor with {self._meta.numel} elements cannot be converted to Scalar")
-        found = self._home.values_of((self,))[0].tolist()
-        while isinstance(found, list):
-            if len(found) != 1:
-                raise RuntimeError("a Tensor with several elements, or none, cannot be converted to Scalar")
-            found = found[0]
-        return found
+        return _only(self._home.values_of((self,))[0].tolist())
 
     def tolist(self) -> Any:
         """Wait for the elements, as nested lists; as a number if there is no dimension."""
@@ -268,37 +315,25 @@ class Tensor:
 
     def numpy(self) -> Any:
         """Wait for the elements, as a numpy array."""
-        if self._needs:
+        if self.requires_grad:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
             )
         return self._home.values_of((self,))[0].numpy()
 
-    def backward(
-        self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False
-    ) -> None:
-        """Queue the operations that add this tensor's gradients to the leaves of its graph.
-
-        Args:
-            gradient: the gradient of this tensor; 1 if it has one element.
-            retain_graph: whether to keep what was saved, so that it can be done again.
-            create_graph: whether the gradients have a graph themselves.
-
-        Raises:
-            RuntimeError: there is no graph, or no gradient of several elements, or the graph was used already.
-        """
-        self._home.backward(self, gradient, retain_graph, create_graph)
-
     async def aitem(self) -> Any:
         """As `item`, on an event loop."""
-        if self.numel() != 1:
+        if self._meta is not None and self._meta.numel != 1:
             return self.item()
-        (found,) = await self._home.afetch(self.reshape(()))
-        return found
+        return _only((await self._home.afetch(self))[0])
 
     async def atolist(self) -> Any:
         """As `tolist`, on an event loop."""
         return (await self._home.afetch(self))[0]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait on an event loop for the elements; for a number if there is one without dimensions."""
+        return self.atolist().__await__()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         found = self.numpy()
@@ -339,12 +374,12 @@ class Tensor:
         return self.shape[0]
 
     def __copy__(self) -> Tensor:
-        copy = self.detach()
-        copy._needs, copy._node, copy._place = current(self)._needs, self._node, self._place
+        copy = Tensor(self._home, self._value, self._meta, self._base)
+        copy._root, copy._needs, copy._node, copy._grad = self._root, self._needs, self._node, self._grad
         return copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        if self._node is not None:
+        if not self.is_leaf:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
                 "moment."
@@ -374,20 +409,14 @@ class Tensor:
             what = str(known[1].tolist())
         else:
             what = f"shape={list(meta.shape)}"
-        grad = ", requires_grad=True" if self._needs and self._node is None else ""
-        made = f", grad_fn=<{self._node.name}>" if self._node is not None else ""
+        grad = ", requires_grad=True" if self.requires_grad and self.is_leaf else ""
+        made = f", grad_fn=<{self.grad_fn.name}>" if self.grad_fn is not None else ""
         return f"tensor({what}, dtype={meta.dtype.name}{grad}{made})"
 
 
-class Handle:
-    """A hook of a tensor, which `remove` takes away."""
-
-    _count = itertools.count()
-
-    def __init__(self, hooks: dict[int, Any], hook: Any) -> None:
-        self._hooks = hooks
-        self._number = next(self._count)
-        hooks[self._number] = hook
-
-    def remove(self) -> None:
-        self._hooks.pop(self._number, None)
+def _only(found: Any) -> Any:
+    while isinstance(found, list):
+        if len(found) != 1:
+            raise RuntimeError(f"a Tensor with {len(found)} elements cannot be converted to Scalar")
+        found = found[0]
+    return found

@@ -6,29 +6,50 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import count
 from typing import Any, overload
+from weakref import ref
 
-from loom.errors import Invalid, NotSupported
-from loom.tensors import optim
-from loom.tensors.autograd import backward, first_grad
-from loom.tensors.commands import Form, Numbered, T
-from loom.tensors.compiled import Compiled, Recorder
+from loom.errors import Invalid
+from loom.tensors import learned, optim
+from loom.tensors.commands import Constant, Form, Numbered, T
+from loom.tensors.compiled import Compiled, Hook, Recorder, record_hook
 from loom.tensors.dtypes import dtype_named
 from loom.tensors.elements import Elements
 from loom.tensors.grad_modes import enable_grad, grad_enabled, no_grad, set_grad_enabled
+from loom.tensors.graph import Graph
+from loom.tensors.history import Node, Reached, link, needs_grad, walk
 from loom.tensors.making import Making
-from loom.tensors.metas import Meta
+from loom.tensors.metas import Meta, is_dense
 from loom.tensors.named import NamedTensors
+from loom.tensors.names import FUNCTIONS
 from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module
 from loom.tensors.placements import WHOLE, Placement, spread, unpacked
 from loom.tensors.sending.dispatch import Dispatcher
-from loom.tensors.sending.sites import Site, caller_site
-from loom.tensors.tensor import Tensor, Value
+from loom.tensors.tensor import GRAPHED, PRESENT, UNKNOWN, Tensor, Value
 from loom.tensors.watching.watch import Watch, Watches, Watching
 
 FEW = 4096
 """Bytes of a tensor that is remembered when it was read, so that it is shown."""
+
+CONSTANTS = ("channels_last", "channels_last_3d", "contiguous_format", "preserve_format", "strided")
+"""Names of torch's memory formats and layouts, for the arguments of functions."""
+
+
+class Namespace:
+    """The functions of a module of torch, such as ``torch.fft``."""
+
+    def __init__(self, home: Any, name: str) -> None:
+        self._home = home
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._home, f"{self._name}.{name}")
+
+    def __dir__(self) -> list[str]:
+        begin = f"{self._name}."
+        return [each.removeprefix(begin) for each in FUNCTIONS if each.startswith(begin)]
 
 
 class Tensors(Making):
@@ -43,24 +64,59 @@ class Tensors(Making):
 
     def __init__(self, workers: Any, spawn: Callable[[Any], Any] | None = None) -> None:
         self._spawn = spawn
-        self._dispatcher = Dispatcher(workers)
+        self._dispatcher = Dispatcher(workers, self._told)
         self.queue = self._dispatcher.queue
-        self.put = self._dispatcher.put
-        self.form = self._dispatcher.form
-        self.join = self._dispatcher.join
+        self._put: Callable[..., int] = self._dispatcher.put
+        self._form = self._dispatcher.form
+        self._join = self._dispatcher.join
         self.processes = self._dispatcher.size
         self.mesh: dict[str, int] = dict(workers.sizes)
         """The mesh of processes: how many there are in each dimension, by its name."""
         self.known: dict[Any, Any] = {}
         """What operations give, by the operation and what it is given."""
+        self.waiting: dict[int, learned.Waiting] = {}
+        """The commands whose layouts the workers will tell, by the id of their first result."""
+        self.retained: dict[int, ref[Tensor]] = {}
+        """The tensors that keep their gradients and are no leaves, by their `id`."""
+        self.hooks: dict[int, Hook] = {}
+        self._hook_numbers = count()
         self.device = "loom"
         self.watching = Watching(self)
         self.recorder: Recorder | None = None
         """What records the commands of a function that is compiled."""
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in CONSTANTS:
+            return Constant(name)
+        found: Any
+        if name in ("linalg", "fft", "special"):
+            found = Namespace(self, name)
+        else:
+            found = learned.function_named(self, name)
+        self.__dict__[name] = found
+        return found
+
+    def __dir__(self) -> list[str]:
+        names = {each.removeprefix("nn.functional.") for each in FUNCTIONS}
+        return sorted(
+            {*super().__dir__(), "fft", "linalg", "special", *(each for each in names if "." not in each)}
+        )
+
+    def init(self, threads: int | None = None) -> None:
+        """Let each process compute with so many threads; nothing else has to be begun. It waits for nothing.
+
+        Args:
+            threads: of one operation in a process; as many as torch takes if None.
+        """
+        if threads is not None:
+            self._command(".threads", (), int(threads))
+
     # Gradients
 
-    no_grad = inference_mode = staticmethod(no_grad)
+    no_grad = staticmethod(no_grad)
+    inference_mode = staticmethod(no_grad)
     enable_grad = staticmethod(enable_grad)
     set_grad_enabled = set_grad_enabled
     is_grad_enabled = staticmethod(grad_enabled.get)
@@ -83,27 +139,92 @@ class Tensors(Making):
         roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or [None] * len(roots))
-        if not all(each._needs for each in wanted):
+        if not all(map(needs_grad, wanted)):
             raise RuntimeError("One of the differentiated Tensors does not require grad")
-        grads = [first_grad(root, grad, self.ones_like) for root, grad in zip(roots, given, strict=True)]
-        retain = create_graph if retain_graph is None else retain_graph
-        with self._at_this_line():
-            found = backward(roots, grads, retain, create_graph, wanted)
-        if not allow_unused and None in found:
+        for root, grad in zip(roots, given, strict=True):
+            _check_root(root, grad)
+        reached = walk(roots)
+        used = [each for each in wanted if _is_reached(each, reached)]
+        if not allow_unused and len(used) < len(wanted):
             raise RuntimeError(
                 "One of the differentiated Tensors appears to not have been used in the graph. Set "
                 "allow_unused=True if this is the desired behavior."
             )
-        return tuple(found)
+        if not used:
+            return (None,) * len(wanted)
+        retain = create_graph if retain_graph is None else retain_graph
+        found = iter(self._gradients(roots, given, used, (bool(retain), create_graph, allow_unused)))
+        return tuple([next(found) if _is_reached(each, reached) else None for each in wanted])
+
+    def _gradients(
+        self, roots: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor], how: Any
+    ) -> list[Tensor]:
+        tensors = [*roots, *inputs, *(each for each in grads if each is not None)]
+        places = map(T, range(len(tensors)))
+        holes = [[next(places) for _ in part] for part in (roots, inputs)]
+        seeds = [None if each is None else next(places) for each in grads]
+        create_graph = how[1]
+        form = Form(".grads", (*how, *holes, seeds), tensors=len(tensors), outs=len(inputs), learns=create_graph)
+        ident = self._queue(self._form(form), tensors)
+        values = [Value(self.queue, ident + place) for place in range(len(inputs))]
+        if create_graph:
+            return self._of_graph(ident, values, tensors)
+        return [Tensor(self, value, _like(each.meta)) for value, each in zip(values, inputs, strict=True)]
+
+    def _of_graph(self, ident: int, values: Sequence[Value], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return gradients that have a graph themselves; whether they need one, the workers tell."""
+        found = [Tensor(self, value, None) for value in values]
+        for each in found:
+            link(each, "grad", tensors)
+        self.waiting[ident] = learned.Waiting(None, list(map(ref, found)))
+        return found
 
     def backward(
         self, root: Tensor, gradient: Tensor | None, retain_graph: bool | None, create_graph: bool
     ) -> None:
         """Add the gradients of a tensor to the leaves: see `Tensor.backward`."""
-        first = first_grad(root, gradient, self.ones_like)
+        _check_root(root, gradient)
+        reached = walk([root])
+        retained = [each for each in self._retaining() if _is_reached(each, reached)]
+        leaves = [*reached.leaves, *retained]
+        tensors = [root, *leaves, *(() if gradient is None else (gradient,))]
+        holes = [*map(T, range(1, len(leaves) + 1))]
+        seed = None if gradient is None else T(len(leaves) + 1)
         retain = create_graph if retain_graph is None else retain_graph
-        with self._at_this_line():
-            backward([root], [first], retain, create_graph)
+        form = Form(".backward", (bool(retain), create_graph, T(0), seed, holes), tensors=len(tensors), outs=0)
+        self._queue(self._form(form), tensors)
+        for leaf in leaves:
+            sure = reached.sure and not leaf._retains
+            there = sure or not (leaf._grad is None or leaf._grad is UNKNOWN)
+            leaf._grad = (GRAPHED if create_graph else PRESENT) if there else UNKNOWN
+
+    def _retaining(self) -> list[Tensor]:
+        for key in [key for key, each in self.retained.items() if each() is None]:
+            del self.retained[key]
+        return [tensor for each in self.retained.values() if (tensor := each()) is not None]
+
+    def has_grad(self, tensor: Tensor) -> bool:
+        """Wait for whether a tensor has a gradient."""
+        self._refuse("it asks whether there is a gradient: call it when there are gradients")
+        return bool(self._dispatcher.read([tensor._value.id], "grad")[0])
+
+    def grad_of(self, tensor: Tensor, graph: bool = False) -> Tensor:
+        """Return a handle of a tensor's gradient, which is there."""
+        form = Form(".grad_of", (T(0),), tensors=1, learns=graph)
+        ident = self._queue(self._form(form), (tensor,))
+        value = Value(self.queue, ident)
+        return self._of_graph(ident, [value], (tensor,))[0] if graph else Tensor(self, value, _like(tensor.meta))
+
+    def hook(self, tensor: Tensor, function: Callable[[Tensor], Tensor | None]) -> Hook:
+        """Let the workers call a function with each gradient of a tensor: see `Tensor.register_hook`."""
+        hook = record_hook(self, tensor, function, next(self._hook_numbers))
+        self.hooks[hook.number] = hook
+        hook.register()
+        return hook
+
+    def graph(self, tensor: Tensor) -> Graph:
+        """Return the operations that made a tensor, to be printed, or drawn in a notebook. It asks nobody."""
+        return Graph(tensor)
 
     @overload
     def watch(self, target: Tensor, name: str, every: int = 1, bins: int = 64) -> Watch: ...
@@ -153,23 +274,24 @@ class Tensors(Making):
     def call(self, function: str, *args: Any, **kwargs: Any) -> Tensor:
         """Queue any function of torch that returns a tensor, such as ``lt.call("torch.fft.rfft", x)``.
 
-        It has no gradient here. Its shape is asked for only if somebody looks.
+        Gradients pass it as they do in torch. Its shape is asked for only if somebody looks.
         """
-        tensors: list[Tensor] = []
+        return learned.call(self, function.removeprefix("torch."), args, kwargs, "1")  # type: ignore[no-any-return]
 
-        def filled(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                tensors.append(value)
-                return T(len(tensors) - 1)
-            return type(value)(map(filled, value)) if isinstance(value, (list, tuple)) else value
+    def structure(self, form: Form, tensors: Sequence[Tensor]) -> tuple[Any, int]:
+        """Wait for the shape of what a function returns, and how many tensors that has."""
+        numbered = self._form(form._replace(function=".structure", args=(form.function, *form.args)))
+        found, outs = self._evaluated(numbered, tensors)
+        return found, outs
 
-        holed = tuple(map(filled, args)), tuple((key, filled(each)) for key, each in kwargs.items())
-        if grad_enabled.get() and any(each._needs for each in tensors):
-            raise NotSupported(
-                f"{function} has no gradient here: give it x.detach(), or call it within lt.no_grad()"
-            )
-        form = self.form(Form(function.removeprefix("torch."), *holed, tensors=len(tensors)))
-        return Tensor(self, Value(self.queue, self._queue(form, tensors)), None)
+    def evaluate(self, form: Form, tensors: Sequence[Tensor]) -> Any:
+        """Wait for what a function returns that is no tensor."""
+        return self._evaluated(self._form(form), tensors)
+
+    def _evaluated(self, form: Numbered, tensors: Sequence[Tensor]) -> Any:
+        self._refuse("it asks the workers: call that function outside")
+        value = Value(self.queue, self._put(form, [each._value.id for each in tensors]))
+        return self._dispatcher.read([value.id], "value")[0]
 
     def synchronize(self) -> None:
         """Wait until everything that was queued is done.
@@ -181,9 +303,13 @@ class Tensors(Making):
 
     def values_of(self, tensors: Sequence[Tensor]) -> list[Elements]:
         """Wait for the elements of tensors."""
-        if self.recorder is not None:
-            self.recorder.refusal = "it reads a tensor: return it, and read it outside"
+        self._refuse("it reads a tensor: return it, and read it outside")
         return self._elements(tensors, self._dispatcher.read([each._value.id for each in tensors]))
+
+    def _refuse(self, why: str) -> None:
+        """Note why a function cannot be recorded."""
+        if self.recorder is not None:
+            self.recorder.refuse(why)
 
     def _elements(self, tensors: Sequence[Tensor], found: list[Any]) -> list[Elements]:
         values = [Elements(*each) for each in found]
@@ -194,15 +320,23 @@ class Tensors(Making):
 
     def placements_of(self, tensor: Tensor) -> tuple[Placement, ...]:
         """Wait for the placements of a tensor: see `Tensor.placements`."""
+        self._refuse("it asks for placements: ask for them outside")
         found = self._dispatcher.read([tensor._value.id], "placements")[0]
         return unpacked(found or (WHOLE,) * len(spread(self.mesh)))
 
     def meta_of(self, tensor: Tensor) -> Meta:
-        """Wait for the layout of a tensor."""
+        """Wait for the layout of a tensor, unless it has come meanwhile."""
         if tensor._meta is None:
-            kind, shape, strides = self._dispatcher.read([tensor._value.id], "layout")[0]
-            tensor._meta = Meta(tuple(shape), dtype_named(kind), tuple(strides))
+            self._refuse("it looks at a shape that is not known here")
+            kind, shape, strides, needs = self._dispatcher.read([tensor._value.id], "layout")[0]
+            learned.tell(tensor, Meta(tuple(shape), dtype_named(kind), tuple(strides)), needs)
+        assert tensor._meta is not None
         return tensor._meta
+
+    def _told(self, layouts: Sequence[Any]) -> None:
+        """Take in the layouts that the workers have told."""
+        for ident, found in layouts:
+            learned.settle(self, ident, found)
 
     def compile(self, function: Callable[..., Any]) -> Compiled:
         """Send a function's operations as one command when it has done the same twice with the same layouts.
@@ -225,7 +359,7 @@ class Tensors(Making):
 
     def reset(self) -> None:
         """Free every tensor that has no name. Handles stay, and what reads one of before fails."""
-        self._queue(self.form(Form(".reset", (), outs=0)), ())
+        self._command(".reset", ())
         self._dispatcher.forget()
 
     # Checkpoints
@@ -233,7 +367,8 @@ class Tensors(Making):
     def checkpoint(self, path: str | None = None) -> int:
         """Wait until all tensors that live are written to files, of which `restore` makes them; return the bytes.
 
-        Of earlier checkpoints the last one stays until this one is whole.
+        Of earlier checkpoints the last one stays until this one is whole. Graphs are not in it: a tensor that was
+        computed has its elements afterwards, and `backward` through it fails.
 
         Args:
             path: a folder that the hosts of all processes share. If None, one of the first process's host, which
@@ -258,6 +393,10 @@ class Tensors(Making):
         if self._spawn is None:
             raise Invalid("these tensors were found by their name: only the program that made them restores them")
         self._dispatcher.restart(self._spawn(procs))
+        self.waiting.clear()
+        for hook in list(self.hooks.values()):
+            hook.register()
+        self.watching.again()
 
     @property
     def era(self) -> int:
@@ -270,9 +409,10 @@ class Tensors(Making):
         return NamedTensors(self)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes that each process holds, by the line that made them, the most first.
+        """Return the bytes of results that each process holds, by the line that made them, the most first.
 
-        Results of operations count whole here, also those that are spread: see `memory_by_process`.
+        Results count whole here, also those that are spread: see `memory_by_process`. What torch's graph keeps for
+        gradients, and the gradients themselves, are not counted.
         """
         return self._dispatcher.by_line()
 
@@ -289,6 +429,25 @@ class Tensors(Making):
 
     # How
 
+    def make(self, function: str, args: Sequence[Any], kwargs: Any) -> Tensor:
+        """Queue a function of torch that makes a tensor of numbers; its layout is learned."""
+        needs = kwargs.pop("requires_grad", False)
+        made: Tensor = learned.call(self, ".made", (function, *args), kwargs, "1")
+        return made.requires_grad_() if needs else made
+
+    def _command(self, function: str, tensors: Sequence[Tensor], *settings: Any) -> None:
+        """Queue a command without results: its tensors, and settings."""
+        args = (*map(T, range(len(tensors))), *settings)
+        self._queue(self._form(Form(function, args, tensors=len(tensors), outs=0)), tensors)
+
+    def _alias(self, function: str, tensor: Tensor) -> Tensor:
+        """Return another tensor with the same memory, without history."""
+        ident = self._queue(self._form(Form(function, (T(0),), tensors=1)), (tensor,))
+        value = Value(self.queue, ident)
+        made = Tensor(self, value, tensor._meta, tensor._base)
+        made._root = value
+        return made
+
     def _queue(
         self,
         form: Numbered,
@@ -298,19 +457,52 @@ class Tensors(Making):
         data: bytes | None = None,
     ) -> int:
         """Queue a command of no operation; return the id of its first result."""
-        ident = self.put(form, [each._value.id for each in inputs], numbers, sizes, data)
+        ident = self._put(form, [each._value.id for each in inputs], numbers, sizes, data)
         if self.recorder is not None:
             self.recorder.note(form, inputs, numbers, ident)
         return ident
 
-    def _at_this_line(self) -> Any:
-        """Name the line of the caller for all that is queued within."""
-        return self._at(self._dispatcher.site or caller_site())
-
     @contextlib.contextmanager
-    def _at(self, site: Site | None) -> Any:
-        before, self._dispatcher.site = self._dispatcher.site, site
+    def _recording(self, recorder: Recorder) -> Any:
+        """Let a recorder note the commands that are queued within; a dry one has them not sent."""
+        put, queue = self._put, self.queue
+        self.recorder = recorder
+        if recorder.dry:
+            self._put, self.queue = recorder.put, recorder.queue
         try:
             yield
         finally:
-            self._dispatcher.site = before
+            self._put, self.queue, self.recorder = put, queue, None
+
+
+def _like(meta: Meta) -> Meta:
+    """Return the layout of a gradient, as torch's accumulation has it."""
+    return meta if is_dense(meta.shape, meta.strides) else Meta(meta.shape, meta.dtype)
+
+
+def _is_reached(tensor: Tensor, reached: Reached) -> bool:
+    if tensor._root.node is not None and id(tensor._root.node) in reached.nodes:
+        return True
+    if isinstance(tensor._node, Node):
+        return id(tensor._node) in reached.nodes
+    return any(each is tensor for each in reached.leaves)
+
+
+def _check_root(root: Tensor, gradient: Tensor | None) -> None:
+    """Check what is differentiated, as far as it is known without asking.
+
+    Raises:
+        RuntimeError: the tensor has no graph, or more than one element and no gradient is given.
+    """
+    if not needs_grad(root):
+        raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+    if root._meta is None:
+        return
+    if gradient is not None:
+        if gradient._meta is not None and gradient.shape != root.shape:
+            raise RuntimeError(
+                f"Mismatch in shape: grad_output[0] has a shape of torch.Size({list(gradient.shape)}) and "
+                f"output[0] has a shape of torch.Size({list(root.shape)})."
+            )
+    elif root.numel() != 1:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 
 from loom.errors import Invalid
+from loom.tensors.backend import functions
 from loom.tensors.backend.values import Held
 from loom.tensors.sending.batches import Failure
 
 _LOST = Failure(-1, 0, "RuntimeError", "it was made after the last checkpoint, and its process died: make it again")
 """What becomes of a tensor that no checkpoint has."""
+
+_VALUE = Failure(-1, 0, "RuntimeError", "it is no tensor, and in no checkpoint: make it again")
 
 _VIEW = Failure(-1, 0, "RuntimeError", "a view of a tensor that is spread is in no checkpoint: make it again")
 
@@ -69,17 +72,17 @@ def _save(values: Any, folder: Path, mark: int, rank: int, last: int) -> int:
         OSError: there is no room, or no right to write there.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    whole: dict[int, Any] = {}
-    parts: dict[int, Any] = {}
+    whole: dict[Any, Any] = {}
+    parts: dict[Any, Any] = {}
     for ident, value in values.tensors.items():
         if hasattr(value, "loom_view"):
             whole[ident] = tuple(_VIEW)
-        elif isinstance(value, Failure):
-            whole[ident] = tuple(value)
-        elif values.sharding is not None and (how := values.sharding.placements_of(value)):
-            parts[ident] = values.sharding.part_of(value), how, tuple(value.shape), tuple(value.stride())
+        elif not isinstance(value, torch.Tensor):
+            whole[ident] = tuple(value) if isinstance(value, Failure) else tuple(_VALUE)
         else:
-            whole[ident] = value
+            _put(values, ident, value, whole, parts)
+            if (grad := functions.gradient(value)) is not None:
+                _put(values, f"grad {ident}", grad, whole, parts)
     kept = {name: (tensor, needs) for name, (tensor, needs) in values.kept.items() if type(tensor) is torch.Tensor}
     state = torch.get_rng_state(), torch.cuda.get_rng_state() if values.device.type == "cuda" else None
     size = 0
@@ -92,6 +95,38 @@ def _save(values: Any, folder: Path, mark: int, rank: int, last: int) -> int:
             if file not in (_file(folder, mark, name), _file(folder, last, name)):
                 file.unlink(missing_ok=True)
     return size
+
+
+def _put(values: Any, key: Any, value: torch.Tensor, whole: dict[Any, Any], parts: dict[Any, Any]) -> None:
+    """Add a tensor, without its graph, to what is saved."""
+    kind = "" if not value.requires_grad else "leaf" if value.is_leaf else "lost"
+    if values.sharding is not None and (how := values.sharding.placements_of(value)):
+        part = values.sharding.part_of(value).detach()
+        parts[key] = part, kind, how, tuple(value.shape), tuple(value.stride())
+    else:
+        whole[key] = [value.detach(), kind]
+
+
+class _Lost(torch.autograd.Function):  # type: ignore[misc]
+    """What stands for the graph of a tensor whose process has died."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            "the graph of a tensor was lost with its processes, as checkpoints have none: compute the tensor again"
+        )
+
+
+def _restored(values: Any, value: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "leaf":
+        functions.requires_grad(values, value, True)
+    elif kind == "lost":
+        value = _Lost.apply(value, torch.zeros((), device=values.device, requires_grad=True))
+    return value
 
 
 def _load(values: Any, folder: Path, mark: int, rank: int) -> None:
@@ -109,11 +144,17 @@ def _load(values: Any, folder: Path, mark: int, rank: int) -> None:
         ) from None
     tensors = Held()
     tensors.gone = _LOST
-    for ident, value in found["tensors"].items():
-        tensors[ident] = Failure(*value) if type(value) is tuple else value
+    made: dict[Any, Any] = {}
+    for key, value in found["tensors"].items():
+        made[key] = Failure(*value) if type(value) is tuple else _restored(values, *value)
     with contextlib.suppress(FileNotFoundError):
-        for ident, (part, how, shape, strides) in _read(_file(folder, mark, f"part-{rank}"), values.device).items():
-            tensors[ident] = values.sharding.of_part(part, how, shape, strides)
+        for key, (part, kind, *how) in _read(_file(folder, mark, f"part-{rank}"), values.device).items():
+            made[key] = _restored(values, values.sharding.of_part(part, *how), kind)
+    for key, value in made.items():
+        if type(key) is int:
+            tensors[key] = value
+        elif isinstance(leaf := made[int(key.removeprefix("grad "))], torch.Tensor) and leaf.is_leaf:
+            leaf.grad = value
     values.tensors = tensors
     values.kept.clear()
     values.kept.update(found["kept"])

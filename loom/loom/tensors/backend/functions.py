@@ -1,17 +1,29 @@
-"""The backend's own functions, whose names begin with a point: what torch has no one function for."""
+"""The worker's own functions, whose names begin with a point: what torch has no one function for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from loom.tensors.backend import watching
+from loom.tensors.metas import contiguous_strides, is_dense
 from loom.tensors.sending.batches import Failure
 
 RESET = Failure(-1, 0, "RuntimeError", "it was freed by lt.reset(): make it again")
 """What becomes of a tensor after `reset`."""
+
+NO_GRADIENT = Failure(-1, -1, "RuntimeError", "a gradient is None: backward() has added nothing to its tensor")
+
+CHANGING_NOTHING = frozenset(
+    (".backward", ".free", ".hook", ".keep", ".requires_grad", ".retain_grad", ".set_grad", ".watch")
+)
+"""Commands without results after whose failure their tensors are what they were."""
 
 
 def own(values: Any, name: str) -> Callable[..., Any]:
@@ -19,6 +31,36 @@ def own(values: Any, name: str) -> Callable[..., Any]:
     if name in _OF_WORKER:
         return lambda *args, **kwargs: _OF_WORKER[name](values, *args, **kwargs)
     return _OWN[name]
+
+
+def torch_function(name: str) -> Callable[..., Any]:
+    """Return a function of torch by its dotted name.
+
+    Raises:
+        AttributeError: torch has none of this name.
+    """
+    path = name.removeprefix("torch.").split(".")
+    if any(part.startswith("_") and "_backward" not in part for part in path):
+        raise AttributeError(f"{name} is not public")
+    found: Any = torch
+    for part in path:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            if not hasattr(found, "__path__"):
+                raise
+            try:
+                found = importlib.import_module(f"{found.__name__}.{part}")
+            except ModuleNotFoundError:
+                raise AttributeError(f"torch has no {name}") from None
+        if isinstance(found, ModuleType) and found.__name__.partition(".")[0] != "torch":
+            raise AttributeError(f"{name} is not torch's")
+    if not callable(found):
+        raise AttributeError(f"{name} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+# Made
 
 
 def data(values: Any, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
@@ -31,7 +73,7 @@ def data(values: Any, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
 
 def made(values: Any, function: str, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Call a function of torch that makes a tensor, on the worker's device."""
-    found: torch.Tensor = getattr(torch, function)(*args, device=values.device, **kwargs)
+    found: torch.Tensor = torch_function(function)(*args, device=values.device, **kwargs)
     return found
 
 
@@ -62,6 +104,147 @@ def seed(values: Any, number: int) -> None:
     torch.manual_seed(number)
 
 
+# Gradients
+
+
+def grad_mode(enabled: bool) -> None:
+    """Let the commands that follow build a graph, or none."""
+    torch.set_grad_enabled(enabled)
+
+
+def requires_grad(values: Any, tensor: torch.Tensor, wanted: bool) -> None:
+    """Say whether the gradient of a leaf is wanted."""
+    tensor.requires_grad_(wanted)
+    if wanted and values.sharding is not None:
+        values.sharding.keep_placements(tensor)
+
+
+def retain_grad(tensor: torch.Tensor) -> None:
+    """Keep the gradient of a tensor that is no leaf."""
+    if tensor.grad_fn is not None:  # of a view whose base was changed, torch makes it when it is asked for
+        tensor.retain_grad()
+
+
+def backward(
+    values: Any,
+    retain: bool,
+    create: bool,
+    root: torch.Tensor,
+    grad: torch.Tensor | None,
+    leaves: Sequence[torch.Tensor],
+) -> None:
+    """Add gradients to leaves. If that fails, each of the leaves has no gradient, but the failure."""
+    try:
+        _check([root, grad])
+        if values.sharding is not None and grad is not None:
+            grad = values.sharding.like(grad, root)
+        torch.autograd.backward([root], [grad], retain_graph=retain, create_graph=create)
+    except Exception as error:
+        error.loom_leaves = leaves  # type: ignore[attr-defined]
+        raise
+
+
+def grads(
+    values: Any,
+    retain: bool,
+    create: bool,
+    allow_unused: bool,
+    roots: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    seeds: Sequence[torch.Tensor | None],
+) -> Any:
+    """Return the gradients of some tensors by others, as torch's accumulation lays them out."""
+    _check([*roots, *inputs, *seeds])
+    if values.sharding is not None:
+        seeds = [
+            None if seed is None else values.sharding.like(seed, root)
+            for seed, root in zip(seeds, roots, strict=True)
+        ]
+    found = torch.autograd.grad(
+        roots, inputs, seeds, retain_graph=retain, create_graph=create, allow_unused=allow_unused
+    )
+    result = [
+        torch.zeros_like(each) if grad is None else grad if create else _laid_out(grad, each)
+        for grad, each in zip(found, inputs, strict=True)
+    ]
+    if values.sharding is not None:
+        result = [values.sharding.like(grad, each) for grad, each in zip(result, inputs, strict=True)]
+    return result[0] if len(result) == 1 else result
+
+
+def _check(tensors: Sequence[Any]) -> None:
+    for each in tensors:
+        if isinstance(each, Failure):
+            raise RuntimeError(each.text)
+
+
+def _laid_out(grad: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with the strides of its tensor if that is dense, else with those of its order."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    wanted = strides if is_dense(shape, strides) else contiguous_strides(shape)
+    if grad.stride() == wanted or type(grad) is not torch.Tensor:
+        return grad
+    return grad.new_empty_strided(shape, wanted).copy_(grad)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient of a tensor, also if it is no leaf."""
+    with _quiet() if not tensor.is_leaf else contextlib.nullcontext():
+        return tensor.grad
+
+
+def grad_of(tensor: Any) -> Any:
+    """Return the gradient of a tensor, or why it has none."""
+    failed = getattr(tensor, "loom_failed", None)
+    if failed is not None:
+        return failed
+    grad = gradient(tensor)
+    if grad is None:
+        return NO_GRADIENT
+    if not tensor.is_leaf:
+        laid_out = _laid_out(grad, tensor)
+        if laid_out is not grad:
+            grad = tensor.grad = laid_out
+    return grad
+
+
+def set_grad(values: Any, tensor: torch.Tensor, grad: torch.Tensor | None = None) -> None:
+    """Replace the gradient of a tensor."""
+    tensor.__dict__.pop("loom_failed", None)
+    if grad is not None and values.sharding is not None:
+        grad = values.sharding.like(grad, tensor)
+    tensor.grad = grad
+
+
+def spoil_gradient(values: Any, tensor: Any, failure: Failure) -> None:
+    """Put a failure in the place of a tensor's gradient."""
+    if isinstance(tensor, torch.Tensor):
+        tensor.loom_failed = failure
+        if hasattr(tensor, "loom_watch"):
+            watching.arrived(values, tensor, failure)
+
+
+def unhook(values: Any, number: int) -> None:
+    """Remove a hook."""
+    if (handle := values.handles.pop(number, None)) is not None:
+        handle.remove()
+
+
+def data_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor without history."""
+    return tensor.data
+
+
+# Parts
+
+
 def getitem(tensor: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
     """Return a part of a tensor."""
     return tensor[_index(index)]
@@ -70,41 +253,6 @@ def getitem(tensor: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
 def setitem(tensor: torch.Tensor, index: Sequence[Any], value: Any) -> None:
     """Give a part of a tensor other values, in place."""
     tensor[_index(index)] = value
-
-
-def with_item(tensor: torch.Tensor, index: Sequence[Any], value: Any) -> torch.Tensor:
-    """Return a copy in which a part has other values."""
-    copy = tensor.clone()
-    copy[_index(index)] = value
-    return copy
-
-
-def getitem_backward(grad: torch.Tensor, index: Sequence[Any], shape: Sequence[int]) -> torch.Tensor:
-    """Return zeros of a shape to which a gradient is added at an index."""
-    zeros = grad.new_zeros(shape)
-    basic: list[Any] = []
-    chosen: list[Any] = []
-    for each in _index(index):
-        if isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8):
-            basic += [slice(None)] * each.dim() or [None]
-            # One without dimensions selects all of a new dimension, or nothing of it.
-            chosen.append(each if each.dim() else torch.zeros(int(bool(each)), dtype=torch.int64))
-            continue
-        several = isinstance(each, torch.Tensor) and each.dim() > 0
-        basic.append(slice(None) if several else each)
-        if not isinstance(each, (int, torch.Tensor)) or several:
-            chosen.append(each if several else None)
-    part = zeros[tuple(basic)]
-    if any(each is not None for each in chosen):
-        torch.ops.aten.index_put_(part, chosen, grad, True)
-    else:
-        part.copy_(grad)
-    return zeros
-
-
-def getitem_summed(tensor: torch.Tensor, index: Sequence[Any], shape: Sequence[int]) -> torch.Tensor:
-    """Return a part of a tensor, summed to a shape that can be broadcast to the part's."""
-    return tensor[_index(index)].sum_to_size(list(shape))
 
 
 def places(tensor: torch.Tensor) -> Any:
@@ -125,37 +273,17 @@ def reshaped(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return tensor.reshape(shape)
 
 
-def real_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the real parts of complex numbers, in memory of their own."""
-    return tensor.real.clone(memory_format=torch.contiguous_format)
-
-
-def matmul_backward(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of both factors of a product of matrices."""
-    return grad.mm(right.t()), left.t().mm(grad)
-
-
-def linear_backward(
-    grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, wanted: Sequence[bool]
-) -> list[torch.Tensor]:
-    """Return those gradients of input, weight and bias of `torch.nn.functional.linear` that are wanted."""
-    found = [grad.matmul(weight)] if wanted[0] else []
-    rows = grad.flatten(0, -2)
-    if wanted[1]:
-        found.append(rows.t().mm(inputs.flatten(0, -2)))
-    if wanted[2]:
-        found.append(rows.sum(0))
-    return found
+# The worker
 
 
 def keep(values: Any, tensor: torch.Tensor, name: str, needs: bool) -> None:
     """Give a tensor a name, by which another program finds it."""
-    values.kept[name] = tensor, needs
+    values.kept[name] = tensor.detach(), needs
 
 
 def kept(values: Any, name: str) -> torch.Tensor:
     """Return the tensor of a name."""
-    found: torch.Tensor = values.kept[name][0]
+    found: torch.Tensor = values.kept[name][0].detach()
     return found
 
 
@@ -170,30 +298,39 @@ def reset(values: Any) -> None:
     values.tensors.gone = RESET
 
 
+def threads(number: int) -> None:
+    """Compute one operation with so many threads."""
+    torch.set_num_threads(number)
+
+
 _OF_WORKER: dict[str, Callable[..., Any]] = {
+    ".backward": backward,
     ".data": data,
     ".forget": forget,
+    ".grads": grads,
     ".keep": keep,
     ".kept": kept,
     ".made": made,
     ".made_spread": made_spread,
+    ".requires_grad": requires_grad,
     ".reset": reset,
+    ".set_grad": set_grad,
     ".rows": rows,
     ".seed": seed,
     ".spread": spread,
+    ".unhook": unhook,
+    ".unwatch": watching.unwatch,
     ".watch": watching.watch,
     ".watch_clear": watching.clear,
-    ".watch_count": watching.count,
 }
 _OWN: dict[str, Callable[..., Any]] = {
+    ".data_of": data_of,
     ".getitem": getitem,
-    ".getitem_backward": getitem_backward,
-    ".getitem_summed": getitem_summed,
-    ".linear_backward": linear_backward,
-    ".matmul_backward": matmul_backward,
+    ".grad_mode": grad_mode,
+    ".grad_of": grad_of,
     ".places": places,
-    ".real_part": real_part,
     ".reshaped": reshaped,
+    ".retain_grad": retain_grad,
     ".setitem": setitem,
-    ".with_item": with_item,
+    ".threads": threads,
 }

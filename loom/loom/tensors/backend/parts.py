@@ -26,7 +26,24 @@ def whole(value: Any) -> Any:
         return torch.view_as_complex(whole(of_parts(value, torch.view_as_real(own_part(value)), 2)))
     if value.dtype not in SENT:
         return whole(of_parts(value, own_part(value).to(torch.int64))).to(value.dtype)
+    if torch.is_grad_enabled() and value.requires_grad:
+        return _Whole.apply(value)
     return _as_strided(value.redistribute(placements=[Replicate()] * value.device_mesh.ndim))
+
+
+class _Whole(torch.autograd.Function):  # type: ignore[misc]
+    """All of a tensor. Its gradient may be missing, for which `DTensor.redistribute` fails (torch 2.13)."""
+
+    @staticmethod
+    def forward(ctx: Any, value: DTensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.mesh, ctx.placements = value.device_mesh, value.placements
+        plain: torch.Tensor = whole(value.detach())
+        return plain
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> DTensor | None:
+        return None if grad is None else cut(grad, ctx.mesh, ctx.placements)
 
 
 def of_parts(like: DTensor, part: torch.Tensor, *more: int) -> DTensor:
@@ -44,7 +61,10 @@ def as_torch(packed: Sequence[int]) -> list[Placement]:
 
 
 def cut(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """Return the parts of a tensor that every process has whole; nothing is sent."""
+    """Return the parts of a tensor that every process has whole; nothing is sent, but for gradients."""
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        found: DTensor = everywhere(tensor, mesh).redistribute(placements=placements)
+        return found
     return distribute_tensor(tensor.detach(), mesh, placements, src_data_rank=None)
 
 
@@ -106,8 +126,10 @@ def _as_strided(value: DTensor) -> torch.Tensor:
 
 
 def own_part(value: Any) -> Any:
-    """Return this process's part of a tensor; all of a plain one."""
+    """Return this process's part of a tensor; all of a plain one. Gradients pass through it."""
     if not isinstance(value, DTensor):
         return value
+    if torch.is_grad_enabled() and value.requires_grad:
+        return value.to_local()
     local = value._local_tensor
     return local.wait() if hasattr(local, "wait") else local

@@ -9,7 +9,7 @@ import torch
 from loom.tensors.sending.batches import Failure
 
 Elements = tuple[str, tuple[int, ...], bytes]
-Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
+Layout = tuple[str, tuple[int, ...], tuple[int, ...], bool]
 
 
 def elements(value: Any) -> Elements | Failure:
@@ -20,12 +20,14 @@ def elements(value: Any) -> Elements | Failure:
     kind = _name(plain)
     if plain.dtype is torch.bfloat16:
         plain = plain.view(torch.int16)  # numpy has no bfloat16
-    return kind, tuple(plain.shape), plain.numpy().tobytes()
+    return kind, tuple(plain.shape), plain.numpy(force=True).tobytes()
 
 
 def layout(value: Any) -> Layout | Failure:
-    """Return a tensor's dtype, shape and strides; a failure as it is."""
-    return value if isinstance(value, Failure) else (_name(value), tuple(value.shape), tuple(value.stride()))
+    """Return a tensor's dtype, shape, strides and whether its gradient is wanted; a failure as it is."""
+    if isinstance(value, Failure):
+        return value
+    return _name(value), tuple(value.shape), tuple(value.stride()), value.requires_grad
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -36,6 +36,7 @@ from loom.tensors.backend.parts import (
 )
 from loom.tensors.commands import Form
 from loom.tensors.metas import contiguous_strides
+from loom.tensors.names import VIEWING
 from loom.tensors.op import ELEMENTWISE, VIEWS
 from loom.tensors.placements import WHOLE
 
@@ -48,20 +49,27 @@ _BY_PARTS = (
     ELEMENTWISE
     | VIEWS
     | {
-        *(".getitem", ".linear_backward", ".matmul_backward", ".reshaped", "Tensor.contiguous"),
-        *("_log_softmax_backward_data", "_softmax_backward_data", "log_softmax", "logsumexp", "softmax"),
+        *(".getitem", ".reshaped", "Tensor.contiguous", "log_softmax", "logsumexp", "softmax"),
         *("addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "nn.functional.linear"),
         *("amax", "amin", "cat", "einsum", "mean", "stack", "sum"),
-        *("gather", "index_select", "masked_fill", "nn.functional.embedding", "ops.aten.embedding_dense_backward"),
-        *("native_dropout", "native_layer_norm", "ops.aten.native_dropout_backward.default"),
-        *("ops.aten.native_layer_norm_backward.default", "ops.aten.nll_loss_backward.default"),
-        "ops.aten.nll_loss_forward.default",
+        *("index_select", "masked_fill", "nn.functional.embedding", "nn.functional.layer_norm"),
     }
 )
 """The functions that `DTensor` computes from parts as torch does from whole tensors: tests compare each on four
 processes. Of others it gives wrong elements now and then, such as of ``argmax`` and ``var_mean`` (torch 2.13)."""
 
-_NO_CHANGES = frozenset({".free", ".keep", ".watch"})
+_AS_THEY_ARE = frozenset(
+    (
+        *(".backward", ".data_of", ".grad_of", ".grads", ".hook", ".requires_grad", ".retain_grad", ".set_grad"),
+        *(".watch", "Tensor.detach_", "detach"),
+    )
+)
+"""What is done to a tensor whether it is spread or not."""
+
+_COUNTING = frozenset(("nn.functional.batch_norm", "nn.functional.instance_norm"))
+"""Functions that change some of their operands besides giving a result."""
+
+_NO_CHANGES = frozenset({".free", ".keep"})
 
 _IN_PLACE = frozenset(f"Tensor.{name.rpartition('.')[2]}_" for name in ELEMENTWISE)
 """What changes each element by those in its place, so that each process can change its part."""
@@ -195,9 +203,11 @@ class Sharding:
 
     def wrapped(self, form: Form, call: Call) -> Call:
         """Return a call that does the same also with tensors that are spread."""
+        if form.function in _AS_THEY_ARE:
+            return self._alias(call) if form.function in ("detach", ".data_of") else call
         changes = not form.outs and form.tensors > 0 and form.function not in _NO_CHANGES
         run = self._change if changes else self._compute
-        view = form.function in VIEWS or form.function == ".getitem"
+        view = form.function in VIEWS or form.function in VIEWING or form.function == ".getitem"
 
         def either(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
             if self._group.mesh is None and not self._views:
@@ -213,6 +223,34 @@ class Sharding:
             return result
 
         return either
+
+    def keep_placements(self, leaf: torch.Tensor) -> None:
+        """Let the gradients of a leaf be spread as it is."""
+        if isinstance(leaf, DTensor):
+            mesh, placements = leaf.device_mesh, leaf.placements
+            leaf.register_hook(lambda grad: None if grad is None else _placed(grad, mesh, placements))
+
+    def like(self, grad: Any, tensor: Any) -> Any:
+        """Return a gradient spread as its tensor is."""
+        if isinstance(tensor, DTensor):
+            return _placed(grad, tensor.device_mesh, tensor.placements)
+        return whole(grad)
+
+    def _alias(self, call: Call) -> Call:
+        """Return a call that gives another tensor with the same memory, of which the same views are known."""
+
+        def aliased(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            (tensor,) = tensors
+            result = call(tensors, numbers)
+            if isinstance(tensor, DTensor):
+                result.__dict__["loom_views"] = tensor.__dict__.setdefault("loom_views", [])
+                view = getattr(tensor, "loom_view", None)
+                if view is not None:
+                    result.loom_view = view
+                    view.base.__dict__.setdefault("loom_views", []).append(weakref.ref(result))
+            return result
+
+        return aliased
 
     def _compute(self, form: Form, call: Call, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         """Return what a call gives: with parts if `DTensor` can, else with whole tensors."""
@@ -237,7 +275,13 @@ class Sharding:
             except Exception as error:
                 if _OF_ONE_PROCESS.search(str(error)):
                     raise
-        return call(list(map(whole, tensors)), numbers)
+        wholes = list(map(whole, tensors))
+        result = call(wholes, numbers)
+        if function in _COUNTING:  # running means and variances
+            for each, changed in zip(tensors[1:], wholes[1:], strict=True):
+                if isinstance(each, DTensor) and not each.requires_grad:
+                    own_part(each).copy_(own_part(cut(changed, mesh, each.placements)))
+        return result
 
     def _change(self, form: Form, call: Call, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         """Change the first tensor in place, and with it every view of it."""
@@ -248,11 +292,27 @@ class Sharding:
             return
         base = target if view is None else view.base
         mesh = self.mesh
+        if torch.is_grad_enabled() and any(each.requires_grad for each in (base, *others)):
+            if view is not None or _views_of(base):
+                raise RuntimeError(
+                    "an operation in place on a tensor that is spread over processes and has views, or is one, is "
+                    "no part of a graph: compute a new tensor, or call full_tensor() first"
+                )
+            memory = whole(base).clone()
+            call([memory, *map(whole, others)], numbers)
+            base.copy_(cut(memory, mesh, base.placements))
+            return
         by_parts = view is None and form.function in _IN_PLACE and not any(map(has_empty_part, tensors))
         if not by_parts or not _changed(call, base, others, numbers, mesh):
             memory = whole(base)
             call([memory if view is None else view.of(memory), *map(whole, others)], numbers)
             base._local_tensor.copy_(cut(memory, mesh, base.placements)._local_tensor)
+            torch.autograd.graph.increment_version(base)
+        self._refresh(base)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _refresh(self, base: DTensor) -> None:
+        """Give the views of a tensor that has changed its elements."""
         for each in _views_of(base):
             own_part(each).copy_(own_part(self._again(each)))
 
@@ -305,3 +365,10 @@ def _changed(call: Call, target: DTensor, others: Sequence[Any], numbers: Sequen
 
 def _views_of(base: DTensor) -> list[Any]:
     return [each for known in base.__dict__.get("loom_views", ()) if (each := known()) is not None]
+
+
+def _placed(grad: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
+    """Return a gradient that is spread in a way."""
+    if not isinstance(grad, DTensor):
+        return cut(grad, mesh, placements)
+    return grad if grad.placements == tuple(placements) else grad.redistribute(placements=placements)

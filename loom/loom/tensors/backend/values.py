@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from loom.tensors.backend import functions, reading
+from loom.tensors.backend.structures import flat
 from loom.tensors.backend.watching import Watched
-from loom.tensors.commands import Decoder, Form, S, T
+from loom.tensors.commands import Constant, Decoder, Form, S, T
 from loom.tensors.dtypes import DType
 from loom.tensors.sending.batches import Failure
 
-Step = tuple[Callable[..., Any], tuple[int, ...], Any, int, int, tuple[int, ...]]
-"""What runs, its tensors, its numbers if it has them for good, how many come along, how many results it has, and
-which of the tensors it changes."""
+
+class Step(NamedTuple):
+    """A command as it runs."""
+
+    call: Callable[..., Any]
+    tensors: tuple[int, ...]
+    numbers: Any
+    """Its numbers, if they are the same each time."""
+    varying: int
+    """Numbers that come along."""
+    outs: int
+    changes: tuple[int, ...]
+    """The places of the tensors that it changes."""
+    learns: bool
 
 
 class Held(dict[int, Any]):
@@ -46,49 +56,81 @@ class Values:
         self.tensors = Held()
         self.data: Iterator[bytes] = iter(())
         """The data of the batch that runs, in the order in which its commands take it."""
+        self.grad_mode = True
+        """Whether commands build a graph, until one says otherwise."""
+        self.handles: dict[Any, Any] = {}
+        """The hooks of tensors, by their number, or by the name under which a tensor is watched."""
+        self._told: list[tuple[int, list[Any]]] = []
+        """The layouts that the program does not know yet, by the id of the first result of their command."""
         self._decoder = Decoder()
         self._calls: list[Callable[..., Any]] = []
         self._steps: list[Step] = []
         self._buried: Held | None = None
         """The tensors of a GPU that computes no more. To free them there could end this process."""
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def run(self, batch: int, commands: bytes, data: Sequence[bytes]) -> list[Failure]:
-        """Run a batch; return the commands that failed first. What depends on them fails with the same cause."""
+    def run(
+        self, batch: int, commands: bytes, data: Sequence[bytes]
+    ) -> tuple[list[Failure], list[tuple[int, list[Any]]]]:
+        """Run a batch; return the commands that failed first, and layouts that were asked for.
+
+        What depends on a command that failed fails with the same cause.
+        """
         now, anew, sequence, numbers = self._decoder.take(commands)
         self._prepare(anew)
         self.data = iter(data)
         failures: list[Failure] = []
-        tensors, steps = self.tensors, self._steps
-        tensor_of = tensors.__getitem__
-        for place, number in enumerate(sequence):
-            call, near, fixed, varying, outs, changes = steps[number]
-            if call is _free:
-                (ident,) = near
-                tensors.pop(now + ident if ident < 0 else ident, None)
-                continue
-            idents = [now + ident if ident < 0 else ident for ident in near]
-            values = fixed or ([next(numbers) for _ in range(varying)] if varying else ())
-            try:
-                result = call(list(map(tensor_of, idents)), values)
-                if outs == 1:
-                    tensors[now] = result
-                elif outs:
-                    tensors.update(zip(range(now, now + outs), result, strict=True))
-            except Exception as error:  # noqa: BLE001 - it is told to whoever reads
-                if self.sharding is not None:
-                    self.sharding.failed(error)
-                failure = next((each for each in map(self._known, idents) if isinstance(each, Failure)), None)
-                if failure is None:
-                    failure = Failure(batch, place, _like(error), self._text(number, error, idents))
-                    failure = self._without_gpu(error, failure) or failure
-                    if failure.batch in (batch, -1):
+        with torch.set_grad_enabled(self.grad_mode):
+            for place, number in enumerate(sequence):
+                call, near, fixed, varying, outs, changes, learns = self._steps[number]
+                if call is _free:
+                    (ident,) = near
+                    self.tensors.pop(now + ident if ident < 0 else ident, None)
+                    continue
+                idents = [now + ident if ident < 0 else ident for ident in near]
+                values = fixed or ([next(numbers) for _ in range(varying)] if varying else ())
+                tensors = self.tensors
+                try:
+                    result = call(list(map(tensors.__getitem__, idents)), values)
+                    if outs == 1:
+                        tensors[now] = result
+                    elif outs:
+                        tensors.update(zip(range(now, now + outs), result, strict=True))
+                except Exception as error:  # noqa: BLE001 - it is told to whoever reads
+                    failure = self._failed(batch, place, number, idents, error)
+                    if failure.batch in (batch, -1) and failure.place in (place, -1):
                         failures.append(failure)
-                    tensors = self.tensors  # others, if the GPU is gone
-                    tensor_of = tensors.__getitem__
-                tensors.update(dict.fromkeys((*range(now, now + outs), *(idents[k] for k in changes)), failure))
-            now += outs
-        return failures
+                    self.tensors.update(dict.fromkeys(range(now, now + outs), failure))
+                    for k in changes:
+                        self._spoil(idents[k], failure)
+                if learns:
+                    found = [self.tensors[each] for each in range(now, now + outs)]
+                    if all(isinstance(each, torch.Tensor) for each in found):
+                        self._told.append((now, [reading.layout(each) for each in found]))
+                now += outs
+            self.grad_mode = torch.is_grad_enabled()
+        told, self._told = self._told, []
+        return failures, told
+
+    def _failed(self, batch: int, place: int, number: int, idents: Sequence[int], error: Exception) -> Failure:
+        """Return why a command failed: an operand that had failed, or an error."""
+        if self.sharding is not None:
+            self.sharding.failed(error)
+        failure = next((each for each in map(self._known, idents) if isinstance(each, Failure)), None)
+        if failure is None:
+            failure = Failure(batch, place, _like(error), self._text(number, error, idents))
+            failure = self._without_gpu(error, failure) or failure
+        for leaf in getattr(error, "loom_leaves", ()):
+            functions.spoil_gradient(self, leaf, failure)
+        return failure
+
+    def _spoil(self, ident: int, failure: Failure) -> None:
+        """Put a failure in the place of a tensor that was not changed as it should be, and of its views."""
+        target = self.tensors.get(ident)
+        self.tensors[ident] = failure
+        if isinstance(target, torch.Tensor) and (memory := _memory(target)) is not None:
+            for other, value in self.tensors.items():
+                if isinstance(value, torch.Tensor) and _memory(value) == memory:
+                    self.tensors[other] = failure
 
     def _known(self, ident: int) -> Any:
         """Return a tensor, or why there is none; None if there never was one."""
@@ -100,13 +142,14 @@ class Values:
 
     def read(
         self, batch: int, commands: bytes | None, data: Sequence[bytes], idents: Sequence[int], what: str
-    ) -> tuple[list[Failure], list[Any]]:
-        """Run a batch, if there is one; return what failed, and what was asked of tensors.
+    ) -> tuple[tuple[list[Failure], list[Any]], list[Any]]:
+        """Run a batch, if there is one; return what `run` does, and what was asked of tensors.
 
         Args:
-            what: the ``elements``, the ``layout``, the ``placements``, or the ``bytes`` in this process.
+            what: the ``elements``, the ``layout``, the ``placements``, the ``value`` of what is no tensor, the
+                ``bytes`` in this process, or whether there is a ``grad``.
         """
-        failures = [] if commands is None else self.run(batch, commands, data)
+        failures, told = ([], []) if commands is None else self.run(batch, commands, data)
         if not idents and self.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.device)
@@ -114,7 +157,7 @@ class Values:
                 if (gone := self._without_gpu(error)) is not None:
                     failures.append(gone)
         found = [self._read(ident, what) for ident in idents]
-        return failures, found if self._answers or what == "bytes" else []
+        return (failures, told), found if self._answers or what == "bytes" else []
 
     def _read(self, ident: int, what: str) -> Any:
         try:
@@ -151,6 +194,10 @@ class Values:
         match what:
             case "layout":
                 return reading.layout(value)
+            case "value":
+                return value
+            case "grad":
+                return functions.gradient(value) is not None or hasattr(value, "loom_failed")
             case "placements":
                 return self.sharding.placements_of(value) if self.sharding is not None else ()
             case "bytes":
@@ -169,7 +216,10 @@ class Values:
             ids = tuple(rest[: known.tensors])
             fixed = list(rest[known.tensors]) if len(rest) > known.tensors else None
             changes = known.args[2] if known.function == ".body" else (0,) if not known.outs and ids else ()
-            self._steps.append((self._calls[form], ids, fixed, known.numbers, known.outs, changes))
+            if known.function in functions.CHANGING_NOTHING:
+                changes = ()
+            call = self._calls[form]
+            self._steps.append(Step(call, ids, fixed, known.numbers, known.outs, changes, known.learns))
 
     def _call(self, form: Form) -> Callable[..., Any]:
         """Return a function of the tensors and the numbers of a command."""
@@ -178,13 +228,17 @@ class Values:
             return _free
         if name == ".body":
             return self._body(form)
+        if name == ".hook":
+            return self._hook(form)
+        if name in (".flat", ".structure"):
+            return flat(self._call(form._replace(function=form.args[0], args=form.args[1:])), name == ".structure")
         call = self._simple(form)
         return call if self.sharding is None else self.sharding.wrapped(form, call)
 
     def _simple(self, form: Form) -> Callable[..., Any]:
         name = form.function
         try:
-            function = functions.own(self, name) if name.startswith(".") else torch_function(name)
+            function = functions.own(self, name) if name.startswith(".") else functions.torch_function(name)
         except Exception as error:  # noqa: BLE001 - each command with this form fails
             return _raiser(error)
         # What stays is made once; what differs is put in its places each time.
@@ -232,6 +286,15 @@ class Values:
 
         def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
             local = list(tensors)
+            mode = torch.is_grad_enabled()
+            try:
+                walk(local)
+            finally:
+                torch.set_grad_enabled(mode)
+            results = [local[place] for place in made]
+            return results[0] if len(results) == 1 else results
+
+        def walk(local: list[Any]) -> None:
             for inner, call, places, fixed, done in steps:
                 values = [local[place] for place in places]
                 try:
@@ -245,10 +308,24 @@ class Values:
                     local.extend(result)
                 for place in done:
                     local[place] = None
-            results = [local[place] for place in made]
-            return results[0] if len(results) == 1 else results
 
         return run
+
+    def _hook(self, form: Form) -> Callable[..., Any]:
+        """Return what registers a recorded function as a hook of the first tensor."""
+        number, steps, made = form.args
+        body = self._body(Form(".body", (steps, made, ()), tensors=form.tensors, outs=len(made)))
+
+        def register(tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
+            tensor, *kept = tensors
+
+            def hook(grad: Any) -> Any:
+                found = body([grad, *kept], ())
+                return found if made else None
+
+            self.handles[number] = tensor.register_hook(hook)
+
+        return register
 
     def _filled(self, value: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         kind = type(value)
@@ -257,11 +334,11 @@ class Values:
         if kind is S:
             return numbers[value.place]
         if kind in (tuple, list):
-            return kind(self._filled(each, tensors, numbers) for each in value)
+            return kind([self._filled(each, tensors, numbers) for each in value])
         return self._made(value)
 
     def _made(self, value: Any) -> Any:
-        return getattr(torch, value.name) if isinstance(value, DType) else value
+        return getattr(torch, value.name) if isinstance(value, (DType, Constant)) else value
 
     def _text(self, number: int, error: Exception, idents: Sequence[int]) -> str:
         form = self._decoder.forms[self._decoder.commands[number][0]]
@@ -274,6 +351,12 @@ _UNKNOWN = (
     "range. Processes with CUDA_LAUNCH_BLOCKING=1 in their environment tell which one it was"
 )
 _NO_GPU = ". The GPU computes nothing more for this process: go on from a checkpoint with lt.restore()"
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """Return what tells the memory of a tensor, or of this process's part of it; None if it has none."""
+    part = getattr(tensor, "_local_tensor", tensor)
+    return part.untyped_storage()._cdata if part.layout is torch.strided else None
 
 
 def _like(error: Exception) -> str:
@@ -292,7 +375,8 @@ def _sharding(group: Any) -> Any:
 def _named(form: Form, values: Sequence[Any], error: Exception) -> str:
     """Return an error with its operation and the shapes."""
     lines = str(error).strip().splitlines() or [""]
-    return f"{form.function.lstrip('.')}({', '.join(map(_shape_of, values))}): {type(error).__name__}: {lines[0]}"
+    name = form.args[0] if form.function in (".flat", ".made", ".structure") else form.function.lstrip(".")
+    return f"{name}({', '.join(map(_shape_of, values))}): {type(error).__name__}: {lines[0]}"
 
 
 def _free(tensors: Any, numbers: Any) -> None:
@@ -312,30 +396,3 @@ def _has_holes(value: Any) -> bool:
 
 def _shape_of(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if hasattr(value, "dtype") else "?"
-
-
-def torch_function(name: str) -> Callable[..., Any]:
-    """Return a function of torch by its dotted name.
-
-    Raises:
-        AttributeError: torch has none of this name.
-    """
-    path = name.removeprefix("torch.").split(".")
-    if any(part.startswith("_") and "_backward" not in part for part in path):
-        raise AttributeError(f"{name} is not public")
-    found: Any = torch
-    for part in path:
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            if not hasattr(found, "__path__"):
-                raise
-            try:
-                found = importlib.import_module(f"{found.__name__}.{part}")
-            except ModuleNotFoundError:
-                raise AttributeError(f"torch has no {name}") from None
-        if isinstance(found, ModuleType) and found.__name__.partition(".")[0] != "torch":
-            raise AttributeError(f"{name} is not torch's")
-    if not callable(found):
-        raise AttributeError(f"{name} is no function")
-    return found  # type: ignore[no-any-return]

@@ -97,19 +97,17 @@ class Watched:
         self._series: dict[str, _Series] = {}
         """The one that was used last is the last."""
 
-    def take(self, grad: Any, weight: Any, name: str, bins: int, more: int, every: int) -> Exception | None:
-        """Count gradients; summarize a weight and its gradient if their number comes to a multiple of ``every``.
+    def take(self, grad: Any, weight: Any, name: str, bins: int, every: int) -> Exception | None:
+        """Count a gradient; summarize it and its weight if the number comes to a multiple of ``every``.
 
         What goes wrong is the ``trouble`` of the name, and returned: the gradient is as good as it was.
         """
         series = self._of(name)
-        before = series.gradients
-        series.gradients += more
-        if series.gradients // every == before // every:
+        series.gradients += 1
+        if series.gradients % every:
             return None
-        failure = next((each for each in (weight, grad) if isinstance(each, Failure)), None)
-        if failure is not None:
-            series.trouble = failure.text
+        if isinstance(grad, Failure):
+            series.trouble = grad.text
             return None
         try:
             series.add(grad, weight, bins)
@@ -117,10 +115,6 @@ class Watched:
             series.trouble = describe_error(error)
             return error
         return None
-
-    def count(self, name: str, more: int) -> None:
-        """Count gradients that are not looked at."""
-        self._of(name).gradients += more
 
     def clear(self, name: str) -> None:
         """Forget a name's summaries."""
@@ -141,16 +135,24 @@ class Watched:
         return series
 
 
-def watch(values: Any, grad: Any, weight: Any, name: str, bins: int, more: int, every: int) -> None:
-    """Summarize a weight and its gradient: see `Watched.take`."""
-    error = values.watched.take(grad, weight, name, bins, more, every)
+def watch(values: Any, leaf: torch.Tensor, name: str, bins: int, every: int) -> None:
+    """Summarize a weight and its gradient whenever one is added to it: see `Watched.take`."""
+    unwatch(values, name)
+    values.handles[name] = leaf.register_post_accumulate_grad_hook(lambda leaf: arrived(values, leaf, leaf.grad))
+    leaf.loom_watch = name, bins, every
+
+
+def arrived(values: Any, leaf: Any, grad: Any) -> None:
+    """Take in a gradient of a weight, or why there is none."""
+    error = values.watched.take(grad, leaf, *leaf.loom_watch)
     if error is not None and values.sharding is not None:
         values.sharding.failed(error)
 
 
-def count(values: Any, name: str, more: int) -> None:
-    """Count gradients that are not looked at."""
-    values.watched.count(name, more)
+def unwatch(values: Any, name: str) -> None:
+    """Summarize no more under a name."""
+    if (handle := values.handles.pop(name, None)) is not None:
+        handle.remove()
 
 
 def clear(values: Any, name: str) -> None:

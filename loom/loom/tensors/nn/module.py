@@ -20,7 +20,9 @@ class Parameter(Tensor):
     __slots__ = ()
 
     def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
-        super().__init__(data._home, data._value, data._meta, data._base)
+        own = data.detach()
+        super().__init__(own._home, own._value, own._meta, own._base)
+        self._root = own._root
         self.requires_grad_(requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:

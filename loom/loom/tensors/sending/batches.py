@@ -57,12 +57,12 @@ def await_answer(lock: AbstractContextManager[Any], sent: Sequence[Sent]) -> Non
     """Wait a little while the workers are busy: each batch costs as much as dozens of commands."""
     # The first look is made alone: one of Monarch's futures can be waited for by several threads only after it.
     with lock:
-        if not sent or _is_done(answer := sent[-1].answer, 0):
+        if not sent or is_done(answer := sent[-1].answer, 0):
             return
-    _is_done(answer, LATEST)
+    is_done(answer, LATEST)
 
 
-def _is_done(answer: Any, seconds: float) -> bool:
+def is_done(answer: Any, seconds: float) -> bool:
     """Wait for an answer; return whether it has come. An error in it is told when its batch is settled."""
     try:
         answer.get(timeout=seconds)

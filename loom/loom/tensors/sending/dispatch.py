@@ -6,13 +6,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
 from loom.errors import Invalid, LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
 from loom.tensors.commands import FREE, Encoder, Form, Numbered, check_number
+from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.placements import spread
 from loom.tensors.sending.batches import (
     IDLE,
@@ -26,10 +27,14 @@ from loom.tensors.sending.batches import (
     Failure,
     Sent,
     await_answer,
+    is_done,
 )
 from loom.tensors.sending.sites import Site, caller_site, place_of
 
 _log = logging.getLogger("loom")
+
+MOST_UNMET = 16
+"""Batches of commands that are put in while the workers meet; whoever adds more waits."""
 
 
 class Dispatcher:
@@ -37,9 +42,11 @@ class Dispatcher:
 
     Args:
         workers: the mesh of `loom.tensors.backend.worker.TensorWorker`.
+        told: takes the layouts that the workers tell, each with the id of the first result of its command.
     """
 
-    def __init__(self, workers: Any) -> None:
+    def __init__(self, workers: Any, told: Callable[[Sequence[Any]], None] = lambda layouts: None) -> None:
+        self._told = told
         self._program = uuid4().hex
         self.size = len(workers)
         """How many workers there are."""
@@ -47,6 +54,7 @@ class Dispatcher:
         self._joined = self.size == 1
         self._encoder = Encoder()
         self._free_form = self._encoder.form(FREE)
+        self._mode_forms = {mode: self._encoder.form(Form(".grad_mode", (mode,), outs=0)) for mode in (False, True)}
         self.queue: deque[Any] = deque()
         """What is not encoded yet, in its order: commands, and ids of tensors whose handles have died.
 
@@ -84,11 +92,13 @@ class Dispatcher:
         """What is in it and was freed since."""
         self.era = 0
         """How often the workers were made anew."""
-        self.site: Site | None = None
-        """The line for which commands are put in, if it is not the caller's."""
+        self._meeting: Any = None
+        """The future of where the workers find each other, until they have been told to become a group."""
 
     def _begin(self, workers: Any) -> None:
         self._workers = workers
+        self._mode = True
+        """Whether the last command that was put in builds a graph."""
         self._first = workers if self.size == 1 else workers.slice(**dict.fromkeys(workers.sizes, 0))
         self.began = self._call(workers.begin)
         """The future of the workers' devices."""
@@ -127,9 +137,13 @@ class Dispatcher:
         for each in numbers:
             if type(each) is not float:
                 check_number(each)
-        site = self.site or caller_site()
+        site = caller_site()
         queue = self.queue
+        mode = grad_enabled.get()
         with self._lock:
+            if mode is not self._mode:
+                self._mode = mode
+                queue.append((self._mode_forms[mode], (), (), (), site))
             if self.limit is not None:
                 self._encode()
                 if self.bytes + sum(sizes) > self.limit:
@@ -141,7 +155,7 @@ class Dispatcher:
                 self._data.append(data)
                 self._data_size += len(data)
             many = len(queue)
-            if many >= MOST_COMMANDS or self._data_size >= MOST_BYTES:
+            if (many >= MOST_COMMANDS or self._data_size >= MOST_BYTES) and self._may_flush(many):
                 self.flush()
                 return ident
         if not self._due:
@@ -151,6 +165,7 @@ class Dispatcher:
     def flush(self) -> None:
         """Send what was put in."""
         with self._lock:
+            self._meet()
             self._encode()
             if not self._sites:
                 return
@@ -163,21 +178,31 @@ class Dispatcher:
                 waiting -= self._sent[0].size
                 self._settle(self._sent.popleft())
 
+    def _may_flush(self, many: int) -> bool:
+        """Whether to send now, or to let the thread that sends wait until the workers have met."""
+        return self._meeting is None or many >= MOST_UNMET * MOST_COMMANDS
+
     def join(self) -> None:
-        """Let the workers become a group, over which tensors can be spread. The first time waits for one answer."""
+        """Let the workers become a group, over which tensors can be spread. Only what is sent next waits."""
         with self._lock:
             if self._joined:
                 return
             self.flush()
-            store = self._first.meet.call_one(self._program).get()
-            self._call(self._workers.join, store, spread(self._workers.sizes))
+            self._meeting = self._first.meet.call_one(self._program)
+            is_done(self._meeting, 0)  # one of Monarch's futures can be waited for by several threads only after it
             self._joined = True
+
+    def _meet(self) -> None:
+        """Tell the workers where they find each other, before whatever needs it."""
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            self._call(self._workers.join, meeting.get(), spread(self._workers.sizes))
 
     def read(self, idents: Sequence[int], what: str = "elements") -> list[Any]:
         """Return what the workers have for some ids, when all that was put in before is done.
 
         Args:
-            what: the ``elements``, the ``layout``, or the ``placements``.
+            what: as `loom.tensors.backend.values.Values.read` has it.
 
         Raises:
             OperationFailed: an operation on which one of them depends has failed.
@@ -191,6 +216,7 @@ class Dispatcher:
         All workers are asked, as each may have a part; the first one answers.
         """
         with self._lock:
+            self._meet()
             self._encode()
             commands, data, sites, _ = self._take() if self._sites else (None, [], [], 0)
             number = self._batch
@@ -220,8 +246,7 @@ class Dispatcher:
         values = answers[0][1]
         with self._lock:
             sites = self._reading.pop(asked.batch, [])
-            if failures := [failures for failures, _ in answers if failures]:
-                self._note(failures, asked.batch, sites)
+            self._note([of_one for of_one, _ in answers], asked.batch, sites)
             while self._sent and self._sent[0].number < asked.batch:
                 self._settle(self._sent.popleft())
         for value in values:
@@ -270,11 +295,13 @@ class Dispatcher:
 
     def _settle(self, sent: Sent) -> None:
         """Take in what became of a batch."""
-        if failures := [each for each in self._each(sent.answer.get()) if each]:
-            self._note(failures, sent.number, sent.sites)
+        self._note(self._each(sent.answer.get()), sent.number, sent.sites)
 
-    def _note(self, failures: Sequence[Sequence[Failure]], batch: int, sites: list[Site | None]) -> None:
-        """Remember what failed in some worker."""
+    def _note(self, answers: Sequence[Any], batch: int, sites: list[Site | None]) -> None:
+        """Remember what failed in some worker, and take in the layouts that the first one tells."""
+        failures = [of_one for of_one, _ in answers if of_one]
+        if layouts := answers[0][1]:
+            self._told(layouts)
         for failure in {each.place: each for of_one in reversed(failures) for each in of_one}.values():
             if failure.place >= 0:
                 self._failed[batch, failure.place] = sites[failure.place]
@@ -330,6 +357,7 @@ class Dispatcher:
             if self._joined and self.size > 1:
                 self._joined = False
                 self.join()
+                self._meet()
             freed = sorted(self._freed_since)
             loaded = self._call(workers.load, path, mark, self._encoder.next_id, freed).get()
             if problems := [each for each in self._each(loaded) if each]:
@@ -385,7 +413,10 @@ class Dispatcher:
                 await_answer(self._lock, self._sent)
                 self._some.clear()  # first: whoever puts in meanwhile is sent below
                 self._due = False
+                meeting = self._meeting
                 try:
+                    if meeting is not None:
+                        meeting.get()  # without the lock: who puts in more does not wait
                     self.flush()
                 except Exception as error:  # noqa: BLE001 - whoever queues or reads next is told
                     _log.debug("a batch of tensor commands was not sent: %s", error)

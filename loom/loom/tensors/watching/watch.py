@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loom.errors import LoomError, WrongArguments, operation_failed
-from loom.tensors.commands import Form, T
 from loom.tensors.nn.module import Module
 from loom.tensors.tensor import Tensor
 from loom.tensors.watching import plots
@@ -32,8 +31,6 @@ class Watch:
         """Of how many gradients one is summarized."""
         self.bins = 64
         self._leaf: weakref.ref[Tensor] | None = None
-        self._arrived = 0
-        """Gradients since the last one of which the workers were told."""
 
     def __repr__(self) -> str:
         leaf = None if self._leaf is None else self._leaf()
@@ -64,32 +61,15 @@ class Watch:
 
     def clear(self) -> None:
         """Forget the summaries, and count gradients from 0 again."""
-        self._arrived = 0
-        self._home._queue(self._form(".watch_clear"), ())
+        self._home._command(".watch_clear", (), self.name)
 
     def _repr_html_(self) -> str:
         return _html(self._home, [self.name])
 
-    def arrived(self, leaf: Tensor) -> None:
-        """Queue a summary of a leaf to which a gradient was added, if it is its turn."""
-        home = self._home
-        if home.recorder is not None:  # it is replayed for each gradient: the worker counts
-            if home.recorder.place(leaf)[0] == "given":
-                home.recorder.refusal = "a tensor that is watched is an argument: let it come from outside"
-            if self._arrived:
-                home.put(self._form(".watch_count", self._arrived), ())
-                self._arrived = 0
-            home._queue(self._form(".watch", self.bins, 1, self.every, tensors=2), (leaf.grad, leaf))
-            return
-        self._arrived += 1
-        if self._arrived >= self.every:
-            form = self._form(".watch", self.bins, self._arrived, self.every, tensors=2)
-            home._queue(form, (leaf.grad, leaf))
-            self._arrived = 0
-
-    def _form(self, function: str, *settings: int, tensors: int = 0) -> Any:
-        args = (*map(T, range(tensors)), self.name, *settings)
-        return self._home.form(Form(function, args, tensors=tensors, outs=0))
+    def begin(self, leaf: Tensor) -> None:
+        """Let the workers summarize a leaf whenever a gradient is added to it."""
+        self._leaf = weakref.ref(leaf)
+        self._home._command(".watch", (leaf,), self.name, self.bins, self.every)
 
 
 class Watches(Mapping[str, Watch]):
@@ -135,11 +115,7 @@ class Watching:
 
     def __init__(self, home: Any) -> None:
         self._home = home
-        self.leaves: dict[int, Watch] = {}
-        """The watches by the `id` of their leaves."""
         self._named: dict[str, Watch] = {}
-        self.version = 0
-        """How often it changed what is watched. Compiled functions have recorded summaries, and do it anew."""
 
     def watch(self, target: Any, name: str, every: int, bins: int) -> Watch | Watches:
         """Watch a leaf, or the parameters of a module: see `Tensors.watch`."""
@@ -171,6 +147,12 @@ class Watching:
         self._named.pop(watch.name, None)
         self._part(watch)
 
+    def again(self) -> None:
+        """Watch the same in new workers."""
+        for watch in self._named.values():
+            if watch._leaf is not None and (leaf := watch._leaf()) is not None:
+                watch.begin(leaf)
+
     def _begin(self, leaf: Tensor, name: str, every: int, bins: int) -> Watch:
         watch = self._named.get(name)
         if watch is None:
@@ -178,29 +160,18 @@ class Watching:
         if watch._leaf is not None and watch._leaf() is leaf and (watch.every, watch.bins) == (every, bins):
             return watch
         self._part(watch)
-        other = self.leaves.get(id(leaf))
-        if other is not None:
+        for other in [each for each in self._named.values() if each._leaf is not None and each._leaf() is leaf]:
             self.drop(other)
         watch.every, watch.bins = every, bins
-        key = id(leaf)
-        watch._leaf = weakref.ref(leaf, lambda gone: self._forget(key, gone))
-        self.leaves[key] = watch
-        self.version += 1
+        self._named[name] = watch
+        watch.begin(leaf)
         return watch
 
     def _part(self, watch: Watch) -> None:
         """Take a watch from its leaf."""
-        leaf, watch._leaf = watch._leaf, None
-        if leaf is not None:
-            self.version += 1
-            for key in [key for key, each in self.leaves.items() if each is watch]:
-                del self.leaves[key]
-
-    def _forget(self, key: int, gone: weakref.ref[Tensor]) -> None:
-        """Note that a leaf is gone. Its name stays, for the next one."""
-        watch = self.leaves.get(key)
-        if watch is not None and watch._leaf is gone:
-            del self.leaves[key]
+        if watch._leaf is not None:
+            watch._leaf = None
+            self._home._command(".unwatch", (), watch.name)
 
     def _check(self, leaf: Tensor, name: str) -> None:
         _check_name(name)

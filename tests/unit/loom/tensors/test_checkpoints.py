@@ -40,7 +40,7 @@ def test_every_tensor_is_what_it_was(lt: Tensors, tmp_path: Path) -> None:
     assert w.tolist() == [1.0, 10.0]
     del late, caught
     lt.synchronize()
-    assert len(lt._dispatcher._workers.values.tensors) == 2
+    assert len(lt._dispatcher._workers.values.tensors) == 3  # a view keeps what it is a view of
 
 
 def test_training_goes_on_from_there_as_it_did(lt: Tensors, tmp_path: Path) -> None:
@@ -145,3 +145,26 @@ def test_tensors_that_are_spread_are_restored(tmp_path: Path) -> None:
         assert (w @ w.t()).sum().item() == 225.0
         with pytest.raises(RuntimeError, match="a view of a tensor that is spread is in no checkpoint"):
             view.tolist()
+
+
+def test_leaves_keep_their_gradients_and_graphs_are_lost(lt: Tensors, tmp_path: Path) -> None:
+    w = lt.tensor([1.0, 2.0], requires_grad=True)
+    (w * w).sum().backward()
+    loss = (w * 3).sum()
+    lt.checkpoint(str(tmp_path))
+    lt.restore()
+    assert (w.grad.tolist(), loss.item()) == ([2.0, 4.0], 9.0)
+    (w * w).sum().backward()
+    assert w.grad.tolist() == [4.0, 8.0]
+    loss.backward()
+    with pytest.raises(RuntimeError, match="graph of a tensor was lost"):
+        w.grad.tolist()
+
+
+def test_hooks_are_there_again(lt: Tensors, tmp_path: Path) -> None:
+    w = lt.tensor([1.0, 2.0], requires_grad=True)
+    w.register_hook(lambda grad: grad * 10)
+    lt.checkpoint(str(tmp_path))
+    lt.restore()
+    (w * 2).sum().backward()
+    assert w.grad.tolist() == [20.0, 20.0]

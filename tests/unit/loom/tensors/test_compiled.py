@@ -22,18 +22,18 @@ def own() -> Tensors:
 def commands_of(lt: Tensors, work: Callable[[], Any]) -> int:
     """Return how many commands are queued, those that free tensors among them."""
     lt.synchronize()
-    put, many = lt.put, 0
+    put, many = lt._put, 0
 
     def counted(*args: Any) -> int:
         nonlocal many
         many += 1
         return put(*args)
 
-    lt.put = counted  # type: ignore[method-assign]
+    lt._put = counted  # type: ignore[method-assign]
     try:
         work()
     finally:
-        lt.put = put  # type: ignore[method-assign]
+        lt._put = put  # type: ignore[method-assign]
     return many
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import ALL, FLOATS, agree, given, operands, plain, shapes
+from tests.support.torch_agreement import ALL, FLOATS, agree, given, operands, plain, settled, shapes
 
 dims = st.integers(-4, 3)
 
@@ -139,5 +139,5 @@ def test_errors_have_torchs_words(lt: Tensors, name: str, work: Any) -> None:
     with pytest.raises((RuntimeError, IndexError, ValueError)) as theirs:
         work(torch, torch.zeros(2, 3))
     with pytest.raises(type(theirs.value)) as ours:
-        work(lt, lt.zeros(2, 3))
-    assert str(ours.value)[:60] == str(theirs.value)[:60]
+        settled(work(lt, lt.zeros(2, 3)))
+    assert str(theirs.value)[:60] in str(ours.value)

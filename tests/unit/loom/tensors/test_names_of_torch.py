@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from loom.tensors import names
 from loom.tensors.nn import layers
 from loom.tensors.tensors import Tensors
+from tests.support import tensor_names
 
 WORKS: dict[str, Callable[[Any], Any]] = {
     "Tensor": lambda m: isinstance(m.ones(2), m.Tensor),
@@ -72,8 +74,28 @@ OPERANDS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "BCELoss": lambda m: (m.tensor([0.5, 0.25]), m.tensor([1.0, 0.0])),
     "MaxPool2d": lambda m: (m.arange(16).view(1, 1, 4, 4).float(),),
     "AvgPool2d": lambda m: (m.arange(16).view(1, 1, 4, 4).float(),),
+    "AdaptiveAvgPool2d": lambda m: (m.arange(16).view(1, 1, 4, 4).float(),),
+    "PixelShuffle": lambda m: (m.arange(16).view(1, 4, 2, 2).float(),),
+    **{
+        name: lambda m: (m.arange(8).view(1, 1, 8).float(),)
+        for name in ("AdaptiveAvgPool1d", "AvgPool1d", "MaxPool1d", "Upsample")
+    },
+    "KLDivLoss": lambda m: (m.tensor([[-0.5, -1.0]]), m.tensor([[0.5, 0.5]])),
+    "CosineSimilarity": lambda m: (m.tensor([[0.5, -1.0]]), m.tensor([[1.0, 2.0]])),
 }
-ARGUMENTS: dict[str, tuple[int, ...]] = {"Softmax": (1,), "LogSoftmax": (1,), "MaxPool2d": (2,), "AvgPool2d": (2,)}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "KLDivLoss": (None, None, "batchmean"),
+    "Softmax": (1,),
+    "LogSoftmax": (1,),
+    "MaxPool2d": (2,),
+    "AvgPool2d": (2,),
+    "MaxPool1d": (2,),
+    "AvgPool1d": (2,),
+    "AdaptiveAvgPool1d": (2,),
+    "AdaptiveAvgPool2d": (2,),
+    "PixelShuffle": (2,),
+    "Upsample": (4,),
+}
 
 
 def operands(m: Any, name: str) -> tuple[Any, ...]:
@@ -118,3 +140,10 @@ def test_without_gradients_there_is_nothing_to_clip(lt: Tensors) -> None:
         assert m.nn.utils.clip_grad_norm_([m.ones(2, requires_grad=True)], 1.0).item() == 0.0
     with pytest.raises(ValueError, match="empty parameter list"):
         lt.nn.utils.clip_grad_norm_([], 1.0)
+
+
+def test_the_table_of_names_is_that_of_the_torch_that_is_installed() -> None:
+    if torch.__version__.partition("+")[0] == names.TORCH:
+        assert tensor_names.tables() == (names.FUNCTIONS, names.METHODS)
+    else:
+        pytest.fail(f"loom.tensors.names is of torch {names.TORCH}: run python -m tests.support.tensor_names")

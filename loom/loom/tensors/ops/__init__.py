@@ -1,1 +1,0 @@
-"""Torch's operations: what each gives, and how its gradients are computed."""

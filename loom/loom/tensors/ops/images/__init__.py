@@ -1,1 +1,0 @@
-"""Images: padding, resizing, windows and transposed convolutions."""

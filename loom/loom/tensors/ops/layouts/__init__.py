@@ -1,1 +1,0 @@
-"""Shapes, orders of dimensions, parts of tensors, and tensors put together."""

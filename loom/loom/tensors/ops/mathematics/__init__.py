@@ -1,1 +1,0 @@
-"""Special functions, statistics, products and distances."""
