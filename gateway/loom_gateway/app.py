@@ -39,7 +39,7 @@ from loom_gateway.rest.sessions import session_routes
 from loom_gateway.rest.users import user_routes
 from loom_gateway.rest.weaver import weaver_routes
 from loom_gateway.rest.weaver_changes import WeaverChanges
-from loom_gateway.sessions.draining import Draining
+from loom_gateway.sessions.draining import DrainState
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.weaver_socket.application import WeaverSocket
@@ -107,7 +107,7 @@ def create_app(
     """
     weaver = supervisor.client
     access.guard(manager)
-    draining = Draining(manager)
+    draining = DrainState(manager)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -24,7 +24,7 @@ from loom.timing import FirstByte
 from loom.token_file import TokenFile, default_path, generate_token
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
-from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol
+from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.middleware import AccessMiddleware
@@ -225,7 +225,7 @@ class _Server(uvicorn.Server):
         # The line ends up in a log, so it has no token that was given.
         announce(url=url, **({"token": self._generated} if self._generated else {}))
 
-    def _protocol(self, connection: Connection) -> HttpProtocol:
+    def _protocol(self, connection: PortConnection) -> HttpProtocol:
         return HttpProtocol(
             connection,
             self._app.state.access.shows_nothing,

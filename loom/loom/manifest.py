@@ -27,7 +27,7 @@ Blob = tuple[str, int]  # a content's digest and size in bytes
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """A file or a symbolic link of a tree."""
 
     path: str  # the path in the tree, with slashes
@@ -43,7 +43,7 @@ class Manifest:
 
     name: str  # tells the folders of a session apart
     roots: tuple[str, ...]  # folders of the tree that go on ``sys.path``, in order; ``""`` is the tree itself
-    entries: tuple[Entry, ...]
+    entries: tuple[TreeEntry, ...]
 
     @cached_property
     def digest(self) -> str:
@@ -85,7 +85,7 @@ class Manifest:
         """Return the manifest that `pack` made into bytes, or raise `ProtocolMismatch`."""
         try:
             name, roots, rows = msgpack.unpackb(data, use_list=False)
-            manifest = cls(str(name), tuple(roots), tuple(Entry(*row) for row in rows))
+            manifest = cls(str(name), tuple(roots), tuple(TreeEntry(*row) for row in rows))
             _check(manifest)
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise ProtocolMismatch(f"not the manifest of a folder: {error}") from error
@@ -120,7 +120,7 @@ def _check_path(path: Any) -> None:
         raise ValueError(f"{path!r} is no path inside a tree")
 
 
-def _check_target(entry: Entry) -> None:
+def _check_target(entry: TreeEntry) -> None:
     target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.target))
     if entry.target.startswith("/") or "\0" in entry.target or target.split("/")[0] == "..":
         raise ValueError(f"the link {entry.path!r} leads outside, to {entry.target!r}")

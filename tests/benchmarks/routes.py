@@ -22,7 +22,7 @@ from typing import Any
 from loom.errors import WeaverUnavailable
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.history import EndedSession
-from loom_gateway.sessions.session import Session, SessionState
+from loom_gateway.sessions.session import SessionState, UserSession
 from loom_gateway.weaver_socket import gateway_feed
 from tests.unit.loom_gateway.access.test_routes import GUARDED, Driver, House, path_of
 from tests.unit.loom_gateway.weaver_socket.replicas import info
@@ -100,7 +100,7 @@ async def large_house(sessions: int, replicas: int) -> AsyncIterator[House]:
             files = DriverFiles(str(folder / f"driver-{number}"))
             user = f"user {number % USERS}"
             record = DriverRecord(1, 0, f"session-{number}", user=user, shared=shared)
-            house.manager._sessions[record.session] = Session(Driver(files, record), SessionState.OPEN)
+            house.manager._sessions[record.session] = UserSession(Driver(files, record), SessionState.OPEN)
             house.manager.ended.add(EndedSession(f"ended-{number}", "it ended", 0, 1.0, 2.0, user, False, "", ""))
         line = {"time": 0.0, "mesh": "trainers", "rank": 0, "place": "", "stream": "stdout", "text": "x" * 80}
         (folder / "driver.log").write_text(f"{json.dumps(line)}\n" * (30 * sessions))

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from loom.cli.demos.demo import LiveDisplay, sentence
 from loom.cli.demos.training import (
+    DemoProgress,
     Event,
     LearningRateChanged,
     ProcessKilled,
-    Progress,
     describe,
     exit_code,
     summarize,
@@ -39,14 +39,14 @@ FINISHED_IN_TIME = 200
 EVENTS: list[Event] = [
     JobEvent(1.0, "group_trains", "digits_0", {"host": 0, "pids": [11]}),
     JobEvent(1.0, "group_trains", "digits_1", {"host": 1, "pids": [12]}),
-    Progress(10, 2.0, 0.50, 1000.0, 1.0),
+    DemoProgress(10, 2.0, 0.50, 1000.0, 1.0),
     LearningRateChanged(10, 0.1, 0.02),
     JobEvent(2.0, "checkpoint_written", "digits_0", {"step": 5}),
     ProcessKilled(3.0, 10, 1, 12),
     JobEvent(3.25, "group_failed", "digits_1", {"reason": "process 12 is gone"}),
     JobEvent(5.0, "group_restored", "digits_1", {"step": 11, "restored": "peers, at step 11", "seconds": 1.75}),
-    Progress(15, 1.0, 0.94, 3000.0, 3.0),
-    Progress(20, 0.5, 0.96, 2000.0, 2.0),
+    DemoProgress(15, 1.0, 0.94, 3000.0, 3.0),
+    DemoProgress(20, 0.5, 0.96, 2000.0, 2.0),
 ]
 
 
@@ -218,7 +218,7 @@ def test_a_process_that_is_not_replaced_before_the_end_is_in_the_summary() -> No
     assert "took its place 1.8 s later" in describe(summarize(EVENTS, 1, 2, 1.0, 9.0))
 
 
-@pytest.mark.parametrize(("last", "code"), [(Progress(20, 0.5, 0.95, 1.0, 1.0), 0), (EVENTS[-2], 1)])
+@pytest.mark.parametrize(("last", "code"), [(DemoProgress(20, 0.5, 0.95, 1.0, 1.0), 0), (EVENTS[-2], 1)])
 def test_the_exit_code_says_whether_95_percent_were_reached(last: Event, code: int) -> None:
     summary = summarize([*EVENTS, last], hosts=1, procs=2, connected_seconds=1.0, seconds=9.0)
 

@@ -16,7 +16,7 @@ import loom
 from loom.bridge.envelopes import EnvelopeKind
 from loom.errors import PortForwardFailed
 from loom.weaver.views import Away
-from loom_proxy.contexts.file import Context, ContextFile
+from loom_proxy.contexts.file import ContextFile, GatewayContext
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
@@ -41,7 +41,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def service(config: Path, kubectl: Path, cluster: LocalCluster) -> str:
     """The address of the gateway's service, which is the current context."""
     address = lead_to(cluster, kubectl)
-    ContextFile().add(Context("prod", address), cluster.token)
+    ContextFile().add(GatewayContext("prod", address), cluster.token)
     return address
 
 
@@ -107,7 +107,7 @@ def test_ctrl_c_while_kubectl_starts_leaves_no_kubectl(
 
 @pytest.mark.usefixtures("config")
 def test_what_kubectl_says_comes_with_the_context(kubectl: Path) -> None:
-    ContextFile().add(Context("prod", "kube://default/nothing"), "secret")
+    ContextFile().add(GatewayContext("prod", "kube://default/nothing"), "secret")
 
     with pytest.raises(PortForwardFailed, match=r'"nothing" not found.*from the context prod'):
         loom.connect()

@@ -1,7 +1,7 @@
-"""`Body` and `Answer`: the two bodies of a request, which have a size, a time, and a place in a user's budget.
+"""`RequestBody` and `BoundedAnswer`: the two bodies of a request, with size, time and a place in a user's budget.
 
-An application reads the body by `Body.receive`. When the body exceeds a bound, `Body` answers in the place of the
-application, which is told that the client has gone, and drops what the application still sends.
+An application reads the body by `RequestBody.receive`. When the body exceeds a bound, `RequestBody` answers in the
+place of the application, which is told that the client has gone, and drops what the application still sends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def largest_body(method: str, path: str) -> int:
     return MAX_PLAN_BODY if path in PLANS else MAX_BODY
 
 
-class Body:
+class RequestBody:
     """The body of one request.
 
     Args:
@@ -145,7 +145,7 @@ class Body:
             self._taken = size
 
 
-class Answer:
+class BoundedAnswer:
     """The answer to one request. If it is large, its bytes count for the user until the client has read them.
 
     Args:

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.rate_limits import address_key
-from loom_gateway.relay.turns import SLICE, Turns
+from loom_gateway.relay.turns import SLICE, RelayTurns
 from loom_gateway.relay.websocket import RelaySocket
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _WITHOUT_TURN = 4  # requests of a user at once that wait for no turn
 _FULL_PAUSE = 0.1  # seconds before accepting again if the process or the machine has no descriptor left
 
 CONNECTION = "loom.connection"
-"""The key of a request's `Connection` in its scope."""
+"""The key of a request's `PortConnection` in its scope."""
 
 
 class Unheard(Enum):
@@ -55,7 +55,7 @@ class Unheard(Enum):
     TIMEOUT = "no_token_in_time"
 
 
-class Connection:
+class PortConnection:
     """A connection to the gateway's port."""
 
     def __init__(self, all_of_them: Connections, sock: socket.socket, address: str) -> None:
@@ -167,11 +167,11 @@ class Connections:
         self._timeout = timeout
         self.refusals: Counter[str] = Counter() if refusals is None else refusals
         self._count = 0
-        self.turns = Turns()
+        self.turns = RelayTurns()
         self.budget = budget or Budgets.of().connections
         self.budget.of_user = min(self.budget.of_user or self.most, max(self.most // 2, 1))
-        self._waiting: dict[Connection, None] = {}  # the oldest first
-        self._by_address: dict[str, dict[Connection, None]] = {}
+        self._waiting: dict[PortConnection, None] = {}  # the oldest first
+        self._by_address: dict[str, dict[PortConnection, None]] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -186,14 +186,14 @@ class Connections:
         """The number of connections without a request under way whose token is good."""
         return len(self._waiting)
 
-    def add(self, sock: socket.socket, host: str) -> Connection | None:
+    def add(self, sock: socket.socket, host: str) -> PortConnection | None:
         """Return a new connection, which waits; None if there are too many and none of them waits."""
         if self._count >= self.most:
             if not self._waiting:
                 self.refusals[Unheard.FULL.value] += 1
                 return None
             next(iter(self._waiting)).cut(Unheard.FULL)
-        connection = Connection(self, sock, "" if _is_among(host, self._proxies) else address_key(host))
+        connection = PortConnection(self, sock, "" if _is_among(host, self._proxies) else address_key(host))
         of_address = self._by_address.get(connection.address, {})
         if connection.address and self._most_of_address and len(of_address) >= self._most_of_address:
             next(iter(of_address)).cut(Unheard.ADDRESS_FULL)
@@ -201,11 +201,11 @@ class Connections:
         connection.wait()
         return connection
 
-    def waits(self, connection: Connection) -> None:
+    def waits(self, connection: PortConnection) -> None:
         self._waiting.setdefault(connection)
         self._by_address.setdefault(connection.address, {}).setdefault(connection)
 
-    def admitted(self, connection: Connection) -> None:
+    def admitted(self, connection: PortConnection) -> None:
         if connection in self._waiting:
             del self._waiting[connection]
             of_address = self._by_address[connection.address]
@@ -229,7 +229,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: PortConnection,
         shows_nothing: Callable[[list[tuple[bytes, bytes]]], bool],
         *args: Any,
         **kwargs: Any,
@@ -356,12 +356,12 @@ class PacedFlow(FlowControl):
             super().resume_reading()
 
 
-async def _of_connection(app: Any, connection: Connection, scope: Any, receive: Any, send: Any) -> None:
+async def _of_connection(app: Any, connection: PortConnection, scope: Any, receive: Any, send: Any) -> None:
     scope[CONNECTION] = connection
     await app(scope, receive, send)
 
 
-def _upgrade(connection: Connection, **options: Any) -> RelaySocket:
+def _upgrade(connection: PortConnection, **options: Any) -> RelaySocket:
     protocol = RelaySocket(**options)
     protocol.turns = connection.turns
     protocol.app = partial(_of_connection, protocol.app, connection)
@@ -370,8 +370,8 @@ def _upgrade(connection: Connection, **options: Any) -> RelaySocket:
 
 
 async def admit(scope: MutableMapping[str, Any], user: str) -> None:
-    """Note that the token of a user's request is good; wait for the user's turn. Raise as `Connection.admit`."""
-    connection: Connection | None = scope.get(CONNECTION)
+    """Note that a request's token is good; wait for the user's turn. Raise as `PortConnection.admit`."""
+    connection: PortConnection | None = scope.get(CONNECTION)
     if connection is not None:
         connection.admit(user)
         await connection.turn()
@@ -379,7 +379,7 @@ async def admit(scope: MutableMapping[str, Any], user: str) -> None:
 
 def when_read(scope: MutableMapping[str, Any], read: Callable[[], None]) -> None:
     """Call a function when the client has read the answer to a request."""
-    connection: Connection | None = scope.get(CONNECTION)
+    connection: PortConnection | None = scope.get(CONNECTION)
     (_at_once if connection is None else connection.when_read)(read)
 
 
@@ -397,7 +397,7 @@ class Acceptor:
         self,
         listener: socket.socket,
         connections: Connections,
-        protocol: Callable[[Connection], asyncio.Protocol],
+        protocol: Callable[[PortConnection], asyncio.Protocol],
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -436,7 +436,7 @@ class Acceptor:
         if self._listener.fileno() != -1:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    async def _begin(self, sock: socket.socket, connection: Connection) -> None:
+    async def _begin(self, sock: socket.socket, connection: PortConnection) -> None:
         timeout = {"ssl_handshake_timeout": REQUEST_TIMEOUT} if self._tls else {}
         protocol = partial(self._protocol, connection)
         try:

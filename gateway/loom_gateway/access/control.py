@@ -42,7 +42,7 @@ from loom_gateway.access.sign_ins import SignIn, SignIns
 from loom_gateway.access.tokens import KeyWanted, SignedToken, TokenAuthority
 from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import Session
+from loom_gateway.sessions.session import UserSession
 from loom_gateway.settings import Limits
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class _Connection:
 
     principal: Principal
     disconnect: Disconnect
-    session: Session | EndedSession | None
+    session: UserSession | EndedSession | None
     scope: str
     """The scope in the session that it needs."""
 
@@ -232,7 +232,7 @@ class AccessControl(SessionAccess):
                 self.audit.refused(error, None, peer)
                 raise
 
-    async def check_hello(self, principal: Principal, hello: Hello) -> Session | None:
+    async def check_hello(self, principal: Principal, hello: Hello) -> UserSession | None:
         """Return the session that a hello asks for, if its client may have it; None if it asks for a new one.
 
         Raises: as `find_session`.
@@ -278,7 +278,7 @@ class AccessControl(SessionAccess):
         self,
         principal: Principal,
         disconnect: Disconnect,
-        session: Session | EndedSession | None = None,
+        session: UserSession | EndedSession | None = None,
         scope: str = "view",
     ) -> Iterator[None]:
         """Call ``disconnect`` if a connected principal's token is revoked or expires.
@@ -301,7 +301,7 @@ class AccessControl(SessionAccess):
             self.sign_ins.confirm(principal.sign_in, now)
         self._authority.confirm_shown(principal.token, now)
 
-    def confirm_right(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
+    def confirm_right(self, principal: Principal, session: UserSession | EndedSession, scope: str) -> None:
         """Check that a principal who had a scope in a session still has it.
 
         Raises:
@@ -311,7 +311,7 @@ class AccessControl(SessionAccess):
         self.confirm(principal)
         self.check_shared(principal, session, scope)
 
-    def has_right(self, principal: Principal, session: Session | EndedSession, scope: str) -> bool:
+    def has_right(self, principal: Principal, session: UserSession | EndedSession, scope: str) -> bool:
         """Return whether `confirm_right` would raise nothing."""
         try:
             self.confirm_right(principal, session, scope)
@@ -319,13 +319,13 @@ class AccessControl(SessionAccess):
             return False
         return True
 
-    async def share(self, principal: Principal, name: str, user: str, scope: str) -> Session:
+    async def share(self, principal: Principal, name: str, user: str, scope: str) -> UserSession:
         """Do as `SessionAccess.share`, and disconnect the clients for whom the share has become too small."""
         session = await super().share(principal, name, user, scope)
         self._disconnect_denied()
         return session
 
-    async def unshare(self, principal: Principal, name: str, user: str) -> Session:
+    async def unshare(self, principal: Principal, name: str, user: str) -> UserSession:
         """Do as `SessionAccess.unshare`, and disconnect the clients that the share let in."""
         session = await super().unshare(principal, name, user)
         self._disconnect_denied()
@@ -369,7 +369,7 @@ class AccessControl(SessionAccess):
                         tasks.run("end a session", manager.end(session, str(error).partition(":")[0]))
 
     @contextmanager
-    def inside(self, principal: Principal, session: Session, hello: Hello) -> Iterator[None]:
+    def inside(self, principal: Principal, session: UserSession, hello: Hello) -> Iterator[None]:
         """Note in the audit that a client enters and leaves a session."""
         if hello.stream:
             event = "resumed"
@@ -386,7 +386,7 @@ class AccessControl(SessionAccess):
         finally:
             self.audit.put("left", principal.token, principal.peer, session=session.name)
 
-    def session_ended(self, session: Session) -> None:
+    def session_ended(self, session: UserSession) -> None:
         reason = session.driver.reason or "its driver ended by itself"
         details = {"session": session.name, "reason": reason, "exit_code": session.driver.exit_code}
         self.audit.put("ended", None, "", opened_by=session.owner, user=session.user, **details)

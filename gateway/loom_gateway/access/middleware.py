@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loom.errors import AuthenticationError, LoomError, RateLimited, ScopeError
-from loom_gateway.access.bodies import Answer, Body
+from loom_gateway.access.bodies import BoundedAnswer, RequestBody
 from loom_gateway.access.connections import admit, when_read
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.origins import READS, AllowedHosts
@@ -65,9 +65,11 @@ class AccessMiddleware:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, principal: Principal, reads: bool) -> None:
         """Serve a request whose bodies are within their bounds."""
         budgets = self._access.budgets
-        answer = Answer(scope, send, principal.user, budgets.answers, error_response, partial(when_read, scope))
+        answer = BoundedAnswer(
+            scope, send, principal.user, budgets.answers, error_response, partial(when_read, scope)
+        )
         count = partial(self._access.count_request, principal)
-        body = Body(scope, receive, answer.send, principal.user, budgets.bodies, error_response, count)
+        body = RequestBody(scope, receive, answer.send, principal.user, budgets.bodies, error_response, count)
         try:
             body.begin()
             await self._serve_bounded(scope, body.receive, body.send, principal, reads)

@@ -14,7 +14,7 @@ from loom_gateway.access.audit import Audit
 from loom_gateway.access.sign_ins import SignIn
 from loom_gateway.sessions.history import EndedSession
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import Session
+from loom_gateway.sessions.session import UserSession
 
 SHARED_SCOPES = SCOPES[:-1]
 """The scopes for which a session can be shared."""
@@ -46,7 +46,7 @@ class Principal:
         """Whether what belongs to other users is reachable, too."""
         return self.token.scope == ADMIN
 
-    def right(self, session: Session | EndedSession) -> str | None:
+    def right(self, session: UserSession | EndedSession) -> str | None:
         """Return the largest scope in which a session is reachable; None if it is not."""
         if self.is_admin or self.user == session.user:
             return self.token.scope
@@ -76,7 +76,7 @@ class SessionAccess:
             self.audit.refused(error, token, principal.peer)
             raise error
 
-    def sessions(self, principal: Principal) -> list[Session]:
+    def sessions(self, principal: Principal) -> list[UserSession]:
         """Return the living sessions that a principal may see: the user's own, and those shared with the user."""
         return [one for one in self._manager.sessions() if principal.right(one) is not None]
 
@@ -84,7 +84,7 @@ class SessionAccess:
         """Return the sessions that have ended and that a principal could see."""
         return [one for one in self._manager.ended.all() if principal.right(one) is not None]
 
-    def find_session(self, principal: Principal, name: str, scope: str, what: str) -> Session:
+    def find_session(self, principal: Principal, name: str, scope: str, what: str) -> UserSession:
         """Return a living session for a principal who has a scope in it.
 
         Args:
@@ -98,7 +98,7 @@ class SessionAccess:
         self._with_right(principal, name, scope, what)
         return self._manager.get(name)
 
-    def find_own_session(self, principal: Principal, name: str, what: str) -> Session:
+    def find_own_session(self, principal: Principal, name: str, what: str) -> UserSession:
         """Return a living session of the principal's own, or for an admin any. Raise as `find_session`.
 
         Raises:
@@ -110,11 +110,11 @@ class SessionAccess:
         self.require(principal, "operate", what)
         return self._manager.get(name)
 
-    def find_readable(self, principal: Principal, name: str) -> Session | EndedSession:
+    def find_readable(self, principal: Principal, name: str) -> UserSession | EndedSession:
         """Return a session, living or ended, whose log a principal may read. Raise as `find_session`."""
         return self._with_right(principal, name, "view", "to read a session's log")
 
-    def _with_right(self, principal: Principal, name: str, scope: str, what: str) -> Session | EndedSession:
+    def _with_right(self, principal: Principal, name: str, scope: str, what: str) -> UserSession | EndedSession:
         session = self._manager.find(name)
         right = None if session is None else principal.right(session)
         if session is None or right is None:
@@ -132,7 +132,7 @@ class SessionAccess:
             )
         return session
 
-    async def share(self, principal: Principal, name: str, user: str, scope: str) -> Session:
+    async def share(self, principal: Principal, name: str, user: str, scope: str) -> UserSession:
         """Share a session of the principal's with a user, in a scope up to ``drive``, in place of the one before.
 
         Raises:
@@ -152,7 +152,7 @@ class SessionAccess:
         await self._manager.share(session, user, scope)
         return session
 
-    async def unshare(self, principal: Principal, name: str, user: str) -> Session:
+    async def unshare(self, principal: Principal, name: str, user: str) -> UserSession:
         """Take back a share of a session.
 
         Raises:
@@ -165,11 +165,11 @@ class SessionAccess:
         await self._manager.share(session, user, None)
         return session
 
-    def guest(self, principal: Principal, session: Session) -> str | None:
+    def guest(self, principal: Principal, session: UserSession) -> str | None:
         """Return a principal's user if a session is shared with the user, and not the user's own or an admin's."""
         return None if principal.is_admin or principal.user == session.user else principal.user
 
-    def check_shared(self, principal: Principal, session: Session | EndedSession, scope: str) -> None:
+    def check_shared(self, principal: Principal, session: UserSession | EndedSession, scope: str) -> None:
         """Raise `ScopeError` if a principal has not a scope in a session any more."""
         right = principal.right(session)
         if right is None or SCOPES.index(right) < SCOPES.index(scope):

@@ -44,14 +44,14 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
     from loom_gateway.driver.clients.results import StoredResults
     from loom_gateway.driver.output.spool import LogSpool
     from loom_gateway.driver.server import DriverServer
-    from loom_gateway.driver.session.session import Session
-    from loom_gateway.driver.weaver_link import WeaverLink
+    from loom_gateway.driver.session.session import DrivenSession
+    from loom_gateway.driver.weaver_link import DriverWeaverLink
 
     loop = asyncio.get_running_loop()
 
-    def new_session(opening: OpenSession) -> Session:
-        session = Session(
-            WeaverLink(options.weaver, opening, loop),
+    def new_session(opening: OpenSession) -> DrivenSession:
+        session = DrivenSession(
+            DriverWeaverLink(options.weaver, opening, loop),
             options.worker,
             options.workers_file,
             loop,

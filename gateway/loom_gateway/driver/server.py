@@ -15,8 +15,8 @@ from loom.wire.bodies import OpenSession
 from loom.wire.handshake import Hello, check_protocol
 from loom_gateway.driver.clients.connection import ClientConnection
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.driver.session.session import Session
-from loom_gateway.sessions.peer import Peer
+from loom_gateway.driver.session.session import DrivenSession
+from loom_gateway.sessions.peer import UnixPeer
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class DriverServer:
         self,
         listener: socket.socket,
         lifetime: Lifetime,
-        new_session: Callable[[OpenSession], Session],
+        new_session: Callable[[OpenSession], DrivenSession],
         gateway_uid: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -43,7 +43,7 @@ class DriverServer:
         self._gateway_uid = gateway_uid
         self._lifetime = lifetime
         self._new_session = new_session
-        self._session: Session | None = None
+        self._session: DrivenSession | None = None
         self._opening = threading.Lock()  # held while the first client opens the session
         self._ending: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()  # set when the session is over and its meshes have been stopped
@@ -59,7 +59,7 @@ class DriverServer:
                 if self._listener.fileno() < 0:
                     return  # the listener was closed
                 raise  # such as too many open files, which passes
-            peer = Peer.of(sock)
+            peer = UnixPeer.of(sock)
             if peer.uid != self._gateway_uid:
                 logger.warning("process %d of user id %d is no gateway, and is sent away", peer.pid, peer.uid)
                 sock.close()
@@ -67,7 +67,7 @@ class DriverServer:
             connection = ClientConnection(self._open, self._describe, sock)
             threading.Thread(target=connection.run, name="client", daemon=True).start()
 
-    def _open(self, hello: Hello, opening: OpenSession) -> Session:
+    def _open(self, hello: Hello, opening: OpenSession) -> DrivenSession:
         """Return the session. Attach to the workers first if this is the first client. On a client's thread."""
         check_protocol(hello.protocol, ours="driver", theirs="client")
         self._lifetime.check_goes_on(opening.session)

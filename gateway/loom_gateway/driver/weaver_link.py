@@ -33,7 +33,7 @@ AUDIT_TIMEOUT = 5.0  # seconds that the weaver has to take a line for the audit
 CALLS_EVERY = 2.0  # seconds between two reports of the calls' durations
 
 
-class WeaverLink:
+class DriverWeaverLink:
     """Reports one session's processes to the weaver, and asks it. On the driver's event loop."""
 
     def __init__(self, folder: str | None, opening: OpenSession, loop: asyncio.AbstractEventLoop) -> None:

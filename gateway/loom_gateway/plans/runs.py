@@ -13,8 +13,8 @@ from enum import Enum
 
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.plans.plan import Plan
-from loom.chaos.runs.progress import Progress
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.progress import PlanProgress
+from loom.chaos.runs.run import PlanExecution
 from loom.control.faults import Place
 from loom.errors import (
     Denied,
@@ -82,7 +82,7 @@ class PlanRun:
         self.state = PlanState.RUNNING
         self.why: str | None = None
         """Why it was cancelled or has failed."""
-        self.progress = Progress()
+        self.progress = PlanProgress()
         self.lines: list[tuple[float, str]] = []
         """What happened: seconds since the epoch, and a text."""
         self.over = asyncio.Event()
@@ -90,7 +90,7 @@ class PlanRun:
         self._cancelled: str | None = None
         self.confirm = weaver.confirm
         """Raises `TokenRevoked` if the one who began it may not any more."""
-        self._run = Run(plan, weaver, self._say, lambda: self.progress.look(self._run))
+        self._run = PlanExecution(plan, weaver, self._say, lambda: self.progress.look(self._run))
         self.progress.begin(self._run)
 
     async def check(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from loom.control.commands import Acknowledgement
-from loom.control.operations import Inject, RemoveFault
+from loom.control.operations import InjectFault, RemoveFault
 from loom.errors import LoomError
 from loom.weaver.client import WeaverClient
 from loom.weaver.views import CommandState, GoodputRecord, MetricPoint, ReplicaInfo, WeaverEvent
@@ -116,7 +116,7 @@ class PlanWeaver:
     ) -> PlanInjection:
         """Inject a fault, if the principal still may."""
         wanted = {"fault": fault, "target": target, "duration": duration, "params": params, "id": id}
-        asked = checked_change(Inject, wanted)
+        asked = checked_change(InjectFault, wanted)
         return PlanInjection(self, self._wait(self._inject(asked)))
 
     def remove_injection(self, id: str) -> CommandState:
@@ -125,7 +125,7 @@ class PlanWeaver:
         given = self._wait(removing)
         return CommandState.from_body(self.ask("command_state", id=given["id"], wait=REMOVED_WITHIN))
 
-    async def _inject(self, asked: Inject) -> Any:
+    async def _inject(self, asked: InjectFault) -> Any:
         self.confirm()
         await self._access.audit.ask(self._principal.token, self._principal.peer, **self._about)
         return await self._audited(lambda note: self._changes.make(asked, self._principal, self._of, note))

@@ -1,4 +1,4 @@
-"""`Forwarder`, which forwards TCP connections to the pod that has the gateway.
+"""`PortForwarder`, which forwards TCP connections to the pod that has the gateway.
 
 Connections are bounded as the gateway's own are (`loom_gateway.access.connections`). The gateway, which sees
 tokens, closes the connections that show none; the forwarder learns from its answers which may stay.
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 
-from loom_gateway.access.connections import Connection, Connections
+from loom_gateway.access.connections import Connections, PortConnection
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ GOOD = (b"HTTP/1.1 1", b"HTTP/1.1 2")
 """What answers begin with to which a connection owes its stay: a WebSocket, or what was asked for."""
 
 
-class Forwarder:
+class PortForwarder:
     """Listens on a port, and forwards each connection to the same port of another pod."""
 
     def __init__(self, port: int) -> None:
@@ -80,7 +80,7 @@ class Forwarder:
                 connection.closed()
 
     async def _forward(
-        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, connection: PortConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if self.target is None:
             return
@@ -102,7 +102,7 @@ class _Direction:
     """One direction of a connection. The answers to a ``client`` show whether it may stay."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: Connection | None = None
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: PortConnection | None = None
     ) -> None:
         self._reader = reader
         self._writer = writer

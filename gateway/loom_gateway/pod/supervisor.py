@@ -27,7 +27,7 @@ from loom.errors import PodUnreachable
 from loom.process import tasks
 from loom.process.listen import bracketed
 from loom.token_file import TokenFile
-from loom_gateway.pod.forwarding import Forwarder
+from loom_gateway.pod.forwarding import PortForwarder
 from loom_gateway.pod.peers import ask_pod
 from loom_gateway.pod.process import SupervisedProcess
 from loom_gateway.pod.settings import PodSettings
@@ -79,7 +79,7 @@ class PodSupervisor:
         self.name = name
         self._folder = folder
         self._asking = ThreadPoolExecutor(ASKED_AT_ONCE, "peers")
-        self._forwarder = Forwarder(settings.gateway_port)
+        self._forwarder = PortForwarder(settings.gateway_port)
         self._worker_address = f"tcp://{bracketed(address)}:{settings.monarch_port}"
         self.worker = SupervisedProcess(
             "worker",

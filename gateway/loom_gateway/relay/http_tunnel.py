@@ -36,7 +36,7 @@ from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.relay.relay import MAX_HELLO
-from loom_gateway.relay.turns import MESSAGES, Turns
+from loom_gateway.relay.turns import MESSAGES, RelayTurns
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Tunnel:
         on_close: Callable[[], object],
         user: str = "",
         answers: Budget | None = None,
-        turns: Turns | None = None,
+        turns: RelayTurns | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.gone = self._loop.create_future()
@@ -87,7 +87,7 @@ class Tunnel:
         self._on_close = on_close
         self._user = user
         self._answers = answers or Budgets.of().answers
-        self._turns = turns or Turns()
+        self._turns = turns or RelayTurns()
         self._passing = asyncio.Lock()  # held while a batch is passed on
         self._counted = 0  # bytes of the budget: of `_frames` and `_batch`
         self._waits_for_room = False  # whether the budget is full
@@ -259,7 +259,7 @@ class Tunnels:
         self._relay = relay
         self._idle = idle
         self._budgets = budgets or Budgets.of()
-        self._turns = Turns()
+        self._turns = RelayTurns()
         self._tunnels: dict[str, tuple[str, Tunnel]] = {}  # with the id of the client's token
         self._tasks: set[asyncio.Task[None]] = set()
         self.routes = [

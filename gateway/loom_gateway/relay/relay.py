@@ -25,10 +25,10 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl, scope_of
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.links import ClientSocket, DriverLink
-from loom_gateway.sessions.draining import Draining
+from loom_gateway.sessions.draining import DrainState
 from loom_gateway.sessions.driver_process import NotOurDriver
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import Session, SessionState
+from loom_gateway.sessions.session import SessionState, UserSession
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Relay:
         self,
         manager: SessionManager,
         access: AccessControl,
-        draining: Draining,
+        draining: DrainState,
         weaver_key: Callable[[str, str], str],
     ) -> None:
         self._manager = manager
@@ -64,7 +64,7 @@ class Relay:
         await send({"type": "websocket.accept"})
         principal: Principal = scope["loom.principal"]
         socket: ClientSocket = scope["loom.socket"]
-        session: Session | None = None
+        session: UserSession | None = None
         link: DriverLink | None = None
         try:
             with _cancelled_by(socket.gone):
@@ -91,13 +91,13 @@ class Relay:
                 session.greeted -= 1
                 self._end_if_unknown(session, socket)
 
-    def _end_if_unknown(self, session: Session, socket: ClientSocket) -> None:
+    def _end_if_unknown(self, session: UserSession, socket: ClientSocket) -> None:
         """End a session that never opened, unless its client asks for it on another connection."""
         if session.state is SessionState.STARTING and not session.greeted:
             why = "its client left before it was open" if socket.gone.done() else "it could not be opened"
             tasks.run("end a session", self._manager.end(session, why))
 
-    async def _open(self, principal: Principal, opening: str) -> Session:
+    async def _open(self, principal: Principal, opening: str) -> UserSession:
         """Return a new session, or the one that an earlier hello has opened whose answer did not arrive."""
         user = principal.user
         opened = self._manager.opened_by(user, opening)
@@ -107,7 +107,7 @@ class Relay:
         with self._access.opening(principal):
             return await self._manager.create(principal.token.id, user, opening)
 
-    async def _connect(self, session: Session, hello_frame: bytes, guest: str | None) -> DriverLink:
+    async def _connect(self, session: UserSession, hello_frame: bytes, guest: str | None) -> DriverLink:
         """Connect to a session's driver, and pass on the client's hello and, of a guest, the user."""
         if guest is not None and not session.driver.record.knows_users:
             raise ProtocolMismatch(
@@ -136,7 +136,7 @@ class Relay:
         link.write(hello_frame)
         return link
 
-    async def _is_welcome(self, session: Session, link: DriverLink, send: Send) -> bool:
+    async def _is_welcome(self, session: UserSession, link: DriverLink, send: Send) -> bool:
         """Pass on the driver's answer to the hello. Return whether it accepts the client."""
         first = await link.next()
         if link.error is not None:
@@ -157,7 +157,7 @@ class Relay:
 
     async def _relay(
         self,
-        session: Session,
+        session: UserSession,
         link: DriverLink,
         hello: Hello,
         principal: Principal,
@@ -234,7 +234,7 @@ def _read_hello(frame: bytes) -> Hello:
     return hello
 
 
-async def _await_exit(session: Session) -> bool:
+async def _await_exit(session: UserSession) -> bool:
     """Wait for a driver's exit code after its socket has closed. Return whether the driver has ended."""
     try:
         await asyncio.wait_for(session.driver.exited.wait(), EXIT_TIMEOUT)
@@ -244,7 +244,7 @@ async def _await_exit(session: Session) -> bool:
     return True
 
 
-async def _report_end(session: Session, link: DriverLink, send: Send) -> None:
+async def _report_end(session: UserSession, link: DriverLink, send: Send) -> None:
     """Wait until the driver has closed the connection, and tell the client why."""
     await link.closed
     last = _last_word(link.last_frame)
@@ -269,7 +269,7 @@ def _last_word(frame: bytes) -> int | None:
     return ends[0] if decoded.seq == 0 and ends else None
 
 
-async def _report_loss(session: Session, send: Send) -> None:
+async def _report_loss(session: UserSession, send: Send) -> None:
     if await _await_exit(session):
         await _refuse(send, session.ended().error())
     else:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from loom.errors import LimitReached, ProtocolMismatch
 from loom.timing import clock
-from loom.timing.collecting import ProcessSpans, Records
+from loom.timing.collecting import ProcessSpans, SpanRecords
 from loom.timing.files import HOST
 from loom.timing.spans import recorder
 from loom.timing.trace_ids import checked_trace
@@ -46,7 +46,7 @@ class RelayedCalls:
         if traffic.observer is not None:
             raise LimitReached("the calls of this session are being observed: ask again when that is done")
         self._traffic = traffic
-        self._records = Records()
+        self._records = SpanRecords()
         self._calls: dict[tuple[str, int], tuple[float, _Head]] = {}
         """The calls that are not answered, by stream and id, each with the time when it had come."""
         self._moving: dict[tuple[str, bool, int], _Head] = {}

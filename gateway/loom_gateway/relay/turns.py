@@ -1,4 +1,4 @@
-"""`Turns`: the event loop's time, shared among users while frames come faster than they can be handled.
+"""`RelayTurns`: the event loop's time, shared among users while frames come faster than they can be handled.
 
 An event loop handles everything that a socket has before it looks at the next one, and 256 KiB of the smallest
 frames take it a second. So `MESSAGES` messages of one connection are handled at once. The rest waits, and nothing
@@ -19,7 +19,7 @@ SLICE = 1 << 10
 """Bytes of one connection that are parsed at once while they may be control frames, which take 6 bytes each."""
 
 
-class Turns:
+class RelayTurns:
     """The connections that wait for their turn, by user."""
 
     def __init__(self) -> None:

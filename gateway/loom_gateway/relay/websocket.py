@@ -18,7 +18,7 @@ from loom.wire.messages import Buffer
 from loom.wire.sockets import keep_queues_short
 from loom.wire.websocket import WebSocketFrames, joined, message_head
 from loom_gateway.relay.links import DriverLink
-from loom_gateway.relay.turns import MESSAGES, SLICE, Turns
+from loom_gateway.relay.turns import MESSAGES, SLICE, RelayTurns
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class RelaySocket(WebSocketsSansIOProtocol):
         self.gone = self.loop.create_future()
         self._link: DriverLink | None = None
         self._splitter = WebSocketFrames(MAX_FRAME + 4096)
-        self.turns = Turns()
+        self.turns = RelayTurns()
         """The turns of the gateway's connections. A connection of its own has its own."""
         self._unhandled: Iterator[bool] | None = None  # what has been read and waits for its turn
         self._driver_full = False  # whether the driver takes no frames for now

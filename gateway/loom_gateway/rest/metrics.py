@@ -27,7 +27,7 @@ from loom.weaver.keys import EVERYONE
 from loom.weaver.states import ReplicaState
 from loom_gateway.offload import OFFLOAD, Work
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import Session, SessionState
+from loom_gateway.sessions.session import SessionState, UserSession
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -113,7 +113,7 @@ class _SessionNumbers(NamedTuple):
     counters: tuple[int, ...]
 
     @classmethod
-    def of(cls, session: Session) -> _SessionNumbers:
+    def of(cls, session: UserSession) -> _SessionNumbers:
         counters = tuple(attrgetter(attribute)(session) for attribute, _, _ in _SESSION_COUNTERS)
         return cls(session.user, session.name, session.state, session.clients, counters)
 

@@ -23,7 +23,7 @@ from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, Sessi
 from loom_gateway.sessions.history import EndedSession, EndedSessionInfo
 from loom_gateway.sessions.log_feed import LogQuery
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import Session, SessionState, ask_lives
+from loom_gateway.sessions.session import SessionState, UserSession, ask_lives
 
 
 class SessionInfo(BaseModel):
@@ -216,7 +216,7 @@ def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
     return router
 
 
-async def _session_list(shown: Sequence[Session], ended: Sequence[EndedSession]) -> bytes:
+async def _session_list(shown: Sequence[UserSession], ended: Sequence[EndedSession]) -> bytes:
     """Return a `SessionList` as JSON. It is made in turns, because the event loop relays every session's calls."""
     turns, living, over = Turns(), list[bytes](), list[bytes]()
     for session in shown:
@@ -229,7 +229,7 @@ async def _session_list(shown: Sequence[Session], ended: Sequence[EndedSession])
 
 
 async def _while_allowed(
-    lines: AsyncIterator[bytes], access: AccessControl, principal: Principal, session: Session | EndedSession
+    lines: AsyncIterator[bytes], access: AccessControl, principal: Principal, session: UserSession | EndedSession
 ) -> AsyncIterator[bytes]:
     """Pass a session's lines on until their reader's token is revoked or expires, or the share is taken back."""
     reading: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()

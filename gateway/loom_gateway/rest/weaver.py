@@ -16,7 +16,7 @@ from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, BeforeValidator, create_model
 
-from loom.control.operations import INNER, OPERATIONS, GiveCommand, Operation, Reach, Replicas, is_required
+from loom.control.operations import INNER, OPERATIONS, GetReplicas, GiveCommand, Operation, Reach, is_required
 from loom.errors import WrongArguments
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
@@ -108,7 +108,7 @@ def weaver_routes(weaver: WeaverClient, access: AccessControl, changes: WeaverCh
     for operation in OPERATIONS.values():
         everyones = Reach.EVERYONE in operation.reach and not operation.reads()
         add(operation, f"/weaver/{operation.route.shown_path}", _reported_of if everyones else _asked_of)
-    add(Replicas, "/sessions/{name}/replicas", _of_session)
+    add(GetReplicas, "/sessions/{name}/replicas", _of_session)
     add(GiveCommand, "/sessions/{name}/commands", _of_session)
     return router
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter
 
 from loom.control.faults import Place, check_fault
-from loom.control.operations import GiveCommand, Inject, Operation
+from loom.control.operations import GiveCommand, InjectFault, Operation
 from loom.errors import WrongArguments
 from loom.weaver.client import WeaverClient
 from loom.weaver.views import InjectionState
@@ -76,7 +76,7 @@ class WeaverChanges:
         about.update(about_whose(of))
         note(event, about)
         given = {name: value for name, value in vars(asked).items() if value is not None}
-        if isinstance(asked, Inject):
+        if isinstance(asked, InjectFault):
             kind, given["params"], given["duration"] = check_fault(asked.fault, asked.params, asked.duration)
             if kind.place is Place.GATEWAY:
                 if not isinstance(asked.target, str):
@@ -86,9 +86,9 @@ class WeaverChanges:
             given["admin"] = by.is_admin
         state = await self._weaver.do(asked.name, by.token.name, **of, **given)
         if asked.gives:
-            hit = {"replicas": state["replicas"][:100]} if isinstance(asked, Inject) else {}
+            hit = {"replicas": state["replicas"][:100]} if isinstance(asked, InjectFault) else {}
             note(event, {**about, "command": state["id"], **hit})
-        return {**state, "evidence": {}} if isinstance(asked, Inject) else state
+        return {**state, "evidence": {}} if isinstance(asked, InjectFault) else state
 
 
 def about_whose(of: Mapping[str, str]) -> dict[str, str]:

@@ -34,7 +34,7 @@ class FailedElement:
 
 
 @dataclass(frozen=True)
-class Elements:
+class MeshElements:
     """The elements of a mesh."""
 
     counts: Mapping[ElementState, int]
@@ -75,7 +75,7 @@ class MeshInfo:
     name: str
     extent: Mapping[str, int]
     """The size of each dimension."""
-    elements: Elements
+    elements: MeshElements
     stopped: bool
 
 

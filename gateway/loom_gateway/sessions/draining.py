@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 SendFrame: TypeAlias = Callable[..., None]  # sends a client a frame, given in pieces
 
 
-class Draining:
+class DrainState:
     """The state of draining, and the clients to notify."""
 
     def __init__(self, manager: SessionManager) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from loom.process.state_file import write_json
-from loom_gateway.sessions.peer import Peer
+from loom_gateway.sessions.peer import UnixPeer
 
 OWN = "driver"  # the beginning of the names of the files in a driver's own folder
 LAST_WORDS_BYTES = 64 << 10
@@ -59,9 +59,9 @@ class DriverRecord:
     """Whether the driver knows of users: not one that a gateway of before users has started."""
 
     @property
-    def peer(self) -> Peer:
+    def peer(self) -> UnixPeer:
         """The process at the other end of its socket."""
-        return Peer(self.pid, os.geteuid() if self.uid is None else self.uid)
+        return UnixPeer(self.pid, os.geteuid() if self.uid is None else self.uid)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from loom.process import tasks
 from loom.process.child import Child
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, boot_id, start_time
 from loom_gateway.sessions.driver_ids import clear_away, environment
-from loom_gateway.sessions.peer import Peer
+from loom_gateway.sessions.peer import UnixPeer
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ def _command_line(pid: int) -> list[bytes]:
         return []
 
 
-def _check_listener(path: str, expected: Peer) -> None:
+def _check_listener(path: str, expected: UnixPeer) -> None:
     """Raise `NotOurDriver` unless this process listens on a socket."""
     try:
         found = os.lstat(path)
@@ -316,9 +316,9 @@ def _check_listener(path: str, expected: Peer) -> None:
         raise NotOurDriver(f"nobody listens on {path} ({error.strerror or error})") from error
 
 
-def check_peer(sock: socket.socket, expected: Peer, path: str) -> None:
+def check_peer(sock: socket.socket, expected: UnixPeer, path: str) -> None:
     """Raise `NotOurDriver` unless this process is at the other end of a socket."""
-    peer = Peer.of(sock)
+    peer = UnixPeer.of(sock)
     if peer != expected:
         raise NotOurDriver(
             f"process {peer.pid} of user {peer.uid} listens on {path}, not {expected.pid} of {expected.uid}"

@@ -35,7 +35,7 @@ from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
 from loom_gateway.sessions.history import EndedSession, EndedSessions
 from loom_gateway.sessions.log_reader import SessionLogs
-from loom_gateway.sessions.session import Session, SessionState
+from loom_gateway.sessions.session import SessionState, UserSession
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.workers.leases import Lease, WorkerLeases
 from loom_gateway.workers.sources import WorkerHosts, WorkerList
@@ -141,11 +141,11 @@ class SessionManager:
         self._uncleared: list[tuple[DriverFiles, int]] = []  # of ended drivers, with ids that nobody gets meanwhile
         self._leases = leases
         self.worker_watch.on_change = self._publish_leased
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, UserSession] = {}
         self._ports = FreshPorts(os.path.join(self.folder.path, "ports"))  # for the Monarchs of the drivers
         self._spare: asyncio.Task[OwnDriver] | None = None
         self._closing = False
-        self.on_end: Callable[[Session], None] = lambda session: None
+        self.on_end: Callable[[UserSession], None] = lambda session: None
         self.end_sessions = self.exit_with_gateway
         """Whether `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
@@ -160,14 +160,14 @@ class SessionManager:
         """Whether drivers have user ids of their own, and whether users have workers of their own."""
         return self._ids is not None, self._leases is not None
 
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[UserSession]:
         return list(self._sessions.values())
 
-    def find(self, name: str) -> Session | EndedSession | None:
+    def find(self, name: str) -> UserSession | EndedSession | None:
         """Return a session, one that lives before one that has ended. Who may have it, `AccessControl` decides."""
         return self._sessions.get(name) or self.ended.get(name)
 
-    def get(self, name: str) -> Session:
+    def get(self, name: str) -> UserSession:
         """Return a living session. Raise `SessionLost` if its driver died, `UnknownSession` if there is none."""
         session = self._sessions.get(name)
         if session is None or session.is_ending:
@@ -179,7 +179,7 @@ class SessionManager:
             raise UnknownSession(f"no session named {name!r}")
         return session
 
-    async def share(self, session: Session, user: str, scope: str | None) -> None:
+    async def share(self, session: UserSession, user: str, scope: str | None) -> None:
         """Share a session with a user, or with ``None`` not any more."""
 
         def change(record: DriverRecord) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class SessionManager:
         if found:
             self.worker_watch.take_over()
         for driver in sorted(found, key=lambda driver: driver.record.created):
-            session = Session(driver, SessionState.OPEN)
+            session = UserSession(driver, SessionState.OPEN)
             if self._leases is not None:
                 # One without a lease, of a gateway that had none, may be on every host.
                 hosts = driver.record.hosts or range(len(self.worker_watch.hosts.addresses))
@@ -315,7 +315,7 @@ class SessionManager:
         ids.adopt(uid)
         tasks.run_to_end("wait for a driver's end", await_end)
 
-    def opened_by(self, user: str, opening: str) -> Session | None:
+    def opened_by(self, user: str, opening: str) -> UserSession | None:
         """Return the session of a user that an earlier hello with the same made-up name has opened, or None."""
         for session in self._sessions.values():
             record = session.driver.record
@@ -323,7 +323,7 @@ class SessionManager:
                 return session
         return None
 
-    async def create(self, owner: str = "gateway", user: str = ADMIN, opening: str = "") -> Session:
+    async def create(self, owner: str = "gateway", user: str = ADMIN, opening: str = "") -> UserSession:
         """Give the spare driver to a new session of a user, opened with the token with the id ``owner``."""
         self.worker_watch.start()
         workers = await self.worker_watch.there(self._patience)
@@ -345,7 +345,7 @@ class SessionManager:
             if isinstance(error, OSError) and not isinstance(error, LoomError):
                 raise self._not_opened(error) from error
             raise
-        session = Session(driver)
+        session = UserSession(driver)
         self._add(session)
         return session
 
@@ -364,7 +364,7 @@ class SessionManager:
                 part = Lease(tuple(hosts)).part_of(workers)
                 await asyncio.to_thread(write_json, session.driver.files.workers, part, session.driver.files.mode)
 
-    def _add(self, session: Session) -> None:
+    def _add(self, session: UserSession) -> None:
         self._sessions[session.name] = session
         self.logs.add(session.name, session.driver.files.log)
         tasks.run_to_end("watch a session", lambda: self._watch(session))
@@ -384,7 +384,7 @@ class SessionManager:
                 tasks.run("end a driver", _end_spare(spare))
             raise
 
-    async def _watch(self, session: Session) -> None:
+    async def _watch(self, session: UserSession) -> None:
         await session.driver.exited.wait()
         session.questions.close()
         if session.state is not SessionState.ENDED:  # else this has died since, and is at it again
@@ -403,18 +403,18 @@ class SessionManager:
         self.ended.add(ended)
         logger.info("session %s ended: %s (exit code %s)", ended.name, ended.reason, ended.exit_code)
 
-    async def drive(self, session: Session, token: str) -> None:
+    async def drive(self, session: UserSession, token: str) -> None:
         """Note that a session's user drives it with a token of that id, which keeps it when others are revoked."""
         if token not in session.tokens:
             await session.driver.note(lambda _: {"driven_with": (*session.tokens[1:], token)[-MOST_TOKENS:]})
 
-    async def persist(self, session: Session) -> None:
+    async def persist(self, session: UserSession) -> None:
         """Note that a session never ends for lack of a client."""
         if not session.persist:
             await session.driver.note(lambda _: {"persist": True})
 
     @contextlib.contextmanager
-    def client(self, session: Session) -> Iterator[None]:
+    def client(self, session: UserSession) -> Iterator[None]:
         """Count a client of a session. It keeps the session alive."""
         logger.info("session %s: client connected", session.name)
         session.clients += 1
@@ -428,11 +428,11 @@ class SessionManager:
             session.clients -= 1
             logger.info("session %s: client disconnected", session.name)
 
-    async def end_unreachable(self, session: Session, why: str) -> None:
+    async def end_unreachable(self, session: UserSession, why: str) -> None:
         """End a session whose driver lives, but takes no connections: nobody would ever find it."""
         await self.end(session, f"its driver could not be reached any more: {why}")
 
-    async def end(self, session: Session, reason: str) -> None:
+    async def end(self, session: UserSession, reason: str) -> None:
         session.begin_to_end()
         await session.driver.end(reason)
         await session.over.wait()

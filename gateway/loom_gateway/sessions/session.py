@@ -44,7 +44,7 @@ class Traffic:
 
 
 @dataclass
-class Session:
+class UserSession:
     """One user's session: its driver, its state and its counters."""
 
     driver: DriverProcess
@@ -145,7 +145,7 @@ LIVES_AT_ONCE = 16
 """Drivers that are asked at once until when their sessions live."""
 
 
-async def ask_lives(sessions: Iterable[Session]) -> None:
+async def ask_lives(sessions: Iterable[UserSession]) -> None:
     """Ask the drivers until when their sessions live. Those that do not answer soon keep their last answers."""
     left, loop = iter(sessions), asyncio.get_running_loop()
     until = loop.time() + LIVES_PATIENCE

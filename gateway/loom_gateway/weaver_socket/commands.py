@@ -21,7 +21,7 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.weaver_changes import Note, WeaverChanges
 from loom_gateway.weaver_socket.acknowledgements import acknowledgements
 from loom_gateway.weaver_socket.messages import Id, check_kind, read_change, read_id, read_message
-from loom_gateway.weaver_socket.subscriptions import Subscription, read_subscription
+from loom_gateway.weaver_socket.subscriptions import PageSubscription, read_subscription
 
 MAX_WAITING = 64
 """Changes of one socket whose acknowledgements may be waited for at the same time."""
@@ -37,7 +37,7 @@ LEFT = 499
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 """Sends a message to the client, once the client has taken those before it."""
 
-Subscribe = Callable[[Subscription], None]
+Subscribe = Callable[[PageSubscription], None]
 """Replaces what a page subscribes to."""
 
 

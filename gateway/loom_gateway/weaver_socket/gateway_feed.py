@@ -16,7 +16,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.sessions import SessionInfo
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import Session, ask_lives
+from loom_gateway.sessions.session import UserSession, ask_lives
 from loom_gateway.weaver_socket.readers import SubscribingReader
 from loom_gateway.weaver_socket.resuming import Since
 from loom_gateway.workers.health import answers
@@ -123,7 +123,7 @@ class GatewayFeed:
                 page.push_sessions(sessions)
             await turns.rest()
 
-    def _describe_again(self, session: Session, also_operations: bool) -> dict[str, Any]:
+    def _describe_again(self, session: UserSession, also_operations: bool) -> dict[str, Any]:
         """Return a session's description; the same object as before if it has not changed."""
         new, before = _describe(session), self._described.get(session.name)
         if before is None:
@@ -181,5 +181,5 @@ class PageReader(SubscribingReader):
             self.add(exact_json({"type": "delta", "replicas": {}, "devices": {}, **changed, "at": self.at}))
 
 
-def _describe(session: Session) -> dict[str, Any]:
+def _describe(session: UserSession) -> dict[str, Any]:
     return SessionInfo.model_validate(session).model_dump(mode="json")

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from loom.control.operations import GiveCommand, Inject, Operation, RemoveFault, SetPolicy
+from loom.control.operations import GiveCommand, InjectFault, Operation, RemoveFault, SetPolicy
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
 from loom_gateway.rest.weaver_changes import ConfigUpdate, Name
 from loom_gateway.rest.weaver_changes import checked_change as _read
@@ -104,8 +104,8 @@ def _command(fields: dict[str, Any]) -> GiveCommand:
     return _read(GiveCommand, _unwaiting(fields))
 
 
-def _fault(fields: dict[str, Any]) -> Inject:
-    return _read(Inject, _unwaiting(fields))
+def _fault(fields: dict[str, Any]) -> InjectFault:
+    return _read(InjectFault, _unwaiting(fields))
 
 
 def _policy(fields: dict[str, Any]) -> SetPolicy:

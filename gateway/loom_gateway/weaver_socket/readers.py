@@ -11,7 +11,7 @@ from starlette.types import Send
 
 from loom.errors import LoomError, WatcherTooSlow
 from loom_gateway.weaver_socket.resuming import Since
-from loom_gateway.weaver_socket.subscriptions import Shown, Subscription
+from loom_gateway.weaver_socket.subscriptions import PageSubscription, ShownSubscription
 
 MAX_WAITING = 8 << 20  # characters that may wait for a reader, in addition to the last snapshot
 
@@ -80,7 +80,7 @@ class SubscribingReader(FeedReader):
     def __init__(self, since: Since | None = None) -> None:
         super().__init__()
         self.since = since
-        self.shown = Shown()
+        self.shown = ShownSubscription()
         self.at = 0
         """The position of the last message."""
         self.frame_due = self.text_due = 0.0
@@ -92,7 +92,7 @@ class SubscribingReader(FeedReader):
         """Return what this reader's snapshot has in addition to that of others."""
         return {}
 
-    def subscribe(self, wanted: Subscription) -> None:
+    def subscribe(self, wanted: PageSubscription) -> None:
         self.shown.subscribe(wanted)
         self.wake()
 

@@ -16,7 +16,7 @@ MAX_ROWS = 200
 Identity = Annotated[str, Field(min_length=1, max_length=500)]
 
 
-class Subscription(BaseModel, extra="forbid"):
+class PageSubscription(BaseModel, extra="forbid"):
     """What of replicas' reports a page gets."""
 
     aggregates: bool = False
@@ -28,11 +28,11 @@ class Subscription(BaseModel, extra="forbid"):
     """Uuids of devices whose status comes, likewise."""
 
 
-def read_subscription(message: Mapping[str, Any]) -> Subscription:
+def read_subscription(message: Mapping[str, Any]) -> PageSubscription:
     """Return the subscription that a message asks for. Raise `WrongArguments` if its fields make no sense."""
     fields = {name: value for name, value in message.items() if name not in ("type", "id")}
     try:
-        found = Subscription.model_validate(fields, strict=True)
+        found = PageSubscription.model_validate(fields, strict=True)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise WrongArguments(f"the subscription makes no sense: {wrong[:2000]}") from None
@@ -42,7 +42,7 @@ def read_subscription(message: Mapping[str, Any]) -> Subscription:
     return found
 
 
-class Shown:
+class ShownSubscription:
     """A page's subscription, with the position up to which the page has each part; None for a part that is new."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Shown:
     def __bool__(self) -> bool:
         return bool(self.aggregates or self.columns or self.rows or self.devices)
 
-    def subscribe(self, wanted: Subscription) -> None:
+    def subscribe(self, wanted: PageSubscription) -> None:
         """Replace the subscription. What the page has of a part that stays is not sent again."""
         columns = {NAMES[name]: self.columns.get(NAMES[name]) for name in wanted.columns}
         self.columns = {column: columns[column] for column in sorted(columns)}

@@ -12,7 +12,7 @@ from typing import Any
 from loom.errors import LimitReached, LoomError, WeaverUnavailable
 from loom.process import tasks
 from loom.process.turns import Turns
-from loom.weaver.client import Watch, WeaverClient
+from loom.weaver.client import WeaverClient, WeaverPushes
 from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket.page_feed import PageFeed
 from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
@@ -74,7 +74,7 @@ class _SharedWatch:
         self._feed = PageFeed()
         self._form = TorchloomForm()
         self._new: dict[FeedReader, None] = {}  # readers that have no snapshot yet
-        self._watch: Watch | None = None
+        self._watch: WeaverPushes | None = None
         self._asked = 0  # snapshots that are on their way
         self._full = False  # whether the last of them, and the changes after it, are full
         self._task: asyncio.Task[Any] | None = None
@@ -142,7 +142,7 @@ class _SharedWatch:
         self._form.close()
         self._on_end()
 
-    def _ask(self, watch: Watch) -> None:
+    def _ask(self, watch: WeaverPushes) -> None:
         """Ask for another snapshot."""
         self._asked += 1
         self._full = self._full or self._lacks_full

@@ -70,7 +70,7 @@ def parse_worker_address(text: str) -> WorkerAddress:
     return WorkerAddress(match["host"].strip("[]"), int(match["port"]))
 
 
-class Pod(NamedTuple):
+class WorkerPod(NamedTuple):
     """A pod behind a headless service."""
 
     address: str
@@ -78,21 +78,21 @@ class Pod(NamedTuple):
     """The number at the end of a StatefulSet pod's name; None if it has none, or DNS does not tell."""
 
 
-def resolve_pods(service: str) -> list[Pod]:
+def resolve_pods(service: str) -> list[WorkerPod]:
     """Return the pods behind a headless service, ordered by ordinal if all have one, else by address.
 
     Raise `OSError` if the name is unknown, or the DNS does not answer.
     """
     found = socket.getaddrinfo(service, None, type=socket.SOCK_STREAM)
     addresses = {ipaddress.ip_address(info[4][0]) for info in found}
-    pods = [Pod(str(address), _ordinal(str(address), service)) for address in addresses]
+    pods = [WorkerPod(str(address), _ordinal(str(address), service)) for address in addresses]
     ordinals = [pod.ordinal for pod in pods]
     if None in ordinals or len(set(ordinals)) < len(pods):
-        pods = [Pod(pod.address, None) for pod in pods]
+        pods = [WorkerPod(pod.address, None) for pod in pods]
     return sorted(pods, key=_rank)
 
 
-def _rank(pod: Pod) -> tuple[int, int, int]:
+def _rank(pod: WorkerPod) -> tuple[int, int, int]:
     address = ipaddress.ip_address(pod.address)
     return (-1 if pod.ordinal is None else pod.ordinal, address.version, int(address))
 

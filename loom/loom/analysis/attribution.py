@@ -77,7 +77,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainerStep:
     """A step of the trainers, in milliseconds."""
 
     steps: int
@@ -117,7 +117,7 @@ class Attribution:
     """Where the time of a step goes."""
 
     loop: Loop
-    training: Training
+    training: TrainerStep
     queue: Lost
     loading: Lost
     checkpoint: Lost
@@ -156,7 +156,7 @@ def attribute(measured: Measured) -> Attribution:
     )
 
 
-def _generator(loop: Loop, training: Training) -> Lost:
+def _generator(loop: Loop, training: TrainerStep) -> Lost:
     """Return what is lost to generation: the trainers' waiting, as far as it is for generation."""
     if training.steps:
         idle = training.wait_ms / training.wall_ms if training.wall_ms else 0.0
@@ -189,17 +189,17 @@ def _loop(measured: Measured) -> Loop:
     return Loop(steps, max(wall / steps, wait + queue + rpc + batch), wait, queue, rpc, batch)
 
 
-def _training(measured: Measured) -> Training:
+def _training(measured: Measured) -> TrainerStep:
     ranks = {number: rank for number, rank in measured.ranks.items() if rank.steps.series.count}
     writes = measured.series["write_ms"]
     if not ranks:
-        return Training(0, 0.0, 0.0, 0.0, writes.steady_mean, None)
+        return TrainerStep(0, 0.0, 0.0, 0.0, writes.steady_mean, None)
     steps = max(rank.steps.series.steady_count for rank in ranks.values())
     means = {number: rank.steps.series.steady_mean for number, rank in ranks.items()}
     waits = [rank.waits.steady_total / steps for rank in measured.ranks.values() if rank.waits.count]
     straggler = _straggler(ranks, means)
     compute = median(means.values()) if straggler is None else straggler.others_ms
-    return Training(
+    return TrainerStep(
         steps,
         wait_ms=min(waits, default=0.0),
         compute_ms=compute,

@@ -10,9 +10,9 @@ from itertools import compress, islice
 from operator import not_
 
 from loom.analysis.evidence import Evidence, Largest, Problems
-from loom.analysis.scanner import KEPT, Batch, Scanner, as_text, problem
+from loom.analysis.scanner import KEPT, EventBlock, Scanner, as_text, problem
 from loom.analysis.statistics import Series, Sums
-from loom.analysis.trackers import Pairs, Steps, Together, Ways
+from loom.analysis.trackers import OrchestratorSteps, Pairs, Together, Ways
 from loom.timing.lines import FORMS
 
 SLOWEST = 10
@@ -124,7 +124,7 @@ class Collector:
         self.updates = Together(3)
         """wall_ms, rpc_ms and queue_ms of updates; those at the same time count once."""
         self.batches = Together(1)
-        self.steps = Steps()
+        self.steps = OrchestratorSteps()
         self.ways = Ways()
         self.pairs = Pairs()
         self.timeline: deque[tuple[float | None, Evidence]] = deque(maxlen=LAST)
@@ -134,7 +134,7 @@ class Collector:
         self._scanner = scanner
         self._contradictions = contradictions
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: EventBlock) -> None:
         """Take account of the events of a block."""
         columns = {}
         for name in batch.columns:
@@ -154,7 +154,7 @@ class Collector:
         self.updates.finish()
         self.batches.finish()
 
-    def _numbers(self, batch: Batch, name: str) -> dict[int, list[float]]:
+    def _numbers(self, batch: EventBlock, name: str) -> dict[int, list[float]]:
         """Return the columns of numbers of an event. Events with an impossible one are named, and taken out."""
         columns = batch.columns[name]
         found = {place: list(map(float, columns[place])) for place in _NUMBERS[name]}
@@ -167,7 +167,7 @@ class Collector:
                 return self._numbers(batch, name) if any(good) else {at: [] for at in found}
         return found
 
-    def _check(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
+    def _check(self, batch: EventBlock, columns: dict[str, dict[int, list[float]]]) -> None:
         """Name lines that contradict themselves. They count all the same."""
         if numbers := columns.get("weights.client.done"):
             wall, rpc, queue = numbers.values()
@@ -186,12 +186,12 @@ class Collector:
             if level:
                 self.async_level = int(level[-1])
 
-    def _contradict(self, batch: Batch, name: str, off: Sequence[bool], why: str) -> None:
+    def _contradict(self, batch: EventBlock, name: str, off: Sequence[bool], why: str) -> None:
         if any(off):
             for position in compress(batch.columns[name][0], off):
                 self._contradictions.add(partial(problem, batch, position, why))
 
-    def _by_rank(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
+    def _by_rank(self, batch: EventBlock, columns: dict[str, dict[int, list[float]]]) -> None:
         for name in ("train.step.done", "train.batch.wait"):
             if not (numbers := columns.get(name)):
                 continue
@@ -210,7 +210,7 @@ class Collector:
                 rank.steps.series.extend(values)
                 rank.steps.largest.extend(values, partial(_evidence_of, batch, name, mine))
 
-    def _follow(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
+    def _follow(self, batch: EventBlock, columns: dict[str, dict[int, list[float]]]) -> None:
         """Take account of what depends on the order of events, or on several of them."""
         done = iter(zip(*columns.get("weights.client.done", {0: (), 1: (), 2: ()}).values(), strict=True))
         gen = iter(columns.get("gen.batch.done", {_DUR: ()})[_DUR])
@@ -246,7 +246,7 @@ class Collector:
             self.reload_ms.series.extend(values)
             self.reload_ms.largest.extend(values, partial(_evidence_of, batch, "weights.rpc.done", reloads))
 
-    def _note_ways(self, batch: Batch, columns: dict[str, dict[int, list[float]]]) -> None:
+    def _note_ways(self, batch: EventBlock, columns: dict[str, dict[int, list[float]]]) -> None:
         if self.ways.full:
             return
         for name, what in _TIMES.items():
@@ -258,7 +258,7 @@ class Collector:
             self.ways.note("wall_ms", list(map(as_text, found[1])), wall)
         self.ways.flush()
 
-    def _timeline(self, batch: Batch) -> None:
+    def _timeline(self, batch: EventBlock) -> None:
         shown = [
             (position, name, index)
             for name in TIMELINE
@@ -274,6 +274,6 @@ def _name_at(name: str, place: int) -> str:
     return KEPT[name][place - 2].name
 
 
-def _evidence_of(batch: Batch, name: str, indices: Sequence[int], index: int) -> Evidence:
+def _evidence_of(batch: EventBlock, name: str, indices: Sequence[int], index: int) -> Evidence:
     """Return the line of one of some events of a name."""
     return batch.evidence(name, indices[index])

@@ -16,7 +16,7 @@ from loom.analysis.rules import (
     RANGES,
     RULES,
     Bound,
-    Level,
+    Rating,
     Rule,
     RuleName,
     staleness_range,
@@ -36,7 +36,7 @@ class Finding:
     """What one rule says of a run."""
 
     rule: Rule
-    level: Level
+    level: Rating
     value: float
     """Of ``rule.value``, in ``rule.unit``."""
     share: float
@@ -90,10 +90,10 @@ def _judge(rule: Rule, case: _Case, measured: Measured) -> Finding | None:
         index for index, bound in enumerate(bounds) if case.value > bound.over and case.lost.share >= bound.share
     ]
     if passed:
-        level = Level.CRITICAL if passed[0] == 0 else Level.WARNING
+        level = Rating.CRITICAL if passed[0] == 0 else Rating.WARNING
     else:
         level = _level_of(case, rule, measured)
-        if level is Level.GOOD:
+        if level is Rating.GOOD:
             return None
     evidence = case.evidence
     if evidence is None:
@@ -101,12 +101,12 @@ def _judge(rule: Rule, case: _Case, measured: Measured) -> Finding | None:
     return Finding(rule, level, case.value, case.lost.share, bool(passed), case.details, evidence[: 2 * SHOWN])
 
 
-def _level_of(case: _Case, rule: Rule, measured: Measured) -> Level:
+def _level_of(case: _Case, rule: Rule, measured: Measured) -> Rating:
     """Return a warning for a finding below its bounds, if it has a bad metric and loses time; else good."""
     if not rule.quality and case.lost.share < EARLY:
-        return Level.GOOD
+        return Rating.GOOD
     levels = [one.level(_typical(measured.series[one.metric])) for one in RANGES if one.metric in case.metrics]
-    return Level.GOOD if all(level is Level.GOOD for level in levels) else Level.WARNING
+    return Rating.GOOD if all(level is Rating.GOOD for level in levels) else Rating.WARNING
 
 
 def _yielding(finding: Finding, over: set[RuleName]) -> Finding:

@@ -10,7 +10,7 @@ from pathlib import Path
 from loom.analysis.collector import LAST
 from loom.analysis.evidence import Evidence
 from loom.analysis.result import Analysis
-from loom.analysis.scanner import Batch
+from loom.analysis.scanner import EventBlock
 from loom.analysis.statistics import Series
 from loom.analysis.summary import summary
 from loom.errors import WrongArguments
@@ -26,7 +26,7 @@ class Extracts:
         self.lines: dict[str, list[Evidence]] = {}
         self._full: set[str] = set()
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: EventBlock) -> None:
         """Keep lines of a block, as long as there is room."""
         names = [name for name in batch.columns if _tag(name) not in self._full]
         places = [

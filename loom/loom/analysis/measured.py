@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from loom.analysis.collector import METRICS, Collector, Metric, Rank
 from loom.analysis.evidence import Evidence
 from loom.analysis.statistics import Series
-from loom.analysis.trackers import Pairs, Steps, Together, Ways
+from loom.analysis.trackers import OrchestratorSteps, Pairs, Together, Ways
 from loom.timing.lines import FORMS
 
 
@@ -25,7 +25,7 @@ class Measured:
     ranks: Mapping[int, Rank]
     updates: Together
     batches: Together
-    steps: Steps
+    steps: OrchestratorSteps
     ways: Ways
     pairs: Pairs
     timeline: list[Evidence]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Level(str, Enum):
+class Rating(str, Enum):
     """How good the mean of a metric is."""
 
     GOOD = "good"
@@ -44,9 +44,9 @@ class Range:
     critical: float
     what: str
 
-    def level(self, mean: float) -> Level:
+    def level(self, mean: float) -> Rating:
         """Return how good a mean is."""
-        return Level.GOOD if mean <= self.good else Level.CRITICAL if mean > self.critical else Level.WARNING
+        return Rating.GOOD if mean <= self.good else Rating.CRITICAL if mean > self.critical else Rating.WARNING
 
 
 RANGES = (

@@ -17,7 +17,7 @@ from loom.analysis.measured import put_together
 from loom.analysis.result import Analysis
 from loom.analysis.rules import RuleName
 from loom.analysis.scanner import Scanner
-from loom.analysis.sources import BrokenSource, Source, files
+from loom.analysis.sources import BrokenSource, LogSource, files
 from loom.errors import EmptyLog
 
 
@@ -25,7 +25,7 @@ def analyze(
     paths: Iterable[str | Path] | str | Path = (),
     out: str | Path | None = None,
     *,
-    sources: Iterable[Source] = (),
+    sources: Iterable[LogSource] = (),
     async_level: int | None = None,
 ) -> Analysis:
     """Read logs and return what they say; memory does not grow with their size.
@@ -84,7 +84,7 @@ def analyze(
 
 
 def _read(
-    source: Source,
+    source: LogSource,
     scanner: Scanner,
     collectors: tuple[Collector, Collector],
     extracts: Extracts,

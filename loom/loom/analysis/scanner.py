@@ -18,7 +18,7 @@ from typing import Any
 
 from loom.analysis.evidence import COLOURS, Evidence, Problem, Problems, readable
 from loom.analysis.sources import Block
-from loom.timing.lines import FORMS, Field, Form, parse_line
+from loom.timing.lines import FORMS, Field, LineForm, parse_line
 
 Columns = list[Sequence[Any]]
 """The events of a name: their positions in the block, their trace ids, and their `KEPT` fields.
@@ -44,7 +44,7 @@ _CUT = re.compile(r"^\[\w+\](?:\[[^\]\s]*\]?)? *(?:[a-z]+\.[a-z.]*[^a-z.=]*(?:\w
 
 
 @dataclass
-class Batch:
+class EventBlock:
     """The events of a block, by name, and their order."""
 
     file: str
@@ -109,11 +109,11 @@ class Scanner:
         self.async_level: int | None = None
         """The level that the last line of the orchestrator's progress says."""
 
-    def scan(self, file: str, block: Block) -> tuple[Batch, Batch]:
+    def scan(self, file: str, block: Block) -> tuple[EventBlock, EventBlock]:
         """Return the events of a block: those of log lines, and those of JSON lines."""
         if b"\x1b" in block.data:
             block = Block(COLOURS.sub(b"", block.data), block.line)
-        lines, records = Batch(file, block), Batch(file, block)
+        lines, records = EventBlock(file, block), EventBlock(file, block)
         pattern, heads = _pattern()
         take = {
             last: (name, groups, lines.positions[name].append, lines.rows[name].append)
@@ -135,11 +135,11 @@ class Scanner:
         records.finish()
         return lines, records
 
-    def broken(self, batch: Batch, position: int, why: str) -> None:
+    def broken(self, batch: EventBlock, position: int, why: str) -> None:
         """Name a line as broken."""
         self._problems.add(lambda: problem(batch, position, why))
 
-    def _parse(self, text: bytes, position: int, lines: Batch) -> None:
+    def _parse(self, text: bytes, position: int, lines: EventBlock) -> None:
         said = text.decode(errors="replace").rstrip("\r")
         try:
             line = parse_line(said)
@@ -151,7 +151,7 @@ class Scanner:
         elif _CUT.match(said):
             self.broken(lines, position, "no such event, or a line that was cut off")
 
-    def _json(self, text: bytes, position: int, lines: Batch, records: Batch) -> None:
+    def _json(self, text: bytes, position: int, lines: EventBlock, records: EventBlock) -> None:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError):
@@ -178,7 +178,7 @@ class Scanner:
         records.add(name, position, (record.get("trace"), *(record.get(each.name) for each in KEPT[name])))
 
 
-def problem(batch: Batch, position: int, why: str) -> Problem:
+def problem(batch: EventBlock, position: int, why: str) -> Problem:
     """Return what is wrong with a line."""
     number, line = batch.line_at(position)
     return Problem(batch.file, number, why, readable(line))
@@ -235,16 +235,16 @@ _BETWEEN = r"(?:\ |\)?\ +\(?)"
 _END = r"(?=\n|\)?[ \t]*\r?$)"
 
 
-def _place(form: Form) -> tuple[bool, bool, str]:
+def _place(form: LineForm) -> tuple[bool, bool, str]:
     """Return what orders the forms: those with a trace id, those with another tag, and sentences."""
     return bool(form.sentence), _tag(form) != _WEIGHTS, _tag(form)
 
 
-def _tag(form: Form) -> str:
+def _tag(form: LineForm) -> str:
     return re.escape(form.head[1:].partition("]")[0]) + r"\]"
 
 
-def _sentence(name: str, form: Form) -> str:
+def _sentence(name: str, form: LineForm) -> str:
     assert form.sentence is not None
     text = re.escape(form.sentence[1:])
     for each in form.fields:
@@ -253,7 +253,7 @@ def _sentence(name: str, form: Form) -> str:
     return rf"{first}(?<=\b{first})({text}{_END})"
 
 
-def _fields(name: str, form: Form) -> str:
+def _fields(name: str, form: LineForm) -> str:
     fields = ""
     for each in form.fields:
         part = f"{_BETWEEN}{each.name}={_value(name, each)}"

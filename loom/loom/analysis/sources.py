@@ -40,7 +40,7 @@ class BrokenSource(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """A file or a session whose lines are read once.
 
     Reading raises `BrokenSource` where no more can be read, after all blocks before that.
@@ -50,7 +50,7 @@ class Source:
     blocks: Callable[[], Iterator[Block]]
 
 
-def files(paths: Iterable[str | Path]) -> list[Source]:
+def files(paths: Iterable[str | Path]) -> list[LogSource]:
     """Return a source for each file, and for each log in each folder. A file that is named twice is read once.
 
     Raises:
@@ -68,10 +68,10 @@ def files(paths: Iterable[str | Path]) -> list[Source]:
                 raise WrongArguments(f"cannot read the log {file}: {error.strerror}") from None
     if not found:
         raise WrongArguments("no log to read: name files or folders with logs")
-    return [Source(name, lambda file=file: _read(file)) for file, name in found.items()]  # type: ignore[misc]
+    return [LogSource(name, lambda file=file: _read(file)) for file, name in found.items()]  # type: ignore[misc]
 
 
-def session(name: str, lines: Iterable[dict[str, Any]]) -> Source:
+def session(name: str, lines: Iterable[dict[str, Any]]) -> LogSource:
     """Return the source of a session's log, as `loom.rest.Gateway.logs` yields it."""
 
     def blocks() -> Iterator[Block]:
@@ -88,7 +88,7 @@ def session(name: str, lines: Iterable[dict[str, Any]]) -> Source:
         if held:
             yield Block(("\n".join(held) + "\n").encode(errors="replace"), number)
 
-    return Source(f"session {name}", blocks)
+    return LogSource(f"session {name}", blocks)
 
 
 def _logs_of(folder: Path) -> list[Path]:

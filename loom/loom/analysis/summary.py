@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from loom.analysis.diagnosis import Finding
 from loom.analysis.evidence import NAMED, Problems
 from loom.analysis.result import Analysis
-from loom.analysis.rules import ASSUMED_LEVEL, RANGES, Level, Range, RuleName, staleness_range
+from loom.analysis.rules import ASSUMED_LEVEL, RANGES, Range, Rating, RuleName, staleness_range
 
 LABELS = {
     "queue_ms": "Queue Delay",
@@ -149,7 +149,7 @@ def _metrics(analysis: Analysis) -> Iterator[str]:
 
 def _judged(known: Range, mean: float) -> str:
     level = known.level(mean)
-    if known.metric == "staleness" and level is Level.GOOD and mean == known.good:
+    if known.metric == "staleness" and level is Rating.GOOD and mean == known.good:
         return "good: at async_level, the barrier works"
     return f"{level.value} (good ≤ {known.good:g}, critical > {known.critical:g})"
 

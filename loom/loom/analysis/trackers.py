@@ -76,7 +76,7 @@ class Together:
         self.flush()
 
 
-class Steps:
+class OrchestratorSteps:
     """Steps of the orchestrator, and milliseconds of their wall time, wait, delay, loading and generation."""
 
     def __init__(self) -> None:

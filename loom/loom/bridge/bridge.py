@@ -14,15 +14,15 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, is_subject, subjects_of
-from loom.bridge.intake import Intake
-from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin, Subscription
+from loom.bridge.intake import BridgedReplicas
+from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin, SubjectSubscription
 from loom.bridge.publisher import Publication, Publisher
 from loom.bridge.replicas import OutsideReplica
-from loom.bridge.requests import AWAY, Requests
+from loom.bridge.requests import AWAY, BridgeRequests
 from loom.bridge.screen import Screen
 from loom.bridge.state import BridgeState
 from loom.bridge.stream import RequestStream
-from loom.bridge.tally import Tally, Trouble
+from loom.bridge.tally import MessageTrouble, Tally
 from loom.control.commands import Command
 from loom.errors import LoomError, TooLarge, WeaverUnavailable
 from loom.rest import Gateway
@@ -62,8 +62,8 @@ class Bridge:
         self._subjects = subjects_of(prefix)
         self._state = state
         self._tally = Tally()
-        self._requests = Requests(gateway, self._subjects, self._reply)
-        self._intake = Intake(state, self._tally, self._weaver_address, self._publish_command)
+        self._requests = BridgeRequests(gateway, self._subjects, self._reply)
+        self._intake = BridgedReplicas(state, self._tally, self._weaver_address, self._publish_command)
         self._screen = Screen(self.id, self._intake, self._tally, self._subjects, self._reply)
         self._gateway_url = gateway.url
         queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
@@ -74,9 +74,9 @@ class Bridge:
         self._nats.subscriptions += [
             one
             for one in (
-                *(Subscription(subject, queue, self._take) for subject in self._requests.subjects),
-                *(Subscription(subject, "", self._screen.take) for subject in self._screen.subjects),
-                Subscription(self._subjects[EnvelopeKind.BRIDGE_METRICS], "", self._tell_counts),
+                *(SubjectSubscription(subject, queue, self._take) for subject in self._requests.subjects),
+                *(SubjectSubscription(subject, "", self._screen.take) for subject in self._screen.subjects),
+                SubjectSubscription(self._subjects[EnvelopeKind.BRIDGE_METRICS], "", self._tell_counts),
             )
             if one.subject not in kept
         ]
@@ -255,7 +255,9 @@ class Bridge:
         if not reply:
             return
         if not self._may_reply(reply):
-            return self._tally.refuse("replies", Trouble.MALFORMED, f"no reply is published on {reply!r:.80}")
+            return self._tally.refuse(
+                "replies", MessageTrouble.MALFORMED, f"no reply is published on {reply!r:.80}"
+            )
         try:
             data = Envelope(EnvelopeKind.REPLY, body, SOURCE + self.id).encode(format)
             if len(data) + HEADER_SIZE > self._nats.max_payload:

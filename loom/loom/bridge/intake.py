@@ -1,4 +1,4 @@
-"""`Intake`: the replicas whose processes have no threadlet, and speak NATS instead.
+"""`BridgedReplicas`: the replicas whose processes have no threadlet, and speak NATS instead.
 
 For each of them the bridge speaks the threadlets' protocol with the weaver, so that the replica is one like any
 other: it registers, it is lost when its heartbeats end, and it gets commands. The bridge publishes those commands.
@@ -17,7 +17,7 @@ from loom.bridge.envelopes import Envelope
 from loom.bridge.replica_link import ReplicaLink
 from loom.bridge.replicas import OutsideReplica
 from loom.bridge.reports import (
-    Answer,
+    CommandAnswer,
     DeviceRegistration,
     DrainReport,
     ProgressReport,
@@ -26,11 +26,11 @@ from loom.bridge.reports import (
     read_report,
 )
 from loom.bridge.state import BridgeState
-from loom.bridge.tally import Tally, Trouble
+from loom.bridge.tally import MessageTrouble, Tally
 from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.commands import Acknowledged, Acknowledgement, Command
 from loom.control.frame import Frame
-from loom.control.introduction import Bye, Ending
+from loom.control.introduction import Bye, TrainingEnding
 from loom.control.membership import Registration
 from loom.control.reports import DeviceFailed, DeviceReport
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
@@ -60,7 +60,7 @@ class _Outcome:
         """Why the weaver has not welcomed the replica."""
 
 
-class Intake:
+class BridgedReplicas:
     """The table of the replicas without threadlets.
 
     ``ask_address`` returns the weaver's address for threadlets. ``publish`` publishes a command for a replica, and
@@ -96,7 +96,7 @@ class Intake:
             Sign: self._sign,
             UseReport: self._use,
             DrainReport: self._drain,
-            Answer: self._answer,
+            CommandAnswer: self._answer,
         }
 
     @property
@@ -170,7 +170,7 @@ class Intake:
                 link.tell_silence(now - replica.heard)
             self._unlink(replica)
 
-    def _end(self, replica: OutsideReplica, ending: Ending, reason: str) -> None:
+    def _end(self, replica: OutsideReplica, ending: TrainingEnding, reason: str) -> None:
         """Say goodbye for a replica, and forget it."""
         self._send(replica, Bye(reason, ending))
         self._forget(replica, GOODBYE_TIMEOUT)
@@ -220,10 +220,10 @@ class Intake:
         if isinstance(error, Conflict):
             # Another process may be the replica, and about to be found dead.
             outcome.error = error
-            self._tally.refuse(_WEAVER, Trouble.REFUSED, why)
+            self._tally.refuse(_WEAVER, MessageTrouble.REFUSED, why)
             return
         self._address = None  # a weaver that was started again may be elsewhere, or want another key
-        self._tally.refuse(_WEAVER, Trouble.AWAY, why)
+        self._tally.refuse(_WEAVER, MessageTrouble.AWAY, why)
         if isinstance(error, Denied):
             outcome.error = error
             outcome.is_known.set()
@@ -335,7 +335,7 @@ class Intake:
         self._state.put_replica(replica.id, replica.to_stored())
         return replica
 
-    def _answer(self, report: Answer, sent: float) -> OutsideReplica:
+    def _answer(self, report: CommandAnswer, sent: float) -> OutsideReplica:
         replica = self._find(report.replica)
         made: Acknowledged | None = replica.answered.get(report.command)
         made = made or replica.answer(report.command, report.acknowledgement)

@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from loom.bridge.tally import Tally, Trouble
+from loom.bridge.tally import MessageTrouble, Tally
 from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
 from loom.process.backoff import Backoff
 from loom.tls import client_context
@@ -69,7 +69,7 @@ class NatsLogin:
 
 
 @dataclass(frozen=True)
-class Subscription:
+class SubjectSubscription:
     """The wish for the messages on a subject."""
 
     subject: str
@@ -86,7 +86,7 @@ class NatsLink:
 
     def __init__(self, url: str, login: NatsLogin, came: Callable[[], Awaitable[None]], tally: Tally) -> None:
         self.name = _without_password(url)
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: list[SubjectSubscription] = []
         """The messages that each connection is to bring; complete before `open`."""
         self._url = url
         self._on_reconnect = came
@@ -193,7 +193,7 @@ class NatsLink:
 
     async def _note(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            return self._tally.refuse(error.subject, Trouble.BEHIND, f"{MAX_UNREAD} messages wait already")
+            return self._tally.refuse(error.subject, MessageTrouble.BEHIND, f"{MAX_UNREAD} messages wait already")
         self._last_error = error
         if self._client is not None:
             logger.warning("NATS at %s: %s", self.name, error or type(error).__name__)

@@ -16,7 +16,7 @@ from loom.bridge.reports import MAX_KEYS, MAX_METRICS, DeviceRegistration, Drain
 from loom.bridge.tally import Bucket
 from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind
 from loom.control.frame import Frame
-from loom.control.introduction import MAX_DEVICES, Activity, Device, Ending, ThreadletHello
+from loom.control.introduction import MAX_DEVICES, Activity, Device, ThreadletHello, TrainingEnding
 from loom.control.membership import Draining, Registration
 from loom.control.reports import DeviceFailed, Heartbeat, Phase, Row, StatusReports
 from loom.errors import LimitReached
@@ -48,7 +48,7 @@ class OutsideReplica:
     devices: dict[str, Device] = field(default_factory=dict)
     handlers: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
-    ending: Ending | None = None
+    ending: TrainingEnding | None = None
     """How it ends when its heartbeats end; None if that is a failure."""
     heard: float = float("-inf")
     """When its process gave the last sign of life."""
@@ -63,7 +63,7 @@ class OutsideReplica:
     """Whether the weaver has welcomed the replica once."""
     seq: int = 0
     """Number of the last report."""
-    farewell: tuple[Ending, str] | None = None
+    farewell: tuple[TrainingEnding, str] | None = None
     """How it has ended, and why, if the weaver has not heard of it."""
     failures: dict[str, DeviceFailed] = field(default_factory=dict)
     """The failures of devices that the weaver has not noted, by device."""
@@ -88,7 +88,7 @@ class OutsideReplica:
     def restored(cls, id: str, stored: dict[str, Any]) -> OutsideReplica:
         """Return a replica that a bridge has stored. It is silent until its process gives a sign of life."""
         rest = {name: stored[name] for name in _STORED}
-        rest["ending"] = Ending(rest["ending"]) if rest["ending"] else None
+        rest["ending"] = TrainingEnding(rest["ending"]) if rest["ending"] else None
         devices = {one["uuid"]: Device(**one) for one in stored["devices"]}
         return cls(id, **rest, devices=devices, known=True)
 
@@ -172,7 +172,7 @@ class OutsideReplica:
         elif report.step is not None and report.step > self.paused_at:
             self.paused = False  # whatever it has acknowledged: it goes on
         if report.ends:
-            self.ending = Ending(report.state)
+            self.ending = TrainingEnding(report.state)
             self.farewell = self.ending, report.reason or f"its process says that it is {report.state}"
         frames: list[Frame] = []
         if report.state == "draining":
@@ -201,7 +201,7 @@ class OutsideReplica:
     def drain(self, report: DrainReport) -> list[Frame]:
         """Take a drain; return the frames for the weaver."""
         if not report.device:
-            self.ending = Ending.FINISHED
+            self.ending = TrainingEnding.FINISHED
             return [Draining(report.reason)]
         del self.devices[report.device]
         return [Registration(tuple(self.devices.values()))]
@@ -246,9 +246,9 @@ class OutsideReplica:
             self.paused = kind is CommandKind.PAUSE
             self.paused_at = -1 if self.step is None else self.step
         elif kind is CommandKind.STOP:
-            self.ending = Ending.STOPPED
+            self.ending = TrainingEnding.STOPPED
         elif kind is CommandKind.DRAIN:
-            self.ending = Ending.FINISHED
+            self.ending = TrainingEnding.FINISHED
 
 
 def _instance(process: str, bridge: str) -> str:

@@ -100,7 +100,7 @@ class DrainReport:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandAnswer:
     """A replica's acknowledgement of a command."""
 
     replica: str
@@ -108,7 +108,7 @@ class Answer:
     acknowledgement: Acknowledgement = field(default_factory=lambda: Acknowledgement(True))
 
 
-Report = DeviceRegistration | ProgressReport | Sign | UseReport | DrainReport | Answer
+Report = DeviceRegistration | ProgressReport | Sign | UseReport | DrainReport | CommandAnswer
 
 
 def read_report(envelope: Envelope) -> Report:
@@ -195,7 +195,7 @@ def _drain(body: dict[str, Any]) -> DrainReport:
     )
 
 
-def _answer(body: dict[str, Any]) -> Answer:
+def _answer(body: dict[str, Any]) -> CommandAnswer:
     ok = body.get("ok")
     if type(ok) is not bool:
         raise WrongArguments(f"ok is true or false, not {ok!r:.80}")
@@ -213,7 +213,7 @@ def _answer(body: dict[str, Any]) -> Answer:
         raise WrongArguments(str(error)) from error
     for key, change in acknowledgement.changes.items():
         plain_config({check_name("a key", key): [change.old, change.new]})
-    return Answer(name(body, "replica_id"), name(body, "command_id"), acknowledgement)
+    return CommandAnswer(name(body, "replica_id"), name(body, "command_id"), acknowledgement)
 
 
 def _config(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`Requests`: the commands and failures that come from NATS, carried out one after another through the gateway."""
+"""`BridgeRequests`: commands and failures from NATS, carried out one after another through the gateway."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AWAY = (GatewayUnreachable, NotAGateway, RateLimited, WeaverUnavailable)
 _AGAIN = Backoff(0.2, 2.0, jitter=0.5)  # waits between attempts to carry out a stored request
 
 
-class Requests:
+class BridgeRequests:
     """The requests of one bridge, and the requests to the gateway for it.
 
     ``subjects`` are those of all kinds, and ``reply`` replies to the sender of a request.

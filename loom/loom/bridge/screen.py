@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 
 from loom.bridge.commands import error_reply
 from loom.bridge.envelopes import HEADER, SOURCE, EnvelopeKind, Format, decode
-from loom.bridge.intake import Intake
-from loom.bridge.tally import Bucket, Tally, Trouble
+from loom.bridge.intake import BridgedReplicas
+from loom.bridge.tally import Bucket, MessageTrouble, Tally
 from loom.errors import LimitReached, LoomError, NotFound, RateLimited
 
 MAX_SIZE = 64 << 10
@@ -43,7 +43,7 @@ class Screen:
     """
 
     def __init__(
-        self, bridge: str, intake: Intake, tally: Tally, subjects: dict[EnvelopeKind, str], reply: Reply
+        self, bridge: str, intake: BridgedReplicas, tally: Tally, subjects: dict[EnvelopeKind, str], reply: Reply
     ) -> None:
         self._bridge = bridge
         self._intake = intake
@@ -72,10 +72,12 @@ class Screen:
     async def pass_on(self, subject: str, data: bytes, reply: str, age: float = 0.0) -> None:
         """Pass a message that was sent ``age`` seconds ago to the intake, and reply."""
         if not self._buckets[subject].take():
-            return self._tally.refuse(subject, Trouble.TOO_MANY, f"more than {RATE:g} messages come in a second")
+            return self._tally.refuse(
+                subject, MessageTrouble.TOO_MANY, f"more than {RATE:g} messages come in a second"
+            )
         if len(data) > MAX_SIZE:
             return self._tally.refuse(
-                subject, Trouble.TOO_LARGE, f"a message has {len(data)} bytes, more than {MAX_SIZE}"
+                subject, MessageTrouble.TOO_LARGE, f"a message has {len(data)} bytes, more than {MAX_SIZE}"
             )
         try:
             first, *also = self._kinds[subject]
@@ -116,9 +118,9 @@ class Screen:
         await self._reply(body, format, reply)
 
 
-def _trouble(error: LoomError) -> Trouble:
+def _trouble(error: LoomError) -> MessageTrouble:
     if isinstance(error, NotFound):
-        return Trouble.UNKNOWN
+        return MessageTrouble.UNKNOWN
     if isinstance(error, LimitReached):
-        return Trouble.TOO_MANY if isinstance(error, RateLimited) else Trouble.FULL
-    return Trouble.MALFORMED
+        return MessageTrouble.TOO_MANY if isinstance(error, RateLimited) else MessageTrouble.FULL
+    return MessageTrouble.MALFORMED

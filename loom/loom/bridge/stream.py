@@ -24,7 +24,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy,
 from loom.bridge.envelopes import HEADER
 from loom.bridge.nats_link import FAILURES, NatsLink
 from loom.bridge.state import BridgeState
-from loom.bridge.tally import Tally, Trouble
+from loom.bridge.tally import MessageTrouble, Tally
 from loom.errors import Conflict, NatsUnreachable
 from loom.process.backoff import Backoff
 
@@ -106,7 +106,9 @@ class RequestStream:
                 results = await asyncio.gather(consuming, lost, return_exceptions=True)
             error = results[0]
             if isinstance(error, Conflict | OSError | nats.errors.Error | asyncio.TimeoutError):
-                self._tally.refuse(f"the stream {self._name}", Trouble.AWAY, str(error) or type(error).__name__)
+                self._tally.refuse(
+                    f"the stream {self._name}", MessageTrouble.AWAY, str(error) or type(error).__name__
+                )
                 await asyncio.sleep(next(waits))
             elif isinstance(error, Exception):
                 raise error

@@ -15,7 +15,7 @@ LOG_EVERY = 60.0
 """Seconds between two lines about the same trouble on the same subject."""
 
 
-class Trouble(str, Enum):
+class MessageTrouble(str, Enum):
     """The reason why a message was not taken."""
 
     TOO_LARGE = "too_large"
@@ -59,11 +59,11 @@ class Tally:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._logged: dict[tuple[str, Trouble], tuple[float, int]] = {}
+        self._logged: dict[tuple[str, MessageTrouble], tuple[float, int]] = {}
         """When a line about each trouble was written, and how often the trouble had been counted then."""
         self.taken: Counter[str] = Counter()
         """Messages that were taken, by subject."""
-        self.refused: Counter[tuple[str, Trouble]] = Counter()
+        self.refused: Counter[tuple[str, MessageTrouble]] = Counter()
         """Messages that were not taken, by subject and trouble."""
         self.commands = 0
         """Commands that were published for replicas without a threadlet."""
@@ -72,7 +72,7 @@ class Tally:
         self.repeated = 0
         """Stored requests that had been done before."""
 
-    def refuse(self, subject: str, trouble: Trouble, why: object) -> None:
+    def refuse(self, subject: str, trouble: MessageTrouble, why: object) -> None:
         """Count a message that is not taken; log it unless the same was logged lately."""
         key = subject, trouble
         self.refused[key] += 1

@@ -24,7 +24,7 @@ import pytest
 if TYPE_CHECKING:
     from loom.chaos.plans import Plan
     from loom.chaos.runs.reports import Report
-    from loom.chaos.runs.run import Run
+    from loom.chaos.runs.run import PlanExecution
     from loom.chaos.runs.runner import HasWeaver
     from loom.chaos.runs.weaver import RunWeaver
 
@@ -70,7 +70,7 @@ class LoomChaos:
     def __init__(self, node: pytest.Item, seed: int | str | None) -> None:
         self._node = node
         self._seed = seed
-        self._runs: dict[Run, threading.Event] = {}
+        self._runs: dict[PlanExecution, threading.Event] = {}
         """The runs that go on, and what is set when each has removed its faults."""
 
     def __call__(

@@ -15,7 +15,7 @@ from loom.errors import UnknownContext, WrongArguments
 from loom.rest import safe_url
 
 if TYPE_CHECKING:
-    from loom_proxy.contexts.file import Context
+    from loom_proxy.contexts.file import GatewayContext
 
 app = typer.Typer(
     help="Name gateways, and choose the one that `loom.connect()` and every command ask.", no_args_is_help=True
@@ -45,14 +45,14 @@ def add(
     The first context becomes the current one. The token is kept in the system's keyring, if the package `keyring`
     is installed and finds one, and else in the file of contexts, which only you can read.
     """
-    from loom_proxy.contexts.file import Context, ContextFile
+    from loom_proxy.contexts.file import ContextFile, GatewayContext
 
     _check_address(address, insecure)
     if ca is not None and not Path(ca).is_file():
         raise WrongArguments(f"--ca: there is no file {ca}")
     token = _read_token() if token_stdin else _ask_for_token(name)
     file = ContextFile()
-    in_keyring = file.add(Context(name, address, ca and os.path.abspath(ca), insecure), token)
+    in_keyring = file.add(GatewayContext(name, address, ca and os.path.abspath(ca), insecure), token)
     current = (
         "the current one" if file.read().current == name else f"`loom context use {name}` makes it the current one"
     )
@@ -133,7 +133,7 @@ def _check_address(url: str, insecure: bool) -> None:
         safe_url(url, insecure)
 
 
-def _described(context: Context) -> dict[str, Any]:
+def _described(context: GatewayContext) -> dict[str, Any]:
     place = ("keyring" if context.keyring is not None else "file") if context.has_token else None
     return {"url": context.url, "token": place, "ca": context.ca, "insecure": context.insecure}
 

@@ -66,11 +66,11 @@ def check(
 ) -> None:
     """Check that a plan makes sense, and that each fault has a target if there is a gateway; change nothing."""
     from loom.chaos.plans.files import read_plan
-    from loom.chaos.runs.run import Run
+    from loom.chaos.runs.run import PlanExecution
 
     read = read_plan(plan)
     if access.is_given:
-        Run(read, access.weaver()).check()
+        PlanExecution(read, access.weaver()).check()
     say(f"{plan}: {len(read.faults)} faults, {len(read.expect)} expectations of the whole, seed {read.seed}")
 
 

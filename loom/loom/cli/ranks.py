@@ -21,7 +21,7 @@ from loom.errors import LoomError, NoSuchMesh, WrongArguments
 
 if TYPE_CHECKING:
     from loom_proxy.ranks.copies import Progress
-    from loom_proxy.ranks.execution import Execution, Output
+    from loom_proxy.ranks.execution import Execution, RankOutput
 
 Mesh = Annotated[
     str | None, typer.Option("--mesh", help="Name of a mesh of processes or actors; not needed if there is one.")
@@ -211,7 +211,7 @@ def _signals_to(execution: Execution) -> Iterator[None]:
         came.put(None)
 
 
-def _write(output: Output) -> None:
+def _write(output: RankOutput) -> None:
     stream = sys.stdout if output.stream == "stdout" else sys.stderr
     stream.buffer.write(output.data)
     stream.flush()
@@ -223,7 +223,7 @@ class _Lines:
     def __init__(self) -> None:
         self._begun: dict[tuple[int, str], bytes] = {}
 
-    def __call__(self, output: Output) -> None:
+    def __call__(self, output: RankOutput) -> None:
         key = output.rank, output.stream
         *lines, rest = (self._begun.pop(key, b"") + output.data).split(b"\n")
         if rest:
@@ -234,10 +234,10 @@ class _Lines:
 
     def end(self) -> None:
         """Write the lines that have no end."""
-        from loom_proxy.ranks.execution import Output
+        from loom_proxy.ranks.execution import RankOutput
 
         for (rank, stream), line in sorted(self._begun.items()):
-            _write(Output(rank, stream, b"[%d] %s\n" % (rank, line)))
+            _write(RankOutput(rank, stream, b"[%d] %s\n" % (rank, line)))
 
 
 class _Progress:

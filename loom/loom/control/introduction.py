@@ -33,7 +33,7 @@ class Activity(str, Enum):
     DRAINING = "draining"
 
 
-class Ending(str, Enum):
+class TrainingEnding(str, Enum):
     """The way in which a training ended."""
 
     FINISHED = "finished"
@@ -45,9 +45,9 @@ class Ending(str, Enum):
     """The process ended in order, within its training: nobody has told the threadlet to stop."""
 
     @property
-    def plain(self) -> Ending:
+    def plain(self) -> TrainingEnding:
         """The ending for a weaver that knows only the first three."""
-        return Ending.STOPPED if self in (Ending.EVICTED, Ending.EARLY) else self
+        return TrainingEnding.STOPPED if self in (TrainingEnding.EVICTED, TrainingEnding.EARLY) else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class ThreadletWelcome(Frame):
     health: bool = False
     """Whether the weaver takes the health of devices, and their failures."""
     endings: bool = False
-    """Whether the weaver knows every `Ending`."""
+    """Whether the weaver knows every `TrainingEnding`."""
     status_types: bool = False
     """Whether the weaver takes what a status is about, the eighth item of a report."""
     exits: bool = False
@@ -258,13 +258,13 @@ class Bye(Frame):
 
     reason: str
     """A text for users."""
-    ending: Ending
+    ending: TrainingEnding
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Bye:
         match body:
-            case [_, (str() | None) as reason, str(ending)] if ending in list(Ending):
-                return cls(reason or ending, Ending(ending))
+            case [_, (str() | None) as reason, str(ending)] if ending in list(TrainingEnding):
+                return cls(reason or ending, TrainingEnding(ending))
         raise cls.mismatch(body)
 
 
@@ -279,7 +279,7 @@ class Leaving(Frame):
 
     reason: str
     """A text for users."""
-    ending: Ending
+    ending: TrainingEnding
     """The ending if the exit code is 0."""
 
     @classmethod

@@ -51,7 +51,7 @@ STACK_WAIT = 30.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class ArgumentBounds:
     """Bounds of an argument, in pydantic's words, which reads them where there is pydantic.
 
     The weaver checks types, signs and patterns alone. It takes ``le`` for more, as programs of a session rely on.
@@ -86,10 +86,10 @@ class Limits:
             yield from StringConstraints(pattern=self.pattern)
 
 
-Name = Annotated[str, Limits(max_length=200)]
-Id = Annotated[str, Limits(pattern=f"^{check.IDENTITY}$")]
-Count = Annotated[int, Limits(ge=0, lt=1 << 53)]
-Wait = Annotated[float, Limits(ge=0, le=MAX_WAIT)]
+Name = Annotated[str, ArgumentBounds(max_length=200)]
+Id = Annotated[str, ArgumentBounds(pattern=f"^{check.IDENTITY}$")]
+Count = Annotated[int, ArgumentBounds(ge=0, lt=1 << 53)]
+Wait = Annotated[float, ArgumentBounds(ge=0, le=MAX_WAIT)]
 Target = str | list[str]
 
 
@@ -103,7 +103,7 @@ class Reach(Flag):
     """An admin about all users at once."""
 
 
-class Route(NamedTuple):
+class RestRoute(NamedTuple):
     """The REST route of an operation, under ``/api/v1/weaver/``.
 
     Arguments that are not in the path are in the query of a GET, and else in the posted object.
@@ -149,7 +149,7 @@ class Operation:
     """
 
     name: ClassVar[str]
-    route: ClassVar[Route]
+    route: ClassVar[RestRoute]
     result: ClassVar[Any]
     reach: ClassVar[Reach]
     about: ClassVar[str]
@@ -161,7 +161,7 @@ class Operation:
     def __init_subclass__(
         cls,
         name: str,
-        route: Route,
+        route: RestRoute,
         result: Any,
         reach: Reach = Reach.NONE,
         about: str = "",
@@ -221,32 +221,36 @@ LISTED, SHOWN = Reach.GUEST | Reach.EVERYONE, Reach.GUEST
 
 
 @dataclass(frozen=True)
-class Status(Operation, name="status", route=Route("GET", "status"), result=WeaverStatus, reach=LISTED):
+class GetStatus(Operation, name="status", route=RestRoute("GET", "status"), result=WeaverStatus, reach=LISTED):
     """The weaver at a glance, as far as the caller's replicas go; for an admin, ``user=*`` is everyone's."""
 
 
 @dataclass(frozen=True)
-class Replicas(
-    Operation, name="replicas", route=Route("GET", "replicas", "replicas"), result=list[ReplicaInfo], reach=LISTED
+class GetReplicas(
+    Operation,
+    name="replicas",
+    route=RestRoute("GET", "replicas", "replicas"),
+    result=list[ReplicaInfo],
+    reach=LISTED,
 ):
     """All known replicas of the caller, including failed and finished ones, in the order in which they came."""
 
 
 @dataclass(frozen=True)
-class Devices(
-    Operation, name="devices", route=Route("GET", "devices", "devices"), result=list[DeviceInfo], reach=LISTED
+class GetDevices(
+    Operation, name="devices", route=RestRoute("GET", "devices", "devices"), result=list[DeviceInfo], reach=LISTED
 ):
     """Every device that the caller's replicas use, with those replicas and its state."""
 
 
 @dataclass(frozen=True)
-class Events(
-    Operation, name="events", route=Route("GET", "events", "events"), result=list[WeaverEvent], reach=LISTED
+class GetEvents(
+    Operation, name="events", route=RestRoute("GET", "events", "events"), result=list[WeaverEvent], reach=LISTED
 ):
     """Past events, at times since the epoch if wanted: the first ones after an event, or else the newest."""
 
     after: Count | None = None
-    limit: Annotated[int, Limits(ge=1, le=10_000)] = 100
+    limit: Annotated[int, ArgumentBounds(ge=1, le=10_000)] = 100
     kind: Name | None = None
     replica: Name | None = None
     since: float | None = None
@@ -256,8 +260,8 @@ class Events(
 
 
 @dataclass(frozen=True)
-class Goodput(
-    Operation, name="goodput", route=Route("GET", "goodput", "jobs"), result=list[GoodputRecord], reach=LISTED
+class GetGoodput(
+    Operation, name="goodput", route=RestRoute("GET", "goodput", "jobs"), result=list[GoodputRecord], reach=LISTED
 ):
     """The time accounting of each job, or of one: how much of its time went to steps that count."""
 
@@ -265,10 +269,10 @@ class Goodput(
 
 
 @dataclass(frozen=True)
-class Metrics(
+class GetMetrics(
     Operation,
     name="metrics",
-    route=Route("GET", "replicas/{replica}/metrics", "metrics"),
+    route=RestRoute("GET", "replicas/{replica}/metrics", "metrics"),
     result=list[str],
     reach=SHOWN,
     about="replica",
@@ -279,10 +283,10 @@ class Metrics(
 
 
 @dataclass(frozen=True)
-class History(
+class GetHistory(
     Operation,
     name="history",
-    route=Route("GET", "replicas/{replica}/metrics/{metric}", "points", echo=("replica", "metric")),
+    route=RestRoute("GET", "replicas/{replica}/metrics/{metric}", "points", echo=("replica", "metric")),
     result=list[MetricPoint],
     reach=SHOWN,
     about="replica",
@@ -296,14 +300,14 @@ class History(
     metric: str
     since: float | None = None
     until: float | None = None
-    points: Annotated[int, Limits(ge=1, le=20_000)] = 500
+    points: Annotated[int, ArgumentBounds(ge=1, le=20_000)] = 500
 
 
 @dataclass(frozen=True)
-class Stacks(
+class GetStacks(
     Operation,
     name="stacks",
-    route=Route("GET", "replicas/{replica}/stacks"),
+    route=RestRoute("GET", "replicas/{replica}/stacks"),
     result=str,
     reach=SHOWN,
     about="replica",
@@ -319,10 +323,10 @@ class Stacks(
 
 
 @dataclass(frozen=True)
-class Profile(
+class GetProfile(
     Operation,
     name="profile",
-    route=Route(
+    route=RestRoute(
         "GET", "replicas/{replica}/profile", refusals={409: "There is no profile of it; the text says why."}
     ),
     result=ProfileInfo,
@@ -336,7 +340,7 @@ class Profile(
     """
 
     replica: str
-    seconds: Annotated[float, Limits(ge=LEAST_SECONDS, le=MOST_SECONDS)] = DEFAULT_SECONDS
+    seconds: Annotated[float, ArgumentBounds(ge=LEAST_SECONDS, le=MOST_SECONDS)] = DEFAULT_SECONDS
 
     @classmethod
     def takes(cls, arguments: Mapping[str, Any]) -> float:
@@ -346,10 +350,10 @@ class Profile(
 
 
 @dataclass(frozen=True)
-class OneReplica(
+class GetReplica(
     Operation,
     name="replica",
-    route=Route("GET", "replicas/{id}", called="replica"),
+    route=RestRoute("GET", "replicas/{id}", called="replica"),
     result=ReplicaInfo,
     reach=SHOWN,
     about="id",
@@ -360,10 +364,10 @@ class OneReplica(
 
 
 @dataclass(frozen=True)
-class Address(
+class GetAddress(
     Operation,
     name="address",
-    route=Route("GET", "address", "address", needs=("operate", "to add replicas")),
+    route=RestRoute("GET", "address", "address", needs=("operate", "to add replicas")),
     result=str,
 ):
     """The address for training processes that Loom did not spawn. Needs a token of scope operate.
@@ -374,15 +378,17 @@ class Address(
 
 
 @dataclass(frozen=True)
-class Policies(Operation, name="policies", route=Route("GET", "policies", "policies"), result=dict[str, Action]):
+class GetPolicies(
+    Operation, name="policies", route=RestRoute("GET", "policies", "policies"), result=dict[str, Action]
+):
     """The action for each group that has one when a device fails. The other groups are notified."""
 
 
 @dataclass(frozen=True)
-class CommandStatus(
+class GetCommand(
     Operation,
     name="command_state",
-    route=Route("GET", "commands/{id}", called="command"),
+    route=RestRoute("GET", "commands/{id}", called="command"),
     result=CommandState,
     reach=SHOWN,
     waits=True,
@@ -413,7 +419,7 @@ UserCommandKind = Literal[
 class GiveCommand(
     Operation,
     name="command",
-    route=Route("POST", "commands"),
+    route=RestRoute("POST", "commands"),
     result=CommandState,
     reach=Reach.GUEST,
     gives=True,
@@ -458,10 +464,10 @@ class GiveCommand(
 
 
 @dataclass(frozen=True)
-class Inject(
+class InjectFault(
     Operation,
     name="inject",
-    route=Route(
+    route=RestRoute(
         "POST",
         "inject",
         refusals={403: "The target is not marked as injectable.", 409: "It cannot have this fault."},
@@ -477,10 +483,10 @@ class Inject(
 
     fault: Name
     """The kind of fault, such as sigkill; `loom inject list` shows all kinds."""
-    target: Annotated[str, Limits(min_length=1, max_length=500)] | list[str]
+    target: Annotated[str, ArgumentBounds(min_length=1, max_length=500)] | list[str]
     """The replicas, as for a command; for dead_driver a session; for dead_gateway and dead_weaver `*`."""
     params: dict[str, Any] = field(default_factory=dict)
-    duration: Annotated[float, Limits(gt=0, le=MAX_DURATION)] | None = None
+    duration: Annotated[float, ArgumentBounds(gt=0, le=MAX_DURATION)] | None = None
     """Seconds until the fault is removed; without it, as long as its kind lasts."""
     wait: Wait = 0.0
     """Seconds to wait for acknowledgements before the answer."""
@@ -494,7 +500,7 @@ class Inject(
 
 @dataclass(frozen=True)
 class RemoveFault(
-    Operation, name="remove_fault", route=Route("DELETE", "inject/{injection}"), result=CommandState, gives=True
+    Operation, name="remove_fault", route=RestRoute("DELETE", "inject/{injection}"), result=CommandState, gives=True
 ):
     """Remove a fault before its time is over. The replicas on its host are asked; one of them removes it."""
 
@@ -508,7 +514,7 @@ class RemoveFault(
 class FailDevice(
     Operation,
     name="fail_device",
-    route=Route("POST", "devices/{device}/failure"),
+    route=RestRoute("POST", "devices/{device}/failure"),
     result=WeaverEvent,
     reach=Reach.EVERYONE,
 ):
@@ -519,7 +525,7 @@ class FailDevice(
     """
 
     device: str
-    reason: Annotated[str, Limits(max_length=2000)] = ""
+    reason: Annotated[str, ArgumentBounds(max_length=2000)] = ""
     report: Id | None = None
     """An id for the report, of the caller's choice: a second request with the same id changes nothing."""
 
@@ -528,10 +534,12 @@ class FailDevice(
 
 
 @dataclass(frozen=True)
-class SetPolicy(Operation, name="policy", route=Route("POST", "policies", "policies"), result=dict[str, Action]):
+class SetPolicy(
+    Operation, name="policy", route=RestRoute("POST", "policies", "policies"), result=dict[str, Action]
+):
     """Set the action for a group when a device fails."""
 
-    group: Annotated[str, Limits(min_length=1, max_length=200)]
+    group: Annotated[str, ArgumentBounds(min_length=1, max_length=200)]
     """A group, or a glob; ``*`` for all."""
     action: Action
 

@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 from loom.errors import LoomError
 from loom.process.backoff import Backoff
 from loom.process.exit_codes import error_for_exit_code
-from loom.process.lifeline import Lifeline
+from loom.process.lifeline import ParentPipe
 
 KEPT_LINES = 50
 LONGEST_LINE = 8192
@@ -53,7 +53,7 @@ class Child:
     """A child process, in a session of its own: Ctrl-C in a terminal does not reach it.
 
     Args:
-        lifeline: whether its standard input is a `Lifeline` of this process, or empty. Held as long as this object:
+        lifeline: whether its standard input is a `ParentPipe` of this process, or empty. Held as this object:
             what is started in the child's place, as by an injected fault, may hold on to it too.
         errors: descriptor of a file for its standard error, which is kept with its other output by default.
         understand: returns the announcement in a line of its standard output, if the line says that it is ready.
@@ -87,7 +87,7 @@ class Child:
         self._understand = understand
         self._on_line = on_line
         self._output: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-        self._lifeline = Lifeline() if lifeline else None
+        self._lifeline = ParentPipe() if lifeline else None
         try:
             self._process = subprocess.Popen(
                 command,

@@ -8,10 +8,10 @@ import threading
 import weakref
 from collections.abc import Callable
 
-_held: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+_held: weakref.WeakSet[ParentPipe] = weakref.WeakSet()
 
 
-class Lifeline:
+class ParentPipe:
     """The parent's side of the pipe, whose ``child_end`` the child has as its standard input.
 
     The kernel closes this side when this process ends. A forked copy of this process does not hold it.

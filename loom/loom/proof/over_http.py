@@ -77,7 +77,7 @@ def proof_of_answer(exchange: Exchange, status: int, *said: str) -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProvenAnswer:
     """The answer to a request. Nothing of it may be believed before `proves` says so."""
 
     response: HTTPResponse
@@ -96,7 +96,7 @@ def ask(
     method: str,
     path: str,
     body: str | None = None,
-) -> Answer:
+) -> ProvenAnswer:
     """Send a request, after another one for a challenge.
 
     Raises:
@@ -116,4 +116,4 @@ def ask(
         "content-type": "application/json",
     }
     connection.request(method, path, body, headers)
-    return Answer(connection.getresponse(), exchange)
+    return ProvenAnswer(connection.getresponse(), exchange)

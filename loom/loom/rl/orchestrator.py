@@ -110,6 +110,6 @@ class Orchestrator:
             TrainingFailed: no trainer is left.
             LoomError: no generator is left.
         """
-        from loom.rl.run import Run  # needs torch
+        from loom.rl.run import OrchestratorRun  # needs torch
 
-        return Run(self.spec).run()
+        return OrchestratorRun(self.spec).run()

@@ -1,4 +1,4 @@
-"""`Run`: the loop of an orchestrator, step by step."""
+"""`OrchestratorRun`: the loop of an orchestrator, step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loom.rl.generators.calls import ProcessGone
 from loom.rl.generators.inflight import Inflight, PromptRequest
 from loom.rl.generators.orders import WeightOrders
 from loom.rl.generators.pool import GeneratorPool, PooledGenerator
-from loom.rl.generators.requests import Requests
+from loom.rl.generators.requests import GeneratorRequests
 from loom.rl.places import place
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun
@@ -29,7 +29,7 @@ from loom.threadlet import Deferred, Threadlet
 logger = logging.getLogger(__name__)
 
 
-class Records:
+class StepRecords:
     """The records of all steps, in a file of JSON lines. Those that a full disk does not take follow later."""
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +107,7 @@ SEEDS = 1_000_003
 """The distance of two steps' seeds."""
 
 
-class Run:
+class OrchestratorRun:
     """A run that goes on, for the thread that called `Orchestrator.run`."""
 
     def __init__(self, spec: RunSpec) -> None:
@@ -117,7 +117,7 @@ class Run:
         self._folder = folder = spec.folder
         folder.mkdir(parents=True, exist_ok=True)
         self._store = RolloutStore(folder)
-        self._records = Records(folder / "steps.jsonl")
+        self._records = StepRecords(folder / "steps.jsonl")
         self._barrier = AsyncBarrier(self._options.async_level)
         self._dropped = 0
         self._asked = 0  # prompts of requests that go on from step to step
@@ -138,7 +138,7 @@ class Run:
         first = self._first_step()
         timing.configure(role=NAME, folder=_timing_folder(self._folder), lines=self._spec.lines or None)
         self._training = training = Training(session, self._spec.trainers, settings)
-        requests = Requests(spec.tokenizer, self._spec.connections)
+        requests = GeneratorRequests(spec.tokenizer, self._spec.connections)
         self._orders = WeightOrders(training, requests, self._via, self._folder, self._spec.weights)
         self._pool = pool = GeneratorPool(
             session, spec, self._folder, requests, self._via, self._load, self._spec.lines

@@ -23,7 +23,7 @@ from typing import Any
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import Frame, Splitter, pack
-from loom.control.introduction import Bye, Ending, Leaving, Refusal, ThreadletHello, ThreadletWelcome
+from loom.control.introduction import Bye, Leaving, Refusal, ThreadletHello, ThreadletWelcome, TrainingEnding
 from loom.control.membership import Draining, PeerFailures, Registration
 from loom.control.profiles import ProfileRequest
 from loom.control.reports import (
@@ -56,7 +56,7 @@ class ConnectionOver(Exception):
     """The connection is over."""
 
 
-class Connection:
+class ThreadletConnection:
     """A connection over one socket, for one thread. Only `exchange` waits; a byte from ``wake`` ends the wait."""
 
     def __init__(self, sock: socket.socket, wake: socket.socket) -> None:
@@ -213,7 +213,7 @@ class WeaverLink:
         self._failures: dict[
             str, DeviceFailed
         ] = {}  # the failures of devices that no weaver has noted, by their ids
-        self._goodbye: Bye | Leaving = Bye("", Ending.FINISHED)
+        self._goodbye: Bye | Leaving = Bye("", TrainingEnding.FINISHED)
         self._deadline = 0.0  # when `close` gives up, on the monotonic clock
         self._closing = threading.Event()
         self._beat_due = False  # before its time
@@ -221,7 +221,7 @@ class WeaverLink:
         self._patience = SILENCE  # seconds for which reports may be sent and none be stored
         self._flushes: deque[threading.Event] = deque()  # events to set when no frame waits to be sent
         self._logged: set[str] = set()  # the problems logged since the last welcome; each is logged once
-        self._connection: Connection | None = None
+        self._connection: ThreadletConnection | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
@@ -327,7 +327,7 @@ class WeaverLink:
     def _connect_and_serve(self) -> None:
         address = self._address
         sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
-        self._connection = connection = Connection(sock, self._wake_receiver)
+        self._connection = connection = ThreadletConnection(sock, self._wake_receiver)
         # Queue frames from here on, so that a change made after the hello is built is sent after it.
         self._frames.clear()
         self._open = True
@@ -346,7 +346,7 @@ class WeaverLink:
             self._take(frame)
         self._serve(connection, welcome)
 
-    def _welcome(self, connection: Connection) -> tuple[ThreadletWelcome, list[list[Any]]]:
+    def _welcome(self, connection: ThreadletConnection) -> tuple[ThreadletWelcome, list[list[Any]]]:
         """Return the weaver's answer to the hello, and the frames that came after it."""
         deadline = time.monotonic() + WELCOME_TIMEOUT
         while (left := deadline - time.monotonic()) > 0:
@@ -363,7 +363,7 @@ class WeaverLink:
             return ThreadletWelcome.from_body(first), rest
         raise ConnectionOver(f"it did not answer within {WELCOME_TIMEOUT:g} s")
 
-    def _serve(self, connection: Connection, welcome: ThreadletWelcome) -> None:
+    def _serve(self, connection: ThreadletConnection, welcome: ThreadletWelcome) -> None:
         next_beat = time.monotonic()
         while True:
             now = time.monotonic()
@@ -401,7 +401,7 @@ class WeaverLink:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
             raise ConnectionOver(f"it has stored no report for {waited:.0f} s")
 
-    def _put(self, connection: Connection, frame: Frame, welcome: ThreadletWelcome) -> None:
+    def _put(self, connection: ThreadletConnection, frame: Frame, welcome: ThreadletWelcome) -> None:
         if isinstance(frame, Registration | Draining) and not welcome.changes:
             text = "the weaver is older than this process: it hears of %r when it is connected to again"
             self._log_once(frame.KIND, logging.WARNING, text, frame.KIND)
@@ -437,7 +437,7 @@ class WeaverLink:
         if acknowledged is not None:
             self._frames.append(acknowledged)
 
-    def _say_goodbye(self, connection: Connection, welcome: ThreadletWelcome) -> None:
+    def _say_goodbye(self, connection: ThreadletConnection, welcome: ThreadletWelcome) -> None:
         """Send the last frame, and wait until the weaver has read it and closes the connection."""
         if welcome.spent:
             connection.put(self._account())

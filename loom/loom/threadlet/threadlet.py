@@ -41,7 +41,7 @@ from typing import Any, TypeVar
 
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, was_spawned, weaver_address
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
-from loom.control.introduction import MAX_DEVICES, Activity, Bye, Ending, Handlers, Leaving, ThreadletHello
+from loom.control.introduction import MAX_DEVICES, Activity, Bye, Handlers, Leaving, ThreadletHello, TrainingEnding
 from loom.control.membership import PeerFailure, PeerFailures, Registration
 from loom.control.reports import Phase
 from loom.control.time_account import TimeAccount
@@ -387,9 +387,9 @@ class Threadlet(CommandApplier):
         if self._ended.is_set():
             return
         goodbye: Bye | Leaving = self._goodbye(error, early)
-        if exits and goodbye.ending is not Ending.FAILED:
+        if exits and goodbye.ending is not TrainingEnding.FAILED:
             goodbye = Leaving(goodbye.reason, goodbye.ending)
-        self._settle_all(goodbye.ending is Ending.FAILED)
+        self._settle_all(goodbye.ending is TrainingEnding.FAILED)
         self._ended.set()
         self._wakes.put(None)
         self._inbox.close()
@@ -404,17 +404,17 @@ class Threadlet(CommandApplier):
     def _goodbye(self, error: BaseException | None, early: bool) -> Bye:
         if isinstance(error, SystemExit):
             if code := _exit_code(error):
-                return Bye(f"exit code {code}", Ending.FAILED)
+                return Bye(f"exit code {code}", TrainingEnding.FAILED)
             error = None
         if error is not None:
-            return Bye(describe_error(error)[:2000], Ending.FAILED)
+            return Bye(describe_error(error)[:2000], TrainingEnding.FAILED)
         if self._evicted:
-            return Bye("its worker was told to end", Ending.EVICTED)
+            return Bye("its worker was told to end", TrainingEnding.EVICTED)
         if self._stop:
-            return Bye("it was told to stop", Ending.STOPPED)
+            return Bye("it was told to stop", TrainingEnding.STOPPED)
         if early:
-            return Bye("its process ended within its training", Ending.EARLY)
-        return Bye("it came to its end", Ending.FINISHED)
+            return Bye("its process ended within its training", TrainingEnding.EARLY)
+        return Bye("it came to its end", TrainingEnding.FINISHED)
 
     def __enter__(self) -> Threadlet:
         return self

@@ -23,7 +23,7 @@ class Offset(NamedTuple):
     """By how many seconds that may be wrong; None if it was not measured."""
 
 
-class Exchange(NamedTuple):
+class ClockExchange(NamedTuple):
     """The time of another clock, and of this host's before it was asked for and after it was there."""
 
     before: float
@@ -44,7 +44,7 @@ def offset() -> Offset:
     return _offset
 
 
-def measured(exchanges: Iterable[Exchange]) -> Offset:
+def measured(exchanges: Iterable[ClockExchange]) -> Offset:
     """Return the offset of the other clock from this host's, by the shortest exchange.
 
     It is 0 if the clocks may be the same, as those of two processes of one host are. The error has room for that.

@@ -37,7 +37,7 @@ class ProcessSpans(TypedDict):
     """Why records are missing, if they are."""
 
 
-class Records:
+class SpanRecords:
     """Records in bounded memory."""
 
     def __init__(self, most: int = MAX_RECORDS) -> None:
@@ -77,7 +77,7 @@ class Records:
         )
 
 
-class Collection(Records):
+class Collection(SpanRecords):
     """What this process records from now until `end`."""
 
     def __init__(self, most: int = MAX_RECORDS) -> None:

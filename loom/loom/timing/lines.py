@@ -27,7 +27,7 @@ class Field(NamedTuple):
     """Whether a line without it is broken."""
 
 
-class Form(NamedTuple):
+class LineForm(NamedTuple):
     """The form of an event's line: a head and ``name=value`` fields, or a sentence of its own."""
 
     head: str
@@ -37,7 +37,7 @@ class Form(NamedTuple):
     """The whole line with ``{field}`` in it, if it is no head and fields."""
 
 
-class Line(NamedTuple):
+class EventLine(NamedTuple):
     """What a log line says."""
 
     name: str
@@ -45,8 +45,8 @@ class Line(NamedTuple):
     fields: dict[str, str | int | float]
 
 
-def _weights(what: str, *fields: Field) -> Form:
-    return Form(f"[weights][ID] {what}", fields)
+def _weights(what: str, *fields: Field) -> LineForm:
+    return LineForm(f"[weights][ID] {what}", fields)
 
 
 _T = Field("t", 3, required=False)
@@ -61,24 +61,26 @@ _RPC, _STEP, _RANK, _DUR, _WAIT = (
 )
 _INFLIGHT, _CKPT = Field("inflight", 0), Field("ckpt_step", 0)
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, LineForm] = {
     "weights.client.send": _weights("client.send", Field("url", required=False), _PATH, _T),
     "weights.server.recv": _weights("server.recv", _PATH, _T),
     "weights.rpc.start": _weights("rpc.start", _OP, _T),
     "weights.rpc.done": _weights("rpc.done", _OP, _T, _RPC),
     "weights.client.done": _weights("client.done", Field("wall_ms", 1), _RPC, Field("queue_ms", 1)),
-    "ckpt.write.done": Form("[ckpt] write.done", (_STEP, Field("write_ms", 1))),
-    "ckpt.wait.start": Form("[ckpt] wait.start", (Field("target_step", 0),)),
-    "ckpt.wait.done": Form("[ckpt] wait.done", (Field("target_step", 0), _WAIT)),
-    "gen.batch.start": Form("[gen] batch.start", (_INFLIGHT, Field("target_batch", 0))),
-    "gen.batch.done": Form("[gen] batch.done", (Field("completions", 0), _DUR, _INFLIGHT)),
-    "gen.idle": Form("[gen] idle", (_WAIT,)),
-    "rollout": Form("[rollout]", (Field("trunc_pct", 1), Field("current_step", 0), _CKPT, Field("staleness", 0))),
-    "train.step.done": Form("[train] step.done", (_STEP, _RANK, _DUR)),
-    "train.batch.wait": Form("[train] batch.wait", (_STEP, _RANK, _WAIT)),
-    "step.begin": Form("Step", (_STEP,), "Step {step} begins"),
-    "step.complete": Form("Step", (_STEP, Field("wall", 3)), "Step {step} complete (wall={wall}s)"),
-    "barrier": Form(
+    "ckpt.write.done": LineForm("[ckpt] write.done", (_STEP, Field("write_ms", 1))),
+    "ckpt.wait.start": LineForm("[ckpt] wait.start", (Field("target_step", 0),)),
+    "ckpt.wait.done": LineForm("[ckpt] wait.done", (Field("target_step", 0), _WAIT)),
+    "gen.batch.start": LineForm("[gen] batch.start", (_INFLIGHT, Field("target_batch", 0))),
+    "gen.batch.done": LineForm("[gen] batch.done", (Field("completions", 0), _DUR, _INFLIGHT)),
+    "gen.idle": LineForm("[gen] idle", (_WAIT,)),
+    "rollout": LineForm(
+        "[rollout]", (Field("trunc_pct", 1), Field("current_step", 0), _CKPT, Field("staleness", 0))
+    ),
+    "train.step.done": LineForm("[train] step.done", (_STEP, _RANK, _DUR)),
+    "train.batch.wait": LineForm("[train] batch.wait", (_STEP, _RANK, _WAIT)),
+    "step.begin": LineForm("Step", (_STEP,), "Step {step} begins"),
+    "step.complete": LineForm("Step", (_STEP, Field("wall", 3)), "Step {step} complete (wall={wall}s)"),
+    "barrier": LineForm(
         "Hit async barrier",
         (_STEP, _CKPT, Field("async_level", 0)),
         "Hit async barrier ({step}-{ckpt_step} > {async_level})",
@@ -104,7 +106,7 @@ def format_line(name: str, trace: object, fields: Mapping[str, object]) -> str |
     return text
 
 
-def parse_line(text: str) -> Line | None:
+def parse_line(text: str) -> EventLine | None:
     """Return what a log line says, or None if it is not one of these.
 
     Fields that the table does not know are kept as text.
@@ -131,7 +133,7 @@ def parse_line(text: str) -> Line | None:
     for field in FORMS[name].fields:
         if field.required and field.name not in values:
             raise ValueError(f"{name} without {field.name}")
-    return Line(name, None if trace == "-" else trace, values)
+    return EventLine(name, None if trace == "-" else trace, values)
 
 
 def _text(value: object, field: Field) -> str:
@@ -166,11 +168,11 @@ def _value(field: Field | None, text: str, name: str) -> str | int | float:
     raise ValueError(f"{name} with {field.name}={text[:40]!r}")
 
 
-def _parse_sentence(text: str) -> Line:
+def _parse_sentence(text: str) -> EventLine:
     for name, pattern in _sentences():
         if match := pattern.match(text):
             fields = FORMS[name].fields
-            return Line(name, None, {f.name: _value(f, match[f.name], name) for f in fields})
+            return EventLine(name, None, {f.name: _value(f, match[f.name], name) for f in fields})
     raise ValueError(f"other words than expected in {text[:40]!r}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
-from loom.timing.lines import FORMS, Form, is_plain
+from loom.timing.lines import FORMS, LineForm, is_plain
 
 Lines = tuple[str, "str | None"]
 """The line of a file, in ASCII with its end, and that of a log, without one; None if the event has none."""
@@ -55,7 +55,7 @@ def encode(
         return None
 
 
-def _function(name: str, fields: Mapping[str, object], form: Form | None) -> Encode:
+def _function(name: str, fields: Mapping[str, object], form: LineForm | None) -> Encode:
     """Return what makes the lines of a kind of events, and gives None for numbers that JSON lacks.
 
     Its source has nothing that a program gives: names and keys are in its namespace.
@@ -103,7 +103,7 @@ class _Source:
         self._names[name] = text
         return f"{{{name}}}"
 
-    def said(self, form: Form, fields: Mapping[str, object], at: Mapping[str, str]) -> str | None:
+    def said(self, form: LineForm, fields: Mapping[str, object], at: Mapping[str, str]) -> str | None:
         """Return the f-string of a log line; None if it needs more than these fields."""
         at = {"t": "_t", **at}
         parts = {}

@@ -32,7 +32,7 @@ class Goal(str, Enum):
 
 
 @dataclass(frozen=True)
-class Change:
+class OptionChange:
     """A new value of an option of a running run."""
 
     option: str
@@ -70,7 +70,7 @@ Config = Mapping[str, Any]
 
 def change_for(
     finding: Finding, found: Analysis, config: Config, tried: Container[tuple[str, str]] = ()
-) -> Change | NoChange:
+) -> OptionChange | NoChange:
     """Return the change that answers a finding, or why there is none.
 
     Args:
@@ -80,12 +80,12 @@ def change_for(
         tried: the keys of changes that were taken back.
     """
     change = _change_for(finding, found, config)
-    if isinstance(change, Change) and change.key in tried:
+    if isinstance(change, OptionChange) and change.key in tried:
         return NoChange(change.rule, f"{change} was tried and taken back.")
     return change
 
 
-def _change_for(finding: Finding, found: Analysis, config: Config) -> Change | NoChange:
+def _change_for(finding: Finding, found: Analysis, config: Config) -> OptionChange | NoChange:
     propose = _PROPOSALS[finding.name]
     try:
         option, new, expected, why = propose(finding, found, config)
@@ -98,7 +98,7 @@ def _change_for(finding: Finding, found: Analysis, config: Config) -> Change | N
         )
     goal = _GOALS.get(finding.name, Goal.SPEED)
     replica = TRAINER_JOB if option == "groups" else ORCHESTRATOR
-    return Change(option, config.get(option), new, finding.name.value, why, expected, replica, goal)
+    return OptionChange(option, config.get(option), new, finding.name.value, why, expected, replica, goal)
 
 
 class _NoneError(Exception):

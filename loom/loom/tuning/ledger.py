@@ -35,7 +35,7 @@ class Decision(str, Enum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A line of the ledger."""
 
     time: float
@@ -68,7 +68,7 @@ class Entry:
         return {**told, "gain": self.gain}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Entry:
+    def from_dict(cls, told: Mapping[str, Any]) -> LedgerEntry:
         """Return what `as_dict` gave."""
         read = {field.name: told[field.name] for field in fields(cls) if field.name in told}
         read["decision"] = Decision(read["decision"])
@@ -92,7 +92,7 @@ class Ledger:
         self.folder = folder
         self.session = session
         path = folder / JSON
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         if path.exists():
             told, self.entries = read(path)
             if told != session:
@@ -112,7 +112,7 @@ class Ledger:
         except OSError as error:
             raise WrongArguments(f"cannot write the ledger to {self.folder}: {error.strerror}; use --out") from None
 
-    def add(self, entry: Entry) -> Entry:
+    def add(self, entry: LedgerEntry) -> LedgerEntry:
         """Add a line, and write the files."""
         self.entries.append(entry)
         self.write()
@@ -138,7 +138,7 @@ class Ledger:
         return f"# Changes of the run in session {self.session}\n\n{table}\n"
 
 
-def read(path: Path) -> tuple[str, list[Entry]]:
+def read(path: Path) -> tuple[str, list[LedgerEntry]]:
     """Read a ledger; return the session's name and the lines.
 
     Raises:
@@ -146,14 +146,14 @@ def read(path: Path) -> tuple[str, list[Entry]]:
     """
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        return str(told["session"]), [Entry.from_dict(one) for one in told["entries"]]
+        return str(told["session"]), [LedgerEntry.from_dict(one) for one in told["entries"]]
     except OSError as error:
         raise WrongArguments(f"cannot read the ledger {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise WrongArguments(f"{path} is no ledger of loom tune: {error!r:.200}") from None
 
 
-def _row(entry: Entry) -> list[str]:
+def _row(entry: LedgerEntry) -> list[str]:
     where = "" if entry.replica == ORCHESTRATOR else f"{entry.replica} "
     row = [
         datetime.fromtimestamp(entry.time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
@@ -175,7 +175,7 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:+.0%}"
 
 
-def _both(entry: Entry, name: str, form: str) -> str:
+def _both(entry: LedgerEntry, name: str, form: str) -> str:
     """Return a value before and after, as far as it was measured."""
     values = [getattr(one, name) for one in (entry.before, entry.after) if one is not None]
     return " → ".join(format(value, form) for value in values if value is not None)

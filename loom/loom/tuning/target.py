@@ -13,7 +13,7 @@ from loom.analysis.result import Analysis
 from loom.analysis.run import analyze
 from loom.control.commands import Acknowledgement
 from loom.errors import GatewayUnreachable, WaitTimeout, WeaverUnavailable, WrongState
-from loom.tuning.changes import ORCHESTRATOR, TRAINER_JOB, Change
+from loom.tuning.changes import ORCHESTRATOR, TRAINER_JOB, OptionChange
 from loom.tuning.measurement import Measurement
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
@@ -45,7 +45,7 @@ class RunEnded(WrongState):
     """The run has ended, so that nothing can be measured any more."""
 
 
-class Weaver(Protocol):
+class TunedWeaver(Protocol):
     """What is used of a `WeaverProxy`."""
 
     def replicas(self) -> dict[str, ReplicaInfo]:
@@ -79,7 +79,7 @@ class TunedRun:
         WrongState: no run goes on in the session.
     """
 
-    def __init__(self, weaver: Weaver, logs: Callable[..., Iterable[dict[str, Any]]], session: str) -> None:
+    def __init__(self, weaver: TunedWeaver, logs: Callable[..., Iterable[dict[str, Any]]], session: str) -> None:
         self._weaver = weaver
         self._logs = logs
         self.session = session
@@ -212,7 +212,7 @@ class TunedRun:
                     raise
             time.sleep(LOOK_EVERY)
 
-    def undo(self, change: Change) -> Acknowledgement:
+    def undo(self, change: OptionChange) -> Acknowledgement:
         """Give an option its old value again."""
         return self.apply(change.option, change.old, change.replica)
 

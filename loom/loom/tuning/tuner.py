@@ -10,8 +10,17 @@ from typing import Any
 
 from loom.analysis.result import Analysis
 from loom.errors import LoomError, WaitTimeout, WrongArguments, because
-from loom.tuning.changes import HIGHEST_LEVEL, LEAST, ORCHESTRATOR, TRAINER_JOB, Change, Goal, NoChange, change_for
-from loom.tuning.ledger import Decision, Entry, Ledger
+from loom.tuning.changes import (
+    HIGHEST_LEVEL,
+    LEAST,
+    ORCHESTRATOR,
+    TRAINER_JOB,
+    Goal,
+    NoChange,
+    OptionChange,
+    change_for,
+)
+from loom.tuning.ledger import Decision, Ledger, LedgerEntry
 from loom.tuning.measurement import Measurement
 from loom.tuning.target import RunEnded, TunedRun
 
@@ -42,7 +51,7 @@ class Judgement:
     why: str
 
 
-def judge(change: Change, before: Measurement, after: Measurement) -> Judgement:
+def judge(change: OptionChange, before: Measurement, after: Measurement) -> Judgement:
     """Return whether a change is to stay, by what was measured before and after."""
     gain = after.faster_than(before)
     if before.reward is not None and after.reward is not None:
@@ -104,7 +113,7 @@ class Tuner:
         last = self._run.step()
         return self._run.measure(last - self._steps + 1, last)
 
-    def propose(self, found: Analysis) -> Change | NoChange | None:
+    def propose(self, found: Analysis) -> OptionChange | NoChange | None:
         """Return the change that the most important finding asks for, or why there is none; None without a finding.
 
         A change that was taken back is not proposed again; the next finding takes its turn.
@@ -115,26 +124,26 @@ class Tuner:
             if not finding.over_bound:
                 continue
             proposed = change_for(finding, found, config, self._tried)
-            if isinstance(proposed, Change):
+            if isinstance(proposed, OptionChange):
                 return proposed
             first = first or proposed
         return first
 
-    def note(self, proposed: Change | NoChange, before: Measurement) -> Entry:
+    def note(self, proposed: OptionChange | NoChange, before: Measurement) -> LedgerEntry:
         """Note a proposal that is not applied."""
         if isinstance(proposed, NoChange):
-            entry = Entry(time.time(), proposed.rule, Decision.NONE, proposed.why, before=before)
+            entry = LedgerEntry(time.time(), proposed.rule, Decision.NONE, proposed.why, before=before)
         else:
             entry = _entry(proposed, Decision.PROPOSED, proposed.why, before=before)
         return self._ledger.add(entry)
 
-    def tune(self, rounds: int) -> list[Entry]:
+    def tune(self, rounds: int) -> list[LedgerEntry]:
         """Try changes, one after the other, until nothing is found, or ``rounds`` were tried; return them.
 
         Raises:
             RunEnded: the run ends before.
         """
-        made: list[Entry] = []
+        made: list[LedgerEntry] = []
         while len(made) < rounds:
             before, found = self.look()
             proposed = self.propose(found)
@@ -146,7 +155,7 @@ class Tuner:
             made.append(self.attempt(proposed, before))
         return made
 
-    def given(self, option: str, new: Any) -> Change:
+    def given(self, option: str, new: Any) -> OptionChange:
         """Return the change that somebody proposes by hand.
 
         Raises:
@@ -156,9 +165,9 @@ class Tuner:
         if option not in config:
             raise WrongArguments(f"the run has no option {option!r}; it has {', '.join(sorted(config))}")
         replica = TRAINER_JOB if option == "groups" else ORCHESTRATOR
-        return Change(option, config[option], new, "given", "Given by hand.", replica=replica)
+        return OptionChange(option, config[option], new, "given", "Given by hand.", replica=replica)
 
-    def attempt(self, change: Change, before: Measurement) -> Entry:
+    def attempt(self, change: OptionChange, before: Measurement) -> LedgerEntry:
         """Apply a change, measure it, and keep it or take it back.
 
         Raises:
@@ -194,11 +203,11 @@ class Tuner:
         decision = Decision.KEPT if judged.kept else Decision.TAKEN_BACK
         return self._add(_entry(change, decision, judged.why, answer.step, before, after))
 
-    def _count(self, change: Change) -> float:
+    def _count(self, change: OptionChange) -> float:
         """Return how many processes a change is about, 0 if it is about none."""
         return (change.option in COUNTED and self._run.metric(COUNTED[change.option])) or 0.0
 
-    def _await_effect(self, change: Change, had: float) -> str:
+    def _await_effect(self, change: OptionChange, had: float) -> str:
         """Wait until processes that a change adds take part; return what is missing, if that takes too long.
 
         Args:
@@ -213,13 +222,13 @@ class Tuner:
             time.sleep(LOOK_EVERY)
         return ""
 
-    def _measure_after(self, change: Change, applied: int | None) -> Measurement:
+    def _measure_after(self, change: OptionChange, applied: int | None) -> Measurement:
         level = self._run.config().get("async_level", 0)
         begin = self._since = max(self._run.step() + 1, (applied or 0) + 1) + SETTLES + int(level)
         self._run.await_step(begin + self._steps - 1)
         return self._run.measure(begin, begin + self._steps - 1)[0]
 
-    def _take_back(self, change: Change) -> None:
+    def _take_back(self, change: OptionChange) -> None:
         try:
             answer = self._run.undo(change)
             said = f"taken back with step {answer.step}" if answer.ok else because("not taken back", answer.reason)
@@ -228,26 +237,26 @@ class Tuner:
             said = because("not taken back", error)
         self._say(said)
 
-    def _add(self, entry: Entry) -> Entry:
+    def _add(self, entry: LedgerEntry) -> LedgerEntry:
         self.note_others()
         self._say(f"{entry.decision.value}: {entry.why}")
         return self._ledger.add(entry)
 
-    def note_others(self) -> list[Entry]:
+    def note_others(self) -> list[LedgerEntry]:
         """Note the changes that others have given since the last look, with the steps around them."""
         events, self._event = self._run.changes_by_others(self._event)
         made = []
         for event in events:
             step = event.data.get("step")
             for option, change in event.data["changes"].items():
-                entry = Entry(
+                entry = LedgerEntry(
                     event.time, "given", Decision.GIVEN, f"Given by {event.data.get('by') or 'somebody'}.", option,
                     change["old"], change["new"], event.replica or ORCHESTRATOR, step=step,
                 )  # fmt: skip
                 made.append(self._ledger.add(self._around(entry)))
         return made
 
-    def _around(self, entry: Entry) -> Entry:
+    def _around(self, entry: LedgerEntry) -> LedgerEntry:
         """Add the steps before and after an entry, as far as the log has them."""
         if entry.step is None or entry.replica != ORCHESTRATOR:
             return entry
@@ -262,7 +271,7 @@ class Tuner:
                     found[name] = self._run.measure(first, last)[0]
         return replace(entry, **found)
 
-    def replay(self, entries: Iterable[Entry]) -> list[Entry]:
+    def replay(self, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
         """Apply the kept and the given changes of a ledger, each when this run has come to its step.
 
         Raises:
@@ -277,7 +286,7 @@ class Tuner:
             answer = self._run.apply(old.option, old.new, old.replica)
             why = f"Replayed from step {old.step}." if answer.ok else str(answer.reason or answer.refused)
             decision = Decision.GIVEN if answer.ok else Decision.REFUSED
-            entry = Entry(
+            entry = LedgerEntry(
                 time.time(), "replay", decision, why, old.option, now, old.new, old.replica, step=answer.step
             )
             made.append(self._add(entry))
@@ -285,14 +294,14 @@ class Tuner:
 
 
 def _entry(
-    change: Change,
+    change: OptionChange,
     decision: Decision,
     why: str,
     step: int | None = None,
     before: Measurement | None = None,
     after: Measurement | None = None,
-) -> Entry:
-    return Entry(
+) -> LedgerEntry:
+    return LedgerEntry(
         time.time(), change.rule, decision, why, change.option, change.old, change.new, change.replica,
         change.expected, step, before, after,
     )  # fmt: skip

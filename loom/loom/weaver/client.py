@@ -17,7 +17,7 @@ from loom.control.frame import pack, unpack
 from loom.control.operations import OPERATIONS, takes
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.process import tasks
-from loom.weaver.serving.connection import Connection
+from loom.weaver.serving.connection import FrameConnection
 from loom.weaver.snapshots import LARGE, unpack_in_turns
 from loom.wire.exact_json import exact_json
 from loom.wire.plain import plain
@@ -164,12 +164,12 @@ class WeaverClient:
             turn.release()
 
     @asynccontextmanager
-    async def watch(self, user: str | None = None, full: bool = False) -> AsyncIterator[Watch]:
-        """Watch a user's replicas and devices over a connection of its own; ``full`` is as for `Watch.refresh`."""
+    async def watch(self, user: str | None = None, full: bool = False) -> AsyncIterator[WeaverPushes]:
+        """Watch a user's replicas and devices by an own connection; ``full`` as for `WeaverPushes.refresh`."""
         link = await self._open(asyncio.get_running_loop().time() + self._patience)
         self._watching.add(link)
         try:
-            yield Watch(link, user, full)
+            yield WeaverPushes(link, user, full)
         finally:
             self._watching.discard(link)
             link.transport.abort()
@@ -208,7 +208,7 @@ class WeaverClient:
                 await asyncio.sleep(BETWEEN_ATTEMPTS)  # the weaver died, and its supervisor will notice soon
 
 
-class Watch:
+class WeaverPushes:
     """The pushes of one watch."""
 
     def __init__(self, link: _Link, user: str | None, full: bool) -> None:
@@ -233,7 +233,7 @@ class Watch:
         return await self._link.next_push()
 
 
-class _Link(Connection):
+class _Link(FrameConnection):
     """A connection to the weaver."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ _CAUSES = {
 """The state change that follows from an applied command."""
 
 
-class Dispatcher:
+class CommandDispatcher:
     """The part of the weaver that gives commands and takes acknowledgements."""
 
     def __init__(self, known: Registry, outbox: Outbox) -> None:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loom.weaver.dispatcher import Dispatcher
+from loom.weaver.dispatcher import CommandDispatcher
 from loom.weaver.inspection.stacks import Stacks
 from loom.weaver.outbox import Outbox
 from loom.weaver.peers import PeerNotices
@@ -50,7 +50,7 @@ class Liveness:
         outbox: Outbox,
         timing: LivenessTimeouts,
         started: float,
-        dispatcher: Dispatcher,
+        dispatcher: CommandDispatcher,
         stacks: Stacks,
         peers: PeerNotices,
         left: Callable[[Replica, float], None],

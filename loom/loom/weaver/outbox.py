@@ -11,7 +11,7 @@ from loom.weaver.replicas import Replica
 from loom.weaver.views import WeaverEvent
 
 
-class Peer:
+class OutboxPeer:
     """A connection with a threadlet, as the weaver sees it. ``replica`` is None until the threadlet's hello."""
 
     replica: Replica | None = None
@@ -23,10 +23,10 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Output:
+class CommittedOutput:
     """The output of the weaver after a commit, when everything that it reports is stored."""
 
-    frames: list[tuple[Peer, Frame | None]] = field(default_factory=list)
+    frames: list[tuple[OutboxPeer, Frame | None]] = field(default_factory=list)
     """Frames for threadlets, in order; None closes the connection."""
     events: list[WeaverEvent] = field(default_factory=list)
     acknowledged: list[GivenCommand] = field(default_factory=list)
@@ -43,22 +43,22 @@ class Outbox:
     """The output of the next commit."""
 
     def __init__(self) -> None:
-        self.output = Output()
+        self.output = CommittedOutput()
         self.urgent = False
         """Whether a peer or a caller waits for the next commit."""
 
     def send(self, replica: Replica, frame: Frame) -> None:
         self.output.frames.append((replica.link, frame))
 
-    def refuse(self, peer: Peer, code: str, text: str) -> None:
+    def refuse(self, peer: OutboxPeer, code: str, text: str) -> None:
         self.output.frames += [(peer, Refusal(code, text)), (peer, None)]
         self.urgent = True
 
-    def close(self, peer: Peer) -> None:
+    def close(self, peer: OutboxPeer) -> None:
         """Close a connection after the frames for it are sent."""
         peer.replica = None
         self.output.frames.append((peer, None))
 
-    def take(self) -> Output:
-        output, self.output, self.urgent = self.output, Output(), False
+    def take(self) -> CommittedOutput:
+        output, self.output, self.urgent = self.output, CommittedOutput(), False
         return output

@@ -21,7 +21,7 @@ from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.events import EventStore
-from loom.weaver.storage.history import COMMITS, History
+from loom.weaver.storage.history import COMMITS, MetricHistory
 from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
 
@@ -56,7 +56,7 @@ class Registry:
         self._status_written: dict[str, float] = {}  # when the status of each device was written last
         """The newest report on each device; not stored."""
         self.events = EventStore(store)
-        self.history = History(store)
+        self.history = MetricHistory(store)
         self.commands = Commands(store)
         self.policy = Policy()
         self.goodput = Goodput(store)

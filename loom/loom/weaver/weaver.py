@@ -16,22 +16,22 @@ from loom.control.commands import Acknowledged
 from loom.control.introduction import (
     Activity,
     Bye,
-    Ending,
     ExitCode,
     Leaving,
     Silent,
     ThreadletHello,
     ThreadletWelcome,
+    TrainingEnding,
 )
 from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
 from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
-from loom.weaver.dispatcher import Dispatcher
+from loom.weaver.dispatcher import CommandDispatcher
 from loom.weaver.inspection.profiles import Profiles
 from loom.weaver.inspection.stacks import Stacks
 from loom.weaver.liveness import Liveness, LivenessTimeouts
-from loom.weaver.outbox import Outbox, Output, Peer
+from loom.weaver.outbox import CommittedOutput, Outbox, OutboxPeer
 from loom.weaver.peers import PeerNotices
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica
@@ -71,7 +71,7 @@ class Weaver:
         self.stacks = Stacks(known, self.outbox)
         self.profiles = Profiles(self.outbox)
         self.reports = Reports(known, self.outbox)
-        self.dispatcher = Dispatcher(known, self.outbox)
+        self.dispatcher = CommandDispatcher(known, self.outbox)
         self._peers = PeerNotices(known, self.outbox)
         self._liveness = Liveness(
             known, self.outbox, self.timing, now, self.dispatcher, self.stacks, self._peers, self._left
@@ -93,7 +93,7 @@ class Weaver:
                 self._liveness.schedule(replica, now + self.timing.grace)
         known.events.append(now, "weaver_started", None, instance=self.instance, replicas=len(known.replicas))
 
-    def receive(self, peer: Peer, frames: list[list[Any]], now: float) -> None:
+    def receive(self, peer: OutboxPeer, frames: list[list[Any]], now: float) -> None:
         """Take frames from a threadlet after its hello; the caller refuses it after a `ProtocolMismatch`."""
         for frame in frames:
             replica = peer.replica
@@ -105,7 +105,7 @@ class Weaver:
                 raise ProtocolMismatch(f"there is no frame of kind {frame[0]!r:.40} from a threadlet")
             take(replica, frame, now)
 
-    def lost(self, peer: Peer, now: float) -> None:
+    def lost(self, peer: OutboxPeer, now: float) -> None:
         replica, peer.replica = peer.replica, None
         if replica is not None and replica.link is peer:
             replica.heard = now  # the end of its connection is the last sign of a process
@@ -126,7 +126,7 @@ class Weaver:
         if replica.leaving is not None:
             return self._left(replica, now, seen)
         if seen is not None and seen.code == 0 and not replica.session:
-            ending = Ending.EARLY if replica.phase == "step" else Ending.FINISHED
+            ending = TrainingEnding.EARLY if replica.phase == "step" else TrainingEnding.FINISHED
             bye = Bye("its process exited with code 0, without a goodbye", ending)
             return self._liveness.finish(replica, self._orderly_end(replica, bye, seen), now)
         exit = None if seen is None or replica.session else seen.to_body()
@@ -223,7 +223,7 @@ class Weaver:
     def urgent(self) -> bool:
         return self.outbox.urgent
 
-    def begin_commit(self, now: float) -> tuple[Commit | None, Output]:
+    def begin_commit(self, now: float) -> tuple[Commit | None, CommittedOutput]:
         """Return the changes to store, None if there are none, and the output for when they are stored.
 
         The commit before it has to be stored.
@@ -233,7 +233,7 @@ class Weaver:
         self._peers.tell()
         return commit, self.outbox.take()
 
-    def commit(self, now: float) -> Output:
+    def commit(self, now: float) -> CommittedOutput:
         """Store the changes; return the output about them. After a `sqlite3.Error` the weaver has to end."""
         commit, output = self.begin_commit(now)
         if commit is not None:
@@ -241,7 +241,7 @@ class Weaver:
             commit.stored()
         return output
 
-    def hello(self, peer: Peer, hello: ThreadletHello, now: float, session: str | None = None) -> None:
+    def hello(self, peer: OutboxPeer, hello: ThreadletHello, now: float, session: str | None = None) -> None:
         """Register the replica of a threadlet whose key was checked, and is of one ``session`` if that is given.
 
         Raises:
@@ -340,7 +340,7 @@ class Weaver:
         self.outbox.close(replica.link)
         replica.link = None
         self.profiles.lost(replica)
-        if bye.ending is Ending.FAILED:
+        if bye.ending is TrainingEnding.FAILED:
             self._liveness.fail(replica, Cause.SAID_FAILED, End(ReplicaEnding.CRASHED, bye.reason), now)
         else:
             self._liveness.finish(replica, self._orderly_end(replica, bye), now)
@@ -375,22 +375,22 @@ class Weaver:
         """Return how a replica has ended whose process says that it was not by a failure."""
         unsaid = isinstance(bye, Leaving) and (seen is None or not seen.cause)
         exit = None if seen is None or unsaid else seen.to_body()
-        if bye.ending is Ending.EVICTED:
+        if bye.ending is TrainingEnding.EVICTED:
             return End(ReplicaEnding.EVICTED, bye.reason, exit=exit)
-        if bye.ending is Ending.STOPPED:
+        if bye.ending is TrainingEnding.STOPPED:
             told = self.known.commands.that_stopped(replica)
             by = None if told is None else told.by
             ending = ReplicaEnding.ENDED_EARLY if told is None else ReplicaEnding.STOPPED
             return End(ending, bye.reason, by, exit)
         named = replica.max_step is not None
-        if replica.made_its_steps and (named or (bye.ending is Ending.FINISHED and not unsaid)):
+        if replica.made_its_steps and (named or (bye.ending is TrainingEnding.FINISHED and not unsaid)):
             reason = "it made its last step, and ended without saying how" if unsaid else bye.reason
             return End(ReplicaEnding.COMPLETED, reason, exit=exit)
         at = "before its first step" if replica.step is None else f"at step {replica.step:,}"
         of = f" of {replica.max_step:,}" if named else ""
         early = ReplicaEnding.ENDED_EARLY
-        if unsaid and not named and bye.ending is Ending.FINISHED:
+        if unsaid and not named and bye.ending is TrainingEnding.FINISHED:
             early = ReplicaEnding.UNKNOWN
         how = ", without saying how" if unsaid else ""
-        closed = isinstance(bye, Bye) and bye.ending is Ending.FINISHED
+        closed = isinstance(bye, Bye) and bye.ending is TrainingEnding.FINISHED
         return End(early, f"its program ended {at}{of}{how}", exit=exit, guessed=True, closed=closed)

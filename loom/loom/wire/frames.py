@@ -87,7 +87,7 @@ def _too_large(message: Message, packed: bytes) -> TooLarge:
     )
 
 
-class Frame(NamedTuple):
+class WireFrame(NamedTuple):
     """A decoded frame. The parts of its messages are views of the received bytes."""
 
     seq: int
@@ -117,7 +117,7 @@ def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0)
     return buffers
 
 
-def decode_frame(data: Buffer) -> Frame:
+def decode_frame(data: Buffer) -> WireFrame:
     """Decode a frame; raise `ProtocolMismatch` for other bytes, or if their lengths do not add up."""
     view = memoryview(data)
     try:
@@ -157,7 +157,7 @@ def decode_frame(data: Buffer) -> Frame:
         raise ProtocolMismatch(f"not a frame of Loom's protocol: {error}") from error
     if position != len(view):
         raise ProtocolMismatch(f"not a frame of Loom's protocol: {len(view) - position} bytes left over")
-    return Frame(seq, ack, messages, lane)
+    return WireFrame(seq, ack, messages, lane)
 
 
 def _check_counts(*values: Any) -> None:

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from loom.errors import ProtocolMismatch, TooLarge
-from loom.wire.frames import Frame, decode_frame, encode_frame, sealed
+from loom.wire.frames import WireFrame, decode_frame, encode_frame, sealed
 from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane, OutOfStep
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
@@ -256,7 +256,7 @@ class Stream(Lane):
             self.bulk.probes += [message for message in frame.messages if message.kind in _PROBES]
         return False
 
-    def _decoded(self, data: Buffer) -> Frame:
+    def _decoded(self, data: Buffer) -> WireFrame:
         try:
             return decode_frame(data)
         except ProtocolMismatch as error:
@@ -267,7 +267,7 @@ class Stream(Lane):
                 raise
             raise OutOfStep(str(error)) from error
 
-    def _receive_chunk(self, frame: Frame, size: int) -> bool:
+    def _receive_chunk(self, frame: WireFrame, size: int) -> bool:
         bulk = self.bulk
         if bulk is None or any(message.kind != Kind.CHUNK for message in frame.messages):
             raise ProtocolMismatch("what came on the bulk lane does not belong there")

@@ -16,11 +16,11 @@ from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
 from loom.errors import NameTaken, SyncFailed, WaitTimeout, WrongArguments
-from loom.manifest import Entry, Manifest, batches, check_sizes, human_size
+from loom.manifest import Manifest, TreeEntry, batches, check_sizes, human_size
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Buffer
 from loom_proxy.code_sync.scan import FoundFile, UnchangedFile, find_files, hash_files
-from loom_proxy.display.progress import EVERY, Progress, Step, wanted
+from loom_proxy.display.progress import EVERY, Progress, WaitStep, wanted
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.session.calls import Calls
 
@@ -233,7 +233,7 @@ def _module_name(path: str, root: str) -> str | None:
     return path.removesuffix(suffix).removesuffix(os.sep + "__init__").replace(os.sep, ".")
 
 
-def _roots(base: str, folder: str, entries: Sequence[Entry]) -> tuple[str, ...]:
+def _roots(base: str, folder: str, entries: Sequence[TreeEntry]) -> tuple[str, ...]:
     """Return the folders of a tree for ``sys.path``: the top, and shipped ones on it here, such as ``src``."""
     inside = [os.path.realpath(path) for path in sys.path if path and os.path.isdir(path)]
     below = [os.path.relpath(path, base) for path in inside if path == folder or path.startswith(folder + os.sep)]
@@ -303,7 +303,7 @@ class _Bar(Progress):
 
     def __init__(self, name: str, shown: bool, at_once: bool) -> None:
         self._name = name
-        self._step = Step(f"syncing {name}")
+        self._step = WaitStep(f"syncing {name}")
         self._done = 0
         self._counting = threading.Lock()
         super().__init__(self._now, shown, after=0.0 if at_once else QUICK)
@@ -311,7 +311,7 @@ class _Bar(Progress):
     def step(self, text: str, total: int = 0) -> None:
         """Go on to another step, which handles ``total`` bytes, if any."""
         self._done = 0
-        self._step = Step(f"syncing {self._name}: {text}", 0, total)
+        self._step = WaitStep(f"syncing {self._name}: {text}", 0, total)
         self.tick()
 
     def advance(self, count: int) -> None:
@@ -319,12 +319,12 @@ class _Bar(Progress):
         with self._counting:
             self._done += count
 
-    def _now(self) -> Step:
+    def _now(self) -> WaitStep:
         step = self._step
         if not step.total:
             return step
         done = human_size(self._done)
-        return Step(f"{step.text} {done} of {human_size(int(step.total))}", self._done, step.total)
+        return WaitStep(f"{step.text} {done} of {human_size(int(step.total))}", self._done, step.total)
 
     def wait(self, future: FutureProxy[Any]) -> Any:
         """Return the result of a future, without a progress display of its own."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pathspec import GitIgnoreSpec
 
 from loom.errors import FileChanged, Invalid, NotAFolder, UnreadableFile
-from loom.manifest import Entry
+from loom.manifest import TreeEntry
 
 _NEVER = frozenset({".git", "__pycache__"})
 
@@ -224,7 +224,7 @@ _digests: dict[tuple[int, int, int, int], str] = {}
 """Digests of files by `FoundFile.seen`. It grows with the number of synced files."""
 
 
-def hash_files(files: Sequence[FoundFile], advance: Callable[[int], None]) -> Iterator[Entry]:
+def hash_files(files: Sequence[FoundFile], advance: Callable[[int], None]) -> Iterator[TreeEntry]:
     """Yield the manifest's entries for files, in order; call ``advance`` with each number of bytes that is done."""
     pool = ThreadPoolExecutor(4, "loom-hash")
     try:
@@ -233,13 +233,13 @@ def hash_files(files: Sequence[FoundFile], advance: Callable[[int], None]) -> It
         read = pool.map(_digest, unknown, itertools.repeat(advance))
         for file, found in zip(files, known, strict=True):
             if file.target:
-                yield Entry(file.path, target=file.target)
+                yield TreeEntry(file.path, target=file.target)
             elif found:
                 advance(file.size)
-                yield Entry(file.path, found, file.size, file.executable)
+                yield TreeEntry(file.path, found, file.size, file.executable)
             else:
                 content, size = next(read)
-                yield Entry(file.path, content, size, file.executable)
+                yield TreeEntry(file.path, content, size, file.executable)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -29,7 +29,7 @@ def default_path() -> Path:
 
 
 @dataclass(frozen=True)
-class Context:
+class GatewayContext:
     """A gateway with a name, and how to connect to it."""
 
     name: str
@@ -60,10 +60,10 @@ class Context:
 class Contexts:
     """All contexts by name, and the name of the current one."""
 
-    by_name: dict[str, Context] = field(default_factory=dict)
+    by_name: dict[str, GatewayContext] = field(default_factory=dict)
     current: str | None = None
 
-    def named(self, name: str) -> Context:
+    def named(self, name: str) -> GatewayContext:
         """Return the context of a name.
 
         Raises:
@@ -116,7 +116,7 @@ class ContextFile:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"it is not a file of contexts ({error!r})") from error
 
-    def add(self, context: Context, token: str | None) -> bool:
+    def add(self, context: GatewayContext, token: str | None) -> bool:
         """Add a context, or replace the one of its name; the first one becomes the current one.
 
         The token goes to the keyring, or into the file if there is none. Return whether it is in the keyring.
@@ -138,7 +138,7 @@ class ContextFile:
             _forget(old)
         return in_keyring
 
-    def use(self, name: str) -> Context:
+    def use(self, name: str) -> GatewayContext:
         """Make a context the current one and return it."""
         with self._changing() as contexts:
             found = contexts.named(name)
@@ -186,8 +186,8 @@ def _text(contexts: Contexts) -> str:
     return json.dumps({"version": _VERSION, "current": contexts.current, "contexts": entries}, indent=1) + "\n"
 
 
-def _context(name: str, entry: dict[str, object]) -> Context:
-    context = Context(name, **entry)  # type: ignore[arg-type]
+def _context(name: str, entry: dict[str, object]) -> GatewayContext:
+    context = GatewayContext(name, **entry)  # type: ignore[arg-type]
     texts = (context.ca, context.token, context.keyring)
     if not isinstance(context.url, str) or not isinstance(context.insecure, bool):
         raise ValueError(f"the context {name!r:.40} has a strange url or insecure")
@@ -201,7 +201,7 @@ def _check_name(name: str) -> None:
         raise WrongArguments(f"{name!r} is no name for a context: give 1 to {MAX_NAME} characters without blanks")
 
 
-def _forget(context: Context) -> None:
+def _forget(context: GatewayContext) -> None:
     """Delete the token of a context that is not in the file any more. A keyring that refuses is only reported."""
     if context.keyring is None:
         return

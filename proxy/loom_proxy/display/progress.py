@@ -32,7 +32,7 @@ LEAVE = 1.0  # seconds that the end of a wait gives the display to go away, as i
 _turn = threading.Lock()  # held by the one wait that is shown. Waits of other threads are not shown meanwhile
 
 
-class Step(NamedTuple):
+class WaitStep(NamedTuple):
     """The current step of a wait."""
 
     text: str
@@ -81,7 +81,7 @@ class TerminalDisplay:
         self._task = self._progress.add_task("", total=None)
         self._progress.start()
 
-    def show(self, step: Step, seconds: float) -> None:
+    def show(self, step: WaitStep, seconds: float) -> None:
         from rich.markup import escape as escape_markup
 
         text = f"{escape_markup(fit_line(step.text))}, {seconds:.0f} s"
@@ -100,14 +100,14 @@ class NotebookDisplay:
         self._html: Callable[[str], Any] = shown.HTML
         self._handle = shown.display(shown.HTML(""), display_id=True)
 
-    def show(self, step: Step, seconds: float) -> None:
+    def show(self, step: WaitStep, seconds: float) -> None:
         self._handle.update(self._html(bar_html(step, seconds)))
 
     def close(self) -> None:
         self._handle.update(self._html(""))
 
 
-def bar_html(step: Step, seconds: float) -> str:
+def bar_html(step: WaitStep, seconds: float) -> str:
     """Return a step as HTML."""
     text = fit_html(step.text)
     bar = ""
@@ -116,7 +116,7 @@ def bar_html(step: Step, seconds: float) -> str:
     return f'<div role="status">{bar}{text}, {seconds:.0f} s</div>'
 
 
-class Steps:
+class WaitSteps:
     """A callable that returns the current step of a wait, for an operation's answer or for room to send."""
 
     def __init__(self, connection: Waits, operation: Body | None) -> None:
@@ -124,7 +124,7 @@ class Steps:
         self._operation = operation
         self._most_to_send = 0
 
-    def __call__(self) -> Step:
+    def __call__(self) -> WaitStep:
         to_send, received, to_receive = self._connection.moving()
         self._most_to_send = max(self._most_to_send, to_send)
         if to_send >= LARGE:
@@ -133,28 +133,28 @@ class Steps:
             return _transfer("receiving", received, to_receive)
         return self._of_operation()
 
-    def _of_operation(self) -> Step:
+    def _of_operation(self) -> WaitStep:
         operation, states = self._operation, self._connection.states
         if isinstance(operation, (StartRun, AwaitRun, ReadRunOutput)):
-            return Step("running in the driver")
+            return WaitStep("running in the driver")
         if not isinstance(operation, (EndpointCall, AwaitInitialized, StopMesh)):
-            return Step("waiting for the cluster")
+            return WaitStep("waiting for the cluster")
         found = states.name_and_shape(operation.mesh)
         if found is None:
-            return Step("waiting for the cluster")
+            return WaitStep("waiting for the cluster")
         name, shape = found
         if isinstance(operation, StopMesh):
-            return Step(f"stopping {name}")
+            return WaitStep(f"stopping {name}")
         started, total = states.started(operation.mesh)
         if started < total and operation.mesh in states.unseen:
-            return Step(f"starting {name}: {started} of {total} processes", started, total)
+            return WaitStep(f"starting {name}: {started} of {total} processes", started, total)
         if isinstance(operation, AwaitInitialized):
-            return Step(f"starting {name} {shape.extent}")
-        return Step(f"waiting for {name}.{operation.endpoint}")
+            return WaitStep(f"starting {name} {shape.extent}")
+        return WaitStep(f"waiting for {name}.{operation.endpoint}")
 
 
-def _transfer(what: str, done: int, total: int) -> Step:
-    return Step(f"{what} {done / (1 << 20):,.0f} of {total / (1 << 20):,.0f} MiB", done, total)
+def _transfer(what: str, done: int, total: int) -> WaitStep:
+    return WaitStep(f"{what} {done / (1 << 20):,.0f} of {total / (1 << 20):,.0f} MiB", done, total)
 
 
 class Progress:
@@ -168,7 +168,7 @@ class Progress:
     """
 
     def __init__(
-        self, steps: Callable[[], Step], show: bool = True, after: float = 0.0, waited: float = 0.0
+        self, steps: Callable[[], WaitStep], show: bool = True, after: float = 0.0, waited: float = 0.0
     ) -> None:
         self._steps = steps
         self._show = show
@@ -234,16 +234,16 @@ def _logged() -> Iterator[None]:
 
 def shown(connection: Waits, operation: Body | None = None) -> Progress:
     """Show, if wanted, the progress of a block that goes on with a wait which has lasted `AFTER` seconds."""
-    return Progress(Steps(connection, operation), wanted(connection.progress), waited=AFTER)
+    return Progress(WaitSteps(connection, operation), wanted(connection.progress), waited=AFTER)
 
 
 @contextlib.contextmanager
 def shown_on(loop: asyncio.AbstractEventLoop, connection: Waits, operation: Body | None = None) -> Iterator[None]:
     """Show, if wanted, the progress of a block that waits on an event loop, after `AFTER` seconds of it."""
     showing = contextlib.ExitStack()
-    steps = Steps(connection, operation)
+    steps = WaitSteps(connection, operation)
 
-    def now() -> Step:
+    def now() -> WaitStep:
         # A notebook's kernel cancels the task of an interrupted cell, but does not wake the task's event loop.
         loop.call_soon_threadsafe(lambda: None)
         return steps()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from loom_proxy.display.progress import AFTER, Progress, Step, wanted
+from loom_proxy.display.progress import AFTER, Progress, WaitStep, wanted
 
 LOOK_EVERY = 1.0  # seconds between two requests to Kubernetes
 NAMED = 3  # pods for which the display gives the reason that they are not ready
@@ -64,10 +64,10 @@ def _reason(of: Mapping[str, Any]) -> str:
 
 def pods_shown(what: Callable[[], str], pods: Callable[[], list[PodState]]) -> Progress:
     """Return a block that shows the current step, the number of ready pods, and why the others are not ready."""
-    step = Step(what())
+    step = WaitStep(what())
     looked = time.monotonic()
 
-    def now() -> Step:
+    def now() -> WaitStep:
         nonlocal step, looked
         if time.monotonic() - looked > LOOK_EVERY:
             found = pods()
@@ -78,8 +78,8 @@ def pods_shown(what: Callable[[], str], pods: Callable[[], list[PodState]]) -> P
     return Progress(now, wanted(None), after=AFTER)
 
 
-def _shown_step(what: str, pods: list[PodState]) -> Step:
+def _shown_step(what: str, pods: list[PodState]) -> WaitStep:
     waiting = [str(pod) for pod in pods if not pod.ready]
     ready = len(pods) - len(waiting)
     reasons = f": {'; '.join(waiting[:NAMED])}" if waiting else ""
-    return Step(f"{what}: {ready} of {len(pods)} pods ready{reasons}", ready, len(pods))
+    return WaitStep(f"{what}: {ready} of {len(pods)} pods ready{reasons}", ready, len(pods))

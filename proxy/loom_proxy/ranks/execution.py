@@ -22,7 +22,7 @@ PIECE = 256 << 10
 GOODBYE = 2.0  # seconds to end the commands of an `Execution` that is left
 
 
-class Output(NamedTuple):
+class RankOutput(NamedTuple):
     """What a command has printed on one rank."""
 
     rank: int
@@ -58,14 +58,14 @@ class Execution:
         """How it has ended, by rank, or why that is not known; without its output."""
         self._places = {place.rank: place for place in places}
         self._answers: queue.SimpleQueue[tuple[int, str, FutureProxy[Any]]] = queue.SimpleQueue()
-        self._heard: deque[Output] = deque()  # what came and was not taken yet
+        self._heard: deque[RankOutput] = deque()  # what came and was not taken yet
         self._handles: dict[int, FutureProxy[str]] = {}
         self._printed: dict[tuple[int, str], list[bytes]] = {}  # what `results` has collected so far
         for place in places:
             starting = self._handles[place.rank] = place.ask("exec", list(command), dict(variables), away)
             starting.add_done_callback(partial(self._answered, place.rank, "exec"))
 
-    def output(self, timeout: float | None = None) -> Iterator[Output]:
+    def output(self, timeout: float | None = None) -> Iterator[RankOutput]:
         """Yield what the command prints, as it comes, until it has ended on all ranks.
 
         Args:
@@ -175,7 +175,7 @@ class Execution:
         except LoomError as error:
             self.finished[rank] = error
             return
-        self._heard.extend(Output(rank, stream, data) for stream, data in pieces)
+        self._heard.extend(RankOutput(rank, stream, data) for stream, data in pieces)
 
 
 def _answer(asked: FutureProxy[Any]) -> Any:

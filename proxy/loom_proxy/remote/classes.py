@@ -17,13 +17,13 @@ from loom_proxy.remote.deployments import Deployment, service_of
 from loom_proxy.remote.kubetorch import (
     DeployedFunction,
     DeployedObject,
+    DeployedService,
     KubetorchFunction,
     KubetorchObject,
-    Service,
 )
 from loom_proxy.remote.named import NamedClass, NamedFunction
 from loom_proxy.remote.objects import OWN_NAMES, RemoteFunction, RemoteObject, make
-from loom_proxy.remote.place import Place, check_mode, open_job
+from loom_proxy.remote.place import RemotePlace, check_mode, open_job
 
 
 def cls(
@@ -110,8 +110,8 @@ class _Maker:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {_name_of(self._target)}>"
 
-    def _service(self, url: str, serialization: str, timeout: float | None) -> Service:
-        return Service(url, _name_of(self._target), serialization, timeout, self._target)
+    def _service(self, url: str, serialization: str, timeout: float | None) -> DeployedService:
+        return DeployedService(url, _name_of(self._target), serialization, timeout, self._target)
 
     def _deployment(
         self,
@@ -201,7 +201,7 @@ class RemoteClass(_Maker):
             deployed = deployment.in_session(hosts, per_host, args, kwargs, methods.values())
             return make(RemoteObject(target, methods, timeout, *deployed))
         _check_job_only(get_if_exists, reload_prefixes, stream_logs)
-        place = Place(open_job(job, connection_mode), hosts, per_host)
+        place = RemotePlace(open_job(job, connection_mode), hosts, per_host)
         name = place.name(name or self._name, target.__name__)
         mesh, end = place.host(name, target, args, kwargs, methods.values())
         return make(RemoteObject(target, methods, timeout, name, mesh, end))
@@ -255,7 +255,7 @@ class RemoteFunctionMaker(_Maker):
                 RemoteFunction(function, timeout, *deployment.in_session(hosts, per_host, (), {}, [function]))
             )
         _check_job_only(get_if_exists, reload_prefixes, stream_logs)
-        place = Place(open_job(job, connection_mode), hosts, per_host)
+        place = RemotePlace(open_job(job, connection_mode), hosts, per_host)
         name = place.name(name or self._name, function.title)
         mesh, end = place.host(name, target, (), {}, [function])
         return make(RemoteFunction(function, timeout, name, mesh, end))

@@ -14,8 +14,8 @@ from loom_proxy.kubernetes.deployment import LOOM_POD
 from loom_proxy.kubernetes.found import FoundService, find_service
 from loom_proxy.kubernetes.job import KubernetesJob
 from loom_proxy.mesh.actors import ActorMeshProxy
-from loom_proxy.remote.kubetorch import Service
-from loom_proxy.remote.place import Place
+from loom_proxy.remote.kubetorch import DeployedService
+from loom_proxy.remote.place import RemotePlace
 
 Joined = tuple[str, ActorMeshProxy, Callable[[], None]]
 """An object in a session: its name, the actors that hold it, and a function that removes it."""
@@ -53,7 +53,7 @@ class Deployment:
             job.apply()
             job.job.print_logs = self.stream_logs is not False
             FoundService(job.namespace, job.name, LOOM_POD[1], job.token).end_sessions(but=job.session)
-            mesh, _ = Place(job.job, hosts, per_host).host(job.name, self.target, args, kwargs, methods)
+            mesh, _ = RemotePlace(job.job, hosts, per_host).host(job.name, self.target, args, kwargs, methods)
         except BaseException:
             job.__exit__()  # removes pods that were not there before
             raise
@@ -96,7 +96,7 @@ class Deployment:
         return base_name(self.name)
 
 
-KubetorchService = tuple[Service, Callable[[], object]]
+KubetorchService = tuple[DeployedService, Callable[[], object]]
 """A service that Kubetorch serves itself, and a function that removes it."""
 
 
@@ -167,10 +167,10 @@ def service_of(
     timeout: float | None = None,
     target: Any = None,
     deploy_again: Callable[[], object] | None = None,
-) -> Service:
+) -> DeployedService:
     """Return the service of a deployed result of ``kubetorch.cls`` or ``kubetorch.fn``."""
 
     def url() -> str:
         return kubetorch_names.endpoint_of(deployed)
 
-    return Service(url, deployed.callable_name, deployed.serialization, timeout, target, deploy_again)
+    return DeployedService(url, deployed.callable_name, deployed.serialization, timeout, target, deploy_again)

@@ -53,7 +53,7 @@ class _Loading(Exception):
     """A pod server answers, and has not loaded yet what it serves."""
 
 
-class Service:
+class DeployedService:
     """A class or a function that Kubetorch has deployed, at the URL of its pod server.
 
     Args:
@@ -213,7 +213,7 @@ def _unpickled(answer: Any) -> Any:
 class DeployedMethod:
     """A method of an object that Kubetorch has deployed, or a function that it has deployed."""
 
-    def __init__(self, service: Service, name: str | None, method: Method) -> None:
+    def __init__(self, service: DeployedService, name: str | None, method: Method) -> None:
         self._service = service
         self._name = name
         self._method = method
@@ -243,7 +243,7 @@ class DeployedMethod:
 class DeployedObject:
     """An object that ``kubetorch.cls`` has deployed. Its attributes are its public methods."""
 
-    def __init__(self, service: Service, methods: Mapping[str, Method] | None) -> None:
+    def __init__(self, service: DeployedService, methods: Mapping[str, Method] | None) -> None:
         self._service = service
         self._methods = methods  # the methods by name; None if this program does not have the class
 
@@ -269,7 +269,9 @@ class KubetorchObject(DeployedObject):
     A ``with`` block tears the object down at its end.
     """
 
-    def __init__(self, methods: Mapping[str, Method] | None, service: Service, end: Callable[[], object]) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method] | None, service: DeployedService, end: Callable[[], object]
+    ) -> None:
         super().__init__(service, methods)
         self._end = end
 
@@ -287,7 +289,7 @@ class KubetorchObject(DeployedObject):
 class DeployedFunction(DeployedMethod):
     """A function that ``kubetorch.fn`` has deployed."""
 
-    def __init__(self, service: Service, function: Method) -> None:
+    def __init__(self, service: DeployedService, function: Method) -> None:
         super().__init__(service, None, function)
 
     def __repr__(self) -> str:
@@ -297,7 +299,7 @@ class DeployedFunction(DeployedMethod):
 class KubetorchFunction(DeployedFunction):
     """A function that `loom.fn` has deployed in Kubetorch's own way, or has found by its name."""
 
-    def __init__(self, function: Method, service: Service, end: Callable[[], object]) -> None:
+    def __init__(self, function: Method, service: DeployedService, end: Callable[[], object]) -> None:
         super().__init__(service, function)
         self._end = end
 

@@ -12,9 +12,9 @@ from loom_proxy.remote.deployments import find
 from loom_proxy.remote.kubetorch import (
     DeployedFunction,
     DeployedObject,
+    DeployedService,
     KubetorchFunction,
     KubetorchObject,
-    Service,
 )
 from loom_proxy.remote.objects import RemoteFunction, RemoteObject
 
@@ -32,7 +32,7 @@ class _Named:
     @cached_property
     def _found(self) -> Any:
         name, *rest = find(self._kind, self._name, self._namespace, self._prefixes)
-        if isinstance(name, Service):
+        if isinstance(name, DeployedService):
             return self._served(name, *rest)
         return self._held(name, *rest)
 
@@ -70,7 +70,7 @@ class NamedClass(_Named):
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedObject:
         """Return the object at a URL. Arguments and errors are those of `RemoteClass.at`."""
-        return DeployedObject(Service(url, self._name, serialization, timeout), None)
+        return DeployedObject(DeployedService(url, self._name, serialization, timeout), None)
 
     def _served(self, *served: Any) -> Any:
         return KubetorchObject(None, *served)
@@ -101,7 +101,7 @@ class NamedFunction(_Named):
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedFunction:
         """Return the function at a URL. Arguments and errors are those of `RemoteClass.at`."""
-        return DeployedFunction(Service(url, self._name, serialization, timeout), Method(self._name))
+        return DeployedFunction(DeployedService(url, self._name, serialization, timeout), Method(self._name))
 
     def _served(self, *served: Any) -> Any:
         return KubetorchFunction(Method(self._name), *served)

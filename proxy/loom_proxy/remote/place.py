@@ -18,7 +18,7 @@ CONNECTION_MODES = ("websocket", "http")
 TEARDOWN_TIMEOUT = 15.0
 
 
-class Place:
+class RemotePlace:
     """Hosts of a job, and the processes to start on each.
 
     Args:

@@ -23,7 +23,7 @@ LOOK = 0.05
 """Seconds after which an inline read checks for a cancellation or Ctrl-C, neither of which comes by the socket."""
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """The connection that a `ReadLoop` reads from."""
 
     def fileno(self) -> int:
@@ -46,7 +46,7 @@ class ReadLoop:
     The ``waker`` wakes the reading thread when another connection has brought something to take in.
     """
 
-    def __init__(self, source: Source, waker: Waker | None = None) -> None:
+    def __init__(self, source: FrameSource, waker: Waker | None = None) -> None:
         self._source = source
         self._waker = waker
         self._turn = threading.Lock()

@@ -30,7 +30,7 @@ def correct_clock(calls: Calls) -> clock.Offset:
     for _ in range(EXCHANGES):
         before = clock.monotonic()
         there = float(calls.ask(ReadClock(), key=None).get(ANSWERS_WITHIN))
-        exchanges.append(clock.Exchange(before, there, clock.monotonic()))
+        exchanges.append(clock.ClockExchange(before, there, clock.monotonic()))
     found = clock.measured(exchanges)
     clock.adopt(found)
     return found

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.rl.generation.places import Place, place_of
+from loom.rl.generation.places import Bottleneck, place_of
 from loom.rl.generation.urls import bearer
-from loom.rl.generation.ways import Timing, shared_client, weights_client
+from loom.rl.generation.ways import OrderTiming, shared_client, weights_client
 from tests.benchmarks.queue.plan import QueuePlan, SetUp
 
 STEPS = (1, 2)  # weights that are loaded in turn
@@ -30,7 +30,7 @@ class Window:
 
     queue_ms: list[float] = field(default_factory=list)
     rpc_ms: list[float] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[Bottleneck] = field(default_factory=list)
     """Where each order waited."""
     tokens_per_s: float = 0.0
 
@@ -73,7 +73,7 @@ async def _orders(target: Target, plan: QueuePlan, way: str, client: Any) -> Win
         # When it has waited, there is something to see: an order that does not wait is done by then.
         await asyncio.wait((order,), timeout=0.15)
         state = (await target.generator.state.call_one())[1]
-        timing: Timing = (await order)[0]
+        timing: OrderTiming = (await order)[0]
         found.queue_ms.append(timing.queue_ms)
         found.rpc_ms.append(timing.rpc_ms)
         found.places.append(place_of(timing.queue_ms, timing.rpc_ms, state))

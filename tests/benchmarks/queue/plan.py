@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loom.rl.generation.places import Place
+from loom.rl.generation.places import Bottleneck
 from loom.rl.generation.ways import POOL
 
 WAYS = ("shared", "admin", "listener", "lane")
@@ -16,7 +16,7 @@ class SetUp:
     """A load of streams, and what makes orders wait. All slowness is waiting, and no work for the processor."""
 
     name: str
-    place: Place
+    place: Bottleneck
     """Where orders over the shared pool wait."""
     streams: int
     tokens: int
@@ -34,11 +34,11 @@ class SetUp:
 
 
 SET_UPS = (
-    SetUp("client's pool", Place.POOL, 36, 40, 0.025, pool=12, budget="order beside a full pool"),
-    SetUp("accept queue", Place.ACCEPT, 36, 40, 0.025, accepted=12, budget="order beside a full accept queue"),
-    SetUp("event loop", Place.LOOP, 24, 40, 0.025, decode_s=0.004, budget="order beside a busy event loop"),
+    SetUp("client's pool", Bottleneck.POOL, 36, 40, 0.025, pool=12, budget="order beside a full pool"),
+    SetUp("accept queue", Bottleneck.ACCEPT, 36, 40, 0.025, accepted=12, budget="order beside a full accept queue"),
+    SetUp("event loop", Bottleneck.LOOP, 24, 40, 0.025, decode_s=0.004, budget="order beside a busy event loop"),
     # No divisor of the plan's period: all orders would come at the same moment of a step.
-    SetUp("engine's lock", Place.ENGINE, 12, 4, 0.53),
+    SetUp("engine's lock", Bottleneck.ENGINE, 12, 4, 0.53),
 )
 
 

@@ -199,7 +199,7 @@ def _with_room_for_two(workers: list[Any]) -> tuple[list[Any], list[bool], int]:
     import queue
 
     from loom_gateway.driver.monarch.fast_call import ReplyChannels
-    from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+    from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 
     came: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -216,7 +216,7 @@ def _with_room_for_two(workers: list[Any]) -> tuple[list[Any], list[bool], int]:
     before, answers = _channels(), []
 
     def call(number: int) -> bool:
-        entry = Entry("actors", "workers", workers[number], number, ranks=(number,))
+        entry = MeshEntry("actors", "workers", workers[number], number, ranks=(number,))
         channel = channels.to(number, entry)
         if channel is None:
             return False

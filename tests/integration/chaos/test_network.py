@@ -368,7 +368,7 @@ def test_a_fault_is_gone_with_the_agent_that_holds_it(
         strike()
     wait_for(lambda: state() != before)
 
-    pid, _ = records.Record.read(tmp_path / "agents" / "f1.json").agent
+    pid, _ = records.HostFaultRecord.read(tmp_path / "agents" / "f1.json").agent
     os.kill(pid, signal.SIGKILL)
 
     wait_for(lambda: state() == before)
@@ -407,7 +407,7 @@ def test_a_host_without_tun_refuses_a_delay_in_words(here: None, monkeypatch: py
     monkeypatch.setattr(delaying, "TUN", "/dev/net/nosuch")
 
     with pytest.raises(FaultRefused, match="'/dev/net/nosuch', and this kernel has no netem: give the container"):
-        delaying.Forwarder("eth0", delaying.DelayQueue(0.05))
+        delaying.TapForwarder("eth0", delaying.DelayQueue(0.05))
 
 
 def test_what_is_no_address_is_refused(here: None) -> None:

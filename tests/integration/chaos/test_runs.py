@@ -15,7 +15,7 @@ import pytest
 
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.runs.observer import Life, Observer
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck, Tracker
 from loom.chaos.runs.verdicts import lost_twice
 from loom.errors import BadPlan
@@ -180,7 +180,7 @@ def test_a_target_that_is_not_marked_is_refused_before_anything_is_touched(weave
         trains(weaver, "unmarked_0")
 
         with pytest.raises(BadPlan, match=r"p\.yaml:2:5: sigkill: .* not marked as injectable: unmarked_0"):
-            Run(plan, weaver).run()
+            PlanExecution(plan, weaver).run()
 
         assert unmarked.process.poll() is None
 
@@ -203,7 +203,7 @@ def test_seeds_choose_the_same_times_and_victims() -> None:
     text = "faults:\n  - {fault: sigkill, when: {rate: 2 per minute, times: 5}}\nseed: %d\n"
 
     def times(seed: int) -> list[float]:
-        return Run(parse_plan(text % seed), None)._pending[0].times  # type: ignore[arg-type]
+        return PlanExecution(parse_plan(text % seed), None)._pending[0].times  # type: ignore[arg-type]
 
     assert times(1) == times(1) != times(2)
     assert len(times(1)) == 5

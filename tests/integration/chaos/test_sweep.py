@@ -144,7 +144,7 @@ def test_a_stopped_process_goes_on_at_once_if_only_its_agent_is_killed(
     strike()
     eventually(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED)
 
-    os.kill(records.Record.read(folder / "f1.json").agent[0], signal.SIGKILL)
+    os.kill(records.HostFaultRecord.read(folder / "f1.json").agent[0], signal.SIGKILL)
 
     eventually(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_SLEEPING)
 
@@ -203,7 +203,7 @@ def test_the_training_notices_that_the_agent_of_its_fault_was_killed(tmp_path: P
     agent.keep("f1", "corrupt_checkpoint", params, None, os.getpid(), removals.put)
     assert {path: path.read_bytes() for path in contents} != contents
 
-    os.kill(records.Record.read(folder / "f1.json").agent[0], signal.SIGKILL)
+    os.kill(records.HostFaultRecord.read(folder / "f1.json").agent[0], signal.SIGKILL)
 
     removed = removals.get(timeout=BOUND)
     assert len(removed["repaired"]) == 2

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import loom
-from loom_gateway.sessions.draining import Draining
+from loom_gateway.sessions.draining import DrainState
 from loom_gateway.sessions.manager import SessionManager
 from loom_proxy.local import LocalCluster
 from loom_proxy.session.events import Event
@@ -157,7 +157,7 @@ def test_a_kept_gateway_drains_and_is_not_started_again(cluster: LocalCluster) -
 
 async def test_the_end_of_the_last_session_ends_the_draining(cluster: LocalCluster) -> None:
     manager = SessionManager(cluster.workers)
-    draining = Draining(manager)
+    draining = DrainState(manager)
     draining.begin(100.0)
     draining.begin(0.0)  # is not heard any more
 

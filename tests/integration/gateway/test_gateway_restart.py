@@ -22,7 +22,7 @@ import loom
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords, start_time
 from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver
 from loom_gateway.sessions.manager import FreshPorts
-from loom_gateway.sessions.session import Session
+from loom_gateway.sessions.session import UserSession
 from loom_gateway.sessions.state_dir import StateFolder, default_path
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
@@ -302,7 +302,7 @@ async def test_a_client_that_meets_a_driver_at_its_end_is_told_why_it_ends(files
         listener.listen()
         files.write_record(record_of(os.getpid()))
         driver = AdoptedDriver.adopt(files)
-    session = Session(driver)
+    session = UserSession(driver)
 
     assert isinstance(session.ended().error(), loom.SessionLost)
     files.write_last_words(LastWords("no client for 5 s"))

@@ -45,12 +45,12 @@ def held() -> Counts[str]:
 LIVING = 32  # meshes, parts of meshes, runs and processes that may live besides what is kept of the past
 
 BOUNDS = {
-    "loom_gateway.driver.handlers.runs.Runs._runs": KEPT_RUNS + LIVING,
+    "loom_gateway.driver.handlers.runs.FunctionRuns._runs": KEPT_RUNS + LIVING,
     "loom_gateway.driver.lifeline.server.LifelineServer._ends": MOST_ENDS,
     "loom.control.process_end.ProcessEnd": MOST_ENDS + LIVING,
     "loom_gateway.driver.monarch.mesh_table.MeshTable._entries": KEPT_NAMES + LIVING,
     "loom_gateway.driver.monarch.mesh_table.MeshTable._unusable": KEPT_NAMES,
-    "loom_gateway.driver.monarch.mesh_table.Entry": KEPT_NAMES + LIVING,
+    "loom_gateway.driver.monarch.mesh_table.MeshEntry": KEPT_NAMES + LIVING,
     "loom_gateway.driver.monarch.mesh_table._Stopped": KEPT_NAMES + LIVING,
     # `Job.meshes` names the last stopped meshes, which keep their endpoints' operations.
     "loom_proxy.mesh.procs.ProcMeshProxy": KEPT_STOPPED + LIVING,

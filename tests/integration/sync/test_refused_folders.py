@@ -14,7 +14,7 @@ import pytest
 import loom
 from loom_proxy.code_sync import scan as project_folder
 from loom_proxy.display import progress
-from loom_proxy.display.progress import Step
+from loom_proxy.display.progress import WaitStep
 from loom_proxy.local import LocalCluster
 from tests.integration.sync.projects import WAIT, Environment, Machines, Project, values
 
@@ -177,14 +177,14 @@ def test_a_lost_host_does_not_stop_the_others(tmp_path: Path, project: Project) 
 class Recorder:
     """Stands in for a terminal."""
 
-    steps: list[Step]
+    steps: list[WaitStep]
     closed: bool
 
     def __init__(self) -> None:
         Recorder.steps = []
         Recorder.closed = False
 
-    def show(self, step: Step, seconds: float) -> None:
+    def show(self, step: WaitStep, seconds: float) -> None:
         Recorder.steps.append(step)
 
     def close(self) -> None:

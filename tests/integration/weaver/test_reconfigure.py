@@ -15,7 +15,7 @@ import loom
 from loom import Actor, endpoint
 from loom.control.commands import Change
 from loom.wire.bodies import OpenSession
-from loom_gateway.driver.weaver_link import WeaverLink
+from loom_gateway.driver.weaver_link import DriverWeaverLink
 from loom_proxy.local import LocalCluster
 
 BOUND = 30.0
@@ -135,9 +135,9 @@ async def test_without_a_weaver_that_is_said(tmp_path: Any) -> None:
     loop = asyncio.get_running_loop()
     opening = OpenSession("session", "admin", "a-key")
     with pytest.raises(loom.WeaverUnavailable, match="no weaver"):
-        await WeaverLink(None, opening, loop).client.ask("status")
+        await DriverWeaverLink(None, opening, loop).client.ask("status")
     with pytest.raises(loom.WeaverUnavailable, match="away"):
-        await WeaverLink(str(tmp_path), opening, loop).client.ask("status")
+        await DriverWeaverLink(str(tmp_path), opening, loop).client.ask("status")
 
 
 def test_a_dead_process_is_a_failed_replica_at_once(own_cluster: LocalCluster) -> None:

@@ -15,7 +15,7 @@ from loom.chaos.host import processes
 from loom.chaos.host.processes import state_of
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.runs.reports import Report
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.run import PlanExecution
 from loom.errors import FaultRefused
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
@@ -121,7 +121,7 @@ def test_the_networks_of_hosts_break_and_are_whole_again(far: FarCluster) -> Non
         one, other = replicas_of(job, "far")
         text = NETWORK.replace("far_1", other)
 
-        run = Run(parse_plan(text), WeaverProxy(far.url, far.token))
+        run = PlanExecution(parse_plan(text), WeaverProxy(far.url, far.token))
         run.run()
 
         report = Report(run)

@@ -13,7 +13,7 @@ import pytest
 import loom
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.runs.reports import Report
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.run import PlanExecution
 from loom.train import CheckpointStore, FaultTolerantJob, JobStatus, JobSummary, status
 from loom_proxy.local import LocalCluster
 from loom_proxy.runs import RunHandle
@@ -179,7 +179,7 @@ def test_a_plan_kills_the_gateway_and_the_driver_of_a_training(gateway: Gateway,
         BEGUN_IN_TIME,
     )
 
-    run = Run(parse_plan(PLAN), weaver, report=lambda line: restart_gateway(line, gateway))
+    run = PlanExecution(parse_plan(PLAN), weaver, report=lambda line: restart_gateway(line, gateway))
     run.run()
     summary = operator.wait()
 

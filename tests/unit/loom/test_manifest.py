@@ -8,42 +8,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loom
-from loom.manifest import Entry, Manifest, bytes_from_environment, check_sizes, human_size
+from loom.manifest import Manifest, TreeEntry, bytes_from_environment, check_sizes, human_size
 
 DIGEST = "ab" * 32
 
 
-def manifest(*entries: Entry, roots: tuple[str, ...] = ("",)) -> Manifest:
+def manifest(*entries: TreeEntry, roots: tuple[str, ...] = ("",)) -> Manifest:
     return Manifest("name", roots, entries)
 
 
 def test_a_manifest_travels() -> None:
     whole = manifest(
-        Entry("a/b.py", DIGEST, 3, True), Entry("link", target="a/b.py"), Entry("empty", DIGEST), roots=("", "a")
+        TreeEntry("a/b.py", DIGEST, 3, True),
+        TreeEntry("link", target="a/b.py"),
+        TreeEntry("empty", DIGEST),
+        roots=("", "a"),
     )
 
     assert Manifest.unpack(whole.pack()) == whole
 
 
 def test_the_digest_tells_trees_apart_and_nothing_else() -> None:
-    one, two = Entry("a", DIGEST, 3), Entry("b", DIGEST, 3)
+    one, two = TreeEntry("a", DIGEST, 3), TreeEntry("b", DIGEST, 3)
     base = manifest(one, two).digest
 
     assert manifest(two, one).digest == base
     assert Manifest("other", ("", "src"), (one, two)).digest == base
     for other in (
         manifest(one),
-        manifest(one, Entry("c", DIGEST, 3)),
-        manifest(one, Entry("b", "cd" * 32, 3)),
-        manifest(one, Entry("b", DIGEST, 3, True)),
-        manifest(one, Entry("b", target="a")),
+        manifest(one, TreeEntry("c", DIGEST, 3)),
+        manifest(one, TreeEntry("b", "cd" * 32, 3)),
+        manifest(one, TreeEntry("b", DIGEST, 3, True)),
+        manifest(one, TreeEntry("b", target="a")),
     ):
         assert other.digest != base
 
 
 def test_the_modules_that_can_be_imported() -> None:
     paths = ("top.py", "package/__init__.py", "package/inner.py", "folder/x.py", "src/lib/__init__.py", "data.txt")
-    whole = manifest(*(Entry(path, DIGEST) for path in paths), roots=("", "src"))
+    whole = manifest(*(TreeEntry(path, DIGEST) for path in paths), roots=("", "src"))
 
     assert whole.module_names == {"top", "package", "lib"}
 
@@ -51,28 +54,28 @@ def test_the_modules_that_can_be_imported() -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        [Entry("/etc/passwd", DIGEST)],
-        [Entry("../outside", DIGEST)],
-        [Entry("a/../../outside", DIGEST)],
-        [Entry("a//b", DIGEST)],
-        [Entry("./a", DIGEST)],
-        [Entry("", DIGEST)],
-        [Entry("a\0b", DIGEST)],
-        [Entry("a", DIGEST), Entry("a", DIGEST)],
-        [Entry("a", DIGEST), Entry("a/b", DIGEST)],
-        [Entry("a/b/c", DIGEST), Entry("a", target="x")],
-        [Entry("link", target="/etc")],
-        [Entry("link", target="..")],
-        [Entry("sub/link", target="../../x")],
-        [Entry("sub/link", target="x/../../../y")],
-        [Entry("a", "../../x")],
-        [Entry("a", DIGEST.upper())],
-        [Entry("a", DIGEST, -1)],
-        [Entry("a", DIGEST, "3")],  # type: ignore[arg-type]
+        [TreeEntry("/etc/passwd", DIGEST)],
+        [TreeEntry("../outside", DIGEST)],
+        [TreeEntry("a/../../outside", DIGEST)],
+        [TreeEntry("a//b", DIGEST)],
+        [TreeEntry("./a", DIGEST)],
+        [TreeEntry("", DIGEST)],
+        [TreeEntry("a\0b", DIGEST)],
+        [TreeEntry("a", DIGEST), TreeEntry("a", DIGEST)],
+        [TreeEntry("a", DIGEST), TreeEntry("a/b", DIGEST)],
+        [TreeEntry("a/b/c", DIGEST), TreeEntry("a", target="x")],
+        [TreeEntry("link", target="/etc")],
+        [TreeEntry("link", target="..")],
+        [TreeEntry("sub/link", target="../../x")],
+        [TreeEntry("sub/link", target="x/../../../y")],
+        [TreeEntry("a", "../../x")],
+        [TreeEntry("a", DIGEST.upper())],
+        [TreeEntry("a", DIGEST, -1)],
+        [TreeEntry("a", DIGEST, "3")],  # type: ignore[arg-type]
     ],
     ids=lambda entries: " ".join(f"{e.path or e.target}"[:20] for e in entries),
 )
-def test_what_could_write_outside_of_its_tree_is_refused(entries: list[Entry]) -> None:
+def test_what_could_write_outside_of_its_tree_is_refused(entries: list[TreeEntry]) -> None:
     with pytest.raises(loom.ProtocolMismatch):
         Manifest.unpack(manifest(*entries).pack())
 

@@ -19,7 +19,7 @@ import loom_proxy
 from loom.process.exit_codes import report_bug
 from loom.screen_text import fit_html, fit_line, fit_lines, fit_log_records
 from loom_proxy.display.cells import _shown_as
-from loom_proxy.display.progress import Step, bar_html
+from loom_proxy.display.progress import WaitStep, bar_html
 from tests.support.gateways import BOUND
 
 SEQUENCES = (
@@ -141,7 +141,7 @@ logging.getLogger("loom_proxy.some").info("%s", {SEQUENCES[1]!r})
 
 @given(LINE)
 def test_a_notebook_gets_fit_text(text: str) -> None:
-    assert obeyed(bar_html(Step(text), 1.0)) == []
+    assert obeyed(bar_html(WaitStep(text), 1.0)) == []
     assert obeyed(fit_html(text)) == []
     lines = _shown_as(loom.LoomError(text))._render_traceback_()  # type: ignore[attr-defined]
     assert obeyed("".join(lines)) == []

@@ -26,7 +26,7 @@ from loom.wire.mux import MAX_MESSAGE
 from loom.wire.sender import HIGH_WATER, FrameSender, Wire
 from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
-from loom_gateway.driver.session.dispatcher import Dispatcher
+from loom_gateway.driver.session.dispatcher import OperationDispatcher
 from loom_gateway.driver.session.replies import Request
 
 MOST_MESSAGES = 16_384  # maximum number of messages to read ahead
@@ -136,7 +136,7 @@ class Client:
         self,
         number: int,
         first_id: int,
-        operations: Dispatcher,
+        operations: OperationDispatcher,
         max_message: int = MAX_MESSAGE,
         lanes: bool = False,
         guest: str | None = None,

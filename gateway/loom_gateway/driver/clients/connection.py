@@ -33,7 +33,7 @@ from loom.wire.sockets import Waker
 from loom.wire.stream import Stream, unnumbered_frame
 from loom.wire.watch import GAP, answer_to
 from loom_gateway.driver.clients.client import Client, TurnLost
-from loom_gateway.driver.session.session import Session
+from loom_gateway.driver.session.session import DrivenSession
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +52,14 @@ class ClientConnection:
 
     def __init__(
         self,
-        open_session: Callable[[Hello, OpenSession], Session],
+        open_session: Callable[[Hello, OpenSession], DrivenSession],
         describe: Callable[[str], bytes],
         sock: socket.socket,
     ) -> None:
         self._open_session = open_session
         self._describe = describe
         self._socket = sock
-        self._session: Session  # set once the session is open
+        self._session: DrivenSession  # set once the session is open
         self._client: Client | None = None
         self._hello: Hello  # set with the client
         self._over = False  # set by `give_up`

@@ -22,7 +22,7 @@ from loom.wire.mux import MAX_MESSAGE, OrderKey
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.clients.unread import WATCHER_IDS
-from loom_gateway.driver.session.dispatcher import Dispatcher
+from loom_gateway.driver.session.dispatcher import OperationDispatcher
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Clients:
         self._too_slow: deque[tuple[str, LoomError]] = deque(maxlen=MAX_WATCHERS)
 
     def admit(
-        self, connection: Carrier, hello: Hello, operations: Dispatcher, guest: str | None = None
+        self, connection: Carrier, hello: Hello, operations: OperationDispatcher, guest: str | None = None
     ) -> tuple[Client, bool]:
         """Return the client that a connection carries from now on, and whether it is new.
 

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from loom.errors import FileChanged, SyncFailed, TooLarge
-from loom.manifest import Blob, Entry, Manifest, bytes_from_environment
+from loom.manifest import Blob, Manifest, TreeEntry, bytes_from_environment
 from loom.wire.messages import Buffer
 from loom_gateway.driver.code_sync.trimming import discard, trim
 
@@ -230,7 +230,7 @@ class TreeCache:
         finally:
             shutil.rmtree(building, ignore_errors=True)
 
-    def _link(self, entry: Entry, path: Path) -> None:
+    def _link(self, entry: TreeEntry, path: Path) -> None:
         name = entry.digest + ("x" if entry.executable else "")
         blob = self._blob_path(name)
         if not _intact(blob, entry.size):

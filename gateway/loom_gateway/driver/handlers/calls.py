@@ -10,16 +10,16 @@ from loom.timing.trace_ids import checked_trace, trace
 from loom.wire.bodies import EndpointCall
 from loom.wire.codec import plain_payload
 from loom.wire.messages import ADVERBS, CALLS, Kind, Message
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
 _ADVERB_OF = {int(kind): adverb for adverb, kind in ADVERBS.items()}
 
 
-class Calls:
+class CallHandlers:
     """The handlers for the calls of one session."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._meshes = context.meshes
         self._replies = context.replies

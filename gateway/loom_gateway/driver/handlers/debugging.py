@@ -8,14 +8,14 @@ from loom.errors import ProtocolMismatch
 from loom.wire.bodies import Debug
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.debugger import OPERATIONS, find_debugger
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
 
 class Debugging:
     """The operations of one session that its debugger answers."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self.handlers: dict[int, Handler] = {Kind.DEBUG: self._ask}
 

@@ -16,7 +16,7 @@ from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.lifeline.host_watch import HostEnd, watch_host
 from loom_gateway.driver.monarch.root_client import unreachable
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler, notice
 from loom_gateway.workers.sources import WorkerList, parse_worker_address
 
@@ -32,7 +32,7 @@ FOLLOW_EVERY = 1.0  # seconds between reads of the list of workers, and between 
 class HostWatcher:
     """Watches the hosts of one session. On the event loop, except for the handler."""
 
-    def __init__(self, context: Context, syncs: Syncs) -> None:
+    def __init__(self, context: SessionContext, syncs: Syncs) -> None:
         self._context = context
         self._hosts = context.hosts
         self._syncs = syncs

@@ -25,8 +25,8 @@ from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.errors import as_loom_error
 from loom_gateway.driver.monarch.liveness import ReplicaPlace, TorchrunPlace, bootstrap_on
-from loom_gateway.driver.monarch.mesh_table import Entry, stop_quietly
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, stop_quietly
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
 STOP_PATIENCE = 40.0  # seconds that Monarch has to stop a mesh; it gives actors and processes 10 each to end
@@ -35,7 +35,7 @@ STOP_PATIENCE = 40.0  # seconds that Monarch has to stop a mesh; it gives actors
 class MeshOperations:
     """The handlers for the meshes of one session."""
 
-    def __init__(self, context: Context, syncs: Syncs) -> None:
+    def __init__(self, context: SessionContext, syncs: Syncs) -> None:
         self._context = context
         self._syncs = syncs
         self.handlers: dict[int, Handler] = {
@@ -83,7 +83,7 @@ class MeshOperations:
         )
         ranks = tuple(range(len(mesh)))
         host_of = tuple(host for host in on.ranks for _ in range(len(mesh) // len(on.ranks)))
-        entry = Entry(
+        entry = MeshEntry(
             "procs", name, mesh, message.id, procs=message.id, ranks=ranks, hosts=host_of, python=on.python
         )
         self._context.meshes.add(message.id, entry)
@@ -98,7 +98,7 @@ class MeshOperations:
         on = self._context.meshes.entry(request.procs)
         cls, args, kwargs = self._context.decoder.loads(message.parts, f"the class or an argument of {name!r}")
         actors = on.mesh.spawn(name, cls, *args, **kwargs)
-        entry = Entry("actors", name, actors, message.id, procs=on.procs, ranks=on.ranks, cls=cls)
+        entry = MeshEntry("actors", name, actors, message.id, procs=on.procs, ranks=on.ranks, cls=cls)
         self._context.meshes.add(message.id, entry)
         self._context.loop.call_soon_threadsafe(self._context.failures.unreported.watch_spawn, message.id, entry)
 
@@ -128,10 +128,10 @@ class MeshOperations:
         stopping = entry.mesh.stop(request.reason)
         self._context.replies.answer_with(message, started, self._await_stop(mesh, entry, stopping))
 
-    async def _await_stop(self, mesh: int, entry: Entry, stopping: Any) -> None:
+    async def _await_stop(self, mesh: int, entry: MeshEntry, stopping: Any) -> None:
         await self._context.retire(mesh, self._stopped(entry, stopping))
 
-    async def _stopped(self, entry: Entry, stopping: Any) -> None:
+    async def _stopped(self, entry: MeshEntry, stopping: Any) -> None:
         """Wait until a mesh has stopped. Monarch stops none whose host was silent for long; see `root_client`."""
         try:
             await asyncio.wait_for(stopping.as_asyncio(), STOP_PATIENCE)
@@ -174,7 +174,7 @@ class MeshOperations:
         self._add_hosts(message.id, on.mesh.host_mesh, hosts, on.python)
 
     def _add_hosts(self, ident: int, mesh: Any, ranks: tuple[int, ...], python: str) -> None:
-        self._context.meshes.add(ident, Entry("hosts", "hosts", mesh, ident, ranks=ranks, python=python))
+        self._context.meshes.add(ident, MeshEntry("hosts", "hosts", mesh, ident, ranks=ranks, python=python))
 
     def _stop_hosts(self, message: Message, started: float) -> None:
         self._context.channels.break_off(lambda called: True)

@@ -21,9 +21,9 @@ from loom.wire.bodies import GrantCredit, OpenPort, PortMessage, PortMessages, S
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.calls import in_its_trace
 from loom_gateway.driver.monarch.errors import error_message
-from loom_gateway.driver.monarch.port_batching import Batch, LaptopPort
+from loom_gateway.driver.monarch.port_batching import LaptopPort, PortBatch
 from loom_gateway.driver.monarch.receiver import Receiver, open_for_messages
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
 MOST_THREADS = 64  # ports that have a reader thread; the event loop reads the others, more slowly
@@ -36,10 +36,10 @@ LINGER = 0.002  # seconds after which gathered messages are sent even though the
 _NO_RANK = 0xFFFFFFFF
 
 
-class Ports:
+class SessionPorts:
     """The ports of one session."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._readers: dict[int, _PortReader] = {}
         self._left: list[int] = []  # ports of the client before the present one
@@ -111,7 +111,7 @@ class _PortReader:
     """Reads from one Monarch port as much as the laptop has granted credit for."""
 
     def __init__(
-        self, context: Context, ident: int, receiver: Receiver, messages: int, size: int, once: bool
+        self, context: SessionContext, ident: int, receiver: Receiver, messages: int, size: int, once: bool
     ) -> None:
         self._context = context
         self._ident = ident
@@ -206,7 +206,7 @@ class _PortReader:
         except BaseException as error:  # noqa: BLE001 - sent as one, or impossible to unpickle: raised there
             self._pass_on_error(error, rank)
             return
-        if type(value) is Batch:
+        if type(value) is PortBatch:
             self._pass_on(
                 PortMessages(value.sizes, b"").message(self._ident, [value.pickles]), len(value.sizes) // 4
             )

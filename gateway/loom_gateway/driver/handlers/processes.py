@@ -11,7 +11,7 @@ from typing import Any
 
 from loom.errors import because
 from loom.wire.messages import Message
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.local_api import FIRST_ID
 from loom_gateway.driver.session.replies import notice
 
@@ -21,7 +21,7 @@ TOGETHER = 0.1  # seconds over which starts and stops are gathered: a mesh may h
 class Processes:
     """The processes of one session. On the driver's event loop."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._started: dict[int, set[int]] = defaultdict(set)  # ranks that run, by proc mesh
         self._unreported: dict[tuple[str, int], list[int]] = defaultdict(list)

@@ -15,14 +15,14 @@ from loom.file_access import METHODS
 from loom.process import tasks
 from loom.wire.bodies import AskRank
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.monarch.receiver import Receiver, open_for_messages
 from loom_gateway.driver.ranks.agent import RankAgent
 from loom_gateway.driver.ranks.command import Spec
 from loom_gateway.driver.ranks.file_agent import FileAgent
-from loom_gateway.driver.ranks.held import Held, HeldConduit
+from loom_gateway.driver.ranks.held import HeldConduit, HeldResource
 from loom_gateway.driver.ranks.process_actors import ProcessActors
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
 MOST_HELD = 4096  # commands, connections and copies of all clients at a time
@@ -35,13 +35,13 @@ LONGEST_AWAY = 86400.0  # seconds of silence after which a client counts as gone
 class _Place(NamedTuple):
     """The process that an operation is about."""
 
-    procs: Entry
+    procs: MeshEntry
     rank: int  # in the proc mesh
     mesh: str  # the name of the mesh that the client named
     guest: str | None  # the user who asks, if the session is another user's
 
     @property
-    def process(self) -> Entry:
+    def process(self) -> MeshEntry:
         """The proc mesh with this one process."""
         return replace(self.procs, ranks=(self.rank,))
 
@@ -56,12 +56,12 @@ class _Place(NamedTuple):
 class RankOperations:
     """The operations of one session in the processes of its ranks. Its coroutines run on the event loop."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._agents = ProcessActors("loom_rank", RankAgent)
         self._file_agents = ProcessActors("loom_rank_files", FileAgent)
         self._ports: dict[tuple[int, int], tuple[Receiver, asyncio.Task[Any]]] = {}  # of agents, by their place
-        self._held: dict[str, Held] = {}  # by the handle, a secret between the driver and its client
+        self._held: dict[str, HeldResource] = {}  # by the handle, a secret between the driver and its client
         self._forwards: dict[str, tuple[_Place, int]] = {}  # ports that clients forward, by the handle
         context.on_retired.append(self._retire)
         context.failures.on_process_gone.append(self._process_gone)
@@ -149,7 +149,7 @@ class RankOperations:
         self._check_room()
         handle = secrets.token_hex(16)
         actor = self._file_agents.of(place.procs, place.rank)
-        held = self._held[handle] = Held(place.process, actor, _seconds(away), lambda: self._let_go(handle))
+        held = self._held[handle] = HeldResource(place.process, actor, _seconds(away), lambda: self._let_go(handle))
         with held.asked():
             await actor.begin.call_one(handle).as_asyncio()
         return handle
@@ -246,7 +246,7 @@ class RankOperations:
             raise _gone()
         return held
 
-    def _drop(self, handle: str) -> Held | None:
+    def _drop(self, handle: str) -> HeldResource | None:
         held = self._held.pop(handle, None)
         if held is not None:
             held.forget()

@@ -14,10 +14,10 @@ from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, R
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import raised_message
 from loom_gateway.driver.output.collector import LogCollector
-from loom_gateway.driver.runs.output import RunOutput
+from loom_gateway.driver.runs.output import RecordedOutput
 from loom_gateway.driver.runs.processes import end, started_in_the_driver
 from loom_gateway.driver.runs.thread import RunThread
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 from loom_gateway.sessions.descriptions import RunInfo, RunState, SessionRuns
 
@@ -26,7 +26,7 @@ KEPT_RUNS = 256  # finished runs whose result and output are kept; the oldest go
 KEPT_BYTES = 256 << 20  # bytes of results and displays to keep, in addition to the newest; the oldest go first
 
 
-class Run:
+class FunctionRun:
     """A function that runs, or has run."""
 
     def __init__(self, ident: int, name: str, detached: bool) -> None:
@@ -38,7 +38,7 @@ class Run:
         self.finished: float | None = None
         self.finished_order = 0.0  # by a clock that does not jump
         self.thread: RunThread
-        self.output: RunOutput
+        self.output: RecordedOutput
         self.answer: Message | None = None  # run's `Kind.RESULT` or `Kind.ERROR` message, encoded once
         self.waiting: list[tuple[int, float]] = []  # operations that wait for the result, with their arrival times
         self.readers: list[tuple[int, float, int]] = []  # that wait for output: id, arrival time, position
@@ -50,10 +50,10 @@ class Run:
 class Runs:
     """The runs of one session. All state belongs to the event loop."""
 
-    def __init__(self, context: Context, logs: LogCollector) -> None:
+    def __init__(self, context: SessionContext, logs: LogCollector) -> None:
         self._context = context
         self._logs = logs
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, FunctionRun] = {}
         self._has_run = False  # whether there was ever a run
         self.handlers: dict[int, Handler] = {
             Kind.RUN: self._run,
@@ -99,7 +99,7 @@ class Runs:
     def _soon(self, function: Callable[..., None], *args: Any) -> None:
         self._context.loop.call_soon_threadsafe(function, *args)
 
-    def _find(self, ident: int) -> Run:
+    def _find(self, ident: int) -> FunctionRun:
         run = self._runs.get(ident)
         if run is None:
             raise NoSuchRun(
@@ -110,9 +110,9 @@ class Runs:
 
     def _run(self, message: Message, started: float) -> None:
         request = StartRun.from_body(message.body)
-        run = Run(message.id, request.name, request.detached)
+        run = FunctionRun(message.id, request.name, request.detached)
         printed = functools.partial(self._printed, run)
-        run.output = RunOutput(self._context.loop, printed, self._logs.of_run(run.ident, run.name))
+        run.output = RecordedOutput(self._context.loop, printed, self._logs.of_run(run.ident, run.name))
         if not run.notified:
             run.waiting.append((message.id, started))
         try:
@@ -128,7 +128,7 @@ class Runs:
                 function = functools.partial(_in_trace, trace, function)
             self._soon(self._begin, run, function)
 
-    def _begin(self, run: Run, function: Callable[[], Any]) -> None:
+    def _begin(self, run: FunctionRun, function: Callable[[], Any]) -> None:
         going = [other for other in self._runs.values() if other.status is RunState.RUNNING]
         same = next((other for other in going if other.name == run.name), None)
         if same is not None:
@@ -145,11 +145,11 @@ class Runs:
             self._notify(run)
             run.thread.start()
 
-    def _refuse(self, run: Run, error: Exception) -> None:
+    def _refuse(self, run: FunctionRun, error: Exception) -> None:
         self._runs[run.ident] = run
         self._finish(run, RunState.FAILED, raised_message(run.ident, error, self._context.encoder))
 
-    def _encode(self, run: Run, value: Any, error: BaseException | None) -> None:
+    def _encode(self, run: FunctionRun, value: Any, error: BaseException | None) -> None:
         """Encode a result or an exception as the run's answer. In the run's thread."""
         flush()
         encoder = self._context.encoder
@@ -173,7 +173,7 @@ class Runs:
         except RuntimeError:
             return  # the loop is closed because the session is over
 
-    def _finish(self, run: Run, status: RunState, answer: Message) -> None:
+    def _finish(self, run: FunctionRun, status: RunState, answer: Message) -> None:
         run.output.finish()
         run.status, run.answer, run.finished = status, answer, time.time()
         run.finished_order = time.monotonic()
@@ -184,12 +184,12 @@ class Runs:
         run.waiting.clear()
         self._forget_oldest()
 
-    def _notify(self, run: Run) -> None:
+    def _notify(self, run: FunctionRun) -> None:
         if run.notified:
             # No flush is needed: an answer or the end of this turn of the loop sends it soon.
             self._context.send(RunChanged(*run.state()).message(run.ident))
 
-    def _answer(self, run: Run, ident: int, started: float) -> None:
+    def _answer(self, run: FunctionRun, ident: int, started: float) -> None:
         assert run.answer is not None
         body = [(time.perf_counter() - started) * 1000, *run.answer.body[1:]]
         self._context.send(run.answer._replace(id=ident, body=body))
@@ -226,7 +226,7 @@ class Runs:
         else:
             self._send_output(run, (message.id, started, position), eager=True)
 
-    def _printed(self, run: Run, eager: bool = True) -> None:
+    def _printed(self, run: FunctionRun, eager: bool = True) -> None:
         """Answer the operations that wait for output."""
         readers, run.readers = run.readers, []
         for reader in readers:
@@ -235,7 +235,7 @@ class Runs:
             else:
                 run.readers.append(reader)
 
-    def _send_output(self, run: Run, reader: tuple[int, float, int], eager: bool) -> None:
+    def _send_output(self, run: FunctionRun, reader: tuple[int, float, int], eager: bool) -> None:
         ident, started, position = reader
         end = run.output.end
         position, pieces = run.output.since(position)

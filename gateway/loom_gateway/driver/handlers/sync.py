@@ -27,7 +27,7 @@ from loom_gateway.driver.lifeline.server import LifelineServer
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError, is_monarchs
 from loom_gateway.driver.monarch.liveness import hold_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, stop_quietly
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ ATTEMPTS = 3  # to fill a host's gaps; another session may trim the host's cache
 class Syncs:
     """The synchronised folders of one session."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         # A single thread keeps the pieces of an upload in order, and makes a sync wait for the one before it.
         self._thread = ThreadPoolExecutor(1, "sync")
@@ -276,7 +276,9 @@ class _HostLost(Exception):
 class _HostAgent:
     """The agent of a host, hidden from the session's meshes."""
 
-    def __init__(self, context: Context, host: int, address: LifelineAddress, ends: list[asyncio.Event]) -> None:
+    def __init__(
+        self, context: SessionContext, host: int, address: LifelineAddress, ends: list[asyncio.Event]
+    ) -> None:
         self.host = host
         self.host_lost = asyncio.Event()
         if host in context.hosts.lost:

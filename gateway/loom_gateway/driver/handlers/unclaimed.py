@@ -24,7 +24,7 @@ from loom_gateway.driver.clients.unread import (
     answer_of,
     operation_of,
 )
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler, Request
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _Call:
 class UnclaimedResults:
     """The unclaimed results of one session."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._lock = threading.Lock()  # guards `_calls` and `_kept`
         self._calls: dict[int, _Call] = {}

@@ -8,8 +8,8 @@ from typing import Any
 from loom.control.commands import Acknowledgement, CommandKind
 from loom.wire.bodies import AskWeaver, ReconfigureActors
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.monarch.mesh_table import Entry
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.monarch.mesh_table import MeshEntry
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
 ASK_FOR = 30.0  # seconds that the weaver waits for acknowledgements in one request
@@ -19,7 +19,7 @@ REGISTERS_WITHIN = 2.0  # seconds that a threadlet has to register after its act
 class WeaverOperations:
     """The operations of one session that the weaver answers."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self.handlers: dict[int, Handler] = {Kind.ASK_WEAVER: self._ask, Kind.RECONFIGURE: self._reconfigure}
 
@@ -33,7 +33,7 @@ class WeaverOperations:
         entry = self._context.meshes.entry(request.mesh)
         self._context.replies.answer_with(message, started, self._acknowledgements(entry, request.config))
 
-    async def _acknowledgements(self, entry: Entry, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def _acknowledgements(self, entry: MeshEntry, config: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the acknowledgement of each process's replica, in the order of the ranks."""
         await entry.mesh.initialized.as_asyncio()
         session, weaver = self._context.weaver.session, self._context.weaver.client
@@ -59,6 +59,6 @@ class WeaverOperations:
         return [outcomes.get(replicas.get(rank, ""), _no_replica(entry, rank)) for rank in entry.ranks]
 
 
-def _no_replica(entry: Entry, rank: int) -> dict[str, Any]:
+def _no_replica(entry: MeshEntry, rank: int) -> dict[str, Any]:
     reason = f"no threadlet has registered in process {rank} of {entry.name!r}: make a loom.Threadlet there"
     return Acknowledgement.failed(reason).to_body()

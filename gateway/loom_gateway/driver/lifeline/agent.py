@@ -31,7 +31,7 @@ from loom.process.exit_status import MEMORY_EVERY, MemoryKills, exit_status
 from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Tied, Untied
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline.introduction import Introduction
-from loom_gateway.driver.lifeline.line import Line
+from loom_gateway.driver.lifeline.line import MessageLine
 from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, Refusals, break_after
 from loom_gateway.driver.output.pump import Pump
 
@@ -89,7 +89,7 @@ class Agent:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._line = Line()
+        self._line = MessageLine()
         self._poll = select.poll()
         self._process = _Process(setup.pid, setup.process)
         self._memory_kills = MemoryKills()

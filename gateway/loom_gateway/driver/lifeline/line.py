@@ -54,7 +54,7 @@ class FrameSplitter:
             yield frame
 
 
-class Line:
+class MessageLine:
     """One end of a lifeline: the numbered messages of both directions, on one connection after the other."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.lifeline.introduction import answer_of, asked_of
-from loom_gateway.driver.lifeline.line import MAX_GREETING, PATIENCE, LifelineAddress, Line, greeting
+from loom_gateway.driver.lifeline.line import MAX_GREETING, PATIENCE, LifelineAddress, MessageLine, greeting
 from loom_gateway.driver.lifeline.silence import break_after
 from loom_gateway.driver.lifeline.watchers import Watchers
 
@@ -66,7 +66,7 @@ class ProcessLine:
         self.procs = procs
         self.rank = rank
         self.master: str | None = None  # where the mesh's processes may meet, if this is the first of them
-        self.line = Line()
+        self.line = MessageLine()
         self.line.put(TellEnd().message())
         self.writer: asyncio.StreamWriter | None = None
         self.timer: asyncio.TimerHandle | None = None  # until the process is given up, while no connection holds

@@ -52,7 +52,7 @@ class Captured(NamedTuple):
     """The ends that the agent reads. This process has them too, so no `print` fails when the agent is killed."""
 
 
-class Lifeline:
+class DriverTie:
     """This process's tie to its driver. It ends the process when the driver is gone.
 
     Args:
@@ -137,7 +137,7 @@ class Lifeline:
             while introduced.answer is None:
                 proof = introduced.feed(driver.recv(1) or _closed())
                 if proof and introduced.clock is not None and not again:
-                    exchange = clock.Exchange(before, introduced.clock, clock.monotonic())
+                    exchange = clock.ClockExchange(before, introduced.clock, clock.monotonic())
                     clock.adopt(clock.measured([exchange]))
                 driver.sendall(proof)
             if isinstance(introduced.answer, Untied):

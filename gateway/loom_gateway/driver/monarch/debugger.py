@@ -22,13 +22,13 @@ from loom.actor import concurrent_endpoint, get_or_spawn_controller
 from loom.process import tasks
 
 OPERATIONS = frozenset({"breakpoints", "enter", "say", "show", "hear", "leave"})
-"""The endpoints of `Debugger` that clients may call."""
+"""The endpoints of `SessionDebugger` that clients may call."""
 
 TEXT_ROOM = 1 << 20  # characters that wait for a client; beyond it, the oldest are dropped
 PIECE = 4000  # characters of a source in one line for pdb, whose lines are cut after 8192 bytes
 
 
-class Debugger(DebugController):  # type: ignore[misc]
+class SessionDebugger(DebugController):  # type: ignore[misc]
     """Monarch's controller of debug sessions, without its port. It runs in a session's driver.
 
     One client talks to it at a time; a later one takes the place of the one before. The actors that it talks about
@@ -212,10 +212,10 @@ def _lines_that_show(path: str, source: str) -> list[str]:
 
 
 def take_the_place_of_monarchs() -> None:
-    """Let Monarch make a `Debugger` when it makes its controller in this process."""
-    monarchs.DebugController = Debugger
+    """Let Monarch make a `SessionDebugger` when it makes its controller in this process."""
+    monarchs.DebugController = SessionDebugger
 
 
 def find_debugger() -> Any:
     """Return an awaitable for the session's debugger, which is made when it is first needed."""
-    return get_or_spawn_controller("debug_controller", Debugger).as_asyncio()
+    return get_or_spawn_controller("debug_controller", SessionDebugger).as_asyncio()

@@ -21,7 +21,7 @@ _FIRST = 1 - math.log(_SHORTEST) * _SCALE
 _UNTIMED = -1  # the bucket of what has no answer
 
 
-class Summary(NamedTuple):
+class CallSummary(NamedTuple):
     """What an endpoint's calls come to."""
 
     calls: int
@@ -71,7 +71,7 @@ class EndpointCalls:
                 self._begin(now)
             self._buckets[_UNTIMED] += 1
 
-    def summary(self, now: float) -> Summary:
+    def summary(self, now: float) -> CallSummary:
         """Return what the calls come to."""
         oldest = int(now / PERIOD) - PERIODS + 1
         counts: Counter[int] = Counter()
@@ -83,7 +83,7 @@ class EndpointCalls:
                     counts.update(buckets)
         lasted = max(now - max(self._first, oldest * PERIOD), 1.0)
         timed = sorted((bucket, count) for bucket, count in counts.items() if bucket != _UNTIMED)
-        return Summary(calls, failures, counts.total() / lasted, _quantile(timed, 0.5), _quantile(timed, 0.99))
+        return CallSummary(calls, failures, counts.total() / lasted, _quantile(timed, 0.5), _quantile(timed, 0.99))
 
 
 def _quantile(buckets: list[tuple[int, int]], share: float) -> float | None:

@@ -27,7 +27,7 @@ from monarch.actor import ActorError, context
 from loom.process.threads import keep_going
 from loom.timing.trace_ids import trace_here
 from loom.wire.arrays import passing_on
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.monarch.receiver import open_for_replies
 from loom_gateway.driver.monarch.reports import about_endpoint
 from loom_gateway.driver.monarch.traced_calls import pickled_in
@@ -73,7 +73,7 @@ class ReplyChannels:
         self._changing = threading.Lock()
         self._channels: OrderedDict[int, ReplyChannel] = OrderedDict()  # ordered by last use, the most recent last
 
-    def to(self, mesh: int, entry: Entry) -> ReplyChannel | None:
+    def to(self, mesh: int, entry: MeshEntry) -> ReplyChannel | None:
         """Return the channel to a mesh of one actor; None if calls have to go Monarch's own way."""
         with self._changing:  # so that a channel that a caller has just received is not closed
             channel = self._channels.get(mesh)
@@ -100,7 +100,7 @@ class ReplyChannels:
             for mesh in self._channels.keys() & meshes:
                 self._channels.pop(mesh).retire()
 
-    def break_off(self, to: Callable[[Entry], bool]) -> None:
+    def break_off(self, to: Callable[[MeshEntry], bool]) -> None:
         """Stop using the channels to some actors. Monarch's own way reports at once what is wrong with them."""
         for mesh, channel in self._channels.copy().items():
             entry = self._meshes.known(mesh)

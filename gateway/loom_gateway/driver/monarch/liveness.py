@@ -32,7 +32,7 @@ from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.workers.end_notice import heed_end_notice
 
 if TYPE_CHECKING:
-    from loom_gateway.driver.lifeline.tie import Lifeline
+    from loom_gateway.driver.lifeline.tie import DriverTie
 
 
 LARGE = 1 << 20  # bytes from which an array or a byte string in a result is taken apart; a tensor always is
@@ -226,14 +226,14 @@ async def _hold_on_barely_async(
     await bootstrap()
 
 
-def _tie(address: LifelineAddress, procs: int, output: bool, meets: bool) -> tuple[int, Lifeline]:
+def _tie(address: LifelineAddress, procs: int, output: bool, meets: bool) -> tuple[int, DriverTie]:
     """Tie this process to the driver at ``address``; return its rank and its lifeline."""
     from monarch.actor import current_rank
 
-    from loom_gateway.driver.lifeline.tie import Lifeline
+    from loom_gateway.driver.lifeline.tie import DriverTie
 
     rank: int = current_rank().rank
-    return rank, Lifeline(address, procs, rank, output, meets)
+    return rank, DriverTie(address, procs, rank, output, meets)
 
 
 def _hold_on(

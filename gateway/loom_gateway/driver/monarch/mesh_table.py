@@ -58,7 +58,7 @@ class _Stopped(SupervisionError):
 
 
 @dataclass
-class Entry:
+class MeshEntry:
     """A mesh, or the reason why it could not be made."""
 
     kind: str  # ``hosts``, ``procs`` or ``actors``
@@ -90,23 +90,23 @@ class MeshTable:
     """The meshes and ports of a session, by id."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}  # iterated as a copy, because other threads change it
+        self._entries: dict[int, MeshEntry] = {}  # iterated as a copy, because other threads change it
         self._endpoints: dict[tuple[int, str], Any] = {}  # by mesh and name
         self._unusable: deque[int] = deque()  # ids of meshes that were stopped or not made, the oldest first
         self._forgetting = threading.Lock()  # guards `_unusable`
         self.ports: dict[int, Any] = {}  # Monarch's, which the client opened, with ids as meshes have
         self._resolved = threading.local()  # a count for each thread
 
-    def add(self, ident: int, entry: Entry) -> None:
+    def add(self, ident: int, entry: MeshEntry) -> None:
         self._entries[ident] = entry
 
     def fail(self, ident: int, kind: str, failure: LoomError) -> None:
         """Note that the mesh of this id could not be made. Every operation on it fails with the same cause."""
-        self._entries[ident] = Entry(kind, "", None, ident, failure)
+        self._entries[ident] = MeshEntry(kind, "", None, ident, failure)
         self._keep_names([ident])
 
     @staticmethod
-    def shape(entry: Entry) -> MeshShape:
+    def shape(entry: MeshEntry) -> MeshShape:
         return shape_of(entry.mesh)
 
     def element(self, name: str, point: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:
@@ -128,7 +128,7 @@ class MeshTable:
         entry = self._entries.get(ident)
         return ident if entry is None else entry.root
 
-    def entry(self, ident: int) -> Entry:
+    def entry(self, ident: int) -> MeshEntry:
         """Return the entry of an id.
 
         Raises:
@@ -145,7 +145,7 @@ class MeshTable:
             raise entry.failure
         return entry
 
-    def known(self, ident: int) -> Entry | None:
+    def known(self, ident: int) -> MeshEntry | None:
         return self._entries.get(ident)
 
     def mesh(self, ident: int) -> Any:
@@ -172,7 +172,7 @@ class MeshTable:
         view = entry.mesh._new_with_shape(shape)
         # Slices, and actors on slices of procs, keep the ranks of the whole mesh.
         ranks = tuple(shape.ranks())
-        self._entries[ident] = Entry(
+        self._entries[ident] = MeshEntry(
             entry.kind,
             entry.name,
             view,
@@ -195,14 +195,14 @@ class MeshTable:
             found = self._endpoints[key] = _unchecked(self.mesh(ident), name)
         return found
 
-    def find(self, mesh: Any) -> tuple[int, Entry] | None:
+    def find(self, mesh: Any) -> tuple[int, MeshEntry] | None:
         """Return the id and entry of this very Monarch mesh object, or None."""
         for ident, entry in self._entries.copy().items():
             if entry.mesh is mesh:
                 return ident, entry
         return None
 
-    async def named_by_monarch(self, name: str) -> tuple[int, Entry] | None:
+    async def named_by_monarch(self, name: str) -> tuple[int, MeshEntry] | None:
         """Return the id and entry of the actor mesh with this lower-case name in Monarch, or None."""
         meshes = [(ident, entry) for ident, entry in self.whole("actors") if not entry.stopped]
         names = await asyncio.gather(*(monarchs_name(entry) for _, entry in meshes))
@@ -229,7 +229,7 @@ class MeshTable:
         release([belong[key].mesh for key in sorted(belong, reverse=True)])
         for key, entry in belong.items():
             failure = _Stopped(entry.kind, entry.name, _OF_ACTORS if ident == entry.root else _OF_PROCS)
-            self._entries[key] = Entry(
+            self._entries[key] = MeshEntry(
                 entry.kind,
                 entry.name,
                 None,
@@ -252,11 +252,11 @@ class MeshTable:
             while len(self._unusable) > KEPT_NAMES:
                 self._entries.pop(self._unusable.popleft(), None)
 
-    def of_procs(self, procs: int) -> list[Entry]:
+    def of_procs(self, procs: int) -> list[MeshEntry]:
         """Return the entries of a proc mesh, of the actor meshes on it, and of the parts of all of them."""
         return [entry for entry in self._entries.copy().values() if entry.procs == procs and entry.failure is None]
 
-    def whole_and_stopped(self) -> list[tuple[int, Entry]]:
+    def whole_and_stopped(self) -> list[tuple[int, MeshEntry]]:
         """Return every whole mesh that was made, oldest first, and the stopped ones that are remembered."""
         return [
             (ident, entry)
@@ -272,7 +272,7 @@ class MeshTable:
                 found.setdefault(entry.root, set()).update(entry.ranks)
         return found
 
-    def whole(self, kind: str | None = None) -> list[tuple[int, Entry]]:
+    def whole(self, kind: str | None = None) -> list[tuple[int, MeshEntry]]:
         """Return every whole mesh that was made, oldest first. With ``kind``, only those of one kind."""
         return [
             (ident, entry)
@@ -281,7 +281,7 @@ class MeshTable:
         ]
 
 
-async def monarchs_name(entry: Entry) -> str:
+async def monarchs_name(entry: MeshEntry) -> str:
     """Return Monarch's name of an actor mesh; empty if it has none yet."""
     try:
         name: str = await asyncio.wait_for(entry.mesh._inner.name().as_asyncio(), NAME_TIMEOUT)

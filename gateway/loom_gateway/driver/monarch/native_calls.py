@@ -46,13 +46,13 @@ class TrackedProcs:
         self.name = name
         self._watched = False  # whether `ask_by`'s function was asked
         self._gone: set[int] = set()
-        self._awaited: dict[weakref.ref[asyncio.Future[Any]], tuple[Target, Future[Any]]] = {}
+        self._awaited: dict[weakref.ref[asyncio.Future[Any]], tuple[CallTarget, Future[Any]]] = {}
         """The futures on event loops, each with what it waits for and Monarch's future; changed by any thread."""
 
     def first_gone(self, ranks: Iterator[int]) -> int | None:
         return next((rank for rank in ranks if rank in self._gone), None) if self._gone else None
 
-    def add(self, awaited: asyncio.Future[Any], target: Target, future: Future[Any]) -> None:
+    def add(self, awaited: asyncio.Future[Any], target: CallTarget, future: Future[Any]) -> None:
         """Fail a future of the running event loop when a process that it waits for is gone."""
         reference = weakref.ref(awaited, self._drop)
         self._awaited[reference] = target, future
@@ -95,7 +95,7 @@ def _fail(awaited: asyncio.Future[Any], future: Future[Any], why: str) -> None:
         future._status = _Exception(error)
 
 
-class Target:
+class CallTarget:
     """What a call waits for: some actors of a mesh, and the endpoint."""
 
     def __init__(self, procs: TrackedProcs, mesh: ActorMesh[Any], endpoint: str) -> None:
@@ -118,7 +118,7 @@ class _Signature(inspect.Signature):
     """The signature of an endpoint's method, which is where an endpoint, a class of Monarch's in Rust, has room."""
 
     __slots__ = ("target",)
-    target: Target
+    target: CallTarget
 
     def __reduce__(self) -> Any:
         return (inspect.Signature, *super().__reduce__()[1:])
@@ -228,7 +228,7 @@ def _with_target(plain: Callable[..., Any]) -> Callable[..., Any]:
             return_annotation=known.return_annotation,
             __validate_parameters__=False,
         )
-        signature.target = Target(procs, self, name.name)
+        signature.target = CallTarget(procs, self, name.name)
         return ActorEndpoint(
             self._inner, name, self._shape, self._mesh_name, signature, self._proc_mesh, propagator
         )
@@ -262,7 +262,7 @@ def _noting_each(plain: Callable[..., Iterator[Future[Any]]]) -> Callable[..., I
 class _Stream(Iterator[Future[Any]]):
     """The futures of ``stream``, each of which notes what it waits for."""
 
-    def __init__(self, futures: Iterator[Future[Any]], target: Target) -> None:
+    def __init__(self, futures: Iterator[Future[Any]], target: CallTarget) -> None:
         self._futures = futures
         self._target = target
 
@@ -276,7 +276,7 @@ def _heeding_get(plain: Callable[..., Any]) -> Callable[..., Any]:
     def get(self: Future[Any], timeout: float | None = None) -> Any:
         if children.forked is not None:  # in which a method that was taken before the fork comes here
             raise children.forked
-        target: Target | None = self.__dict__.get("_target")
+        target: CallTarget | None = self.__dict__.get("_target")
         if target is None or (timeout is not None and not 0 <= timeout < math.inf):  # else Monarch refuses it
             return plain(self, timeout)
         until = math.inf if timeout is None else time.monotonic() + timeout
@@ -297,7 +297,7 @@ def _heeding_get(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _heeding_as_asyncio(plain: Callable[..., asyncio.Future[Any]]) -> Callable[..., asyncio.Future[Any]]:
     def as_asyncio(self: Future[Any]) -> asyncio.Future[Any]:
         awaited = plain(self)
-        target: Target | None = self.__dict__.get("_target")
+        target: CallTarget | None = self.__dict__.get("_target")
         if target is not None and not awaited.done():
             target.procs.add(awaited, target, self)
         return awaited

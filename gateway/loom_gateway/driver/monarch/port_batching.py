@@ -34,7 +34,7 @@ MOST_MESSAGES = 512  # messages that complete a batch
 MOST_BYTES = 64 << 10  # bytes that complete a batch
 
 
-class Batch(NamedTuple):
+class PortBatch(NamedTuple):
     """Messages that are sent together."""
 
     sizes: bytes  # size of each pickle, four bytes big endian
@@ -157,7 +157,7 @@ class PortBatcher:
         pickles, self._pickles, self._bytes = self._pickles, [], 0
         _batchers.waiting.discard(self)
         sizes = struct.pack(f">{len(pickles)}I", *map(len, pickles))
-        self._native.send(Batch(sizes, b"".join(pickles)))
+        self._native.send(PortBatch(sizes, b"".join(pickles)))
 
 
 class _Batchers:

@@ -46,7 +46,7 @@ def read_fault(report: str) -> Fault | None:
     return None
 
 
-class Place(NamedTuple):
+class MeshElement(NamedTuple):
     """An element of a mesh, as Monarch's reports name it."""
 
     mesh: str  # mesh's name
@@ -66,14 +66,14 @@ def died_with_its_process(cls: type | None, name: str, point: object) -> str:
     )
 
 
-def failed_element(mesh: str, report: str) -> Place | None:
+def failed_element(mesh: str, report: str) -> MeshElement | None:
     """Return the element that a report names as failed, if any. ``mesh`` is Monarch's name with its suffix."""
     name = mesh.rpartition("-")[0] or mesh
     found = re.search(re.escape(name) + r"(?:-\w+)?\{([^{}]*)\}", report)
     if found is None:
         return None
     coordinates = _COORDINATE.findall(found[1])
-    return Place(name, {label: (int(index), int(size)) for label, index, size in coordinates})
+    return MeshElement(name, {label: (int(index), int(size)) for label, index, size in coordinates})
 
 
 def is_of_a_dead_process(text: str) -> bool:

@@ -24,7 +24,7 @@ from loom.errors import ActorError, SupervisionError
 from loom.shape import Extent, NDSlice, Point, Shape
 from loom.signatures import endpoints
 from loom.wire.codec import Made
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, shape_of
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable, shape_of
 
 
 def _actor_error(error: MonarchActorError) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ class Translations:
                 ident, entry = found
             else:
                 ident = next(self._ids)
-                entry = Entry(kind, name, mesh, ident, cls=cls)
+                entry = MeshEntry(kind, name, mesh, ident, cls=cls)
                 self._meshes.add(ident, entry)
         return Made(kind, ident, entry.name, shape_of(mesh), entry.root)
 

@@ -23,9 +23,9 @@ from loom_gateway.driver.lifeline.server import ProcessLine
 from loom_gateway.driver.output.lines import Aggregate, Aggregator, LineSplitter
 from loom_gateway.driver.output.pump import BURST as PROCESS_BURST
 from loom_gateway.driver.output.pump import RATE as PROCESS_RATE
-from loom_gateway.driver.output.pump import STDERR, STDOUT, Budget
+from loom_gateway.driver.output.pump import STDERR, STDOUT, ByteBudget
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
 WINDOW = 0.5  # seconds over which identical lines are aggregated, unless ``logging_option`` says otherwise
@@ -109,7 +109,7 @@ class ProcessPrinter(_Printer):
 class LogCollector:
     """Passes lines on by the options of their mesh. On the event loop, except for `of_run` and the handlers."""
 
-    def __init__(self, context: Context, spool: LogSpool) -> None:
+    def __init__(self, context: SessionContext, spool: LogSpool) -> None:
         self._context = context
         self._loop = context.loop
         self._spool = spool
@@ -118,10 +118,10 @@ class LogCollector:
         self._processes: dict[tuple[int, int], ProcessPrinter] = {}  # by proc mesh and rank
         self._source_of_runs = _Source(_RUNS, options=_Options(stream=False))
         self._runs: weakref.WeakSet[_Printer] = weakref.WeakSet()  # held by the functions whose output they take
-        self._runs_budget = Budget(PROCESS_RATE, PROCESS_BURST)
+        self._runs_budget = ByteBudget(PROCESS_RATE, PROCESS_BURST)
         self._none_left = asyncio.Event()  # set while no process is connected
         self._none_left.set()
-        self._budget = Budget(RATE, BURST)
+        self._budget = ByteBudget(RATE, BURST)
         self._unsent = 0  # lines that were skipped since the last note
         self._levels: dict[int, int] = {}  # of the processes' loggers, by proc mesh
         self.handlers: dict[int, Handler] = {Kind.LOG_OPTIONS: self._set_options, Kind.FLUSH_LOGS: self._flush_all}

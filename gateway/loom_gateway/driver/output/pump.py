@@ -36,7 +36,7 @@ reads."""
 _ATOMIC = 4096  # bytes that a pipe takes whole if it takes any
 
 
-class Budget:
+class ByteBudget:
     """A token bucket of bytes: ``rate`` a second in the long run, ``burst`` at once."""
 
     def __init__(self, rate: int, burst: int) -> None:
@@ -67,7 +67,7 @@ class Budget:
         return max(0.0, (self._rate - self._tokens) / self._rate)
 
 
-class Source:
+class OutputSource:
     """Standard output or standard error of the process."""
 
     def __init__(self, pipe: int, kind: int) -> None:
@@ -116,11 +116,11 @@ class Pump:
         put: Callable[[Message], None],
         waiting: Callable[[], int],
     ) -> None:
-        self._sources = {pipe: Source(pipe, kind) for pipe, kind in zip(pipes, (STDOUT, STDERR), strict=True)}
+        self._sources = {pipe: OutputSource(pipe, kind) for pipe, kind in zip(pipes, (STDOUT, STDERR), strict=True)}
         self._poll = poll
         self._put = put
         self._waiting = waiting
-        self._budget = Budget(RATE, BURST)
+        self._budget = ByteBudget(RATE, BURST)
         self.last_errors = b""  # the end of what came from standard error, also of what was not sent
         for pipe in pipes:
             os.set_blocking(pipe, False)
@@ -162,7 +162,7 @@ class Pump:
                 left -= size
             self._settle(source)
 
-    def _read(self, source: Source) -> int:
+    def _read(self, source: OutputSource) -> int:
         """Read once. Return the number of bytes read; -1 if nothing is there now; 0 at the end."""
         try:
             data = os.read(source.pipe, _READ)
@@ -180,7 +180,7 @@ class Pump:
             self._forward(source, data)
         return len(data)
 
-    def _settle(self, source: Source) -> None:
+    def _settle(self, source: OutputSource) -> None:
         lost, lines, tail = source.settle()
         if lost:
             self._put(OutputSkipped(source.kind, time.time(), lost, lines).message())
@@ -188,7 +188,7 @@ class Pump:
             self._budget.take(len(tail))
             self._forward(source, tail)
 
-    def _forward(self, source: Source, data: bytes) -> None:
+    def _forward(self, source: OutputSource, data: bytes) -> None:
         self._put(ProcessOutput(source.kind, time.time()).message(parts=[data]))
         _copy(source.kind, data)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.actor import Actor, endpoint
-from loom_gateway.driver.ranks.command import Command, Spec
+from loom_gateway.driver.ranks.command import RankCommand, Spec
 from loom_gateway.driver.ranks.conduit import Conduit
 
 CONNECT_TIMEOUT = 10.0  # seconds to connect to a port of the own host
@@ -69,13 +69,13 @@ class RankAgent(Actor):
 
     def __init__(self, port: Any) -> None:
         self._port = port
-        self._running: dict[str, Command | LocalConnection] = {}
+        self._running: dict[str, RankCommand | LocalConnection] = {}
         self._starting = threading.Lock()  # held until what starts is in `_running`: it may end sooner
 
     @endpoint
     def run(self, handle: str, spec: Spec) -> str:
         """Start a command; return why it cannot be started, or nothing."""
-        return self._begin(handle, lambda: Command(handle, self._port, spec, self._ended))
+        return self._begin(handle, lambda: RankCommand(handle, self._port, spec, self._ended))
 
     @endpoint
     def connect(self, handle: str, number: int) -> str:
@@ -110,7 +110,7 @@ class RankAgent(Actor):
         if (running := self._running.get(handle)) is not None:
             running.end()
 
-    def _begin(self, handle: str, start: Callable[[], Command | LocalConnection]) -> str:
+    def _begin(self, handle: str, start: Callable[[], RankCommand | LocalConnection]) -> str:
         try:
             with self._starting:
                 self._running[handle] = start()

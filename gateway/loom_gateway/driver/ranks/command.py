@@ -1,4 +1,4 @@
-"""`Command`: a command in the environment of a rank, with pipes or in a terminal, and never without the rank."""
+"""`RankCommand`: a command in the environment of a rank, with pipes or in a terminal. It ends with the rank."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Spec(NamedTuple):
     """Environment variables in addition to those of the rank."""
 
 
-class Command:
+class RankCommand:
     """A running command, in a session and process group of its own.
 
     Args:

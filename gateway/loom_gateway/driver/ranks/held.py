@@ -1,4 +1,4 @@
-"""`Held`: what a client holds in the process of a rank, until it lets go of it or has been silent for too long."""
+"""`HeldResource`: a client's hold on a process of a rank, until it lets go or has been silent for too long."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.errors import LoomError
-from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.monarch.mesh_table import MeshEntry
 
 HEARD = 256 << 10  # bytes of output in one answer
 UNWRITTEN = 1 << 20  # bytes of input that may wait for a program; then the client has to wait
 
 
-class Held:
+class HeldResource:
     """A command, a connection or a copy, which ends when its client asks for nothing during ``away`` seconds.
 
     On the driver's event loop.
@@ -27,7 +27,7 @@ class Held:
         let_go: called when the client has been silent for too long.
     """
 
-    def __init__(self, process: Entry, actor: Any, away: float, let_go: Callable[[], None]) -> None:
+    def __init__(self, process: MeshEntry, actor: Any, away: float, let_go: Callable[[], None]) -> None:
         self.process = process
         self.actor = actor
         self.away = away
@@ -72,7 +72,7 @@ class _Output:
     error: LoomError | None = None
 
 
-class HeldConduit(Held):
+class HeldConduit(HeldResource):
     """A command or a connection, whose output waits here for the client."""
 
     def __init__(self, *arguments: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loom_gateway.driver.monarch.mesh_table import Entry, shape_of
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, shape_of
 from loom_gateway.driver.monarch.release import release
 
 
@@ -20,7 +20,7 @@ class ProcessActors:
         self._cls = cls
         self._actors: dict[int, dict[int, Any]] = {}  # by the id of the proc mesh and the rank
 
-    def of(self, procs: Entry, rank: int, *arguments: Any) -> Any:
+    def of(self, procs: MeshEntry, rank: int, *arguments: Any) -> Any:
         """Return the actor of a rank of a whole proc mesh. The first time, spawn it with arguments."""
         actors = self._actors.setdefault(procs.root, {})
         if rank not in actors:
@@ -32,7 +32,7 @@ class ProcessActors:
         release(self._actors.pop(procs, {}).values())
 
 
-def _coordinates(procs: Entry, rank: int) -> dict[str, int]:
+def _coordinates(procs: MeshEntry, rank: int) -> dict[str, int]:
     """Return the coordinates of a process of a whole proc mesh, whose ranks go row by row."""
     labels, _, sizes, _ = shape_of(procs.mesh)
     found = {}

@@ -26,7 +26,7 @@ from typing import Any, TextIO
 
 from loom.timing.spans import recorder
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
-from loom_gateway.driver.output.pump import Budget
+from loom_gateway.driver.output.pump import ByteBudget
 from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
 
 RATE, BURST = 16 << 20, 32 << 20
@@ -53,7 +53,7 @@ class OutputPipes:
         self._received = received
         self._made: dict[str, tuple[_Pipe, _Pipe]] = {}
         self._over = False
-        self._budget = Budget(RATE, BURST)
+        self._budget = ByteBudget(RATE, BURST)
 
     def ends(self) -> tuple[int, int] | None:
         """Return the descriptors to print to, output and error; None once the run is over. Safe on any thread."""
@@ -151,13 +151,13 @@ _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _Source = tuple[int, bool]
 """The stream of a text, and whether processes of the run or the run itself wrote it."""
 
-_current: ContextVar[RunOutput | None] = ContextVar("loom_run_output", default=None)
+_current: ContextVar[RecordedOutput | None] = ContextVar("loom_run_output", default=None)
 _routed: dict[int, _RoutedStream] = {}
 _own_output: tuple[int, int] | None = None  # device and inode of the driver's own output
 _in_fork = False  # whether this process is a forked copy of the driver
 
 
-class RunOutput:
+class RecordedOutput:
     """The output of one run.
 
     Any thread may call `write`, and may be interrupted anywhere in it. Everything else runs on the event loop,
@@ -308,7 +308,7 @@ class printing_to:  # noqa: N801
     `contextlib.contextmanager` sets the traceback of what the block raises, which a frozen class refuses.
     """
 
-    def __init__(self, output: RunOutput) -> None:
+    def __init__(self, output: RecordedOutput) -> None:
         self._output = output
 
     def __enter__(self) -> None:
@@ -321,7 +321,7 @@ class printing_to:  # noqa: N801
 class _RunBytes(io.BufferedIOBase):
     """The ``sys.stdout.buffer`` or ``sys.stderr.buffer`` of a run."""
 
-    def __init__(self, output: RunOutput, own: TextIO, stream: int) -> None:
+    def __init__(self, output: RecordedOutput, own: TextIO, stream: int) -> None:
         self._output = output
         self._own = own
         self._stream = stream

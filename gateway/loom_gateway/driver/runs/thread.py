@@ -15,7 +15,7 @@ from typing import Any
 
 from loom_gateway.driver.runs.children import end_child, is_child
 from loom_gateway.driver.runs.main_thread import main_thread
-from loom_gateway.driver.runs.output import RunOutput, printing_to
+from loom_gateway.driver.runs.output import RecordedOutput, printing_to
 
 
 class Interruption(BaseException):
@@ -32,7 +32,7 @@ class RunThread:
         self,
         name: str,
         function: Callable[[], Any],
-        output: RunOutput,
+        output: RecordedOutput,
         done: Callable[[Any, BaseException | None], None],
     ) -> None:
         self._function = function

@@ -12,15 +12,15 @@ from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.futures import Futures
 from loom_gateway.driver.monarch.host_table import HostTable
-from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry, MeshTable
 from loom_gateway.driver.monarch.translations import Translations
 from loom_gateway.driver.session.broadcasts import Broadcasts
 from loom_gateway.driver.session.failures import DeadElements, Failures
 from loom_gateway.driver.session.replies import Replies, Send
-from loom_gateway.driver.weaver_link import WeaverLink
+from loom_gateway.driver.weaver_link import DriverWeaverLink
 
 
-class Context:
+class SessionContext:
     """The shared state of one session.
 
     Args:
@@ -36,7 +36,7 @@ class Context:
         host_mesh: Any,
         addresses: Sequence[str],
         lifeline: LifelineAddress,
-        weaver: WeaverLink,
+        weaver: DriverWeaverLink,
         loop: asyncio.AbstractEventLoop,
         send: Send,
         flush: Callable[[], None],
@@ -51,7 +51,7 @@ class Context:
         self.lifeline = lifeline
         self.hosts = HostTable(addresses)
         self.meshes = MeshTable()
-        hosts = Entry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
+        hosts = MeshEntry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))
         self.meshes.add(HOST_MESH, hosts)
         self.decoder = Decoder(self.meshes.resolve)
         self.passing_decoder = Decoder(self.meshes.resolve, passing_on=True)  # does not assemble arrays and tensors

@@ -17,11 +17,11 @@ from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeEr
 from loom.session_life import AliveBecause, SessionLife
 from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
 from loom_gateway.driver.clients.unread import UnreadAnswers
-from loom_gateway.driver.handlers.calls import Calls
+from loom_gateway.driver.handlers.calls import CallHandlers
 from loom_gateway.driver.handlers.debugging import Debugging
 from loom_gateway.driver.handlers.hosts import HostWatcher
 from loom_gateway.driver.handlers.meshes import MeshOperations
-from loom_gateway.driver.handlers.ports import Ports
+from loom_gateway.driver.handlers.ports import SessionPorts
 from loom_gateway.driver.handlers.processes import Processes
 from loom_gateway.driver.handlers.ranks import RankOperations
 from loom_gateway.driver.handlers.runs import Runs
@@ -31,7 +31,7 @@ from loom_gateway.driver.handlers.weaver import WeaverOperations
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.large_calls import LARGE, LargeCalls
 from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.mesh_view import MeshView, WatchedView
@@ -43,10 +43,12 @@ from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, Sessi
 WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when the session ends
 
 
-class Dispatcher:
+class OperationDispatcher:
     """Starts the operations of one session, and ends its lifetime if the client asks for that."""
 
-    def __init__(self, context: Context, lifetime: Lifetime, log_spool: LogSpool, max_in_flight: int) -> None:
+    def __init__(
+        self, context: SessionContext, lifetime: Lifetime, log_spool: LogSpool, max_in_flight: int
+    ) -> None:
         self._context = context
         self._lifetime = lifetime
         self._replies = context.replies
@@ -56,7 +58,7 @@ class Dispatcher:
         self._closed = False
         self._large_calls = LargeCalls(self._start, context.meshes.root)
         self.logs = LogCollector(context, log_spool)
-        self._ports = Ports(context)
+        self._ports = SessionPorts(context)
         self._runs = Runs(context, self.logs)
         self._ranks = RankOperations(context)
         self._unclaimed = UnclaimedResults(context)
@@ -72,7 +74,7 @@ class Dispatcher:
             "runs": self._runs.describe,
             "tensors": WatchedView(context).describe,
         }
-        calls = Calls(context)
+        calls = CallHandlers(context)
         self._beside = calls.beside  # handlers that differ for a client which does not drive
         self._handlers: dict[int, Handler] = {
             Kind.END: self._end_session,

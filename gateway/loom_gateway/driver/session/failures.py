@@ -16,7 +16,7 @@ from typing import Any
 from loom.control.process_end import ProcessEnd
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.host_table import HostTable
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.monarch.reports import Fault, failed_element, read_fault
 from loom_gateway.driver.session.replies import Replies, Send, notice
 from loom_gateway.driver.session.unreported import UnreportedFailures
@@ -37,7 +37,7 @@ class DeadElements:
     def add_process(self, procs: int, rank: int) -> None:
         self._processes.add((procs, rank))
 
-    async def add_actors(self, fault: Fault) -> tuple[int, Entry, list[int]] | None:
+    async def add_actors(self, fault: Fault) -> tuple[int, MeshEntry, list[int]] | None:
         """Note actors that Monarch has stopped. Return the id of their mesh, the mesh, and its new ranks."""
         found = await self._meshes.named_by_monarch(fault.mesh)
         if found is None:
@@ -58,7 +58,7 @@ class DeadElements:
         self._processes = {place for place in self._processes if place[0] not in meshes}
         self._actors = {place: why for place, why in self._actors.copy().items() if place[0] not in meshes}
 
-    def why_silent(self, entry: Entry) -> str | None:
+    def why_silent(self, entry: MeshEntry) -> str | None:
         """Return why a mesh, or one of its elements, cannot answer; None if no reason is known."""
         if not self._processes and not self._actors:
             return None  # the usual case, and every call passes here
@@ -81,7 +81,7 @@ class DeadElements:
             f"spawn it again, on new processes ({actors[entry.root, rank]})"
         )
 
-    def how_died(self, entry: Entry) -> str:
+    def how_died(self, entry: MeshEntry) -> str:
         """Return how the first process of a mesh that has died ended; "" if nothing is known of its end."""
         gone = self._processes.copy() if self._processes else ()
         ends = ((rank, self.end_of(entry.procs, rank)) for rank in entry.ranks if (entry.procs, rank) in gone)
@@ -133,7 +133,7 @@ class Failures:
         for procs, entry in self._meshes.whole("procs"):
             self.processes_gone_with(procs, entry, host)
 
-    def processes_gone_with(self, procs: int, entry: Entry, host: int) -> None:
+    def processes_gone_with(self, procs: int, entry: MeshEntry, host: int) -> None:
         for rank in entry.ranks:
             if entry.hosts[rank] == host:
                 self.process_gone(procs, rank)
@@ -177,6 +177,6 @@ class Failures:
         self._send(notice("actors_lost", details))
         self._fail_calls(lambda entry: entry.root == ident and not set(ranks).isdisjoint(entry.ranks))
 
-    def _fail_calls(self, on: Callable[[Entry], bool]) -> None:
+    def _fail_calls(self, on: Callable[[MeshEntry], bool]) -> None:
         self._channels.break_off(on)
         self._replies.fail_calls(on)

@@ -13,9 +13,9 @@ from typing import Any
 from loom.errors import because
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.liveness import ReplicaPlace, TorchrunPlace, bootstrap_on
-from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, stop_quietly
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry, stop_quietly
 from loom_gateway.driver.runs.output import show
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 
 FIRST_ID = 1 << 40  # first id of meshes that the driver makes itself, far above the ids that clients count
 
@@ -23,7 +23,7 @@ FIRST_ID = 1 << 40  # first id of meshes that the driver makes itself, far above
 class LocalSession:
     """The driver's implementation of `loom.beside.DriverSession`."""
 
-    def __init__(self, context: Context, syncs: Syncs) -> None:
+    def __init__(self, context: SessionContext, syncs: Syncs) -> None:
         self._context = context
         self._syncs = syncs
         self._ids = itertools.count(FIRST_ID)
@@ -66,7 +66,7 @@ class LocalSession:
         on = context.hosts.mesh_on((host,), on)
         mesh = on.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
         ranks = tuple(range(len(mesh)))
-        entry = Entry("procs", name, mesh, ident, procs=ident, ranks=ranks, hosts=(host,) * len(ranks))
+        entry = MeshEntry("procs", name, mesh, ident, procs=ident, ranks=ranks, hosts=(host,) * len(ranks))
         context.meshes.add(ident, entry)
         if host in context.hosts.lost:  # the host was lost during the spawn
             context.loop.call_soon_threadsafe(context.failures.processes_gone_with, ident, entry, host)
@@ -98,7 +98,7 @@ class LocalSession:
 class SpawnedHere:
     """The driver's implementation of `loom.beside.SpawnedProcs`."""
 
-    def __init__(self, context: Context, entry: Entry) -> None:
+    def __init__(self, context: SessionContext, entry: MeshEntry) -> None:
         self._context = context
         self._entry = entry
         self.name = entry.name

@@ -16,16 +16,16 @@ from typing import Any, TypeAlias
 from loom.tensors.backend.worker import TensorWorker
 from loom.tensors.watching.summaries import Distribution, History, Wanted, coarser
 from loom_gateway.driver.handlers.processes import Processes
-from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.sessions.descriptions import (
     SHOWN_RANKS,
     ActorMeshInfo,
-    Elements,
     ElementState,
     EndpointInfo,
     FailedElement,
     HostMeshInfo,
+    MeshElements,
     ProcMeshInfo,
     SessionMeshes,
     SessionTensors,
@@ -49,7 +49,7 @@ class WatchedView:
     A mesh of workers that has not answered yet is not asked again, and its last answer is told.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._turn = threading.Lock()
         self._asked: dict[int, concurrent.futures.Future[_Answer]] = {}
@@ -79,7 +79,7 @@ class WatchedView:
         return SessionTensors(found[:MOST_TENSORS], left_out + max(0, len(found) - MOST_TENSORS))
 
 
-def _has_tensors(entry: Entry) -> bool:
+def _has_tensors(entry: MeshEntry) -> bool:
     return not entry.stopped and entry.cls is not None and issubclass(entry.cls, TensorWorker)
 
 
@@ -133,7 +133,7 @@ _STOPPED: State = (ElementState.STOPPED, "")
 class MeshView:
     """Describes the meshes of one session. Safe on any thread."""
 
-    def __init__(self, context: Context, processes: Processes) -> None:
+    def __init__(self, context: SessionContext, processes: Processes) -> None:
         self._context = context
         self._processes = processes
 
@@ -144,7 +144,7 @@ class MeshView:
         return _Picture(self._context, self._processes).tree(chosen, len(known) - len(chosen))
 
 
-def _chosen(known: Sequence[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
+def _chosen(known: Sequence[tuple[int, MeshEntry]]) -> list[tuple[int, MeshEntry]]:
     """Return the meshes to describe: all that were not stopped, and some of the others, if there is room."""
     stopped = [ident for ident, entry in known if entry.stopped]
     shown = set(stopped[-SHOWN_STOPPED:])
@@ -156,7 +156,7 @@ def _chosen(known: Sequence[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
 class _Picture:
     """What is known of a session's elements and calls at one time."""
 
-    def __init__(self, context: Context, processes: Processes) -> None:
+    def __init__(self, context: SessionContext, processes: Processes) -> None:
         self._context = context
         self._processes = processes
         self._now = time.perf_counter()
@@ -166,7 +166,7 @@ class _Picture:
         self._stopped_parts = context.meshes.stopped_parts()
         self._room = MOST_REASONS
 
-    def tree(self, meshes: Sequence[tuple[int, Entry]], left_out: int) -> SessionMeshes:
+    def tree(self, meshes: Sequence[tuple[int, MeshEntry]], left_out: int) -> SessionMeshes:
         actors: dict[int, list[ActorMeshInfo]] = {}
         procs: list[ProcMeshInfo] = []
         for ident, entry in meshes:
@@ -180,7 +180,7 @@ class _Picture:
         common = self._common(HOST_MESH, hosts, [self._host(number) for number in hosts.ranks])
         return SessionMeshes(HostMeshInfo(**common, procs=procs), left_out)
 
-    def _common(self, ident: int, entry: Entry, states: Sequence[State]) -> dict[str, Any]:
+    def _common(self, ident: int, entry: MeshEntry, states: Sequence[State]) -> dict[str, Any]:
         labels, _, sizes, _ = entry.shape or ((), 0, (), ())
         return {
             "id": ident,
@@ -190,13 +190,13 @@ class _Picture:
             "stopped": entry.stopped,
         }
 
-    def _elements(self, states: Sequence[State]) -> Elements:
+    def _elements(self, states: Sequence[State]) -> MeshElements:
         counts = Counter(state for state, _ in states)
         failed = ((rank, why) for rank, (state, why) in enumerate(states) if state is ElementState.FAILED)
         told = itertools.islice(failed, min(SHOWN_RANKS, self._room))
         failures = [FailedElement(rank, _short(why)) for rank, why in told]
         self._room -= len(failures)
-        return Elements(
+        return MeshElements(
             dict(counts), [state for state, _ in states] if len(states) <= SHOWN_RANKS else [], failures
         )
 
@@ -206,13 +206,13 @@ class _Picture:
             return ElementState.FAILED, f"worker host {number} at {hosts.addresses[number]} is gone"
         return _ALIVE
 
-    def _processes_of(self, ident: int, entry: Entry) -> list[State]:
+    def _processes_of(self, ident: int, entry: MeshEntry) -> list[State]:
         if entry.stopped:
             return [_STOPPED] * len(entry.ranks)
         alive, stopped = self._processes.alive(ident), self._stopped_parts.get(ident, set())
         return [_STOPPED if rank in stopped else self._process(ident, entry, rank, alive) for rank in entry.ranks]
 
-    def _process(self, ident: int, entry: Entry, rank: int, alive: set[int]) -> State:
+    def _process(self, ident: int, entry: MeshEntry, rank: int, alive: set[int]) -> State:
         if (ident, rank) in self._lost:
             host = self._host(entry.hosts[rank]) if entry.hosts else _ALIVE
             gone = f"process {rank} of proc mesh {entry.name!r} is gone"
@@ -221,7 +221,7 @@ class _Picture:
             return ElementState.FAILED, self._reasons[ident, rank]
         return _ALIVE if rank in alive else _STARTING
 
-    def _actors(self, ident: int, entry: Entry) -> ActorMeshInfo:
+    def _actors(self, ident: int, entry: MeshEntry) -> ActorMeshInfo:
         below = self._context.meshes.known(entry.procs)
         if entry.stopped or below is None or below.stopped:
             states = [_STOPPED] * len(entry.ranks)
@@ -239,12 +239,12 @@ class _Picture:
             endpoints=[] if entry.stopped else self._endpoints(entry, in_flight),
         )
 
-    def _actor(self, ident: int, entry: Entry, procs: Entry, rank: int, alive: set[int]) -> State:
+    def _actor(self, ident: int, entry: MeshEntry, procs: MeshEntry, rank: int, alive: set[int]) -> State:
         if (ident, rank) in self._reasons:
             return ElementState.FAILED, self._reasons[ident, rank]
         return self._process(entry.procs, procs, rank, alive)
 
-    def _endpoints(self, entry: Entry, in_flight: dict[str, int]) -> list[EndpointInfo]:
+    def _endpoints(self, entry: MeshEntry, in_flight: dict[str, int]) -> list[EndpointInfo]:
         found = []
         for name in sorted({*entry.calls.copy(), *in_flight}):
             waiting = in_flight.get(name, 0)

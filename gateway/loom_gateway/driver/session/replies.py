@@ -20,7 +20,7 @@ from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
 from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError, error_message
-from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.monarch.native_calls import GRACE
 from loom_gateway.driver.monarch.reports import is_of_a_dead_process
 
@@ -59,7 +59,7 @@ class _Pending(NamedTuple):
     """An operation without an answer."""
 
     started: float
-    entry: Entry | None  # called mesh
+    entry: MeshEntry | None  # called mesh
     convert: Callable[[Any], Any] | None  # converts the result of Monarch's future to the value that is sent
     request: Request
 
@@ -76,7 +76,7 @@ class Replies:
         encoder: Encoder,
         send: Send,
         flush: Callable[[], None],
-        why_silent: Callable[[Entry], str | None],
+        why_silent: Callable[[MeshEntry], str | None],
     ) -> None:
         self.latencies = Latencies()  # durations of calls from arrival to answer
         self._loop = loop
@@ -84,7 +84,7 @@ class Replies:
         self._send = send
         self._flush = flush
         self._why_silent = why_silent
-        self.how_died: Callable[[Entry], str] = lambda entry: ""
+        self.how_died: Callable[[MeshEntry], str] = lambda entry: ""
         """Returns how the process of an element has ended; "" if none has, or nothing is known of its end."""
         self._pending: dict[ReplyId, _Pending] = {}  # iterated as a copy, because other threads change it
         self.keep: Callable[[Message, Request], None] = lambda answer, call: None
@@ -100,7 +100,7 @@ class Replies:
         self,
         message: Message,
         started: float,
-        entry: Entry | None = None,
+        entry: MeshEntry | None = None,
         index: int | None = None,
         convert: Callable[[Any], Any] | None = None,
     ) -> ReplyId:
@@ -190,7 +190,7 @@ class Replies:
         message: Message,
         started: float,
         future: concurrent.futures.Future[Any],
-        entry: Entry | None = None,
+        entry: MeshEntry | None = None,
     ) -> None:
         reply = self.expect(message, started, entry)
 
@@ -201,7 +201,7 @@ class Replies:
         future.add_done_callback(done)
 
     def answer_with(
-        self, message: Message, started: float, work: Coroutine[Any, Any, Any], entry: Entry | None = None
+        self, message: Message, started: float, work: Coroutine[Any, Any, Any], entry: MeshEntry | None = None
     ) -> None:
         """Answer an operation with the result of a coroutine that runs on the event loop.
 
@@ -259,7 +259,7 @@ class Replies:
         self._flush_planned = False
         self._flush()
 
-    def fail_calls(self, on: Callable[[Entry], bool]) -> None:
+    def fail_calls(self, on: Callable[[MeshEntry], bool]) -> None:
         """Fail the calls to dead meshes unless Monarch fails them within `GRACE` seconds. On the event loop."""
         for reply, pending in self._pending.copy().items():
             if pending.entry is not None and on(pending.entry):

@@ -26,15 +26,15 @@ from loom_gateway.driver.monarch.errors import replace_fault_hook
 from loom_gateway.driver.monarch.liveness import FIRST_NATIVE, tie_native_procs
 from loom_gateway.driver.monarch.root_client import address_towards, attach, probe, spawn_weaver_mesh
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.driver.session.context import Context
-from loom_gateway.driver.session.dispatcher import Dispatcher
-from loom_gateway.driver.weaver_link import WeaverLink
+from loom_gateway.driver.session.context import SessionContext
+from loom_gateway.driver.session.dispatcher import OperationDispatcher
+from loom_gateway.driver.weaver_link import DriverWeaverLink
 from loom_gateway.workers.sources import WorkerList
 
 logger = logging.getLogger(__name__)
 
 
-class Session:
+class DrivenSession:
     """The session of a driver. Attaches to the workers, on a client's thread while the event loop runs on another.
 
     Raises:
@@ -43,7 +43,7 @@ class Session:
 
     def __init__(
         self,
-        weaver: WeaverLink,
+        weaver: DriverWeaverLink,
         workers: Sequence[str],
         workers_file: str | None,
         loop: asyncio.AbstractEventLoop,
@@ -64,7 +64,7 @@ class Session:
         host_mesh = _attach(self._workers.addresses, self.name)
         self._watchers = Watchers()
         self._lifeline = LifelineServer(address_towards(self._workers.addresses), patience, self._watchers)
-        self._context = Context(
+        self._context = SessionContext(
             host_mesh,
             self._workers.addresses,
             self._lifeline.address,
@@ -79,7 +79,7 @@ class Session:
         self._context.drives_for = self._clients.drives_for
         self._context.guest_of = self._clients.guest_of
         self._context.caller_is_gone = self._clients.caller_is_gone
-        self._dispatcher = Dispatcher(self._context, lifetime, log_spool, max_in_flight)
+        self._dispatcher = OperationDispatcher(self._context, lifetime, log_spool, max_in_flight)
         lifetime.under_way = self._dispatcher.under_way
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)

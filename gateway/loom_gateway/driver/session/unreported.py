@@ -15,8 +15,8 @@ from typing import Any
 from loom.process import tasks
 from loom.shape import Extent, Point
 from loom_gateway.driver.monarch.host_table import HostTable
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable, monarchs_name
-from loom_gateway.driver.monarch.reports import Place, died_with_its_process, failed_spawn
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable, monarchs_name
+from loom_gateway.driver.monarch.reports import MeshElement, died_with_its_process, failed_spawn
 
 MONARCHS_TURN = 1.0  # seconds for which Monarch may report a dead process first; it takes half of one
 KEPT = 4096  # reports of Monarch's that are remembered
@@ -36,11 +36,11 @@ class UnreportedFailures:
         self._meshes = meshes
         self._hosts = hosts
         self._publish = publish
-        self._reports: deque[tuple[str, Place]] = deque(maxlen=KEPT)
+        self._reports: deque[tuple[str, MeshElement]] = deque(maxlen=KEPT)
         """What Monarch has reported: its name of a mesh in lower case, and the element."""
         self._published: set[tuple[int, int]] = set()  # mesh's id and rank
 
-    def reported(self, mesh: str, place: Place | None, element: tuple[int, int] | None) -> bool:
+    def reported(self, mesh: str, place: MeshElement | None, element: tuple[int, int] | None) -> bool:
         """Note a report of Monarch's; return whether it comes too late, because it was published without Monarch.
 
         Safe on any thread.
@@ -53,7 +53,7 @@ class UnreportedFailures:
         """Note that a process was lost, and publish its failures unless Monarch reports them."""
         self._loop.call_later(MONARCHS_TURN, self._check, procs, rank)
 
-    def watch_spawn(self, ident: int, entry: Entry) -> None:
+    def watch_spawn(self, ident: int, entry: MeshEntry) -> None:
         """Publish the failure of an actor mesh whose spawn fails. None of its actors can be called then."""
 
         def done(made: asyncio.Future[Any]) -> None:
@@ -91,7 +91,7 @@ class UnreportedFailures:
     def _knows(self, name: str, point: Point) -> bool:
         return any(mesh == name and place.is_at(point) for mesh, place in self._reports)
 
-    def _knows_process(self, whole: Entry, rank: int) -> bool:
+    def _knows_process(self, whole: MeshEntry, rank: int) -> bool:
         """Return whether Monarch has reported one of its own actors, which it has in each process."""
         point = _point(whole, rank)
         alike = [entry for _, entry in self._meshes.whole("procs") if _extent(entry) == _extent(whole)]
@@ -103,16 +103,16 @@ class UnreportedFailures:
             self._publish({"mesh": mesh, "report": report, "id": ident, "ranks": [rank]})
 
 
-def _runs_on(entry: Entry, procs: int, rank: int) -> bool:
+def _runs_on(entry: MeshEntry, procs: int, rank: int) -> bool:
     return entry.procs == procs and rank in entry.ranks and not entry.stopped
 
 
-def _extent(entry: Entry) -> dict[str, int]:
+def _extent(entry: MeshEntry) -> dict[str, int]:
     labels, _, sizes, _ = MeshTable.shape(entry)
     return dict(zip(labels, sizes, strict=True))
 
 
-def _point(entry: Entry, rank: int) -> Any:
+def _point(entry: MeshEntry, rank: int) -> Any:
     """Return where the element on a rank of the proc mesh is in its own mesh."""
     extent = _extent(entry)
     return Point(entry.ranks.index(rank), Extent(list(extent), list(extent.values())))

@@ -13,9 +13,9 @@ from loom.timing import clock
 from loom.timing.collecting import LONGEST, MAX_BYTES, MAX_RECORDS, Collection, ProcessSpans, no_spans
 from loom.wire.bodies import CollectSpans, SendSpans
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.ranks.process_actors import ProcessActors
-from loom_gateway.driver.session.context import Context
+from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler, notice
 from loom_gateway.driver.timing.span_actor import SpanActor
 
@@ -36,7 +36,7 @@ EXCHANGES = 8
 class SpanCollector:
     """The collections of one session, one at a time. Its coroutines run on the event loop."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._actors = ProcessActors("loom_spans", SpanActor)
         self._collecting = False
@@ -90,7 +90,7 @@ class SpanCollector:
         finally:
             self._collecting = False
 
-    def _places(self) -> list[tuple[Entry, int]]:
+    def _places(self) -> list[tuple[MeshEntry, int]]:
         """Return the processes to ask: one of each proc mesh, then the second of each, up to `MOST_PROCESSES`."""
         entries = [entry for _, entry in self._context.meshes.whole("procs") if not entry.stopped]
         longest = max((len(entry.ranks) for entry in entries), default=0)
@@ -113,12 +113,12 @@ class SpanCollector:
         finally:
             del self._laptops[number]
 
-    async def _prepare(self, entry: Entry, rank: int) -> None:
+    async def _prepare(self, entry: MeshEntry, rank: int) -> None:
         with contextlib.suppress(Exception):  # whatever it is, it is told when the collection begins
             prepared = self._actors.of(entry, rank).prepare.call_one().as_asyncio()
             await asyncio.wait_for(prepared, PREPARED_WITHIN)
 
-    async def _process(self, entry: Entry, rank: int, request: CollectSpans, most: int) -> ProcessSpans | None:
+    async def _process(self, entry: MeshEntry, rank: int, request: CollectSpans, most: int) -> ProcessSpans | None:
         name = f"{entry.name}[{rank}]"
         within = PROFILES_WITHIN if request.kernels else ANSWERS_WITHIN
         try:
@@ -140,7 +140,7 @@ async def _begin(actor: Any, kernels: bool, most: int) -> None:
         before = clock.now()
         there = await asyncio.wait_for(actor.clock.call_one().as_asyncio(), ANSWERS_WITHIN)
         # Seen from the process: what this clock shows is asked for between two looks at that one.
-        exchanges.append(clock.Exchange(before, there, clock.now()))
+        exchanges.append(clock.ClockExchange(before, there, clock.now()))
     theirs = clock.measured(exchanges)
     begin = actor.begin.call_one(-theirs.seconds, theirs.error, kernels, most).as_asyncio()
     await asyncio.wait_for(begin, ANSWERS_WITHIN)

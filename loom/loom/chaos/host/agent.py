@@ -22,7 +22,7 @@ from typing import Any
 
 from loom.chaos.host import disks, network, pod, processes, records
 from loom.chaos.host.processes import ProcessId
-from loom.chaos.host.records import Record
+from loom.chaos.host.records import HostFaultRecord
 from loom.chaos.host.sweep import repair, sweep
 from loom.chaos.injected import Evidence, Injected
 from loom.control.faults import FAULTS
@@ -110,7 +110,7 @@ def remove(injection: str) -> None:
     """Remove a fault of this host; return when it is gone. If its agent was killed, repair what it has left."""
     path = _record_of(injection)
     try:
-        agent = ProcessId(*Record.read(path).agent)
+        agent = ProcessId(*HostFaultRecord.read(path).agent)
     except (FileNotFoundError, ValueError):
         path.unlink(missing_ok=True)
         text = f"no fault with the id {injection!r:.80} is there on this host"
@@ -135,7 +135,7 @@ def _record_of(injection: str) -> Path:
 def _repair(injection: str) -> list[str]:
     """Repair what the fault of an agent that has ended has left."""
     try:
-        return repair(Record.read(_record_of(injection)))
+        return repair(HostFaultRecord.read(_record_of(injection)))
     except (FileNotFoundError, ValueError):
         return []
 
@@ -162,7 +162,7 @@ def main() -> int:
     record = _record_of(request["id"])
     try:
         sweep()
-        records.begin(Record(record, ProcessId.find(os.getpid()), []))
+        records.begin(HostFaultRecord(record, ProcessId.find(os.getpid()), []))
         silences = FAULTS[kind].silences
         if silences:
             _print(evidence=_prepare(kind, pid, params))

@@ -55,7 +55,7 @@ _ARPHRD_ETHER = 1
 
 def delay(milliseconds: float, device: str) -> Injected:
     """Delay the frames that leave an Ethernet device, in order; the removal of the fault sends them at once."""
-    forwarder = Forwarder(device, DelayQueue(milliseconds / 1000))
+    forwarder = TapForwarder(device, DelayQueue(milliseconds / 1000))
     carrying = threading.Thread(target=forwarder.carry, name="loom-delay", daemon=True)
     carrying.start()
 
@@ -101,7 +101,7 @@ class DelayQueue:
         return max(0.0, self._frames[0][0] - now) if self._frames else None
 
 
-class Forwarder:
+class TapForwarder:
     """A TAP device, and the table that hands it the frames that leave another device."""
 
     def __init__(self, device: str, queue: DelayQueue) -> None:

@@ -29,7 +29,7 @@ GRACE = 1  # seconds from the pod's SIGTERM to its SIGKILL, the least that is no
 
 
 @dataclass(frozen=True)
-class Pod:
+class KubernetesPod:
     """A pod, and the API of Kubernetes as its processes see it."""
 
     name: str
@@ -41,7 +41,7 @@ class Pod:
     """The folder with the token of the pod's service account."""
 
     @classmethod
-    def of(cls, start: Start) -> Pod | None:
+    def of(cls, start: Start) -> KubernetesPod | None:
         """Return the pod whose host a worker is; None outside of a pod, or if another program there has it."""
         host = start.environment.get("KUBERNETES_SERVICE_HOST")
         # The worker of a `loom.local` in a pod is one of many things there, and not the reason for the pod.
@@ -97,14 +97,14 @@ class Pod:
 def try_lose_host(pid: int) -> Evidence:
     """Check that the host of a training process can be lost; return the worker, and the pod if it is in one."""
     worker = worker_of(pid)
-    pod = Pod.of(start_of(worker))
+    pod = KubernetesPod.of(start_of(worker))
     return {"worker": worker} if pod is None else {"worker": worker, "pod": pod.name, "uid": pod.try_delete()}
 
 
 def lose_host(pid: int) -> Injected:
     """Lose the host of a training process: the pod that its worker is in, or else the worker."""
     worker = worker_of(pid)
-    pod = Pod.of(start_of(worker))
+    pod = KubernetesPod.of(start_of(worker))
     if pod is None:
         return processes.lose_host(pid)
     uid = pod.try_delete()

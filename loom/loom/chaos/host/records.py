@@ -83,7 +83,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 @dataclass(frozen=True)
-class Record:
+class HostFaultRecord:
     """The record of a fault."""
 
     path: Path
@@ -92,7 +92,7 @@ class Record:
     damage: list[Damage]
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: Path) -> HostFaultRecord:
         """Read a record; raise `FileNotFoundError` or `ValueError`."""
         content = json.loads(path.read_text())
         try:
@@ -126,10 +126,10 @@ def records() -> Iterator[Path]:
     yield from sorted(folder(create=False).glob("*.json"))
 
 
-_current: Record | None = None
+_current: HostFaultRecord | None = None
 
 
-def begin(record: Record) -> None:
+def begin(record: HostFaultRecord) -> None:
     """Write the record of this process's fault, to which `note` adds."""
     global _current
     _current = record

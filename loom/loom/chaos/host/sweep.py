@@ -22,9 +22,9 @@ from loom.chaos.host.records import (
     Corrupted,
     Damage,
     Filler,
+    HostFaultRecord,
     LinkDown,
     Qdisc,
-    Record,
     Stopped,
     Table,
     network_namespace,
@@ -44,7 +44,7 @@ def sweep() -> list[str]:
     for path in records():
         with contextlib.suppress(FileNotFoundError):  # its agent has just removed it
             try:
-                record = Record.read(path)
+                record = HostFaultRecord.read(path)
             except ValueError:
                 path.unlink()
                 continue
@@ -53,7 +53,7 @@ def sweep() -> list[str]:
     return repaired + _sweep_tables()
 
 
-def repair(record: Record) -> list[str]:
+def repair(record: HostFaultRecord) -> list[str]:
     """Repair the damage in a record, and remove the record if all is repaired; return what was repaired."""
     repaired, left = [], False
     for damage in record.damage:

@@ -60,7 +60,7 @@ class Injection:
 
 
 @dataclass
-class Place:
+class IncidentReplica:
     """What is known of a replica."""
 
     group: str = ""
@@ -73,7 +73,7 @@ class Incident:
 
     def __init__(self, events: Iterable[WeaverEvent], replicas: Mapping[str, ReplicaInfo]) -> None:
         self.events = sorted(events, key=lambda event: (event.time, event.id))
-        self.places = {id: Place(one.group, one.rank, one.host) for id, one in replicas.items()}
+        self.places = {id: IncidentReplica(one.group, one.rank, one.host) for id, one in replicas.items()}
         self.troubles: list[Trouble] = []
         self.injections: dict[str, Injection] = {}
         self.weaver_restarts: list[float] = []
@@ -149,7 +149,7 @@ class Incident:
 
     def _came(self, id: str, event: WeaverEvent, trouble: Trouble | None) -> None:
         """Note that a process has connected: a new one, or the same again."""
-        data, known = event.data, self.places.setdefault(id, Place())
+        data, known = event.data, self.places.setdefault(id, IncidentReplica())
         known.group, known.host = str(data.get("group") or known.group), str(data.get("host") or known.host)
         if "rank" in data:  # events of an earlier Loom have none
             known.rank = data["rank"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from loom.chaos.plans.expectations import Expectation, ExpectationKind
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import judge, judge_fault, judge_run
 
@@ -85,7 +85,7 @@ class RunProgress:
     """The number of faults that were injected, or should have been."""
 
 
-class Progress:
+class PlanProgress:
     """Follows a run, on the run's own thread: pass ``look`` to it as ``looked``."""
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class Progress:
         self._judged = 0.0
         self._of_run: tuple[ExpectationProgress, ...] = ()
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: PlanExecution) -> None:
         """Note that all faults of a run wait."""
         self._note(run, run.began, ())
 
-    def look(self, run: Run) -> None:
+    def look(self, run: PlanExecution) -> None:
         """Note the progress of a run that goes on."""
         if time.monotonic() >= self._judged + JUDGE_EVERY:
             self._of_run = tuple(_so_far(run))
@@ -111,7 +111,7 @@ class Progress:
         ]
         self._note(run, run.observer.now(), (*of_faults, *self._of_run))
 
-    def end(self, run: Run) -> bool:
+    def end(self, run: PlanExecution) -> bool:
         """Note the verdicts on a run that has ended; return whether all expectations held."""
         verdicts = judge(run)
         first = len(run.struck) - SHOWN
@@ -123,7 +123,7 @@ class Progress:
         )
         return all(one.held for one in verdicts)
 
-    def _note(self, run: Run, now: float, expectations: tuple[ExpectationProgress, ...]) -> None:
+    def _note(self, run: PlanExecution, now: float, expectations: tuple[ExpectationProgress, ...]) -> None:
         injected = [_fault(run, one) for one in run.struck[-SHOWN:]]
         waiting = [
             FaultProgress(one.fault, str(one.when), str(one.target), FaultState.WAITING, times)
@@ -132,7 +132,7 @@ class Progress:
         self.now = RunProgress(now - run.began, (*injected, *waiting), expectations, len(run.struck))
 
 
-def _so_far(run: Run) -> Iterator[ExpectationProgress]:
+def _so_far(run: PlanExecution) -> Iterator[ExpectationProgress]:
     """Yield what the expectations of the whole run come to so far."""
     run.account()
     few = len(run.watched()) <= JUDGED
@@ -146,11 +146,11 @@ def _so_far(run: Run) -> Iterator[ExpectationProgress]:
             yield ExpectationProgress(expected.text, None, False, "judged at the end")
 
 
-def _expected_of(run: Run, struck: Struck) -> tuple[Expectation, ...]:
+def _expected_of(run: PlanExecution, struck: Struck) -> tuple[Expectation, ...]:
     return (*struck.planned.expect, *(one for one in run.plan.expect if one.of_faults))
 
 
-def _of_fault(run: Run, number: int, expected: Expectation) -> ExpectationProgress:
+def _of_fault(run: PlanExecution, number: int, expected: Expectation) -> ExpectationProgress:
     struck = run.struck[number]
     verdict = judge_fault(expected, struck, number)
     if struck.done or (verdict.held and expected.kind is ExpectationKind.DETECTED):
@@ -164,7 +164,7 @@ def _of_fault(run: Run, number: int, expected: Expectation) -> ExpectationProgre
     return ExpectationProgress(expected.text, False if late else None, late, "not yet", number)
 
 
-def _fault(run: Run, struck: Struck) -> FaultProgress:
+def _fault(run: PlanExecution, struck: Struck) -> FaultProgress:
     planned = struck.planned
     return FaultProgress(
         planned.fault,

@@ -12,7 +12,7 @@ from typing import Any
 
 from loom._version import __version__
 from loom.chaos.durations import spoken
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import Verdict, goodput, judge
 from loom.errors import ExpectationsFailed
@@ -24,7 +24,7 @@ FEW = 5  # replicas of a fault that the text of a report names
 class Report:
     """The summary of a run that has ended. As text, it has a line for each expectation."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: PlanExecution) -> None:
         self.run = run
         self.verdicts: list[Verdict] = judge(run)
         """The verdict on each expectation: whether it held, and what was found."""
@@ -178,7 +178,7 @@ class Report:
         return written
 
 
-def _draw(run: Run, path: Path) -> None:
+def _draw(run: PlanExecution, path: Path) -> None:
     """Draw the loss and the steps of each replica over time, with the faults, into a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -201,7 +201,7 @@ def _draw(run: Run, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _draw_faults(run: Run, axes: Any) -> None:
+def _draw_faults(run: PlanExecution, axes: Any) -> None:
     for struck in run.struck:
         at = struck.at - run.began
         until = (struck.over or struck.at) + (struck.recovered or 0.0) - run.began

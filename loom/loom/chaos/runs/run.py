@@ -48,7 +48,7 @@ class _Pending:
     """When the event happened for which the fault waits."""
 
 
-class Run:
+class PlanExecution:
     """One run of a plan.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from loom.chaos.plans.files import read_plan
 from loom.chaos.plans.plan import Plan
 from loom.chaos.runs.reports import Report
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.run import PlanExecution
 
 if TYPE_CHECKING:
     from loom.chaos.runs.weaver import RunWeaver
@@ -49,9 +49,9 @@ def prepare(
     weaver: RunWeaver | HasWeaver,
     seed: int | None = None,
     report: Callable[[str], None] = lambda line: None,
-) -> Run:
+) -> PlanExecution:
     """Return a run of a plan that has not begun; ``report`` is called with a line for each thing that happens."""
     read = plan if isinstance(plan, Plan) else read_plan(os.fspath(plan))
     if seed is not None:
         read = replace(read, seed=seed)
-    return Run(read, cast("RunWeaver", getattr(weaver, "weaver", weaver)), report)
+    return PlanExecution(read, cast("RunWeaver", getattr(weaver, "weaver", weaver)), report)

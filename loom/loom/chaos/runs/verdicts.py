@@ -12,7 +12,7 @@ from typing import NamedTuple
 from loom.chaos.durations import spoken
 from loom.chaos.plans.expectations import Expectation, ExpectationKind
 from loom.chaos.runs.observer import Life
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck
 
 LEAST_POINTS = 4  # values of a metric that are needed to tell whether it falls or rises
@@ -31,7 +31,7 @@ class Verdict:
     """The number of the fault that the expectation is about; None: the whole run."""
 
 
-def judge(run: Run) -> list[Verdict]:
+def judge(run: PlanExecution) -> list[Verdict]:
     """Return the verdict on each expectation, those of faults first."""
     verdicts = []
     for number, struck in enumerate(run.struck):
@@ -45,7 +45,7 @@ def judge(run: Run) -> list[Verdict]:
     return verdicts + [judge_run(run, expected) for expected in run.plan.expect if not expected.of_faults]
 
 
-def judge_run(run: Run, expected: Expectation) -> Verdict:
+def judge_run(run: PlanExecution, expected: Expectation) -> Verdict:
     """Return the verdict on an expectation of the whole run, as far as the run has come."""
     held, found = _OF_RUNS[expected.kind](run, expected)
     return Verdict(expected.text, held, found)
@@ -82,20 +82,20 @@ def lost_twice(lives: dict[str, list[Life]]) -> dict[str, int]:
     return found
 
 
-def _lost_once(run: Run, expected: Expectation) -> tuple[bool, str]:
+def _lost_once(run: PlanExecution, expected: Expectation) -> tuple[bool, str]:
     watched = {one.id for one in run.watched()}
     twice = lost_twice({id: lives for id, lives in run.observer.lives.items() if id in watched})
     text = ", ".join(f"step {step} of {replica}" for replica, step in twice.items())
     return not twice, text or "none was"
 
 
-def _points(run: Run, metric: str) -> list[tuple[float, float]]:
+def _points(run: PlanExecution, metric: str) -> list[tuple[float, float]]:
     """Return time and value of a metric of all watched replicas during the run, sorted."""
     points = (run.observer.history(replica.id, metric, run.began) for replica in run.watched())
     return sorted((point.time, point.value) for of_one in points for point in of_one if math.isfinite(point.value))
 
 
-def _trend(run: Run, expected: Expectation) -> tuple[bool, str]:
+def _trend(run: PlanExecution, expected: Expectation) -> tuple[bool, str]:
     values = [value for _, value in _points(run, expected.metric)]
     if len(values) < LEAST_POINTS:
         return False, f"{len(values)} values of {expected.metric}"
@@ -105,7 +105,7 @@ def _trend(run: Run, expected: Expectation) -> tuple[bool, str]:
     return held, f"from {first:.4g} to {last:.4g}"
 
 
-def _last_values(run: Run, expected: Expectation) -> tuple[bool, str]:
+def _last_values(run: PlanExecution, expected: Expectation) -> tuple[bool, str]:
     """Check the last value of every replica that has not failed."""
     holds = {
         ExpectationKind.AT_LEAST: lambda value: value >= expected.value,
@@ -118,7 +118,7 @@ def _last_values(run: Run, expected: Expectation) -> tuple[bool, str]:
     return bool(values) and all(map(holds, values.values())), text or "nobody reports it"
 
 
-def _agree(run: Run, expected: Expectation) -> tuple[bool, str]:
+def _agree(run: PlanExecution, expected: Expectation) -> tuple[bool, str]:
     """Check that replicas have the same parameters at each step of a lineage.
 
     When a replica goes back to an earlier step, the steps after that are made anew from a checkpoint, perhaps by
@@ -192,12 +192,12 @@ def goodput(spent: Mapping[str, float]) -> float | None:
     return spent.get("compute", 0.0) / whole if whole > 0 else None
 
 
-def _goodput(run: Run, expected: Expectation) -> tuple[bool, str]:
+def _goodput(run: PlanExecution, expected: Expectation) -> tuple[bool, str]:
     found = goodput(run.goodput)
     return found is not None and found >= expected.value, "not known" if found is None else f"{found:.1%}"
 
 
-_OF_RUNS: dict[ExpectationKind, Callable[[Run, Expectation], tuple[bool, str]]] = {
+_OF_RUNS: dict[ExpectationKind, Callable[[PlanExecution, Expectation], tuple[bool, str]]] = {
     ExpectationKind.LOST_ONCE: _lost_once,
     ExpectationKind.FALLS: _trend,
     ExpectationKind.RISES: _trend,

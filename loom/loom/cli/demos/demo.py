@@ -26,12 +26,12 @@ from rich.table import Table
 import loom
 from loom.cli.demos.rl import rl
 from loom.cli.demos.training import (
+    DemoProgress,
+    DemoSummary,
     DemoTraining,
     Event,
     LearningRateChanged,
     ProcessKilled,
-    Progress,
-    Summary,
     describe,
     exit_code,
     summarize,
@@ -92,7 +92,7 @@ def _display(as_json: bool) -> Display:
     return LiveDisplay(Console(highlight=False)) if sys.stdout.isatty() else LineDisplay()
 
 
-def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display) -> Summary:
+def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display) -> DemoSummary:
     """Start a local cluster, train on it, and stop the cluster."""
     began = perf_counter()
     events: list[Event] = []
@@ -115,7 +115,7 @@ def run_demo(hosts: int, procs: int, steps: int, failure: bool, display: Display
 def sentence(event: Event) -> str:
     """Return a line of text about an event."""
     match event:
-        case Progress():
+        case DemoProgress():
             return (
                 f"step {event.step:4}   loss {event.loss:.3f}   accuracy {event.accuracy:6.1%}   "
                 f"{event.samples_per_second:7,.0f} samples/s   call {event.call_ms:.1f} ms"
@@ -173,7 +173,7 @@ class LiveDisplay(Display):
         self.console = console
         self._live = Live(console=console, refresh_per_second=10)
         self._waits: RenderableType = ""
-        self._rows: list[Progress] = []
+        self._rows: list[DemoProgress] = []
         self._notes: dict[int, list[str]] = {}
 
     def __enter__(self) -> Display:
@@ -194,7 +194,7 @@ class LiveDisplay(Display):
 
     def show(self, event: Event) -> None:
         match event:
-            case Progress():
+            case DemoProgress():
                 self._waits = ""
                 self._rows.append(event)
             case LearningRateChanged() | ProcessKilled() | JobEvent(kind="checkpoint_written") if self._rows:

@@ -33,7 +33,7 @@ ANSWER_SECONDS = 30.0  # seconds that a command may take
 
 
 @dataclass(frozen=True)
-class Progress:
+class DemoProgress:
     """The progress of the training; ``call_ms`` is the round trip of a request to the job."""
 
     step: int
@@ -63,7 +63,7 @@ class ProcessKilled:
     pid: int
 
 
-Event = Progress | LearningRateChanged | ProcessKilled | JobEvent
+Event = DemoProgress | LearningRateChanged | ProcessKilled | JobEvent
 
 SHOWN = ("group_trains", "checkpoint_written", "group_failed", "group_restored")
 """Kinds of the job's own events that are shown."""
@@ -147,7 +147,7 @@ class DemoTraining:
         if step > before and {"loss", "accuracy"} <= metrics.keys():
             self._row = step, now
             speed = (step - before) * BATCH * self._groups / (now - at)
-            yield Progress(step, metrics["loss"], metrics["accuracy"], speed, self._call_ms)
+            yield DemoProgress(step, metrics["loss"], metrics["accuracy"], speed, self._call_ms)
 
     def _lower_the_learning_rate(self) -> Iterator[Event]:
         self._rate_pending = False
@@ -187,7 +187,7 @@ class FailureSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
+class DemoSummary:
     """The result, as ``--json`` prints it; ``samples_per_second`` and ``call_ms`` are medians."""
 
     hosts: int
@@ -204,14 +204,16 @@ class Summary:
     target_accuracy: float = TARGET_ACCURACY
 
 
-def summarize(events: Sequence[Event], hosts: int, procs: int, connected_seconds: float, seconds: float) -> Summary:
+def summarize(
+    events: Sequence[Event], hosts: int, procs: int, connected_seconds: float, seconds: float
+) -> DemoSummary:
     """Return the summary of all events of a finished training.
 
     It took ``seconds`` in all, of which ``connected_seconds`` until the cluster was started and connected to.
     """
-    progress = [event for event in events if isinstance(event, Progress)]
+    progress = [event for event in events if isinstance(event, DemoProgress)]
     changes = [event.after for event in events if isinstance(event, LearningRateChanged)]
-    return Summary(
+    return DemoSummary(
         hosts=hosts,
         procs=procs,
         steps=progress[-1].step,
@@ -246,12 +248,12 @@ def _summarize_failure(events: Sequence[Event]) -> FailureSummary | None:
     )
 
 
-def exit_code(summary: Summary) -> int:
+def exit_code(summary: DemoSummary) -> int:
     """Return 0 if enough of the test digits are read correctly, else 1."""
     return 0 if summary.accuracy >= summary.target_accuracy else 1
 
 
-def describe(summary: Summary) -> str:
+def describe(summary: DemoSummary) -> str:
     """Return the summary as text: the accuracy, the speed, and the cost of the lost process."""
     rates = " → ".join(f"{rate:g}" for rate in summary.learning_rates)
     lines = [

@@ -23,7 +23,7 @@ CONNECTION = "loom.connection"
 """The key of a request's connection in its scope."""
 
 
-class FirstByte:
+class RequestArrival:
     """Notes when a request came, under its trace id, before anything is done for it."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -15,16 +15,16 @@ from starlette.exceptions import HTTPException
 
 from loom.errors import LoomError
 from loom.rl.generation import weights
-from loom.rl.generation.access import FirstByte, TokenFirst
+from loom.rl.generation.access import RequestArrival, TokenFirst
 from loom.rl.generation.limits import Sampling
-from loom.rl.generation.openai import MODEL, Answers, ApiError, CompletionRequest, UpdateRequest, parse
+from loom.rl.generation.openai import MODEL, ApiError, CompletionAnswers, CompletionRequest, UpdateRequest, parse
 from loom.rl.generation.urls import RELOAD, UPDATE
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from loom.rl.generation.batch import Tokenizer
-    from loom.rl.generation.engine import Engine, Stream
+    from loom.rl.generation.batch import TextTokenizer
+    from loom.rl.generation.engine import CompletionStream, Engine
     from loom.rl.generation.updates import WeightUpdates
 
 
@@ -34,7 +34,7 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 class TextPieces:
     """Turns tokens into pieces of text. A character of several tokens comes with the last of these."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._told = 0
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Service:
+class GenerationService:
     """What an application serves."""
 
     engine: Engine
@@ -76,7 +76,7 @@ class Service:
     token: str
 
 
-def create_app(service: Service, *, only_admin: bool = False) -> ASGIApp:
+def create_app(service: GenerationService, *, only_admin: bool = False) -> ASGIApp:
     """Return the application; if ``only_admin``, without completions."""
     app = FastAPI(openapi_url=None)
     app.add_exception_handler(ApiError, _as_answer)
@@ -86,10 +86,10 @@ def create_app(service: Service, *, only_admin: bool = False) -> ASGIApp:
     _add_weights(app, service)
     if not only_admin:
         _add_completions(app, service)
-    return FirstByte(TokenFirst(app, service.token))
+    return RequestArrival(TokenFirst(app, service.token))
 
 
-def _add_weights(app: FastAPI, service: Service) -> None:
+def _add_weights(app: FastAPI, service: GenerationService) -> None:
     @app.get("/health")
     async def health() -> Response:
         if not service.engine.alive:
@@ -120,7 +120,7 @@ def _add_weights(app: FastAPI, service: Service) -> None:
         return JSONResponse(await asyncio.to_thread(service.updates.reload))
 
 
-def _add_completions(app: FastAPI, service: Service) -> None:
+def _add_completions(app: FastAPI, service: GenerationService) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         asked = parse(await _body(request, MAX_BODY), CompletionRequest)
@@ -132,7 +132,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         if asked.temperature is not None:
             sampling = replace(sampling, temperature=asked.temperature)
         stream = service.engine.open(asked.prompts, asked.n, sampling, whole=not asked.stream)
-        answers = Answers.to(asked)
+        answers = CompletionAnswers.to(asked)
         if asked.stream:
             return _Pieces(stream, _events(stream, answers, service.engine.tokenizer))
         async with stream:
@@ -144,7 +144,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 class _Pieces(StreamingResponse):
     """Server-sent events. The completions are cancelled when the client leaves, also before the first piece."""
 
-    def __init__(self, stream: Stream, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, stream: CompletionStream, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
         self._stream = stream
 
@@ -153,7 +153,7 @@ class _Pieces(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(stream: Stream, answers: Answers, tokenizer: Any) -> AsyncIterator[bytes]:
+async def _events(stream: CompletionStream, answers: CompletionAnswers, tokenizer: Any) -> AsyncIterator[bytes]:
     texts = [TextPieces(tokenizer) for _ in stream.rows]
     try:
         async for pieces in stream:
@@ -178,7 +178,7 @@ def _event(value: object) -> bytes:
     return b"data: %s\n\n" % json.dumps(value).encode()
 
 
-async def _ended(stream: Stream) -> bool:
+async def _ended(stream: CompletionStream) -> bool:
     async for _ in stream:
         pass
     return True

@@ -1,4 +1,4 @@
-"""`Batch`: the rows that a model completes at a time, with their cache. Rows join and leave between steps."""
+"""`DecodingBatch`: rows that a model completes together, with their cache. Rows join and leave between steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cache = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values of each layer, [rows, heads, positions, head size]. The key of a padding position is zero."""
 
 
-class Tokenizer(Protocol):
+class TextTokenizer(Protocol):
     """What turns text into tokens and back."""
 
     eos: int
@@ -54,7 +54,7 @@ class Row:
         return len(self.prompt_tokens) + len(self.tokens) - 1
 
 
-class Batch:
+class DecodingBatch:
     """Rows that are completed together.
 
     Args:

@@ -15,9 +15,9 @@ import torch
 
 from loom.errors import LimitReached, OperationFailed, WrongArguments, WrongState
 from loom.process.threads import keep_going
-from loom.rl.generation.batch import Batch, Row, Tokenizer
+from loom.rl.generation.batch import DecodingBatch, Row, TextTokenizer
 from loom.rl.generation.completions import Completion
-from loom.rl.generation.limits import Limits, Sampling
+from loom.rl.generation.limits import RequestLimits, Sampling
 
 _log = logging.getLogger("loom")
 
@@ -55,7 +55,7 @@ class Engine:
     the old ones computed, as their log probabilities say, and keep the ``weights_step`` with which they began.
 
     Args:
-        model: see `Batch`. If it has ``longest``, no text is longer than so many tokens.
+        model: see `DecodingBatch`. If it has ``longest``, no text is longer than so many tokens.
         tokenizer: what turns prompts into tokens.
         limits: what a request may ask for, and how many rows and waiting completions there are.
         seed: with the number of a completion it decides what is drawn, unless the request has a seed of its own.
@@ -65,22 +65,22 @@ class Engine:
     def __init__(
         self,
         model: torch.nn.Module,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         *,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         seed: int = 0,
         step: int = 0,
     ) -> None:
         self.tokenizer = tokenizer
-        self.limits = limits or Limits()
+        self.limits = limits or RequestLimits()
         self.step = step
         self._model = model.eval()
-        self._batch = Batch(model, tokenizer.eos, tokenizer.pad)
+        self._batch = DecodingBatch(model, tokenizer.eos, tokenizer.pad)
         self._seed = seed
         self._count = 0
         self._drawn = 0
-        self._queue: deque[tuple[Row, Stream]] = deque()
-        self._streams: dict[Row, Stream] = {}
+        self._queue: deque[tuple[Row, CompletionStream]] = deque()
+        self._streams: dict[Row, CompletionStream] = {}
         self._closed = False
         self._swaps = 0
         """Swaps that wait for the lock. The next step waits for them, so that none waits for two steps."""
@@ -103,7 +103,7 @@ class Engine:
 
     def open(
         self, prompts: Sequence[str], n: int = 1, sampling: Sampling | None = None, *, whole: bool = False
-    ) -> Stream:
+    ) -> CompletionStream:
         """Begin ``n`` completions of each prompt; return what they are read from, in the running event loop.
 
         Args:
@@ -117,7 +117,7 @@ class Engine:
         sampling = self.limits.checked(sampling or Sampling(self.limits.max_tokens))
         self.limits.check_count(len(prompts), n)
         encoded = [self._encoded(prompt, sampling.max_tokens) for prompt in prompts for _ in range(n)]
-        stream = Stream(self, [prompt for prompt in prompts for _ in range(n)], whole)
+        stream = CompletionStream(self, [prompt for prompt in prompts for _ in range(n)], whole)
         with self._changed:
             if self._closed:
                 raise WrongState("the engine is closed")
@@ -239,7 +239,7 @@ class Engine:
 
     def _deliver(self, drew: list[Row]) -> None:
         """Give what the rows drew to those who wait for it: one wake-up for each event loop."""
-        news: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Row, bool]]] = defaultdict(list)
+        news: dict[asyncio.AbstractEventLoop, list[tuple[CompletionStream, Row, bool]]] = defaultdict(list)
         with self._changed:
             for row in drew:
                 stream = self._streams.get(row)
@@ -267,7 +267,7 @@ class Engine:
         self._deliver(rows)
 
 
-class Stream:
+class CompletionStream:
     """Completions that are being generated: ``async for pieces in stream``, in the event loop that opened it.
 
     Pieces that came meanwhile come together. Leaving the context cancels what is not done.
@@ -289,7 +289,7 @@ class Stream:
         self._pending[row] = done
         self._news.set()
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> CompletionStream:
         return self
 
     async def __aexit__(
@@ -332,7 +332,7 @@ class Stream:
         )
 
 
-def _hand_over(items: list[tuple[Stream, Row, bool]]) -> None:
+def _hand_over(items: list[tuple[CompletionStream, Row, bool]]) -> None:
     for stream, row, done in items:
         stream.hand_over(row, done)
 

@@ -13,12 +13,12 @@ from loom.actor import Actor, concurrent_endpoint, current_rank, in_actor
 from loom.errors import WrongArguments
 from loom.extras import require
 from loom.rl.generation.completions import Completion
-from loom.rl.generation.limits import Limits, Sampling
+from loom.rl.generation.limits import RequestLimits, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from loom.rl.generation.batch import Tokenizer
+    from loom.rl.generation.batch import TextTokenizer
     from loom.rl.generation.engine import Engine, EngineState
     from loom.rl.generation.serving import Serving, ServingState
 
@@ -44,14 +44,14 @@ class Generator(Actor):
     def __init__(
         self,
         make_model: Callable[[], nn.Module],
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         *,
         max_tokens: int = 64,
         temperature: float = 1.0,
         concurrency: int = 64,
         seed: int = 0,
         folder: str | Path | None = None,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         threads: int = 1,
     ) -> None:
         import torch
@@ -61,7 +61,7 @@ class Generator(Actor):
 
         torch.set_num_threads(threads)
         rank = current_rank().rank if in_actor() else 0
-        limits = replace(limits or Limits(), concurrency=concurrency)
+        limits = replace(limits or RequestLimits(), concurrency=concurrency)
         self._default = limits.checked(Sampling(max_tokens, temperature))
         self._engine: Engine = Engine(make_model(), tokenizer, limits=limits, seed=seed + rank)
         self._updates = WeightUpdates(self._engine, None if folder is None else Path(folder))
@@ -161,10 +161,10 @@ class Generator(Actor):
             return self._serving.url
 
     def _serve(self, port: int, admin_port: int | None, connections: int | None) -> Serving:
-        from loom.rl.generation.app import Service
+        from loom.rl.generation.app import GenerationService
         from loom.rl.generation.serving import CONNECTIONS, Serving, new_token
 
-        service = Service(self._engine, self._updates, self._default, new_token())
+        service = GenerationService(self._engine, self._updates, self._default, new_token())
         return Serving(service, port, admin_port, connections or CONNECTIONS)
 
     @concurrent_endpoint

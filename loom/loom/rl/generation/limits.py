@@ -1,4 +1,4 @@
-"""`Limits`: what a request to a generator may ask for. `Sampling`: how it wants tokens drawn."""
+"""`RequestLimits`: what a request to a generator may ask for. `Sampling`: how it wants tokens drawn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What one request may ask for, and what an engine does at a time."""
 
     concurrency: int = 64

@@ -117,7 +117,7 @@ def parse(body: bytes, model: type[_Model]) -> _Model:
 
 
 @dataclass(frozen=True)
-class Answers:
+class CompletionAnswers:
     """Builds the answers to one request."""
 
     request: CompletionRequest
@@ -125,7 +125,7 @@ class Answers:
     created: int
 
     @classmethod
-    def to(cls, request: CompletionRequest) -> Answers:
+    def to(cls, request: CompletionRequest) -> CompletionAnswers:
         return cls(request, f"cmpl-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ PASSES = 10
 """How often an order passes the server's event loop, at most."""
 
 
-class Place(str, Enum):
+class Bottleneck(str, Enum):
     """Where an order waited."""
 
     POOL = "the client's pool"
@@ -24,7 +24,7 @@ class Place(str, Enum):
     NOWHERE = "nowhere"
 
 
-def place_of(queue_ms: float, rpc_ms: float, state: ServingState) -> Place:
+def place_of(queue_ms: float, rpc_ms: float, state: ServingState) -> Bottleneck:
     """Return where an order waited most.
 
     Args:
@@ -33,9 +33,9 @@ def place_of(queue_ms: float, rpc_ms: float, state: ServingState) -> Place:
         state: of the server, while the order waited.
     """
     if max(queue_ms, rpc_ms) < NOTICED_MS:
-        return Place.NOWHERE
+        return Bottleneck.NOWHERE
     if rpc_ms > queue_ms:
-        return Place.ENGINE
+        return Bottleneck.ENGINE
     if state.late_ms * PASSES > queue_ms:
-        return Place.LOOP
-    return Place.ACCEPT if state.accept_queue else Place.POOL
+        return Bottleneck.LOOP
+    return Bottleneck.ACCEPT if state.accept_queue else Bottleneck.POOL

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from loom.control.address import own_address
 from loom.errors import LoomError
 from loom.process.listen import listen
-from loom.rl.generation.app import Service, create_app
+from loom.rl.generation.app import GenerationService, create_app
 from loom.rl.generation.listener import Listener
 from loom.rl.generation.urls import url_with_token
 
@@ -42,7 +42,11 @@ class Serving:
     """
 
     def __init__(
-        self, service: Service, port: int = 0, admin_port: int | None = None, connections: int = CONNECTIONS
+        self,
+        service: GenerationService,
+        port: int = 0,
+        admin_port: int | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
         host = own_address()
         sock = listen(host, port)

@@ -40,7 +40,7 @@ class WeightsVia(str, Enum):
 
 
 @dataclass(frozen=True)
-class Timing:
+class OrderTiming:
     """How long an order took, in milliseconds."""
 
     wall_ms: float
@@ -58,7 +58,7 @@ class WeightsClient(ABC):
 
     via: WeightsVia
 
-    async def update(self, generators: Sequence[Any], step: int, path: str | None = None) -> list[Timing]:
+    async def update(self, generators: Sequence[Any], step: int, path: str | None = None) -> list[OrderTiming]:
         """Order all generators at the same time to load weights; return how long each order took.
 
         Args:
@@ -78,13 +78,13 @@ class WeightsClient(ABC):
             timings.append(one)
         return timings
 
-    async def _order(self, generator: Any, step: int, path: str | None) -> Timing:
+    async def _order(self, generator: Any, step: int, path: str | None) -> OrderTiming:
         with timing.trace() as trace:
             sent = timing.now()
             timing.event("weights.client.send", url=self._shown(generator), path=path or f"step_{step}", t=sent)
             rpc_ms = float((await self._send(generator, step, path, trace))["rpc_ms"])
             wall_ms = (timing.now() - sent) * 1000
-            took = Timing(round(wall_ms, 3), rpc_ms, round(max(0.0, wall_ms - rpc_ms), 3), trace)
+            took = OrderTiming(round(wall_ms, 3), rpc_ms, round(max(0.0, wall_ms - rpc_ms), 3), trace)
             timing.event("weights.client.done", wall_ms=took.wall_ms, rpc_ms=took.rpc_ms, queue_ms=took.queue_ms)
             return took
 

@@ -11,7 +11,7 @@ from loom.rl.generation import weights as files
 from loom.rl.generation.ways import WeightsVia
 from loom.rl.generators.calls import ProcessGone, result_of
 from loom.rl.generators.pool import PooledGenerator
-from loom.rl.generators.requests import Requests
+from loom.rl.generators.requests import GeneratorRequests
 from loom.rl.settings import Weights
 from loom.rl.training import Training
 
@@ -37,7 +37,12 @@ class WeightOrders:
     """
 
     def __init__(
-        self, training: Training, requests: Requests, via: Callable[[], WeightsVia], folder: Path, weights: Weights
+        self,
+        training: Training,
+        requests: GeneratorRequests,
+        via: Callable[[], WeightsVia],
+        folder: Path,
+        weights: Weights,
     ) -> None:
         self._training = training
         self._requests = requests

@@ -19,7 +19,7 @@ from loom.errors import LoomError, because
 from loom.process.threads import start_thread
 from loom.rl.generation.ways import WeightsVia
 from loom.rl.generators.calls import LOOK_EVERY, ProcessGone, call_one, result_of
-from loom.rl.generators.requests import Requests
+from loom.rl.generators.requests import GeneratorRequests
 from loom.rl.settings import Generators
 from loom.train.settings import RetryBudget
 
@@ -68,7 +68,7 @@ class GeneratorPool:
         session: Session,
         spec: Generators,
         folder: Path,
-        requests: Requests,
+        requests: GeneratorRequests,
         via: Callable[[], WeightsVia],
         load: Callable[[PooledGenerator], None],
         lines: bool,

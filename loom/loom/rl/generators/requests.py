@@ -1,4 +1,4 @@
-"""`Requests`: HTTP requests to generators, and orders in all ways, on an event loop in a thread of its own."""
+"""`GeneratorRequests`: HTTP requests to generators, and orders in all ways, on a thread's own event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loom.errors import LoomError, Unavailable
 from loom.rl.generation.completions import Completion
 from loom.rl.generation.urls import without_token
-from loom.rl.generation.ways import POOL, Timing, WeightsClient, WeightsVia, shared_client, weights_client
+from loom.rl.generation.ways import POOL, OrderTiming, WeightsClient, WeightsVia, shared_client, weights_client
 from loom.rl.task import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DATA = "data: "
 
 
-class Requests:
+class GeneratorRequests:
     """Requests to generators. Completions by HTTP are streams, one for each prompt, of one pool of connections.
 
     Args:
@@ -38,7 +38,7 @@ class Requests:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rl requests", daemon=True)
         self._thread.start()
 
-    def order(self, via: WeightsVia, generator: Any, step: int, path: str) -> Future[Timing]:
+    def order(self, via: WeightsVia, generator: Any, step: int, path: str) -> Future[OrderTiming]:
         """Order a generator, by its URL or, with `WeightsVia.LANE`, its actor, to load weights."""
         return asyncio.run_coroutine_threadsafe(self._order(via, generator, step, path), self._loop)
 
@@ -49,7 +49,7 @@ class Requests:
         requests = self._complete_all(url, prompts, n, max_tokens, seed)
         return asyncio.run_coroutine_threadsafe(requests, self._loop)
 
-    async def _order(self, via: WeightsVia, generator: Any, step: int, path: str) -> Timing:
+    async def _order(self, via: WeightsVia, generator: Any, step: int, path: str) -> OrderTiming:
         if via not in self._ways:
             self._ways[via] = weights_client(via, self._shared() if via is WeightsVia.SHARED else None)
         (timing,) = await self._ways[via].update([generator], step, path)

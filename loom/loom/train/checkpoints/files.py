@@ -32,7 +32,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """The list of a checkpoint's files."""
 
     step: int
@@ -40,7 +40,7 @@ class Manifest:
     files: dict[str, tuple[int, str]]  # the size in bytes and the SHA-256 of each file
 
     @classmethod
-    def write(cls, folder: Path, step: int, time: float) -> Manifest:
+    def write(cls, folder: Path, step: int, time: float) -> CheckpointManifest:
         """Sync a folder's files to the disk, write their manifest into it, and return that."""
         files = {}
         for path in sorted(folder.iterdir()):
@@ -57,7 +57,7 @@ class Manifest:
         return cls(step, time, files)
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path) -> CheckpointManifest:
         """Return the manifest of a folder; raise FileNotFoundError or ValueError if it has no valid one."""
         found = json.loads((folder / MANIFEST).read_bytes())
         try:
@@ -72,7 +72,7 @@ class Manifest:
 def whats_wrong(folder: Path, hashes: bool = True) -> str | None:
     """Return why a checkpoint is not whole, by its sizes and, if ``hashes``, by its hashes; None if it is whole."""
     try:
-        manifest = Manifest.read(folder)
+        manifest = CheckpointManifest.read(folder)
         for name, (size, hash) in manifest.files.items():
             path = folder / name
             if not path.is_file():

@@ -37,7 +37,15 @@ from torch.distributed.checkpoint import save as save_tensors
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from loom.errors import CheckpointBroken, CheckpointNotWritten, WaitTimeout, WrongArguments
-from loom.train.checkpoints.files import Aside, Manifest, named, numbered, remove, remove_leftovers, whats_wrong
+from loom.train.checkpoints.files import (
+    Aside,
+    CheckpointManifest,
+    named,
+    numbered,
+    remove,
+    remove_leftovers,
+    whats_wrong,
+)
 from loom.train.checkpoints.states import IndexReader, join, split
 
 _log = logging.getLogger("loom")
@@ -187,7 +195,7 @@ class CheckpointStore:
         for _, step, path in numbered(self.folder):
             reason = whats_wrong(path)
             if reason is None:
-                return FoundCheckpoint(step, path, Manifest.read(path).time, tuple(skipped))
+                return FoundCheckpoint(step, path, CheckpointManifest.read(path).time, tuple(skipped))
             _log.warning("passed over the checkpoint %s: %s", path, reason)
             skipped.append(SkippedCheckpoint(path, step, reason))
         return None
@@ -198,7 +206,7 @@ class CheckpointStore:
                 (aside.path / _REST).write_bytes(rest)
                 writer = FileSystemWriter(aside.path, sync_files=False)  # the manifest syncs them
                 save_tensors(dict(tensors), storage_writer=writer, no_dist=True)
-                manifest = Manifest.write(aside.path, step, time.time())
+                manifest = CheckpointManifest.write(aside.path, step, time.time())
                 path = self._place(aside, step)
         except BaseException as error:
             # torch wraps the error in one of its own, which is a BaseException.

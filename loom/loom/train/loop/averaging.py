@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from loom.threadlet import Step
-from loom.train.loop.exchange import Exchange
+from loom.train.loop.exchange import StepExchange
 from loom.train.loop.outer import OuterOptimizer, ParameterMean
 from loom.train.loop.step_clock import StepClock
 from loom.train.loop.tensors import flatten, local, unflatten
@@ -25,7 +25,7 @@ class StepStrategy:
     """A kind of `loom.train.Averaging`, with the parts that all kinds share: gradients and the optimizer's step."""
 
     state: TrainingState
-    exchange: Exchange
+    exchange: StepExchange
     clock: StepClock
     _skipped_now: int = field(default=0, init=False)  # steps in a row without a finite gradient
 

@@ -1,4 +1,4 @@
-"""`Exchange`: the exchanges of a group with the other groups of a job, and of its members with each other."""
+"""`StepExchange`: the exchanges of a group with the other groups of a job, and of its members with each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoPeers(Exception):
 
 
 @dataclass
-class Exchange:
+class StepExchange:
     """The exchanges for a step: they gather the groups, average tensors and agree on the configuration."""
 
     state: TrainingState

@@ -14,7 +14,7 @@ from loom.threadlet import Threadlet
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
 from loom.train.loop.agreement import AgreedConfig
 from loom.train.loop.averaging import LocalSteps, SharedSteps, StepStrategy
-from loom.train.loop.exchange import Exchange, NoPeers
+from loom.train.loop.exchange import NoPeers, StepExchange
 from loom.train.loop.membership import Membership, process_ends
 from loom.train.loop.outer import ParameterMean
 from loom.train.loop.step_clock import StepClock
@@ -166,7 +166,7 @@ class TrainingLoop:
         with self._new_threadlet(membership) as threadlet:
             self._threadlet = threadlet
             clock = StepClock(threadlet)
-            exchange = Exchange(state, membership, clock, self._wanted_end)
+            exchange = StepExchange(state, membership, clock, self._wanted_end)
             strategy = _strategy(state, exchange, clock)
             strategy.begin()
             while report.step < steps:
@@ -265,7 +265,7 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _strategy(state: TrainingState, exchange: Exchange, clock: StepClock) -> StepStrategy:
+def _strategy(state: TrainingState, exchange: StepExchange, clock: StepClock) -> StepStrategy:
     if state.job.averaging is Averaging.GRADIENTS:
         return SharedSteps(state, exchange, clock)
     return LocalSteps(state, exchange, clock, state.outer or ParameterMean(state.parameters))

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator
 
 from loom.control.time_account import TimeAccount
-from loom.weaver.goodput.places import JobTime, Place
+from loom.weaver.goodput.places import GoodputSlot, JobTime
 from loom.weaver.storage.history import COMMITS
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
@@ -69,7 +69,7 @@ class Goodput:
             at = min(now, max(last_sign, place.heard))
             self.failed(job, replica, "another process has its place", at, at)
         heir = replica if replica in known.vacant else next(iter(known.vacant), None)
-        fresh = Place(replica, now, now)
+        fresh = GoodputSlot(replica, now, now)
         if heir is not None:
             old = known.places[heir]
             later = now - (old.vacant if old.vacant is not None else now)
@@ -234,7 +234,7 @@ class Goodput:
         """Put changed rows into the store for the next commit: deaths at once, accounts after `SAVE_AFTER` s."""
         for key in self._unsaved.due(now):
             job = self._jobs.get(key[0])
-            kept: JobTime | Place | None = job
+            kept: JobTime | GoodputSlot | None = job
             if job is not None and len(key) == 2:
                 kept = job.places.get(key[1])
             if kept is None:
@@ -253,16 +253,16 @@ class Goodput:
         self._jobs = {job.name: job for job in sorted(jobs, key=lambda job: job.since)}
         for key, row in rows:
             if len(key) == 2:
-                self._jobs[key[0]].restore(Place.from_dict(row))
+                self._jobs[key[0]].restore(GoodputSlot.from_dict(row))
                 self._places += 1
 
-    def _find(self, job: str, replica: str) -> tuple[JobTime, Place | None]:
+    def _find(self, job: str, replica: str) -> tuple[JobTime, GoodputSlot | None]:
         known = self._jobs.get(job)
         if known is None:
             return JobTime(job, 0.0), None
         return known, known.places.get(replica)
 
-    def _count_repeated(self, place: Place, account: TimeAccount, spent: dict[str, float]) -> None:
+    def _count_repeated(self, place: GoodputSlot, account: TimeAccount, spent: dict[str, float]) -> None:
         """Count the steps as lost that an earlier process had made already.
 
         The durations of single steps are unknown: all steps between two accounts count as equally long.
@@ -281,7 +281,7 @@ class Goodput:
         spent["compute"] = max(0.0, compute - place.again) + place.open
         spent["lost"] = spent.get("lost", 0.0) + min(place.again, compute)
 
-    def _count(self, job: JobTime, place: Place, spent: dict[str, float]) -> None:
+    def _count(self, job: JobTime, place: GoodputSlot, spent: dict[str, float]) -> None:
         """Set the seconds of a living process, and correct the job's sum by the difference."""
         total, counted = job.total, place.counted
         for reason, seconds in spent.items():
@@ -292,7 +292,7 @@ class Goodput:
             total[reason] -= counted[reason]
         place.counted = spent
 
-    def _end(self, job: JobTime, place: Place) -> None:
+    def _end(self, job: JobTime, place: GoodputSlot) -> None:
         """Add a dead process's seconds to the job for good, and keep them in case it lives after all."""
         for reason, seconds in place.counted.items():
             job.base[reason] = job.base.get(reason, 0.0) + seconds
@@ -303,7 +303,7 @@ class Goodput:
         job.vacant.pop(replica, None)
         self._unsaved.add_now((job.name, replica))
 
-    def _touch(self, job: JobTime, place: Place | None, now: float, soon: bool = False) -> None:
+    def _touch(self, job: JobTime, place: GoodputSlot | None, now: float, soon: bool = False) -> None:
         job.until = now
         if soon:
             job.alive = now

@@ -106,7 +106,7 @@ SAMPLE_EVERY = 1.0  # seconds between the first points of a timeline
 
 
 @dataclass(slots=True)
-class Place:
+class GoodputSlot:
     """The place of a replica in a job."""
 
     replica: str
@@ -146,7 +146,7 @@ class Place:
         return {**_fields(self), "fault": None if self.fault is None else self.fault.to_body()}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> Place:
+    def from_dict(cls, stored: dict[str, Any]) -> GoodputSlot:
         fault = stored["fault"]
         return cls(**{**stored, "fault": None if fault is None else FaultRecord(**fault)})
 
@@ -165,7 +165,7 @@ class JobTime:
     """When the job last changed."""
     alive: float = 0.0
     """When the job last had a living process."""
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, GoodputSlot] = field(default_factory=dict)
     faults: list[FaultRecord] = field(default_factory=list)
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     sample_every: float = SAMPLE_EVERY
@@ -184,7 +184,7 @@ class JobTime:
         samples = [(time, spent) for time, spent in stored["samples"]]
         return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
 
-    def restore(self, place: Place) -> None:
+    def restore(self, place: GoodputSlot) -> None:
         self.places[place.replica] = place
         if place.vacant is not None:
             self.vacant[place.replica] = None
@@ -192,7 +192,7 @@ class JobTime:
             for reason, seconds in place.counted.items():
                 self.total[reason] = self.total.get(reason, 0.0) + seconds
 
-    def update_fault(self, place: Place, **known: Any) -> None:
+    def update_fault(self, place: GoodputSlot, **known: Any) -> None:
         before = place.fault
         assert before is not None
         place.fault = replace(before, **known)

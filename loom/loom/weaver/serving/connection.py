@@ -1,4 +1,4 @@
-"""`Connection`: the base of the weaver's and its clients' connections, which carry frames."""
+"""`FrameConnection`: the base of the weaver's and its clients' connections, which carry frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_UNREAD = 2 * MAX_FRAME
 """Bytes that may wait for a peer that does not read. The limit leaves room for the largest frame."""
 
 
-class Connection(asyncio.Protocol):
+class FrameConnection(asyncio.Protocol):
     """A connection that carries frames on a stream."""
 
     transport: asyncio.Transport

@@ -22,8 +22,8 @@ from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
 from loom.process.strangers import Strangers
 from loom.weaver.keys import EVERYONE, Grant
 from loom.weaver.replicas import Replica
-from loom.weaver.serving.connection import Connection
-from loom.weaver.serving.intake import Intake, Source
+from loom.weaver.serving.connection import FrameConnection
+from loom.weaver.serving.intake import Intake, IntakeSource
 from loom.weaver.serving.processes import find_process, process_descriptor
 from loom.weaver.serving.reach import Everyone
 from loom.weaver.serving.user_weaver import ThreadletPeer, UserWeaver
@@ -75,8 +75,8 @@ class Peers:
         self.intake = Intake()
         self.links: set[ThreadletLink] = set()
         self.callers: set[RequestConnection] = set()
-        self.links_without_key: Strangers[Connection] = Strangers(MOST_STRANGERS, Connection.abort)
-        self.callers_without_key: Strangers[Connection] = Strangers(MOST_STRANGERS, Connection.abort)
+        self.links_without_key: Strangers[FrameConnection] = Strangers(MOST_STRANGERS, FrameConnection.abort)
+        self.callers_without_key: Strangers[FrameConnection] = Strangers(MOST_STRANGERS, FrameConnection.abort)
 
     def __bool__(self) -> bool:
         return bool(self.links or self.callers)
@@ -86,7 +86,7 @@ class Peers:
             connection.close()
 
 
-class RequestConnection(Connection, Source):
+class RequestConnection(FrameConnection, IntakeSource):
     """The connection of the gateway, or of a session's driver. Its first frame is ``["hello", key]``."""
 
     def __init__(self, users: Users, peers: Peers) -> None:
@@ -305,7 +305,7 @@ def _user(grant: Grant, user: str | None, everyone: bool = True) -> str:
     return user
 
 
-class ThreadletLink(Connection, ThreadletPeer, Source):
+class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
     """The connection of a threadlet. It belongs to the weaver of a user once its hello has shown a key."""
 
     def __init__(self, users: Users, peers: Peers) -> None:

@@ -26,7 +26,7 @@ MAX_WAITING = 32 << 20
 """Bytes that may wait for the next turns; what comes on top of them is handled at once."""
 
 
-class Source(ABC):
+class IntakeSource(ABC):
     """A connection that gives its data to an `Intake`."""
 
     user: str = ""
@@ -65,14 +65,14 @@ class Intake:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._waiting: dict[str, deque[Source]] = {}
+        self._waiting: dict[str, deque[IntakeSource]] = {}
         """The sources that wait, by user; the user whose turn is next comes first."""
         self._bytes = 0
         """How much waits, and was not begun."""
         self._end: float | None = None
         """When the turn ends; None before the first data of a turn."""
 
-    def take(self, source: Source, data: bytes) -> None:
+    def take(self, source: IntakeSource, data: bytes) -> None:
         """Handle data now, or in later turns."""
         now = self._clock()
         if self._end is None:
@@ -88,20 +88,20 @@ class Intake:
                 self._wait(source)
                 return
 
-    def finish(self, source: Source, at_end: Callable[[], object]) -> None:
+    def finish(self, source: IntakeSource, at_end: Callable[[], object]) -> None:
         """Call ``at_end`` when what waits of a source is handled. No more of it will come."""
         if source.waits:
             source.at_end = at_end
         else:
             at_end()
 
-    def _put_off(self, source: Source, data: bytes) -> None:
+    def _put_off(self, source: IntakeSource, data: bytes) -> None:
         if not source.waits:
             self._wait(source)
         source.unhandled += data
         self._bytes += len(data)
 
-    def _wait(self, source: Source) -> None:
+    def _wait(self, source: IntakeSource) -> None:
         source.read(False)
         self._waiting.setdefault(source.user, deque()).append(source)
 
@@ -121,7 +121,7 @@ class Intake:
         else:
             self._end = None
 
-    def _handle_piece(self, source: Source) -> None:
+    def _handle_piece(self, source: IntakeSource) -> None:
         """Handle a piece of what waits of a source, which then waits for the next one, or is read again."""
         try:
             if source.begun is None:
@@ -140,7 +140,7 @@ class Intake:
         else:
             source.read(True)
 
-    def _claim(self, source: Source) -> bytes:
+    def _claim(self, source: IntakeSource) -> bytes:
         data, source.unhandled = source.unhandled, b""
         self._bytes -= len(data)
         return data

@@ -66,15 +66,15 @@ class Guest:
         self._known = weaver.known
         self._do = do
         self._narrowed: dict[type[Operation], Callable[[Any, Asker], Any]] = {
-            operations.Status: self._status,
-            operations.Replicas: lambda asked, asker: [
-                self._do(operations.OneReplica(id), asker) for id in self._own
+            operations.GetStatus: self._status,
+            operations.GetReplicas: lambda asked, asker: [
+                self._do(operations.GetReplica(id), asker) for id in self._own
             ],
-            operations.Devices: self._devices,
-            operations.Events: self._events,
-            operations.Goodput: self._goodput,
+            operations.GetDevices: self._devices,
+            operations.GetEvents: self._events,
+            operations.GetGoodput: self._goodput,
             operations.GiveCommand: self._command,
-            operations.CommandStatus: self._command_state,
+            operations.GetCommand: self._command_state,
         }
 
     def answer(self, operation: str, arguments: Mapping[str, Any], asker: Asker) -> Any:
@@ -107,7 +107,7 @@ class Guest:
             code="unknown_replica",
         )
 
-    def _status(self, asked: operations.Status, asker: Asker) -> dict[str, Any]:
+    def _status(self, asked: operations.GetStatus, asker: Asker) -> dict[str, Any]:
         own = self._own
         mine = {
             "replicas": dict(Counter(one.state.value for one in own.values())),
@@ -119,18 +119,18 @@ class Guest:
         }
         return {**self._do(asked, asker), **mine}
 
-    def _devices(self, asked: operations.Devices, asker: Asker) -> list[dict[str, Any]]:
+    def _devices(self, asked: operations.GetDevices, asker: Asker) -> list[dict[str, Any]]:
         own, known = self._own, self._do(asked, asker)
         used = ({**one, "replicas": tuple(id for id in one["replicas"] if id in own)} for one in known)
         return [one for one in used if one["replicas"]]
 
-    def _events(self, asked: operations.Events, asker: Asker) -> Any:
+    def _events(self, asked: operations.GetEvents, asker: Asker) -> Any:
         """Return the events about the session's replicas."""
         if asked.replica is not None:
             return self._do(self._about_own(asked, "replica"), asker)
         return self._do(replace(asked, replicas=list(self._own)), asker)
 
-    def _goodput(self, asked: operations.Goodput, asker: Asker) -> list[dict[str, Any]]:
+    def _goodput(self, asked: operations.GetGoodput, asker: Asker) -> list[dict[str, Any]]:
         jobs = {one.job for one in self._own.values()}
         return [one for one in self._do(asked, asker) if one["job"] in jobs]
 
@@ -145,7 +145,7 @@ class Guest:
         # No id of the guest's choice: it could be that of a command to other sessions' replicas.
         return self._do(replace(asked, target=found, id=None), asker)
 
-    def _command_state(self, asked: operations.CommandStatus, asker: Asker) -> Any:
+    def _command_state(self, asked: operations.GetCommand, asker: Asker) -> Any:
         command = self._known.commands.get(asked.id)
         if command is not None and not self._own.keys() >= {*command.replicas}:
             raise unknown_command(command.id)
@@ -170,7 +170,7 @@ def _meaning(wanted: Sequence[str]) -> Callable[[Replica], bool]:
     return means
 
 
-class Answers(Protocol):
+class UserRequests(Protocol):
     """The operations on one user's weaver."""
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any: ...
@@ -181,7 +181,7 @@ class OneUser(Protocol):
     """A user's weaver."""
 
     @property
-    def requests(self) -> Answers: ...
+    def requests(self) -> UserRequests: ...
     @property
     def weaver(self) -> Weaver: ...
     def commit_now(self) -> None: ...
@@ -197,8 +197,8 @@ class Everyone:
     def __init__(self, users: Callable[[], Iterable[tuple[str, OneUser]]]) -> None:
         self._users = users
         self._joined: dict[str, Callable[[dict[str, Any]], Any]] = {
-            operations.Status.name: self._status,
-            operations.Events.name: self._events,
+            operations.GetStatus.name: self._status,
+            operations.GetEvents.name: self._events,
             operations.FailDevice.name: self._fail_device,
             "numbers": self._numbers,
             "users": lambda arguments: [user for user, _ in self._users()],
@@ -230,7 +230,7 @@ class Everyone:
 
     def _events(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the newest events of all, by time; their ids count for each user alone."""
-        asked = operations.Events.read(arguments)
+        asked = operations.GetEvents.read(arguments)
         if asked.after is not None:
             raise WrongArguments("events are numbered for each user: name the user to read on after an event")
         each = bounded(self._each("events", arguments))

@@ -22,7 +22,7 @@ from loom.control.operations import OPERATIONS, Operation
 from loom.control.profiles import LEAST_SECONDS, MOST_SECONDS
 from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.weaver.commands import GivenCommand, select
-from loom.weaver.outbox import Output
+from loom.weaver.outbox import CommittedOutput
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.reach import Asker, Guest
 from loom.weaver.serving.sessions import Sessions
@@ -82,22 +82,24 @@ class RequestHandler:
         self._commands_done: dict[str, asyncio.Event] = {}
         """An event for each command that callers wait for, set when every replica has acknowledged it."""
         self._handlers: dict[type[Operation], Callable[[Any, Asker, float], Any]] = {
-            operations.Status: lambda asked, asker, now: self._status(now),
-            operations.Replicas: lambda asked, asker, now: [self.info(replica) for replica in self.replicas],
-            operations.OneReplica: lambda asked, asker, now: self.info(self._known.replica(asked.id)),
-            operations.Devices: lambda asked, asker, now: [self.device(device) for device in self._known.devices],
-            operations.Events: self._events,
-            operations.Metrics: self._metrics,
-            operations.History: self._history,
-            operations.Stacks: self._stacks,
-            operations.Profile: self._profile,
-            operations.Goodput: self._goodput,
-            operations.Address: lambda asked, asker, now: self._address(self.user, asker.session),
-            operations.Policies: lambda asked, asker, now: self._policies(),
+            operations.GetStatus: lambda asked, asker, now: self._status(now),
+            operations.GetReplicas: lambda asked, asker, now: [self.info(replica) for replica in self.replicas],
+            operations.GetReplica: lambda asked, asker, now: self.info(self._known.replica(asked.id)),
+            operations.GetDevices: lambda asked, asker, now: [
+                self.device(device) for device in self._known.devices
+            ],
+            operations.GetEvents: self._events,
+            operations.GetMetrics: self._metrics,
+            operations.GetHistory: self._history,
+            operations.GetStacks: self._stacks,
+            operations.GetProfile: self._profile,
+            operations.GetGoodput: self._goodput,
+            operations.GetAddress: lambda asked, asker, now: self._address(self.user, asker.session),
+            operations.GetPolicies: lambda asked, asker, now: self._policies(),
             operations.SetPolicy: self._set_policy,
             operations.GiveCommand: self._give,
-            operations.CommandStatus: self._command_state,
-            operations.Inject: self._inject,
+            operations.GetCommand: self._command_state,
+            operations.InjectFault: self._inject,
             operations.RemoveFault: self._remove_fault,
             operations.FailDevice: self._fail_device,
         }
@@ -142,7 +144,7 @@ class RequestHandler:
                 f"({undurable.reason}). Replicas go on as they are; try again when its disk has room"
             )
 
-    def notify(self, output: Output) -> None:
+    def notify(self, output: CommittedOutput) -> None:
         """Wake the operations that wait for what the weaver has committed."""
         for command in output.acknowledged:
             if (new := self._acknowledged.pop(command.id, None)) is not None:
@@ -221,18 +223,18 @@ class RequestHandler:
             status=self._known.device_status.get(device.uuid),
         ).to_body()
 
-    def _events(self, asked: operations.Events, asker: Asker, now: float) -> list[dict[str, Any]]:
+    def _events(self, asked: operations.GetEvents, asker: Asker, now: float) -> list[dict[str, Any]]:
         newest, among, limit = asked.after is None, asked.replicas, min(asked.limit, _MAX_EVENTS)
         since, until = _span(asked.since, asked.until)
         events = self._known.events
         found = events.after(asked.after or 0, limit, asked.replica, asked.kind, newest, among, since, until)
         return [event.to_body() for event in found]
 
-    def _metrics(self, asked: operations.Metrics, asker: Asker, now: float) -> list[str]:
+    def _metrics(self, asked: operations.GetMetrics, asker: Asker, now: float) -> list[str]:
         return self._known.history.metrics(self._known.replica(asked.replica).id)
 
     def _history(
-        self, asked: operations.History, asker: Asker, now: float
+        self, asked: operations.GetHistory, asker: Asker, now: float
     ) -> list[tuple[float, int | None, float]]:
         replica, metric = self._known.replica(asked.replica).id, asked.metric
         known = self._known.history.metrics(replica)
@@ -243,7 +245,7 @@ class RequestHandler:
         points = min(max(1, asked.points), _MAX_POINTS)
         return self._known.history.between(replica, metric, *_span(asked.since, asked.until), points)
 
-    def _goodput(self, asked: operations.Goodput, asker: Asker, now: float) -> list[dict[str, Any]]:
+    def _goodput(self, asked: operations.GetGoodput, asker: Asker, now: float) -> list[dict[str, Any]]:
         kept = self._known.goodput
         records = (kept.record(job, now) for job in kept.jobs() if asked.job in (None, job))
         return [{**record.to_body(), "user": self.user} for record in records]
@@ -260,7 +262,7 @@ class RequestHandler:
         params, announced = asked.params or {}, asked.announced
         return _given(give(kind, params, asked.target, asker.by, now, id=asked.id, announced=announced))
 
-    def _inject(self, asked: operations.Inject, asker: Asker, now: float) -> dict[str, Any]:
+    def _inject(self, asked: operations.InjectFault, asker: Asker, now: float) -> dict[str, Any]:
         params = {"fault": asked.fault, "params": asked.params, "duration": asked.duration}
         params = {name: value for name, value in params.items() if value not in (None, {})}
         if fault_kind(asked.fault).place is Place.GATEWAY:
@@ -342,7 +344,7 @@ class RequestHandler:
             "left_out": room.left_out,
         }
 
-    async def _command_state(self, asked: operations.CommandStatus, asker: Asker, now: float) -> dict[str, Any]:
+    async def _command_state(self, asked: operations.GetCommand, asker: Asker, now: float) -> dict[str, Any]:
         """Return the acknowledgements of a command, once all have come or the time is over."""
         id, timeout = asked.id, _checked(asked.timeout)
         command = self._known.commands.find(id)
@@ -383,12 +385,12 @@ class RequestHandler:
                 self._next_event = loop.create_future()
             await asyncio.wait((self._next_event,), timeout=left)
 
-    def _stacks(self, asked: operations.Stacks, asker: Asker, now: float) -> Awaitable[str]:
+    def _stacks(self, asked: operations.GetStacks, asker: Asker, now: float) -> Awaitable[str]:
         came: asyncio.Queue[str] = asyncio.Queue()
         self._weaver.stacks.want(self._known.replica(asked.replica), tell=came.put_nowait)
         return came.get()
 
-    def _profile(self, asked: operations.Profile, asker: Asker, now: float) -> Awaitable[dict[str, Any]]:
+    def _profile(self, asked: operations.GetProfile, asker: Asker, now: float) -> Awaitable[dict[str, Any]]:
         wanted = asked.seconds
         if not LEAST_SECONDS <= wanted <= MOST_SECONDS:
             raise WrongArguments(

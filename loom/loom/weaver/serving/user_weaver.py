@@ -24,7 +24,7 @@ from loom.control.frame import Frame, pack
 from loom.control.process_end import ProcessEnd
 from loom.errors import LimitReached, LoomError, ProfileFailed, Unavailable
 from loom.process.exit_status import exit_status
-from loom.weaver.outbox import Output, Peer
+from loom.weaver.outbox import CommittedOutput, OutboxPeer
 from loom.weaver.replicas import Replica
 from loom.weaver.serving.processes import is_alive, py_spy, py_spy_profile
 from loom.weaver.serving.pushes import Pushes, Watcher
@@ -51,7 +51,7 @@ FRAMES_AT_ONCE = 200
 """Frames to threadlets that are sent in one turn of the event loop."""
 
 
-class ThreadletPeer(Peer, ABC):
+class ThreadletPeer(OutboxPeer, ABC):
     """The connection of a threadlet, as the weaver of its user uses it."""
 
     process: psutil.Process | None = None
@@ -112,8 +112,8 @@ class UserWeaver:
         """Sends of answers that wait for the commit that is being written."""
         self._urgent_written = False
         """Whether a peer or a caller waits for that one."""
-        self._frames: deque[tuple[Peer, Frame | None]] = deque()
-        """Frames that are sent in the next turns of the event loop, as in `Output.frames`."""
+        self._frames: deque[tuple[OutboxPeer, Frame | None]] = deque()
+        """Frames that are sent in the next turns of the event loop, as in `CommittedOutput.frames`."""
         self._last: tuple[Frame | None, bytes] = None, b""
         """The frame that was sent last, and its bytes: many threadlets may get the same."""
         self._committed = 0.0
@@ -215,7 +215,7 @@ class UserWeaver:
             self._send_frames()
         self._writer.close()
 
-    def _begin(self) -> tuple[Commit | None, Output] | None:
+    def _begin(self) -> tuple[Commit | None, CommittedOutput] | None:
         """Return the next commit, which may be None, and its output; None if it cannot begin."""
         if self._planned is not None:
             self._planned.cancel()
@@ -248,7 +248,7 @@ class UserWeaver:
         self._closed = True
         self._failed(error)
 
-    def _send_output(self, output: Output) -> None:
+    def _send_output(self, output: CommittedOutput) -> None:
         """Send what a stored commit has for peers, callers and watchers."""
         idle = not self._frames
         self._frames += output.frames

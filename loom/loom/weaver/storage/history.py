@@ -36,14 +36,14 @@ _POINT = 3  # time, step, value: three doubles
 _Row = tuple[int, int, int, float, float, bytes]
 
 
-class Level(NamedTuple):
+class HistoryLevel(NamedTuple):
     """A level of detail: points older than ``age`` seconds become means over ``bucket`` seconds."""
 
     age: float
     bucket: float
 
 
-LEVELS = (Level(3600.0, 10.0), Level(86_400.0, 60.0), Level(7 * 86_400.0, 600.0))
+LEVELS = (HistoryLevel(3600.0, 10.0), HistoryLevel(86_400.0, 60.0), HistoryLevel(7 * 86_400.0, 600.0))
 """Every point for an hour, one each 10 s for a day, each minute for a week, and each 10 minutes after that."""
 
 
@@ -67,7 +67,7 @@ class _Series:
         """Bytes of that chunk in that row."""
 
 
-class History:
+class MetricHistory:
     """The points of metrics, in the store's file.
 
     Args:
@@ -80,7 +80,7 @@ class History:
     def __init__(
         self,
         store: Store,
-        levels: Sequence[Level] = LEVELS,
+        levels: Sequence[HistoryLevel] = LEVELS,
         max_bytes: int = 1 << 30,
         write_after: float = 60.0,
     ) -> None:

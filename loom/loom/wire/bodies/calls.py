@@ -139,7 +139,7 @@ class Debug(Body, kind=Kind.DEBUG):
     """Ask the debugger of the session's actors for an operation. Result: the operation's."""
 
     operation: str
-    """A method of `loom_gateway.driver.monarch.debugger.Debugger`, of those in its ``OPERATIONS``."""
+    """A method of `loom_gateway.driver.monarch.debugger.SessionDebugger`, of those in its ``OPERATIONS``."""
     arguments: Sequence[Any]
 
 

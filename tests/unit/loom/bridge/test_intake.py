@@ -13,13 +13,13 @@ import pytest
 from loom.bridge import intake as intake_module
 from loom.bridge import state
 from loom.bridge.envelopes import Envelope, EnvelopeKind
-from loom.bridge.intake import Intake
+from loom.bridge.intake import BridgedReplicas
 from loom.bridge.replicas import MAX_COMMANDS, MAX_WAITING, RATE, REPEAT_EVERY, OutsideReplica
 from loom.bridge.reports import MAX_METRICS, DeviceRegistration, ProgressReport, read_report
 from loom.bridge.state import KEEP_DONE, BridgeState
-from loom.bridge.tally import LOG_EVERY, Bucket, Tally, Trouble
+from loom.bridge.tally import LOG_EVERY, Bucket, MessageTrouble, Tally
 from loom.control.commands import Acknowledgement, Change, Command, CommandKind
-from loom.control.introduction import Activity, Ending
+from loom.control.introduction import Activity, TrainingEnding
 from loom.errors import Conflict, LimitReached, NotFound, RateLimited, WrongArguments
 
 
@@ -41,16 +41,16 @@ def replica() -> OutsideReplica:
     return OutsideReplica.registered(registration(), "a bridge")
 
 
-def table(state: BridgeState | None = None) -> Intake:
+def table(state: BridgeState | None = None) -> BridgedReplicas:
     """An intake whose weaver is never asked, since nothing runs it."""
 
     async def nobody(*_: object) -> Any:
         raise AssertionError
 
-    return Intake(state or BridgeState(None), Tally(), nobody, nobody)
+    return BridgedReplicas(state or BridgeState(None), Tally(), nobody, nobody)
 
 
-def take(intake: Intake, kind: EnvelopeKind, age: float = 0.0, **body: Any) -> OutsideReplica:
+def take(intake: BridgedReplicas, kind: EnvelopeKind, age: float = 0.0, **body: Any) -> OutsideReplica:
     return intake.take(Envelope(kind, body), age)
 
 
@@ -103,7 +103,7 @@ def test_a_command_that_the_weaver_gives_again_is_acknowledged_as_before(replica
 
     assert replica.command(command, 1.0) is made
     assert replica.answer("c", Acknowledgement(False)) is None
-    assert replica.ending is Ending.STOPPED
+    assert replica.ending is TrainingEnding.STOPPED
 
 
 def test_commands_are_due_again_until_they_are_acknowledged_and_bounded(replica: OutsideReplica) -> None:
@@ -205,7 +205,7 @@ def test_replicas_and_requests_are_there_after_a_restart(tmp_path: Path) -> None
 
     assert again.id == state.id
     assert replica.to_stored() == before.to_stored()
-    assert replica.ending is Ending.FINISHED
+    assert replica.ending is TrainingEnding.FINISHED
     assert again.is_done("a request")
     assert not again.is_done("another")
 
@@ -244,10 +244,10 @@ def test_a_trouble_is_logged_once_a_minute_with_its_number(caplog: pytest.LogCap
     tally = Tally(lambda: now)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            tally.refuse("here", Trouble.MALFORMED, "no JSON")
-        tally.refuse("there", Trouble.MALFORMED, "no JSON")
+            tally.refuse("here", MessageTrouble.MALFORMED, "no JSON")
+        tally.refuse("there", MessageTrouble.MALFORMED, "no JSON")
         now = LOG_EVERY
-        tally.refuse("here", Trouble.MALFORMED, "no JSON")
+        tally.refuse("here", MessageTrouble.MALFORMED, "no JSON")
 
     assert [record.getMessage() for record in caplog.records] == [
         "not taken on here (malformed): no JSON",

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from loom.chaos.host import pod as module
-from loom.chaos.host.pod import GRACE, Pod
+from loom.chaos.host.pod import GRACE, KubernetesPod
 from loom.chaos.host.processes import Start
 from loom.errors import FaultRefused
 
@@ -79,14 +79,14 @@ def started(*more: str, **environment: str) -> Start:
 
 
 @pytest.fixture
-def pod(api: Api) -> Pod:
+def pod(api: Api) -> KubernetesPod:
     where = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(api.port)}
-    found = Pod.of(started(POD_NAME="loom-worker-1", **where))
+    found = KubernetesPod.of(started(POD_NAME="loom-worker-1", **where))
     assert found is not None
     return found
 
 
-def test_a_pod_tries_to_delete_itself_before_it_does(api: Api, pod: Pod) -> None:
+def test_a_pod_tries_to_delete_itself_before_it_does(api: Api, pod: KubernetesPod) -> None:
     uid = pod.try_delete()
     pod.delete(uid)
 
@@ -101,7 +101,7 @@ def test_a_pod_tries_to_delete_itself_before_it_does(api: Api, pod: Pod) -> None
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_pod_without_the_right_is_told_the_component(api: Api, pod: Pod, status: int) -> None:
+def test_a_pod_without_the_right_is_told_the_component(api: Api, pod: KubernetesPod, status: int) -> None:
     api.status, api.answer = status, b'{"message": "pods is forbidden"}'
 
     with pytest.raises(FaultRefused) as refused:
@@ -121,14 +121,18 @@ def test_a_pod_without_the_right_is_told_the_component(api: Api, pod: Pod, statu
         (200, b"no JSON", "does not answer the pod loom-worker-1"),
     ],
 )
-def test_what_the_api_says_instead_is_told(api: Api, pod: Pod, status: int, answer: bytes, expected: str) -> None:
+def test_what_the_api_says_instead_is_told(
+    api: Api, pod: KubernetesPod, status: int, answer: bytes, expected: str
+) -> None:
     api.status, api.answer = status, answer
 
     with pytest.raises(FaultRefused, match=expected):
         pod.try_delete()
 
 
-def test_an_api_that_another_authority_vouches_for_gets_no_token(api: Api, pod: Pod, account: Path) -> None:
+def test_an_api_that_another_authority_vouches_for_gets_no_token(
+    api: Api, pod: KubernetesPod, account: Path
+) -> None:
     trustme.CA().cert_pem.write_to_path(account / "ca.crt")
 
     with pytest.raises(FaultRefused, match=r"does not answer the pod loom-worker-1: .*CERTIFICATE_VERIFY_FAILED"):
@@ -137,21 +141,24 @@ def test_an_api_that_another_authority_vouches_for_gets_no_token(api: Api, pod: 
     assert api.asked == []
 
 
-def test_an_api_that_is_not_reached_is_refused(pod: Pod, account: Path) -> None:
+def test_an_api_that_is_not_reached_is_refused(pod: KubernetesPod, account: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    away = Pod(pod.name, pod.namespace, "127.0.0.1", port, account)
+    away = KubernetesPod(pod.name, pod.namespace, "127.0.0.1", port, account)
 
     with pytest.raises(FaultRefused, match=f":{port} does not answer .* A network policy may be in the way"):
         away.try_delete()
 
 
 def test_a_worker_outside_of_kubernetes_has_no_pod(account: Path) -> None:
-    assert Pod.of(started(POD_NAME="loom-worker-1")) is None
+    assert KubernetesPod.of(started(POD_NAME="loom-worker-1")) is None
 
 
 def test_the_worker_of_a_program_in_a_pod_is_not_its_pod(account: Path) -> None:
-    assert Pod.of(started("--exit-with-parent", KUBERNETES_SERVICE_HOST="10.96.0.1", POD_NAME="notebook-0")) is None
+    assert (
+        KubernetesPod.of(started("--exit-with-parent", KUBERNETES_SERVICE_HOST="10.96.0.1", POD_NAME="notebook-0"))
+        is None
+    )
 
 
 @pytest.mark.parametrize("lacks", ["token", "name"])
@@ -161,4 +168,4 @@ def test_a_pod_without_the_component_is_told_its_name(account: Path, lacks: str)
         (account / "token").unlink()
 
     with pytest.raises(FaultRefused, match="Add the kustomize component images/kubernetes/chaos"):
-        Pod.of(started(KUBERNETES_SERVICE_HOST="10.96.0.1", **names))
+        KubernetesPod.of(started(KUBERNETES_SERVICE_HOST="10.96.0.1", **names))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from loom.chaos.plans.files import parse_plan
-from loom.chaos.runs.progress import FaultState, Progress
-from loom.chaos.runs.run import Run
+from loom.chaos.runs.progress import FaultState, PlanProgress
+from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck
 from loom.control.commands import Acknowledgement
 from loom.errors import BadPlan
@@ -92,7 +92,7 @@ expect: [loss falls, goodput at least 50 %]
 
 
 def test_a_run_is_followed_and_removes_its_faults_when_it_is_cancelled() -> None:
-    weaver, progress, lines = Weaver(), Progress(), list[str]()
+    weaver, progress, lines = Weaver(), PlanProgress(), list[str]()
     injected = threading.Event()
 
     def looked() -> None:
@@ -100,7 +100,7 @@ def test_a_run_is_followed_and_removes_its_faults_when_it_is_cancelled() -> None
         if run.struck:
             injected.set()
 
-    run = Run(parse_plan(PLAN), weaver, lines.append, looked)
+    run = PlanExecution(parse_plan(PLAN), weaver, lines.append, looked)
     thread = threading.Thread(target=run.run)
     thread.start()
     assert injected.wait(BOUND)
@@ -128,9 +128,9 @@ def test_a_run_is_followed_and_removes_its_faults_when_it_is_cancelled() -> None
     assert lines == ["slow_rank strikes train_0"]
 
 
-def struck(**known: Any) -> Run:
+def struck(**known: Any) -> PlanExecution:
     """A run with one fault, of which something is known."""
-    run = Run(parse_plan(PLAN), Weaver())
+    run = PlanExecution(parse_plan(PLAN), Weaver())
     run.observer.begin()
     run.began = run.observer.now()
     made = Struck(run.plan.faults[0], run.began, ["train_0"], [], frozenset(("train",)))
@@ -154,7 +154,7 @@ def struck(**known: Any) -> Run:
 def test_an_expectation_of_a_fault_is_open_until_nothing_can_change_it(
     known: dict[str, Any], state: FaultState, recovers: tuple[bool | None, bool], detected: tuple[bool | None, bool]
 ) -> None:
-    progress = Progress()
+    progress = PlanProgress()
     progress.look(struck(**known))
 
     assert progress.now.faults[0].state is state

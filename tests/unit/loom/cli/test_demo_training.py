@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loom.cli.demos.training import DemoTraining, Progress
+from loom.cli.demos.training import DemoProgress, DemoTraining
 from loom.train import FaultTolerantJob
 
 
@@ -31,5 +31,5 @@ def test_progress_is_shown_when_all_of_it_is_known(
 
     events = list(DemoTraining(SimpleNamespace(weaver=None), tmp_path, groups=3).run())
 
-    assert [(e.step, e.loss, e.accuracy) for e in events if isinstance(e, Progress)] == shown
+    assert [(e.step, e.loss, e.accuracy) for e in events if isinstance(e, DemoProgress)] == shown
     assert len(events) == len(shown)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import GatewayUnreachable
-from loom_proxy.contexts.file import Context, ContextFile
+from loom_proxy.contexts.file import ContextFile, GatewayContext
 from loom_proxy.kubernetes import port_forward
 from loom_proxy.kubernetes.port_forward import KubeAddress
 from tests.support.cli_page import commands
@@ -62,7 +62,7 @@ def test_a_command_reaches_the_current_context_in_kubernetes(
     command: str, forwards: list[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ContextFile().add(Context("prod", URL), "secret")
+    ContextFile().add(GatewayContext("prod", URL), "secret")
 
     with pytest.raises(GatewayUnreachable, match="from the context prod"):
         commands()[f"loom {command}"].main(arguments(command, tmp_path, "none"), standalone_mode=False)

@@ -22,11 +22,11 @@ from loom.control.introduction import (
     Activity,
     Bye,
     Device,
-    Ending,
     Handlers,
     Refusal,
     ThreadletHello,
     ThreadletWelcome,
+    TrainingEnding,
 )
 from loom.control.membership import Draining, PeerFailure, PeerFailures, Registration
 from loom.control.profiles import Profile, ProfileRequest
@@ -76,7 +76,7 @@ FRAMES: list[Frame] = [
     Draining("the data has ended"),
     PeerFailures((PeerFailure("train_1", "abc", "it is dead"),)),
     Refusal("key", "the key is not known"),
-    Bye("all steps were made", Ending.FINISHED),
+    Bye("all steps were made", TrainingEnding.FINISHED),
     Command("1", CommandKind.UPDATE_CONFIG, {"lr": 0.2}),
     Acknowledged("1", Acknowledgement(True, 4, {"lr": Change(0.1, 0.2)}, {"seed": "cannot change"})),
     Acknowledged("2", Acknowledgement(False, reason="no", evidence={"pid": 7})),

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 import loom
-from loom.control.operations import OPERATIONS, Limits, Operation, Reach, is_required, takes
+from loom.control.operations import OPERATIONS, ArgumentBounds, Operation, Reach, is_required, takes
 from loom.weaver.keys import EVERYONE
 from loom_gateway.rest.weaver import weaver_routes
 from loom_proxy.weaver import command, feed, methods
@@ -99,10 +99,10 @@ def test_how_long_one_may_take_follows_from_its_arguments() -> None:
 
 
 def test_bounds_are_those_that_pydantic_reads() -> None:
-    assert [type(one).__name__ for one in Limits(ge=1, le=2, min_length=1, max_length=3)] == [
+    assert [type(one).__name__ for one in ArgumentBounds(ge=1, le=2, min_length=1, max_length=3)] == [
         "Ge",
         "Le",
         "MinLen",
         "MaxLen",
     ]
-    assert len(list(Limits(pattern="a"))) == 1
+    assert len(list(ArgumentBounds(pattern="a"))) == 1

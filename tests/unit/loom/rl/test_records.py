@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from loom.rl.run import Records
+from loom.rl.run import StepRecords
 from loom.rl.settings import StepRecord
 
 
@@ -14,7 +14,7 @@ def record(step: int) -> StepRecord:
 
 
 def test_records_wait_for_room(tmp_path: Path) -> None:
-    records = Records(tmp_path / "records.jsonl")
+    records = StepRecords(tmp_path / "records.jsonl")
     records.add(record(0))
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -25,4 +25,4 @@ def test_records_wait_for_room(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
     records.add(record(4))
 
-    assert [one.step for one in Records(tmp_path / "records.jsonl").all] == [0, 1, 2, 3, 4]
+    assert [one.step for one in StepRecords(tmp_path / "records.jsonl").all] == [0, 1, 2, 3, 4]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.timing import clock
-from loom.timing.clock import Exchange, Offset, measured
+from loom.timing.clock import ClockExchange, Offset, measured
 
 SECONDS = st.floats(-1e6, 1e6)
 DELAYS = st.floats(0, 10)
@@ -16,7 +16,7 @@ DELAYS = st.floats(0, 10)
 def test_the_true_offset_is_within_the_error(offset, delays):
     exchanges, at = [], 0.0
     for to, back in delays:
-        exchanges.append(Exchange(at, at + to + offset, at + to + back))
+        exchanges.append(ClockExchange(at, at + to + offset, at + to + back))
         at += to + back
     found = measured(exchanges)
     assert abs(found.seconds - offset) <= found.error + 1e-6
@@ -24,7 +24,7 @@ def test_the_true_offset_is_within_the_error(offset, delays):
 
 
 def test_two_clocks_that_may_be_the_same_are():
-    assert measured([Exchange(10.0, 10.25, 11.0)]) == Offset(0.0, 0.75)
+    assert measured([ClockExchange(10.0, 10.25, 11.0)]) == Offset(0.0, 0.75)
 
 
 def test_a_process_with_another_clock_is_put_on_this_ones_time_line():

@@ -381,7 +381,9 @@ def test_a_file_that_may_not_grow_is_told_and_the_checkpoint_before_stays(tmp_pa
 def test_after_a_failure_the_next_one_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_files.Manifest, "write", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O")))
+        patched.setattr(
+            checkpoint_files.CheckpointManifest, "write", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O"))
+        )
         errors = [store.save({"step": step}, step) for step in range(3)]
         for pending in errors:
             with pytest.raises(CheckpointNotWritten, match="I/O"):
@@ -405,7 +407,7 @@ def forge_index(found: FoundCheckpoint, content: bytes) -> None:
     """Replace the index, and the manifest with its hash: whoever can write one can write the other."""
     (found.path / ".metadata").write_bytes(content)
     (found.path / checkpoint_files.MANIFEST).unlink()
-    checkpoint_files.Manifest.write(found.path, found.step, found.time)
+    checkpoint_files.CheckpointManifest.write(found.path, found.step, found.time)
 
 
 def test_the_index_of_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:

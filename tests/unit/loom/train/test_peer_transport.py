@@ -23,7 +23,7 @@ from torch.distributed._serialization import _streaming_save
 import loom
 from loom.process.rendezvous import open_store
 from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
-from loom.proof.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER, Answer
+from loom.proof.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER, ProvenAnswer
 from loom.train.loop.peer_transport import CONNECTIONS, PeerTransport
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
@@ -235,7 +235,7 @@ def test_what_the_stand_in_attacker_sends_would_be_read_with_the_key(
     with path.open("wb") as file:
         _streaming_save({"user": {}}, file)
     attacker = Attacker(path.read_bytes())
-    monkeypatch.setattr(Answer, "proves", lambda _: True)
+    monkeypatch.setattr(ProvenAnswer, "proves", lambda _: True)
     try:
         assert taker.recv_checkpoint(0, attacker.url, 7, TIMEOUT) == {"user": {}}
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.control.introduction import ThreadletHello
-from loom.weaver.outbox import Peer
+from loom.weaver.outbox import OutboxPeer
 from loom.weaver.registry import Registry
 from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Weaver
@@ -16,7 +16,7 @@ from tests.unit.loom.weaver.raw_threadlet import hello_of
 START = 1_700_000_000.0
 
 
-class Threadlet(Peer):
+class Threadlet(OutboxPeer):
     """One end of a link without a socket."""
 
     unheard = False

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loom.token_file import ADMIN
-from loom.weaver.client import Watch
+from loom.weaver.client import WeaverPushes
 from loom.weaver.serving import full_watch, pushes
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU
 from tests.unit.loom.weaver.running import Running, running
@@ -24,7 +24,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def watched(weaver: Running, full: bool = True) -> AsyncIterator[tuple[Watch, dict[str, Any]]]:
+async def watched(weaver: Running, full: bool = True) -> AsyncIterator[tuple[WeaverPushes, dict[str, Any]]]:
     """A watch and its snapshot."""
     async with weaver.client.watch(ADMIN, full) as watch:
         kind, body = await asyncio.wait_for(watch.next(), BOUND)
@@ -32,7 +32,7 @@ async def watched(weaver: Running, full: bool = True) -> AsyncIterator[tuple[Wat
         yield watch, body
 
 
-async def pushed(watch: Watch, wanted: Callable[[dict[str, Any]], Any]) -> Any:
+async def pushed(watch: WeaverPushes, wanted: Callable[[dict[str, Any]], Any]) -> Any:
     """What is found in the first push in which there is something."""
     while True:
         _, body = await asyncio.wait_for(watch.next(), BOUND)

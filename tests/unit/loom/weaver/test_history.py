@@ -12,7 +12,7 @@ import pytest
 
 from loom.errors import ProtocolMismatch, UnsafeStateFolder
 from loom.weaver.storage.events import EventStore
-from loom.weaver.storage.history import CHUNK, History, Level
+from loom.weaver.storage.history import CHUNK, HistoryLevel, MetricHistory
 from loom.weaver.storage.store import Store
 from loom.weaver.views import WeaverEvent
 
@@ -24,7 +24,7 @@ class Recorder:
 
     def __init__(self, path: Path | str = ":memory:", **bounds: object) -> None:
         self.store = Store(path)
-        self.history = History(self.store, **bounds)  # type: ignore[arg-type]
+        self.history = MetricHistory(self.store, **bounds)  # type: ignore[arg-type]
         for row, entries in self.store.journal():
             for replica, time, step, metrics in entries:
                 self.history.record_again(replica, row, time, step, metrics)
@@ -157,7 +157,7 @@ def test_the_journal_is_dropped_once_everything_in_it_is_elsewhere(tmp_path: Pat
 
 
 def test_old_history_becomes_coarser_by_levels() -> None:
-    recorder = Recorder(levels=(Level(1000.0, 10.0), Level(5000.0, 100.0)))
+    recorder = Recorder(levels=(HistoryLevel(1000.0, 10.0), HistoryLevel(5000.0, 100.0)))
     for step in range(10_000):
         recorder.record(step, loss=float(step))
     for _ in range(100):
@@ -200,7 +200,7 @@ def test_the_size_is_known_again_after_a_start(tmp_path: Path) -> None:
 
 
 def test_a_chunk_that_has_become_coarser_is_not_written_again() -> None:
-    recorder = Recorder(levels=(Level(100.0, 10.0),), write_after=0.0)
+    recorder = Recorder(levels=(HistoryLevel(100.0, 10.0),), write_after=0.0)
     for step in range(20):
         recorder.record(step, loss=1.0)
     recorder.commit(START)
@@ -222,7 +222,7 @@ def test_points_that_wait_to_be_written_are_read_with_their_metric() -> None:
 
 
 def test_a_chunk_that_points_are_about_to_be_added_to_becomes_coarser_later() -> None:
-    recorder = Recorder(levels=(Level(65.0, 10.0),), write_after=60.0)
+    recorder = Recorder(levels=(HistoryLevel(65.0, 10.0),), write_after=60.0)
     for step in range(20):
         recorder.record(step, loss=1.0)
     recorder.commit(START)
@@ -239,7 +239,7 @@ def test_a_chunk_that_points_are_about_to_be_added_to_becomes_coarser_later() ->
 
 
 def test_history_that_has_no_room_is_not_kept() -> None:
-    recorder = Recorder(levels=(Level(1000.0, 10.0),), max_bytes=100, write_after=0.0)
+    recorder = Recorder(levels=(HistoryLevel(1000.0, 10.0),), max_bytes=100, write_after=0.0)
     for step in range(20):
         recorder.record(step, loss=1.0)
     for _ in range(2):  # the first one writes the points, the second one drops them

@@ -11,7 +11,7 @@ import pytest
 
 from loom.control.frame import Splitter, pack
 from loom.weaver.serving import intake
-from loom.weaver.serving.intake import TURN, Intake, Source
+from loom.weaver.serving.intake import TURN, Intake, IntakeSource
 from loom.weaver.serving.requests import RequestHandler
 from tests.unit.loom.weaver.raw_threadlet import BOUND
 from tests.unit.loom.weaver.running import KEYS, running
@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-class Kept(Source):
+class Kept(IntakeSource):
     """A source that keeps what it handles, in one piece, or in as many as there are commas."""
 
     def __init__(self, clock: Clock, order: list[tuple[Kept, bytes]], takes: float = 0.0, user: str = "") -> None:

@@ -17,7 +17,7 @@ from loom.weaver.serving import pushes, user_weaver
 from loom.weaver.storage import history, store
 from loom.weaver.storage.commit import ROWS, Commit
 from loom.weaver.storage.events import EventStore
-from loom.weaver.storage.history import CHUNK, History
+from loom.weaver.storage.history import CHUNK, MetricHistory
 from loom.weaver.storage.store import Store
 from tests.unit.loom.weaver.bench import START, Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import BOUND
@@ -167,7 +167,7 @@ def test_events_are_found_once_while_they_are_written() -> None:
 
 def test_history_is_found_once_while_it_is_written() -> None:
     kept = Store(":memory:")
-    recorded = History(kept, write_after=0.0)
+    recorded = MetricHistory(kept, write_after=0.0)
     for step in range(CHUNK + 3):
         recorded.record("train_0", kept.journal_id, START + step, step, {"loss": 1.0})
     found = []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
-from loom.wire.frames import MAX_HEADER, Frame, decode_frame, encode_frame
+from loom.wire.frames import MAX_HEADER, WireFrame, decode_frame, encode_frame
 from loom.wire.messages import Buffer, Kind, Message
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=70)
@@ -49,7 +49,7 @@ def plain(message: Message) -> tuple[Any, ...]:
     return message.kind, message.id, as_lists(message.body), [bytes(part) for part in message.parts]
 
 
-def decode_or_refuse(data: bytes) -> Frame | None:
+def decode_or_refuse(data: bytes) -> WireFrame | None:
     """Read a frame; the only exception that may come of any bytes is ProtocolMismatch."""
     try:
         return decode_frame(data)

@@ -235,9 +235,11 @@ async def test_an_answer_counts_until_it_is_read_and_one_too_many_is_refused() -
     async def send(message: Any) -> None:
         sent.append(message)
 
-    def answer() -> bodies.Answer:
+    def answer() -> bodies.BoundedAnswer:
         scope = {"type": "http", "headers": []}
-        return bodies.Answer(scope, send, "ann", budget, lambda error: Response(str(error), 429), read.append)
+        return bodies.BoundedAnswer(
+            scope, send, "ann", budget, lambda error: Response(str(error), 429), read.append
+        )
 
     for _ in range(2):
         one = answer()

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from loom.process.listen import listen
 from loom_gateway.access import connections as module
-from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol, admit
+from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection, admit
 
 BOUND = 30.0
 
@@ -81,7 +81,7 @@ async def door(most: int = 0, of_address: int = 0, proxies: tuple[str, ...] = ()
     state = ServerState()
     connections = Connections(most, of_address, proxies)
 
-    def protocol(connection: Connection) -> HttpProtocol:
+    def protocol(connection: PortConnection) -> HttpProtocol:
         return HttpProtocol(connection, lambda headers: False, config=config, server_state=state, app_state={})
 
     clients: list[Client] = []

@@ -28,7 +28,7 @@ from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.log_reader import SessionLogs
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import Session
+from loom_gateway.sessions.session import UserSession
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_process import WeaverSupervisor
 
@@ -161,7 +161,7 @@ class House:
         files = DriverFiles(str(folder / "driver"))
         files.write_record(DriverRecord(1, 0, SESSION, user="ann"))
         Path(files.log).touch()
-        self.manager._add(Session(Driver(files, files.read_record())))
+        self.manager._add(UserSession(Driver(files, files.read_record())))
 
     async def ask(self, method: str, path: str, token: str | None, body: object = None) -> httpx.Response:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}

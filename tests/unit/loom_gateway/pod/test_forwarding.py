@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from loom_gateway.pod import forwarding
-from loom_gateway.pod.forwarding import Forwarder
+from loom_gateway.pod.forwarding import PortForwarder
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 
@@ -45,7 +45,7 @@ async def echo() -> AsyncIterator[int]:
         yield port
 
 
-class Local(Forwarder):
+class Local(PortForwarder):
     """One that leaves the other address of this machine to the server."""
 
     async def listen(self) -> None:

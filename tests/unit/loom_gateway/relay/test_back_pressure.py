@@ -24,7 +24,7 @@ from loom.process.listen import listen
 from loom.wire.frames import MAX_FRAME
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Buffer
-from loom_gateway.access.connections import Acceptor, Connection, Connections, HttpProtocol
+from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection
 from loom_gateway.relay.links import MAX_DRIVER_FRAME, DriverLink
 from loom_gateway.relay.relay import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
@@ -240,7 +240,7 @@ async def door() -> AsyncIterator[Door]:
     listener = listen("127.0.0.1", 0)
     opened.port = listener.getsockname()[1]
 
-    def protocol(connection: Connection) -> HttpProtocol:
+    def protocol(connection: PortConnection) -> HttpProtocol:
         return HttpProtocol(connection, lambda headers: False, config=config, server_state=state, app_state={})
 
     acceptor = Acceptor(listener, Connections(), protocol)

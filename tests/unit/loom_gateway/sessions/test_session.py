@@ -11,7 +11,7 @@ from loom.errors import SessionLost, UnknownSession
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords
 from loom_gateway.sessions.driver_process import DriverProcess
-from loom_gateway.sessions.session import Session, SessionState, Traffic
+from loom_gateway.sessions.session import SessionState, Traffic, UserSession
 
 
 class Driver(DriverProcess):
@@ -25,9 +25,9 @@ class Driver(DriverProcess):
 
 
 @pytest.fixture
-async def session(tmp_path: Path) -> Session:
+async def session(tmp_path: Path) -> UserSession:
     files = DriverFiles(str(tmp_path / "driver"))
-    return Session(Driver(files, DriverRecord(1, 0, "session-1")))
+    return UserSession(Driver(files, DriverRecord(1, 0, "session-1")))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ async def session(tmp_path: Path) -> Session:
         (SessionState.ENDED,),
     ],
 )
-async def test_a_session_ends_from_every_state(session: Session, states: tuple[SessionState, ...]) -> None:
+async def test_a_session_ends_from_every_state(session: UserSession, states: tuple[SessionState, ...]) -> None:
     for state in states:
         session.move_to(state)
 
@@ -58,7 +58,7 @@ async def test_a_session_ends_from_every_state(session: Session, states: tuple[S
         (SessionState.ENDED, SessionState.ENDED),
     ],
 )
-async def test_a_session_never_goes_back(session: Session, before: SessionState, after: SessionState) -> None:
+async def test_a_session_never_goes_back(session: UserSession, before: SessionState, after: SessionState) -> None:
     session.state = before
 
     with pytest.raises(RuntimeError, match=f"'session-1' cannot become {after.value}: it is {before.value}"):
@@ -66,7 +66,7 @@ async def test_a_session_never_goes_back(session: Session, before: SessionState,
 
 
 @pytest.mark.parametrize("before", [SessionState.ENDING, SessionState.ENDED])
-async def test_several_may_want_it_to_end(session: Session, before: SessionState) -> None:
+async def test_several_may_want_it_to_end(session: UserSession, before: SessionState) -> None:
     session.state = before
 
     session.begin_to_end()
@@ -74,7 +74,7 @@ async def test_several_may_want_it_to_end(session: Session, before: SessionState
     assert session.state is before
 
 
-async def test_what_is_passed_on_is_counted_over_all_connections(session: Session, tmp_path: Path) -> None:
+async def test_what_is_passed_on_is_counted_over_all_connections(session: UserSession, tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +92,7 @@ async def test_what_is_passed_on_is_counted_over_all_connections(session: Sessio
     server.close()
 
 
-async def test_a_session_that_was_told_to_end_says_why(session: Session) -> None:
+async def test_a_session_that_was_told_to_end_says_why(session: UserSession) -> None:
     session.driver.files.write_last_words(LastWords("a user ended it"))
 
     error = session.ended().error()
@@ -101,7 +101,7 @@ async def test_a_session_that_was_told_to_end_says_why(session: Session) -> None
     assert "'session-1' has ended: a user ended it" in str(error)
 
 
-async def test_a_session_whose_driver_died_is_lost(session: Session) -> None:
+async def test_a_session_whose_driver_died_is_lost(session: UserSession) -> None:
     session.driver._ended(-9)
     await asyncio.wait_for(session.driver.exited.wait(), 20.0)
 

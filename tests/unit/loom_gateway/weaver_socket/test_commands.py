@@ -24,7 +24,7 @@ from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_socket import acknowledgements, commands, messages
 from loom_gateway.weaver_socket.commands import SocketCommands
-from loom_gateway.weaver_socket.subscriptions import Subscription
+from loom_gateway.weaver_socket.subscriptions import PageSubscription
 
 BOUND = 20.0
 APPLIED = {"ok": True, "reason": None, "step": 7, "changes": {}, "refused": {}}
@@ -98,7 +98,7 @@ class Client:
         self.reads.set()
         fake: Any = self.weaver
         changes = WeaverChanges(fake, SimpleNamespace(kill=self._kill))  # type: ignore[arg-type]
-        self.subscribed: list[Subscription] = []
+        self.subscribed: list[PageSubscription] = []
         of, subscribe = {"user": "ann"}, self.subscribed.append if is_page else None
         self.commands = SocketCommands(
             changes, fake, self.access, self.principal, of, "/ws/v1/weaver", self._take, subscribe
@@ -399,7 +399,7 @@ async def test_a_page_subscribes_also_with_a_token_that_only_views(tmp_path: Pat
     error = await viewer.next()
     assert (error["type"], error["id"], error["code"]) == ("error", 2, "wrong_arguments")
     assert await viewer.next() == {"type": "subscribed", "id": None}
-    assert viewer.subscribed == [Subscription(columns=["step"]), Subscription(rows=["r0"], aggregates=True)]
+    assert viewer.subscribed == [PageSubscription(columns=["step"]), PageSubscription(rows=["r0"], aggregates=True)]
     await viewer.audit.close()
 
 

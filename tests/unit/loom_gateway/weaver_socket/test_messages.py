@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loom.control.operations import GiveCommand, Inject, RemoveFault, SetPolicy
+from loom.control.operations import GiveCommand, InjectFault, RemoveFault, SetPolicy
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
 from loom.weaver.policy import Action
 from loom_gateway.rest.weaver_changes import checked_change
@@ -35,7 +35,7 @@ def command(kind: str, **rest: Any) -> GiveCommand:
             command("update_config", id=ID, target=["a"], params={"lr": 1}),
         ),
         ({"type": "policy", "id": 1, "group": "g", "action": "stop"}, SetPolicy("g", Action.STOP)),
-        ({"type": "inject", "fault": "sigkill", "target": "a"}, Inject("sigkill", "a")),
+        ({"type": "inject", "fault": "sigkill", "target": "a"}, InjectFault("sigkill", "a")),
         ({"type": "remove_fault", "id": "x", "injection": "i"}, RemoveFault("i")),
         (
             {"type": "update_config", "replica_id": "a", "config_params": {"learning_rate": "0.002"}},

@@ -14,7 +14,7 @@ from loom.process import tasks
 from loom_gateway.weaver_socket import page_feed, roster
 from loom_gateway.weaver_socket.page_feed import PageFeed
 from loom_gateway.weaver_socket.readers import SubscribingReader
-from loom_gateway.weaver_socket.subscriptions import Subscription
+from loom_gateway.weaver_socket.subscriptions import PageSubscription
 from tests.support.page_frames import Frame, read_frame
 from tests.unit.loom_gateway.weaver_socket.replicas import info, reports
 
@@ -36,7 +36,7 @@ class Page:
         self._got.put_nowait(json.loads(message["text"]) if "text" in message else read_frame(message["bytes"]))
 
     def subscribe(self, **wanted: Any) -> None:
-        self.reader.subscribe(Subscription(**wanted))
+        self.reader.subscribe(PageSubscription(**wanted))
 
     async def next(self, wanted: Callable[[Any], bool]) -> Any:
         while True:

@@ -8,13 +8,13 @@ import pytest
 
 from loom.errors import WrongArguments
 from loom_gateway.weaver_socket.columns import Column
-from loom_gateway.weaver_socket.subscriptions import Shown, Subscription, read_subscription
+from loom_gateway.weaver_socket.subscriptions import PageSubscription, ShownSubscription, read_subscription
 
 
 def test_each_field_may_be_left_out() -> None:
-    assert read_subscription({"type": "subscribe", "id": 1}) == Subscription()
+    assert read_subscription({"type": "subscribe", "id": 1}) == PageSubscription()
     assert read_subscription({"type": "subscribe", "columns": ["loss"], "rows": ["a"], "aggregates": True}) == (
-        Subscription(aggregates=True, columns=["loss"], rows=["a"])
+        PageSubscription(aggregates=True, columns=["loss"], rows=["a"])
     )
 
 
@@ -38,18 +38,18 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], why: str) -> None
 
 
 def test_what_stays_subscribed_is_not_sent_again_and_what_comes_back_is() -> None:
-    shown = Shown()
-    shown.subscribe(Subscription(aggregates=True, columns=["loss", "step", "step"], rows=["a", "b"]))
+    shown = ShownSubscription()
+    shown.subscribe(PageSubscription(aggregates=True, columns=["loss", "step", "step"], rows=["a", "b"]))
     assert list(shown.columns) == [Column.STEP, Column.LOSS]
     shown.aggregates_at, shown.columns, shown.rows = 5, dict.fromkeys(shown.columns, 5), {"a": 5, "b": 5}
     shown.changed = False
 
-    shown.subscribe(Subscription(aggregates=True, columns=["state", "step"], rows=["b", "c"]))
+    shown.subscribe(PageSubscription(aggregates=True, columns=["state", "step"], rows=["b", "c"]))
     assert shown.changed
     assert shown.columns == {Column.STATE: None, Column.STEP: 5}
     assert (shown.rows, shown.aggregates_at) == ({"b": 5, "c": None}, 5)
 
-    shown.subscribe(Subscription())
+    shown.subscribe(PageSubscription())
     assert not shown
-    shown.subscribe(Subscription(aggregates=True, columns=["step"], rows=["b"]))
+    shown.subscribe(PageSubscription(aggregates=True, columns=["step"], rows=["b"]))
     assert (shown.columns, shown.rows, shown.aggregates_at) == ({Column.STEP: None}, {"b": None}, None)

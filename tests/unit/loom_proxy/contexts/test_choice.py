@@ -8,7 +8,7 @@ import pytest
 
 import loom
 from loom_proxy.contexts.choice import Origin, choose_gateway
-from loom_proxy.contexts.file import Context, ContextFile
+from loom_proxy.contexts.file import ContextFile, GatewayContext
 
 pytestmark = pytest.mark.usefixtures("config")
 
@@ -17,7 +17,7 @@ ARGUMENT, VARIABLE, CONTEXT = "ws://127.0.0.1:1", "ws://127.0.0.1:2", "ws://127.
 
 @pytest.fixture
 def context(config: Path) -> None:
-    ContextFile().add(Context("prod", CONTEXT, ca="/a/ca.pem", insecure=True), "the context's")
+    ContextFile().add(GatewayContext("prod", CONTEXT, ca="/a/ca.pem", insecure=True), "the context's")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_without_any_the_error_says_what_to_do() -> None:
 
 @pytest.mark.usefixtures("context")
 def test_without_a_current_one_the_error_lists_the_contexts() -> None:
-    ContextFile().add(Context("dev", ARGUMENT), None)
+    ContextFile().add(GatewayContext("dev", ARGUMENT), None)
     ContextFile().remove("prod")
 
     with pytest.raises(loom.InvalidAddress, match=r"`loom context use NAME`; there are: dev"):
@@ -97,7 +97,7 @@ def test_without_a_current_one_the_error_lists_the_contexts() -> None:
 
 
 def test_an_error_says_where_the_address_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    ContextFile().add(Context("prod", ARGUMENT), None)
+    ContextFile().add(GatewayContext("prod", ARGUMENT), None)
     with pytest.raises(
         loom.GatewayUnreachable, match=r"\[gateway: ws://.*from the context prod, which has no token"
     ):

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom_proxy.contexts.file import Context, ContextFile
+from loom_proxy.contexts.file import ContextFile, GatewayContext
 
 pytestmark = pytest.mark.usefixtures("config")
 
-PROD = Context("prod", "kube://training/loom-gateway")
-DEV = Context("dev", "ws://127.0.0.1:8470")
+PROD = GatewayContext("prod", "kube://training/loom-gateway")
+DEV = GatewayContext("dev", "ws://127.0.0.1:8470")
 
 ADD = """
 import sys
@@ -74,7 +74,7 @@ def test_a_context_is_replaced_with_its_token() -> None:
     file = ContextFile()
     file.add(PROD, "secret")
 
-    file.add(Context("prod", "ws://127.0.0.1:1"), None)
+    file.add(GatewayContext("prod", "ws://127.0.0.1:1"), None)
 
     assert file.read().named("prod").url == "ws://127.0.0.1:1"
     assert file.read().named("prod").read_token() is None
@@ -93,7 +93,7 @@ def test_an_unknown_context_is_an_error_with_the_known_ones() -> None:
 @pytest.mark.parametrize("name", ["", "a b", "a\n", "x" * 101])
 def test_a_name_that_cannot_be_typed_is_refused(name: str, config: Path) -> None:
     with pytest.raises(loom.WrongArguments, match="no name for a context"):
-        ContextFile().add(Context(name, "ws://127.0.0.1:1"), "secret")
+        ContextFile().add(GatewayContext(name, "ws://127.0.0.1:1"), "secret")
 
     assert not config.exists()
 

@@ -14,12 +14,12 @@ from keyring.backends.chainer import ChainerBackend
 
 import loom
 from loom_proxy.contexts.choice import choose_gateway
-from loom_proxy.contexts.file import Context, ContextFile
+from loom_proxy.contexts.file import ContextFile, GatewayContext
 from tests.support import keyrings
 
 pytestmark = pytest.mark.usefixtures("config")
 
-PROD = Context("prod", "ws://127.0.0.1:1")
+PROD = GatewayContext("prod", "ws://127.0.0.1:1")
 
 Choose = Callable[[keyring.backend.KeyringBackend], None]
 

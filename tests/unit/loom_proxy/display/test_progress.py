@@ -15,7 +15,7 @@ from rich.console import Console
 from loom.shape import Shape
 from loom.wire.bodies import AwaitInitialized, Call, ListMeshes, StartRun, StopMesh
 from loom_proxy.display import progress
-from loom_proxy.display.progress import Progress, Step, Steps, TerminalDisplay, bar_html, wanted
+from loom_proxy.display.progress import Progress, TerminalDisplay, WaitStep, WaitSteps, bar_html, wanted
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.rank_states import MeshStates
 from tests.unit.loom_proxy.session.silence import Silence
@@ -40,11 +40,11 @@ class Shown:
     """A display that keeps what it is told to show."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[WaitStep] = []
         self.closed = False
         self.changed = threading.Event()
 
-    def show(self, step: Step, seconds: float) -> None:
+    def show(self, step: WaitStep, seconds: float) -> None:
         self.steps.append(step)
         self.changed.set()
 
@@ -56,7 +56,7 @@ class Shown:
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Progress]:
     def on(connection: Any, display: Callable[[], Any], after: float = 0.0) -> Progress:
         monkeypatch.setattr(progress, "TerminalDisplay", display)
-        return Progress(Steps(connection, None), after=after)
+        return Progress(WaitSteps(connection, None), after=after)
 
     return on
 
@@ -127,23 +127,23 @@ def test_whether_it_is_shown(
 )
 def test_what_is_waited_for(connection: Any, operation: Any, text: str) -> None:
     connection.states.event("processes_started", {"id": 1, "ranks": [3]})
-    assert Steps(connection, operation)().text == text
+    assert WaitSteps(connection, operation)().text == text
 
 
 def test_once_all_processes_run_a_call_waits_for_its_endpoint(connection: Any) -> None:
     connection.states.event("processes_started", {"id": 1, "ranks": [0, 1, 2, 3]})
-    assert Steps(connection, Call(2, "add"))().text == "waiting for counters.add"
-    assert Steps(connection, AwaitInitialized(1))().text == "starting trainers {hosts: 2, gpus: 2}"
+    assert WaitSteps(connection, Call(2, "add"))().text == "waiting for counters.add"
+    assert WaitSteps(connection, AwaitInitialized(1))().text == "starting trainers {hosts: 2, gpus: 2}"
 
 
 def test_a_large_transfer_says_how_far_it_is(connection: Any) -> None:
-    steps = Steps(connection, Call(2, "add"))
+    steps = WaitSteps(connection, Call(2, "add"))
     connection.bytes = (100 * MIB, 0, 0)
-    assert steps() == Step("sending 0 of 100 MiB", 0, 100 * MIB)
+    assert steps() == WaitStep("sending 0 of 100 MiB", 0, 100 * MIB)
     connection.bytes = (40 * MIB, 0, 0)
-    assert steps() == Step("sending 60 of 100 MiB", 60 * MIB, 100 * MIB)
+    assert steps() == WaitStep("sending 60 of 100 MiB", 60 * MIB, 100 * MIB)
     connection.bytes = (10, 30 * MIB, 90 * MIB)
-    assert steps() == Step("receiving 30 of 90 MiB", 30 * MIB, 90 * MIB)
+    assert steps() == WaitStep("receiving 30 of 90 MiB", 30 * MIB, 90 * MIB)
 
 
 # -- where --------------------------------------------------------------------------------------------------
@@ -152,18 +152,18 @@ def test_a_large_transfer_says_how_far_it_is(connection: Any) -> None:
 def test_a_terminal_gets_a_line_that_vanishes() -> None:
     out = io.StringIO()
     display = TerminalDisplay(Console(file=out, force_terminal=True, width=100))
-    display.show(Step("starting [bold]x[/bold]: 1 of 4 processes", 1, 4), 2.0)
+    display.show(WaitStep("starting [bold]x[/bold]: 1 of 4 processes", 1, 4), 2.0)
     assert "starting [bold]x[/bold]: 1 of 4 processes, 2 s" in out.getvalue()
     display.close()
     assert out.getvalue().endswith("\x1b[2K")  # the line is erased
 
 
 def test_a_notebook_gets_a_bar_and_a_text() -> None:
-    assert bar_html(Step("sending <1> MiB", 1, 4), 2.4) == (
+    assert bar_html(WaitStep("sending <1> MiB", 1, 4), 2.4) == (
         '<div role="status"><progress max="4" value="1" aria-label="sending &lt;1&gt; MiB"></progress> '
         "sending &lt;1&gt; MiB, 2 s</div>"
     )
-    assert "progress" not in bar_html(Step("waiting"), 2.4)
+    assert "progress" not in bar_html(WaitStep("waiting"), 2.4)
 
 
 # -- during a wait ------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_block_that_is_over_before_it_is_due_shows_nothing(connection: Any, on
 
 
 class Broken:
-    def show(self, step: Step, seconds: float) -> None:
+    def show(self, step: WaitStep, seconds: float) -> None:
         raise OSError("the terminal is gone")
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ def test_a_display_that_fails_harms_nobody(connection: Any, on: Callable[..., Pr
 
 def test_an_interrupt_in_a_display_ends_the_wait(connection: Any, on: Callable[..., Progress]) -> None:
     class Interrupted(Shown):
-        def show(self, step: Step, seconds: float) -> None:
+        def show(self, step: WaitStep, seconds: float) -> None:
             super().show(step, seconds)
             if threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt

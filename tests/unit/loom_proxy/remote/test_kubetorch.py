@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loom.errors import UnpicklableError
-from loom_proxy.remote.kubetorch import SERIALIZATIONS, Service
+from loom_proxy.remote.kubetorch import SERIALIZATIONS, DeployedService
 
 
 class Strange:
@@ -22,14 +22,14 @@ def test_an_argument_that_is_nested_too_deeply_is_told_as_that(serialization: st
         nested = {"a": nested}
 
     with pytest.raises(UnpicklableError, match=f"sent as {serialization}: it is nested .* dict inside dict$"):
-        Service("http://127.0.0.1:9", "Shop", serialization).call("echo", (nested,), {}, 1)
+        DeployedService("http://127.0.0.1:9", "Shop", serialization).call("echo", (nested,), {}, 1)
 
 
 def test_an_argument_that_raises_when_it_is_pickled_is_told() -> None:
     with pytest.raises(UnpicklableError, match="an argument cannot be sent as pickle: 'strange'"):
-        Service("http://127.0.0.1:9", "Shop", "pickle").call("echo", (Strange(),), {}, 1)
+        DeployedService("http://127.0.0.1:9", "Shop", "pickle").call("echo", (Strange(),), {}, 1)
 
 
 def test_an_answer_that_is_nested_too_deeply_is_told() -> None:
     with pytest.raises(UnpicklableError, match="nested too deeply"):
-        Service("http://127.0.0.1:9", "Shop", "json")._value(b"[" * 100_000 + b"]" * 100_000)
+        DeployedService("http://127.0.0.1:9", "Shop", "json")._value(b"[" * 100_000 + b"]" * 100_000)

@@ -13,7 +13,7 @@ import torch
 import loom
 from loom.rl.generation.completions import Completion
 from loom.rl.generation.engine import Engine
-from loom.rl.generation.limits import Limits, Sampling
+from loom.rl.generation.limits import RequestLimits, Sampling
 from tests.support.small_models import LETTERS, Letters, SmallModel
 
 PROMPTS = ["a", "bcdefgh", "hg", "abcabcabcabcabcabc", "p", "ponm"]
@@ -22,7 +22,7 @@ GREEDY = Sampling(24, temperature=0.0)
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    made = Engine(SmallModel(), Letters(), limits=Limits(concurrency=4, queue=64))
+    made = Engine(SmallModel(), Letters(), limits=RequestLimits(concurrency=4, queue=64))
     yield made
     made.close()
 
@@ -95,7 +95,7 @@ async def test_a_seed_decides_what_is_drawn_whatever_else_is_generated(engine: E
 
 
 async def test_tokens_are_drawn_with_their_probabilities() -> None:
-    many = Engine(SmallModel(), Letters(), limits=Limits(concurrency=1000, max_n=3000))
+    many = Engine(SmallModel(), Letters(), limits=RequestLimits(concurrency=1000, max_n=3000))
     drawn = await many.generate(["abc"], 3000, Sampling(1, temperature=2.0))
     many.close()
     logits, _ = SmallModel()(torch.tensor([Letters().encode("abc")]))
@@ -174,7 +174,7 @@ async def test_a_swap_waits_for_the_step_under_way_and_for_no_other() -> None:
 
 async def test_completions_of_a_client_that_left_are_generated_no_further() -> None:
     model = Held()
-    engine = Engine(model, Letters(), limits=Limits(concurrency=1))
+    engine = Engine(model, Letters(), limits=RequestLimits(concurrency=1))
     async with engine.open(["abc"] * 3, sampling=Sampling(1)):
         await asyncio.to_thread(model.computing.wait, 60)
     model.go.release()
@@ -185,7 +185,7 @@ async def test_completions_of_a_client_that_left_are_generated_no_further() -> N
 
 async def test_more_completions_wait_than_may() -> None:
     model = Held()
-    engine = Engine(model, Letters(), limits=Limits(concurrency=1, queue=2))
+    engine = Engine(model, Letters(), limits=RequestLimits(concurrency=1, queue=2))
     async with engine.open(["abc"], sampling=Sampling(1)) as stream:
         await asyncio.to_thread(model.computing.wait, 60)
         async with engine.open(["a", "b"], sampling=Sampling(1)) as queued:
@@ -238,7 +238,7 @@ async def test_what_exceeds_a_limit_is_refused_with_the_limit(
     prompts: list[str], n: int, sampling: Sampling, reason: str
 ) -> None:
     engine = Engine(
-        SmallModel(), Letters(), limits=Limits(max_prompt=50, max_tokens=80, max_n=8, max_completions=8)
+        SmallModel(), Letters(), limits=RequestLimits(max_prompt=50, max_tokens=80, max_n=8, max_completions=8)
     )
     with pytest.raises(loom.WrongArguments, match=reason):
         engine.open(prompts, n, sampling)

@@ -17,10 +17,10 @@ import pytest
 
 import loom
 from loom.rl.generation import listener, weights
-from loom.rl.generation.app import MAX_BODY, Service
+from loom.rl.generation.app import MAX_BODY, GenerationService
 from loom.rl.generation.engine import Engine
-from loom.rl.generation.limits import Limits, Sampling
-from loom.rl.generation.places import Place, place_of
+from loom.rl.generation.limits import RequestLimits, Sampling
+from loom.rl.generation.places import Bottleneck, place_of
 from loom.rl.generation.serving import Serving, ServingState, new_token
 from loom.rl.generation.updates import WeightUpdates
 from loom.rl.generation.urls import without_token
@@ -48,9 +48,9 @@ class Server:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
         self.model = Paced()
-        limits = Limits(concurrency=4, queue=8, max_prompt=40, max_tokens=50, max_n=6)
+        limits = RequestLimits(concurrency=4, queue=8, max_prompt=40, max_tokens=50, max_n=6)
         self.engine = Engine(self.model, Letters(), limits=limits)
-        service = Service(self.engine, WeightUpdates(self.engine, folder), Sampling(12, 0.0), new_token())
+        service = GenerationService(self.engine, WeightUpdates(self.engine, folder), Sampling(12, 0.0), new_token())
         self.serving = Serving(service, **options)
         self.url = self.serving.url
         self.client = httpx.Client(base_url=self.url, timeout=BOUND)
@@ -409,15 +409,15 @@ def test_a_late_event_loop_is_noticed(server: Server, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("queue_ms", "rpc_ms", "accept_queue", "late_ms", "place"),
     [
-        (3.0, 900.0, 0, 2.0, Place.ENGINE),
-        (2000.0, 5.0, 0, 20.0, Place.POOL),
-        (2000.0, 5.0, 7, 20.0, Place.ACCEPT),
-        (900.0, 5.0, 1, 150.0, Place.LOOP),
-        (5.0, 2.0, 0, 1.0, Place.NOWHERE),
+        (3.0, 900.0, 0, 2.0, Bottleneck.ENGINE),
+        (2000.0, 5.0, 0, 20.0, Bottleneck.POOL),
+        (2000.0, 5.0, 7, 20.0, Bottleneck.ACCEPT),
+        (900.0, 5.0, 1, 150.0, Bottleneck.LOOP),
+        (5.0, 2.0, 0, 1.0, Bottleneck.NOWHERE),
     ],
 )
 def test_the_place_where_an_order_waited_is_named(
-    queue_ms: float, rpc_ms: float, accept_queue: int, late_ms: float, place: Place
+    queue_ms: float, rpc_ms: float, accept_queue: int, late_ms: float, place: Bottleneck
 ) -> None:
     assert place_of(queue_ms, rpc_ms, ServingState(9, accept_queue, late_ms)) is place
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom.manifest import Entry, Manifest
+from loom.manifest import Manifest, TreeEntry
 from loom_gateway.driver.code_sync.cache import BlobsMissing, TreeCache
 
 WAIT = 30.0
@@ -23,7 +23,7 @@ def digest_of(data: bytes) -> str:
 
 
 def tree_of(files: dict[str, bytes], executable: tuple[str, ...] = ()) -> Manifest:
-    entries = [Entry(path, digest_of(data), len(data), path in executable) for path, data in files.items()]
+    entries = [TreeEntry(path, digest_of(data), len(data), path in executable) for path, data in files.items()]
     return Manifest("tree", ("",), tuple(entries))
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from loom_gateway.driver.handlers.hosts import HostWatcher
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 
 BOUND = 30.0  # seconds that a test waits for anything
 PROCS = 7
@@ -32,7 +32,7 @@ async def test_a_host_is_lost_on_which_processes_of_a_mesh_are_connected(stopped
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     meshes = MeshTable()
-    meshes.add(PROCS, Entry("procs", "trainers", None, PROCS, procs=PROCS, ranks=(0,), hosts=(0,)))
+    meshes.add(PROCS, MeshEntry("procs", "trainers", None, PROCS, procs=PROCS, ranks=(0,), hosts=(0,)))
     if stopped:
         meshes.retire(PROCS)  # of which its processes may not know yet
     nothing = SimpleNamespace(host_gone=lambda host: None)

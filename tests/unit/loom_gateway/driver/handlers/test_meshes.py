@@ -11,7 +11,7 @@ import pytest
 from loom.errors import WrongState
 from loom_gateway.driver.handlers import meshes as module
 from loom_gateway.driver.handlers.meshes import MeshOperations
-from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.monarch.mesh_table import MeshEntry
 
 
 class NeverStopped:
@@ -35,7 +35,7 @@ def operations(gone: list[tuple[int, int]]) -> MeshOperations:
 async def test_processes_that_monarch_does_not_stop_are_given_up() -> None:
     gone: list[tuple[int, int]] = []
 
-    await operations(gone)._stopped(Entry("procs", "trainers", None, 7, procs=7, ranks=(0, 1)), NeverStopped())
+    await operations(gone)._stopped(MeshEntry("procs", "trainers", None, 7, procs=7, ranks=(0, 1)), NeverStopped())
 
     assert gone == [(7, 0), (7, 1)]
 
@@ -44,6 +44,8 @@ async def test_actors_that_monarch_does_not_stop_say_what_to_do() -> None:
     gone: list[tuple[int, int]] = []
 
     with pytest.raises(WrongState, match=r"has not stopped counters .* stop its processes"):
-        await operations(gone)._stopped(Entry("actors", "counters", None, 8, procs=7, ranks=(0,)), NeverStopped())
+        await operations(gone)._stopped(
+            MeshEntry("actors", "counters", None, 8, procs=7, ranks=(0,)), NeverStopped()
+        )
 
     assert gone == []

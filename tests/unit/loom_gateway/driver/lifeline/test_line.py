@@ -10,7 +10,7 @@ from loom.errors import ProtocolMismatch
 from loom.wire.bodies import FlushOutput, ProcessOutput
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Message
-from loom_gateway.driver.lifeline.line import FrameSplitter, Line
+from loom_gateway.driver.lifeline.line import FrameSplitter, MessageLine
 
 
 def printed(number: int) -> Message:
@@ -24,7 +24,7 @@ def contents(messages: list[Message]) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(20))
 def test_messages_arrive_once_and_in_order_wherever_connections_are_cut(seed: int) -> None:
     chance = random.Random(seed)
-    process, driver = Line(), Line()
+    process, driver = MessageLine(), MessageLine()
     sent: list[Message] = []
     arrived: list[Message] = []
     flushes = 0
@@ -54,7 +54,7 @@ def test_messages_arrive_once_and_in_order_wherever_connections_are_cut(seed: in
 
 
 def test_what_waits_is_counted_until_it_is_acknowledged() -> None:
-    process, driver = Line(), Line()
+    process, driver = MessageLine(), MessageLine()
     process.put(ProcessOutput(1, 0.0).message(parts=[b"x" * 1000]))
     assert 1000 <= process.kept_bytes < 1200
     process.connected(0)

@@ -12,7 +12,7 @@ import pytest
 
 from loom.wire.bodies import ProcessEnded
 from loom_gateway.driver.lifeline import server
-from loom_gateway.driver.lifeline.line import Line
+from loom_gateway.driver.lifeline.line import MessageLine
 from tests.support.network.chaos_proxy import ChaosProxy, Schedule
 from tests.support.network.gate import Gate
 from tests.unit.loom_gateway.driver.lifeline.processes import BOUND, Driver, Process
@@ -123,7 +123,7 @@ async def test_a_driver_that_takes_no_report_of_how_a_process_ended_gets_none(
     class LineOfBefore(server.ProcessLine):
         def __init__(self, name: str, procs: int, rank: int) -> None:
             super().__init__(name, procs, rank)
-            self.line = Line()  # without the `TellEnd` in it
+            self.line = MessageLine()  # without the `TellEnd` in it
 
     monkeypatch.setattr(server, "ProcessEnded", EndOfBefore)
     monkeypatch.setattr(server, "ProcessLine", LineOfBefore)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from loom.errors import LoomError, NoSuchMesh, SupervisionError
-from loom_gateway.driver.monarch.mesh_table import KEPT_NAMES, Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import KEPT_NAMES, MeshEntry, MeshTable
 
 HOSTS, GPUS = 2, 2
 
@@ -21,7 +21,7 @@ def mesh(offset: int = 0) -> SimpleNamespace:
 @pytest.fixture
 def meshes() -> MeshTable:
     table = MeshTable()
-    table.add(1, Entry("actors", "echoes", mesh(), 1))
+    table.add(1, MeshEntry("actors", "echoes", mesh(), 1))
     return table
 
 
@@ -36,12 +36,12 @@ def test_no_element_is_found_of_another_size_or_name(meshes: MeshTable) -> None:
 
 
 def test_of_two_meshes_with_one_name_neither_is_meant(meshes: MeshTable) -> None:
-    meshes.add(2, Entry("actors", "echoes", mesh(offset=4), 2))
+    meshes.add(2, MeshEntry("actors", "echoes", mesh(offset=4), 2))
     assert meshes.element("echoes", {"hosts": (1, HOSTS), "gpus": (0, GPUS)}) is None
 
 
 def test_of_a_stopped_mesh_the_name_is_kept_and_of_the_last_ones_only(meshes: MeshTable) -> None:
-    meshes.add(2, Entry("actors", "steppers", None, 2, procs=7))
+    meshes.add(2, MeshEntry("actors", "steppers", None, 2, procs=7))
     meshes.fail(3, "actors", LoomError("its constructor raised"))
     assert set(meshes.retire(1)) == {1}
     with pytest.raises(SupervisionError, match="mesh 'echoes' was stopped"):
@@ -51,7 +51,7 @@ def test_of_a_stopped_mesh_the_name_is_kept_and_of_the_last_ones_only(meshes: Me
     with pytest.raises(LoomError, match="constructor raised"):
         meshes.entry(3)
     for ident in range(20, 20 + KEPT_NAMES):
-        meshes.add(ident, Entry("actors", f"mesh {ident}", None, ident))
+        meshes.add(ident, MeshEntry("actors", f"mesh {ident}", None, ident))
         meshes.retire(ident)
     assert meshes.known(1) is None
     with pytest.raises(NoSuchMesh, match="stopped long ago"):

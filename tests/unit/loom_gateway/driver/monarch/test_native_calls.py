@@ -18,7 +18,7 @@ from monarch.actor import Extent
 
 from loom_gateway.driver.monarch import native_calls
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError
-from loom_gateway.driver.monarch.native_calls import Target, TrackedProcs
+from loom_gateway.driver.monarch.native_calls import CallTarget, TrackedProcs
 
 BOUND = 30.0  # seconds; far over what any wait takes, so that only a hang fails
 
@@ -36,7 +36,7 @@ def call_on(procs: TrackedProcs, ranks: int = 2) -> tuple[Future[Any], Any]:
     shape = Extent(["gpus"], [ranks]).region.as_shape()
     handle, completer = _new_handle_pair()
     future: Future[Any] = Future._from_handle(handle)
-    future._target = Target(procs, SimpleNamespace(_shape=shape, _mesh_name="counters"), "add")
+    future._target = CallTarget(procs, SimpleNamespace(_shape=shape, _mesh_name="counters"), "add")
     return future, completer
 
 

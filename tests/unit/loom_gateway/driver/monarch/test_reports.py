@@ -6,7 +6,7 @@ import pytest
 
 from loom_gateway.driver.monarch.reports import (
     Fault,
-    Place,
+    MeshElement,
     about_endpoint,
     failed_element,
     failed_spawn,
@@ -52,17 +52,17 @@ def test_reports_of_faults(report: str, fault: Fault | None) -> None:
         (
             "echoes-4xYz",
             "The actor <root>.<user.Echo echoes{'hosts': 1/2, 'gpus': 0/2}> and all its descendants have failed: x",
-            Place("echoes", {"hosts": (1, 2), "gpus": (0, 2)}),
+            MeshElement("echoes", {"hosts": (1, 2), "gpus": (0, 2)}),
         ),
-        ("echoes", "echoes-4xYz{'gpus': 3/8} failed", Place("echoes", {"gpus": (3, 8)})),
+        ("echoes", "echoes-4xYz{'gpus': 3/8} failed", MeshElement("echoes", {"gpus": (3, 8)})),
         ("echoes-4xYz", "", None),
         ("echoes-4xYz", "echoes{", None),
-        ("echoes-4xYz", "echoes{'hosts': x/2}", Place("echoes", {})),
+        ("echoes-4xYz", "echoes{'hosts': x/2}", MeshElement("echoes", {})),
         ("echoes-4xYz", "others{'hosts': 0/2}", None),
         ("echoes-4xYz", "❄" * 10_000, None),
     ],
 )
-def test_the_element_that_a_report_names(mesh: str, report: str, place: Place | None) -> None:
+def test_the_element_that_a_report_names(mesh: str, report: str, place: MeshElement | None) -> None:
     assert failed_element(mesh, report) == place
 
 

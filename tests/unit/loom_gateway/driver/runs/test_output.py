@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
-from loom_gateway.driver.runs.output import KEPT_OUTPUT, KEPT_RECORDS, LINE_WITHIN, PAGE, RunOutput
+from loom_gateway.driver.runs.output import KEPT_OUTPUT, KEPT_RECORDS, LINE_WITHIN, PAGE, RecordedOutput
 
 
 @pytest.fixture
@@ -17,14 +17,14 @@ def logged() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def output(logged: list[tuple[str, str]]) -> Iterator[RunOutput]:
+def output(logged: list[tuple[str, str]]) -> Iterator[RecordedOutput]:
     loop = asyncio.new_event_loop()
-    yield RunOutput(loop, lambda: None, lambda stream, text: logged.append((stream, text)))
+    yield RecordedOutput(loop, lambda: None, lambda stream, text: logged.append((stream, text)))
     loop.close()
 
 
 def test_records_stay_whole_and_in_their_place_and_are_not_logged(
-    output: RunOutput, logged: list[tuple[str, str]]
+    output: RecordedOutput, logged: list[tuple[str, str]]
 ) -> None:
     for stream, text in [
         (STDOUT, "a"),
@@ -43,7 +43,7 @@ def test_records_stay_whole_and_in_their_place_and_are_not_logged(
     assert logged == [("stdout", "ab"), ("stdout", "c\n"), ("stderr", "d\n")]
 
 
-def test_long_text_does_not_push_out_a_later_record_and_is_cut(output: RunOutput) -> None:
+def test_long_text_does_not_push_out_a_later_record_and_is_cut(output: RecordedOutput) -> None:
     output.write(RECORD, "early")
     output.write(STDOUT, "a" * KEPT_OUTPUT)
     output.write(RECORD, "late")
@@ -59,7 +59,7 @@ def test_long_text_does_not_push_out_a_later_record_and_is_cut(output: RunOutput
     assert output.kept_records == 4
 
 
-def test_the_oldest_records_go_when_there_are_too_many(output: RunOutput) -> None:
+def test_the_oldest_records_go_when_there_are_too_many(output: RecordedOutput) -> None:
     half = KEPT_RECORDS // 2
     output.write(RECORD, "1" * half)
     output.write(STDOUT, "between")
@@ -74,7 +74,7 @@ def test_the_oldest_records_go_when_there_are_too_many(output: RunOutput) -> Non
     assert kept == [(STDOUT, "between"), (RECORD, "2" * half), (RECORD, "3")]
 
 
-def test_a_record_over_the_limit_is_dropped_and_nothing_breaks(output: RunOutput) -> None:
+def test_a_record_over_the_limit_is_dropped_and_nothing_breaks(output: RecordedOutput) -> None:
     output.write(RECORD, "1" * (KEPT_RECORDS + 1))
     output.write(STDOUT, "tex\n")
     assert output.end == KEPT_RECORDS + 5
@@ -82,7 +82,7 @@ def test_a_record_over_the_limit_is_dropped_and_nothing_breaks(output: RunOutput
     assert output.kept_records == 0
 
 
-def test_long_records_come_page_by_page_and_a_single_one_whole(output: RunOutput) -> None:
+def test_long_records_come_page_by_page_and_a_single_one_whole(output: RecordedOutput) -> None:
     for text in ("1" * (PAGE - 1), "2", "3", "4" * (PAGE + 1)):
         output.write(RECORD, text)
     assert output.end == 2 * PAGE + 2
@@ -94,7 +94,7 @@ def test_long_records_come_page_by_page_and_a_single_one_whole(output: RunOutput
     assert output.since(position) == (position, [])
 
 
-def test_lines_of_the_run_and_of_its_processes_do_not_mix(output: RunOutput) -> None:
+def test_lines_of_the_run_and_of_its_processes_do_not_mix(output: RecordedOutput) -> None:
     output.write(STDOUT, "le")
     output.write(STDOUT, "ri", of_processes=True)
     output.write(STDOUT, "ft")
@@ -109,7 +109,7 @@ def test_lines_of_the_run_and_of_its_processes_do_not_mix(output: RunOutput) -> 
     assert output.end == 27
 
 
-def test_a_line_without_an_end_is_passed_on_all_the_same(output: RunOutput) -> None:
+def test_a_line_without_an_end_is_passed_on_all_the_same(output: RecordedOutput) -> None:
     output._loop.call_later(LINE_WITHIN * 2, output._loop.stop)
 
     output.write(STDOUT, "a prompt> ")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from loom.errors import SupervisionError
-from loom_gateway.driver.monarch.mesh_table import HOST_MESH, Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry, MeshTable
 from loom_gateway.driver.session.mesh_view import LONGEST_REASON, MOST_MESHES, MOST_REASONS, SHOWN_STOPPED, MeshView
 from loom_gateway.sessions.descriptions import SHOWN_RANKS, ElementState, SessionMeshes
 
@@ -27,22 +27,22 @@ class Known:
 
     def __init__(self) -> None:
         self.meshes = MeshTable()
-        self.meshes.add(HOST_MESH, Entry("hosts", "hosts", mesh(2), HOST_MESH, ranks=(0, 1)))
+        self.meshes.add(HOST_MESH, MeshEntry("hosts", "hosts", mesh(2), HOST_MESH, ranks=(0, 1)))
         self.hosts = SimpleNamespace(lost=set[int](), addresses=["tcp://a:1", "tcp://b:1"])
         self.reasons: dict[tuple[int, int], str] = {}
         self.in_flight: dict[tuple[int, str], int] = {}
         self.alive: dict[int, set[int]] = {}
         self.lost: set[tuple[int, int]] = set()
 
-    def procs(self, ident: int, size: int) -> Entry:
+    def procs(self, ident: int, size: int) -> MeshEntry:
         ranks = tuple(range(size))
-        entry = Entry("procs", f"procs {ident}", mesh(size), ident, procs=ident, ranks=ranks, hosts=(0,) * size)
+        entry = MeshEntry("procs", f"procs {ident}", mesh(size), ident, procs=ident, ranks=ranks, hosts=(0,) * size)
         self.meshes.add(ident, entry)
         self.alive[ident] = set(ranks)
         return entry
 
-    def actors(self, ident: int, procs: Entry) -> Entry:
-        entry = Entry(
+    def actors(self, ident: int, procs: MeshEntry) -> MeshEntry:
+        entry = MeshEntry(
             "actors", f"actors {ident}", procs.mesh, ident, procs=procs.procs, ranks=procs.ranks, cls=Known
         )
         self.meshes.add(ident, entry)
@@ -87,7 +87,7 @@ def test_a_small_mesh_has_the_state_of_each_rank() -> None:
 def test_actors_on_a_part_have_ranks_of_their_own() -> None:
     known = Known()
     known.procs(1, 4)
-    part = Entry("actors", "part", mesh(2), 2, procs=1, ranks=(2, 3))
+    part = MeshEntry("actors", "part", mesh(2), 2, procs=1, ranks=(2, 3))
     known.meshes.add(2, part)
     known.reasons = {(2, 3): "it raised"}
 
@@ -139,7 +139,7 @@ def test_a_part_that_was_stopped() -> None:
     known = Known()
     procs = known.procs(1, 2)
     known.actors(2, procs)
-    known.meshes.add(3, Entry("procs", "procs 1", mesh(1), 1, procs=1, ranks=(1,), stopped=True))
+    known.meshes.add(3, MeshEntry("procs", "procs 1", mesh(1), 1, procs=1, ranks=(1,), stopped=True))
 
     (shown,) = known.describe().hosts.procs
 
@@ -177,7 +177,7 @@ def test_more_meshes_than_there_is_room_for_are_counted() -> None:
 
 def test_a_mesh_of_the_clusters_own_is_left_out() -> None:
     known = Known()
-    known.meshes.add(-1, Entry("actors", "returned", mesh(1), -1))
+    known.meshes.add(-1, MeshEntry("actors", "returned", mesh(1), -1))
     assert known.describe().hosts.procs == []
 
 

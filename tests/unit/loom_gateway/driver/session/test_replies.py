@@ -9,7 +9,7 @@ import pytest
 
 from loom.wire.codec import Encoder
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.monarch.mesh_table import Entry
+from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.session import replies as ledger
 from loom_gateway.driver.session.replies import Replies
 
@@ -88,7 +88,7 @@ async def test_a_coroutine_s_error_is_the_answer() -> None:
 async def test_a_call_to_what_is_gone_already_fails_after_a_grace() -> None:
     sent = Sent()
     replies = replies_of(sent, why_silent="process 0 is gone")
-    entry = Entry("actors", "counters", None, 1, procs=2, ranks=(0,))
+    entry = MeshEntry("actors", "counters", None, 1, procs=2, ranks=(0,))
 
     replies.expect(call(1), 0.0, entry)
     answered_by_monarch = replies.expect(call(2), 0.0, entry)
@@ -120,7 +120,7 @@ async def test_only_the_calls_to_a_dead_mesh_fail(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ledger, "GRACE", 0.01)
     sent = Sent()
     replies = replies_of(sent)
-    dead, alive = (Entry("actors", name, None, 1, procs=2, ranks=(0,)) for name in ("dead", "alive"))
+    dead, alive = (MeshEntry("actors", name, None, 1, procs=2, ranks=(0,)) for name in ("dead", "alive"))
     replies.expect(call(1), 0.0, alive)
     replies.expect(call(2), 0.0, dead)
     replies.expect(call(3), 0.0)
@@ -144,15 +144,15 @@ async def test_the_durations_are_those_of_calls() -> None:
     assert sum(replies.latencies.counts) == 1
 
 
-def actors() -> Entry:
-    return Entry("actors", "counters", None, 1)
+def actors() -> MeshEntry:
+    return MeshEntry("actors", "counters", None, 1)
 
 
 async def test_answers_are_counted_for_the_whole_mesh_of_the_endpoint_that_was_called() -> None:
     sent = Sent()
     replies = replies_of(sent)
     whole = actors()
-    part = Entry("actors", "counters", None, 1, calls=whole.calls)
+    part = MeshEntry("actors", "counters", None, 1, calls=whole.calls)
     first = replies.expect(call(1), time.perf_counter(), whole)
     second = replies.expect(call(2), time.perf_counter(), part)
     third = replies.expect(call(3), time.perf_counter(), part)

@@ -14,7 +14,7 @@ from loom.wire.messages import Kind, Message
 from loom.wire.texts import unpack_texts
 from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.handlers.unclaimed import UnclaimedResults
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.session.replies import Request
 
 MIB = 1 << 20
@@ -37,7 +37,7 @@ class Answers:
 
 def unclaimed_results(folder: Path, answers: Answers, sent: list[Message], limit: int = 0) -> UnclaimedResults:
     meshes = MeshTable()
-    meshes.add(1, Entry("actors", "trainers", None, 1, last_shape=((), 0, (), ())))
+    meshes.add(1, MeshEntry("actors", "trainers", None, 1, last_shape=((), 0, (), ())))
     context: Any = SimpleNamespace(
         meshes=meshes,
         replies=answers,

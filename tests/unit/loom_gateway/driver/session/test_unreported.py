@@ -10,7 +10,7 @@ import pytest
 from monarch._src.actor.shape import NDSlice
 
 from loom_gateway.driver.monarch.host_table import HostTable
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.monarch.reports import failed_element
 from loom_gateway.driver.session import unreported
 from loom_gateway.driver.session.unreported import UnreportedFailures
@@ -38,11 +38,11 @@ class Session:
         self.hosts = HostTable(["tcp://a:1", "tcp://b:1"])
         ranks = (0, 1, 2, 3)
         self.meshes.add(
-            1, Entry("procs", "trainers", Mesh("trainers"), 1, procs=1, ranks=ranks, hosts=(0, 0, 1, 1))
+            1, MeshEntry("procs", "trainers", Mesh("trainers"), 1, procs=1, ranks=ranks, hosts=(0, 0, 1, 1))
         )
         if actors:
             self.meshes.add(
-                2, Entry("actors", "counters", Mesh("counters-4xYz"), 2, procs=1, ranks=ranks, cls=Mesh)
+                2, MeshEntry("actors", "counters", Mesh("counters-4xYz"), 2, procs=1, ranks=ranks, cls=Mesh)
             )
         self.published: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.failures = UnreportedFailures(loop, self.meshes, self.hosts, self.published.put_nowait)

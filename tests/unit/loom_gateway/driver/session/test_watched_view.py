@@ -17,7 +17,7 @@ import pytest
 from loom.errors import SupervisionError
 from loom.tensors.backend.worker import TensorWorker
 from loom.tensors.watching.summaries import Distribution, History, Summary, Wanted
-from loom_gateway.driver.monarch.mesh_table import Entry, MeshTable
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.session.mesh_view import BARS, MOST_TENSORS, WatchedView
 
 BOUND = 20.0
@@ -71,7 +71,7 @@ class Known:
         self.view = WatchedView(SimpleNamespace(meshes=self.meshes, loop=loop))  # type: ignore[arg-type]
 
     def add(self, ident: int, mesh: Any, cls: type = TensorWorker) -> None:
-        self.meshes.add(ident, Entry("actors", f"mesh {ident}", mesh, ident, cls=cls))
+        self.meshes.add(ident, MeshEntry("actors", f"mesh {ident}", mesh, ident, cls=cls))
 
 
 @pytest.fixture
