@@ -378,13 +378,6 @@ class GetAddress(
 
 
 @dataclass(frozen=True)
-class GetGroups(
-    Operation, name="groups", route=RestRoute("GET", "groups", "groups"), result=dict[str, dict[str, int]]
-):
-    """The groups of the caller's replicas: for each, how many replicas are in which state."""
-
-
-@dataclass(frozen=True)
 class GetPolicies(
     Operation, name="policies", route=RestRoute("GET", "policies", "policies"), result=dict[str, Action]
 ):

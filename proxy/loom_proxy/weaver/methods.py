@@ -318,10 +318,6 @@ class WeaverMethods(DeviceCommands):
         """
         return ProfileInfo.from_body(self._ask("profile", replica=replica, seconds=number(seconds, "seconds")))
 
-    def groups(self) -> dict[str, dict[str, int]]:
-        """Return how many replicas of each group are in which state."""
-        return dict(self._ask("groups"))
-
     def policies(self) -> dict[str, str]:
         """Return the action that a failed device causes, for each group of replicas that has a policy."""
         return dict(self._ask("policies"))

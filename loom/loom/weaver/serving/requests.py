@@ -95,7 +95,6 @@ class RequestHandler:
             operations.GetProfile: self._profile,
             operations.GetGoodput: self._goodput,
             operations.GetAddress: lambda asked, asker, now: self._address(self.user, asker.session),
-            operations.GetGroups: lambda asked, asker, now: self._groups(),
             operations.GetPolicies: lambda asked, asker, now: self._policies(),
             operations.SetPolicy: self._set_policy,
             operations.GiveCommand: self._give,
@@ -295,13 +294,6 @@ class RequestHandler:
     def _set_policy(self, asked: operations.SetPolicy, asker: Asker, now: float) -> dict[str, str]:
         self._weaver.set_policy(asked.group, asked.action, asker.by, now)
         return self._policies()
-
-    def _groups(self) -> dict[str, dict[str, int]]:
-        groups: dict[str, dict[str, int]] = {}
-        for replica in self.replicas:
-            states = groups.setdefault(replica.group, {})
-            states[replica.state.value] = states.get(replica.state.value, 0) + 1
-        return groups
 
     def _policies(self) -> dict[str, str]:
         return {group: action.value for group, action in self._known.policy}

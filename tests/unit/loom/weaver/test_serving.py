@@ -325,10 +325,3 @@ async def snapshot_of(client: WeaverClient) -> Any:
             return {**self, "time": 0} == {**other, "time": 0}
 
     return {**snapshot, "status": Near(snapshot["status"])}
-
-
-async def test_the_groups_are_counted_by_state() -> None:
-    async with running() as weaver:
-        await weaver.threadlet()
-        replica = await weaver.client.ask("replica", id="train_0")
-        assert await weaver.client.ask("groups") == {replica["group"]: {"running": 1}}
