@@ -18,11 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from loom.control.address import MONARCH_PORT
 from loom.errors import LoomError, PodUnreachable
 from loom.extras import GATEWAY_MODULES, require
 from loom_gateway.pod.peers import CONFIGURE, ask_pod, pod_key
 from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MeshPods, PodSettings
-from loom_gateway.workers.sources import MONARCH_PORT
 
 START_TIMEOUT = 60.0  # seconds that a keeper has to start: it imports a web server
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loom.control.address import MONARCH_PORT
 from loom.errors import WrongArguments
 from loom.process.state_file import write_json
-from loom_gateway.workers.sources import MONARCH_PORT
 
 GATEWAY_PORT = 8470
 KEEPER_PORT = 26599  # below Monarch's port, because processes of a worker may take ports above it

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
+from loom.control.address import MONARCH_PORT
 from loom.errors import InvalidAddress, WorkerUnreachable
 from loom.process.listen import bracketed
 
-MONARCH_PORT = 26600  # the default port of a worker
 WHOLE = "workers"  # the name of the mesh of sources without a name
 
 _ADDRESS = re.compile(r"tcp://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")

@@ -1,4 +1,4 @@
-"""The weaver's address for threadlets: ``tcp://HOST:PORT/KEY``."""
+"""Addresses of a cluster: the default port of a worker, and the weaver's address for threadlets, with its key."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from loom.errors import InvalidAddress
 from loom.process.listen import address_towards
+
+MONARCH_PORT = 26600  # the default port of a worker
 
 ADDRESS_VARIABLE = "LOOM_WEAVER"  # the environment variable in which a threadlet finds the weaver's address
 

@@ -59,15 +59,15 @@ class TimeAccount(Frame):
             _, (seconds, first_at, first, highest, open, by_reason) = body
             for time in (seconds, open, 0.0 if first_at is None else first_at, *by_reason.values()):
                 if type(time) is not float or not 0.0 <= time <= _LONGEST:
-                    raise ValueError(f"{time!r:.40} is no time")
+                    raise ValueError(f"a time is from 0 to {_LONGEST:g} seconds, not {time!r:.40}")
             for step in (first, highest):
                 if step is not None and (type(step) is not int or not 0 <= step < MAX_COUNT):
-                    raise ValueError(f"{step!r:.40} is no step")
+                    raise ValueError(f"a step is a count below {MAX_COUNT}, not {step!r:.40}")
             if len(by_reason) > MAX_REASONS + len(REASONS) + 1:
-                raise ValueError(f"{len(by_reason)} reasons")
+                raise ValueError(f"{len(by_reason)} reasons are more than {MAX_REASONS + len(REASONS) + 1}")
             for name in by_reason:
                 if type(name) is not str or not 0 < len(name) <= MAX_REASON or not name.isprintable():
-                    raise ValueError(f"{name!r:.80} is no reason")
+                    raise ValueError(f"a reason has 1 to {MAX_REASON} printable characters: {name!r:.80}")
         except (TypeError, ValueError, AttributeError) as error:
             raise cls.mismatch(body, str(error)) from error
         return cls(seconds, first_at, first, highest, open, by_reason)

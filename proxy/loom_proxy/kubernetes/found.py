@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from loom.control.address import MONARCH_PORT
 from loom.errors import AuthenticationError, DeploymentFailed, LoomError
 from loom.rest import Gateway
 from loom_proxy.job import Job
@@ -17,8 +18,6 @@ from loom_proxy.kubernetes.network_policy import PortPolicies
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT, PortForward, is_kube_address, parse_kube_address
 from loom_proxy.kubernetes.tokens import kept_token
 from loom_proxy.session.open import connect
-
-MONARCH_PORT = 26600
 
 HOLDERS = ("Hosted", "AsyncHosted")
 """Names of the actor classes that hold the objects of `loom.cls` and the functions of `loom.fn`."""

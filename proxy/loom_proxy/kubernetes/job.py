@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from loom.control.address import MONARCH_PORT
 from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom.extras import require
 from loom.session_life import SessionLife
@@ -80,7 +81,7 @@ class KubernetesJob:
         selector: Mapping[str, str] | None = None,
         name: str | None = None,
         namespace: str | None = None,
-        monarch_port: int = 26600,
+        monarch_port: int = MONARCH_PORT,
         sync_dirs: Sequence[str | os.PathLike[str]] = (),
         transport: str | None = None,
         *,
