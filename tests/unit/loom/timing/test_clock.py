@@ -36,7 +36,7 @@ exchanges = []
 for _ in range(10):
     before = clock.monotonic()
     print(flush=True)
-    exchanges.append(clock.Exchange(before, float(input()), clock.monotonic()))
+    exchanges.append(clock.ClockExchange(before, float(input()), clock.monotonic()))
 clock.adopt(clock.measured(exchanges))
 print(clock.now(), *clock.offset(), flush=True)
 """

@@ -19,10 +19,10 @@ DEV = GatewayContext("dev", "ws://127.0.0.1:8470")
 
 ADD = """
 import sys
-from loom_proxy.contexts.file import Context, ContextFile
+from loom_proxy.contexts.file import GatewayContext, ContextFile
 sys.stdin.readline()
 for number in range(20):
-    ContextFile().add(Context(f"{sys.argv[1]}-{number}", "ws://127.0.0.1:1"), f"token of {sys.argv[1]}-{number}")
+    ContextFile().add(GatewayContext(f"{sys.argv[1]}-{number}", "ws://127.0.0.1:1"), f"token of {sys.argv[1]}-{number}")
 """
 
 

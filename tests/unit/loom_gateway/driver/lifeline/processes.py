@@ -22,10 +22,10 @@ BOUND = 30.0
 _PROGRAM = """
 import json, os, socket, sys
 from loom_gateway.driver.lifeline.line import LifelineAddress
-from loom_gateway.driver.lifeline.tie import Lifeline
+from loom_gateway.driver.lifeline.tie import DriverTie
 from loom_gateway.driver.lifeline.watch import DriverWatch
 address, procs, rank, meets, output = json.loads(sys.argv[1])
-tied = Lifeline(LifelineAddress(*address), procs, rank, output=output, meets=meets)
+tied = DriverTie(LifelineAddress(*address), procs, rank, output=output, meets=meets)
 watch = DriverWatch(LifelineAddress(*address), lambda procs, rank: print("gone", procs, rank))
 for line in sys.stdin:
     what, _, argument = line.strip().partition(" ")
