@@ -210,10 +210,14 @@ def check_leaf(target: Tensor) -> None:
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
 
 
+_WITHOUT_GRADIENT = frozenset(("logical_and", "logical_not", "logical_or", "logical_xor"))
+"""Operations that torch's graph does not see, also when their result takes the place of a float."""
+
+
 def changed(target: Tensor, name: str, others: Sequence[Tensor]) -> None:
     """Note that a tensor was changed in place by an operation with others."""
     target._base.version += 1
-    if grad_enabled.get() and any(map(needs_grad, (target, *others))):
+    if name not in _WITHOUT_GRADIENT and grad_enabled.get() and any(map(needs_grad, (target, *others))):
         meta = target._meta
         if meta is None or meta.dtype.kind >= Kind.FLOAT:
             relink(target, name, others)

@@ -26,7 +26,8 @@ import os, signal, sys
 from pathlib import Path
 from loom.chaos.host import delay, disks, network, processes, records
 
-records.begin(records.HostFaultRecord(records.folder() / "f1.json", tuple(processes.ProcessId.find(os.getpid())), []))
+mine = tuple(processes.ProcessId.find(os.getpid()))
+records.begin(records.HostFaultRecord(records.folder() / "f1.json", mine, []))
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -22,7 +22,8 @@ import sys
 from loom_proxy.contexts.file import GatewayContext, ContextFile
 sys.stdin.readline()
 for number in range(20):
-    ContextFile().add(GatewayContext(f"{sys.argv[1]}-{number}", "ws://127.0.0.1:1"), f"token of {sys.argv[1]}-{number}")
+    name = f"{sys.argv[1]}-{number}"
+    ContextFile().add(GatewayContext(name, "ws://127.0.0.1:1"), f"token of {name}")
 """
 
 
