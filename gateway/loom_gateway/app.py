@@ -12,10 +12,11 @@ from typing import Literal
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
-from loom.errors import LoomError, WrongArguments
+from loom.errors import LoomError, NotFound, WrongArguments
 from loom.process import tasks
 from loom.proof.forwarded import PROOF_PATH
 from loom.timing import flush
@@ -90,6 +91,21 @@ class Health(BaseModel):
     status: str = "ok"
 
 
+def _refusal(request: Request, error: HTTPException) -> Response:
+    """Return the gateway's form of what Starlette and FastAPI refuse: a path, a method, a body that is no text."""
+    path = request.url.path[:200]
+    match error.status_code:
+        case 404:
+            return error_response(NotFound(f"there is nothing at {path}; /api/v1/openapi.json has the routes"))
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            answer = error_response(WrongArguments(f"{path} has no method {request.method}; it has {allowed}"))
+            answer.status_code, answer.headers["allow"] = 405, allowed
+            return answer
+        case _:
+            return error_response(WrongArguments(f"the request makes no sense: {error.detail}"))
+
+
 def create_app(
     manager: SessionManager,
     access: AccessControl,
@@ -144,6 +160,10 @@ def create_app(
     async def wrong_request(_: Request, error: RequestValidationError) -> Response:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         return error_response(WrongArguments(f"the request makes no sense: {wrong[:2000]}"))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _refusal(request, error)
 
     @functools.cache
     def schema() -> bytes:

@@ -65,8 +65,12 @@ def file_routes(frames: Iterable[str], static: Path = STATIC) -> list[Route]:
     }
 
     def _file(name: str, cached: str) -> Response:
-        path = (static / name).resolve()
-        if not path.is_relative_to(static.resolve()) or not path.is_file():
+        try:
+            path = (static / name).resolve()
+            found = path.is_relative_to(static.resolve()) and path.is_file()
+        except (OSError, ValueError):  # no file can have that name: it is too long, or has a NUL
+            found = False
+        if not found:
             raise HTTPException(404)
         return FileResponse(path, headers={**headers, "cache-control": cached})
 

@@ -167,6 +167,9 @@ class House:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         transport = httpx.ASGITransport(self.guarded, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+            if isinstance(body, bytes):
+                content = {"content-type": "application/json"}
+                return await asyncio.wait_for(client.request(method, path, content=body, headers=content), BOUND)
             return await asyncio.wait_for(client.request(method, path, json=body), BOUND)
 
     async def close(self) -> None:
@@ -253,9 +256,30 @@ async def test_another_method_of_a_path_needs_a_token_too(house: House, method: 
         if f"{method} {path}" in of_route:
             continue
         assert (await house.ask(method, path, None)).status_code == 401, path
-        assert (await house.ask(method, path, house.tokens["admin"])).status_code in (200, 204, 404, 405), path
+        answer = await house.ask(method, path, house.tokens["admin"])
+        assert answer.status_code in (200, 204, 404, 405), path
+        if answer.status_code == 405:
+            assert answer.headers["allow"]
+            assert method == "HEAD" or code_of(answer) == "wrong_arguments"
+        elif method != "HEAD" and path in ("/nothing", "/api/v1"):
+            assert (answer.status_code, code_of(answer)) == (404, "not_found")
         if method not in ("GET", "HEAD", "OPTIONS") and "/tunnel" not in path:
             assert (await house.ask(method, path, house.tokens["view"])).status_code == 403, path
+
+
+@pytest.mark.parametrize("path", ["/assets/none.js", "/assets/" + "x" * 1000, "/assets/%00", "/assets/%ff"])
+async def test_a_file_of_the_page_that_is_none_is_an_error(house: House, path: str) -> None:
+    answer = await house.ask("GET", path, None)
+
+    assert (answer.status_code, code_of(answer)) == (404, "not_found")
+    assert len(answer.content) < 500
+
+
+@pytest.mark.parametrize("body", [b'{"kind": "\xff"}', b"[" * 50_000, b"{", b""])
+async def test_a_body_that_is_no_json_is_an_error(house: House, body: bytes) -> None:
+    answer = await house.ask("POST", "/api/v1/weaver/commands", house.tokens["admin"], body)
+
+    assert (answer.status_code, code_of(answer)) == (422, "wrong_arguments")
 
 
 @pytest.mark.parametrize("name", [name for name in GUARDED if RULES[name].whose == "session"])
