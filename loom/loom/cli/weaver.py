@@ -115,7 +115,7 @@ def devices(access: UserAccess, as_json: Json = False) -> None:
     from loom.cli.weaver_display import DEVICE_COLUMNS, device_row
 
     answer = {"devices": [asdict(device) for device in found.values()]}
-    show(as_json, answer, f"{len(found)} devices", DEVICE_COLUMNS, map(device_row, found.values()))
+    show(as_json, answer, counted(len(found), "device"), DEVICE_COLUMNS, map(device_row, found.values()))
 
 
 @asking
@@ -131,7 +131,7 @@ def fail_device(
     show(
         as_json,
         event.to_body(),
-        f"device {device} has failed (event {event.id}); {len(chain)} replicas on it",
+        f"device {device} has failed (event {event.id}); {counted(len(chain), 'replica')} on it",
         ["replica", "group", "state", "done"],
         [[one["replica"], one["group"], one["state"], one["action"] or "nothing: it has ended"] for one in chain],
     )

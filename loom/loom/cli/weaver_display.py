@@ -115,7 +115,8 @@ def _details(event: WeaverEvent) -> str:
     data = {name: value for name, value in event.data.items() if value not in (None, [], {}, "")}
     match event.kind:
         case "command":
-            return f"{data.get('do')} {_values(data.get('params', {}))} to {data.get('target')} by {data.get('by')}"
+            what = f"{data.get('do')} {_values(data.get('params', {}))}".rstrip()
+            return f"{what} to {data.get('target')} by {data.get('by')}"
         case "applied" | "refused" | "unanswered":
             changes = {key: change["new"] for key, change in data.get("changes", {}).items()}
             at = f" at step {data['step']}" if "step" in data else ""

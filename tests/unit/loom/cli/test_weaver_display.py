@@ -145,6 +145,7 @@ def test_live_looks_again_when_told(capsys: pytest.CaptureFixture[str]) -> None:
             "device_failed  GPU-0: ECC; on it: a (stop)",
         ),
         (event(5, "stalled", "a", stack="one\ntwo", why="no step"), "stalled  a  why=no step; 2 lines of stack"),
+        (event(6, "command", do="pause", params={}, target="a", by="ada"), "command  pause to a by ada"),
         (event(6, "new kind of event", x=1), "new kind of event  x=1"),
     ],
 )
