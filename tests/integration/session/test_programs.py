@@ -134,7 +134,9 @@ STARTS: list[Callable[[int], int | None]] = [
 _HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
 _STOPPING = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
-ENDING = sorted(number for number in signal.Signals if number not in _HARMLESS | _STOPPING | _IGNORED_BY_PYTHON)
+_IGNORED_HERE = {one for one in signal.Signals if signal.getsignal(one) is signal.SIG_IGN}  # as under nohup
+_NOT_ENDING = _HARMLESS | _STOPPING | _IGNORED_BY_PYTHON | _IGNORED_HERE
+ENDING = sorted(number for number in signal.Signals if number not in _NOT_ENDING)
 
 
 def end_all(numbers: list[int], start: Callable[[int], int | None]) -> dict[int, int | None]:

@@ -44,7 +44,7 @@ def test_the_first_of_a_burst_is_written_at_once_and_the_others_by_a_thread(monk
         assert came.get_nowait() == (here, [0])
         seconds.put(1)
         assert came.get(timeout=30) == ("loom-timing", [1, 2])
-        (thread,) = [each for each in threading.enumerate() if getattr(each, "_target", None) == one._run]
+        (thread,) = [each for each in threading.enumerate() if one._run in getattr(each, "_args", ())]
         seconds.put(1)  # nothing has come
         thread.join(30)
     assert came.empty()
