@@ -39,11 +39,13 @@ class _Whole(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.mesh, ctx.placements = value.device_mesh, value.placements
         plain: torch.Tensor = whole(value.detach())
-        return plain
+        return plain.data  # no view, in place of which torch would let nothing change
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> DTensor | None:
-        return None if grad is None else cut(grad, ctx.mesh, ctx.placements)
+        if grad is None:
+            return None
+        return cut(grad, ctx.mesh, [Replicate() if each.is_partial() else each for each in ctx.placements])
 
 
 def of_parts(like: DTensor, part: torch.Tensor, *more: int) -> DTensor:
@@ -63,15 +65,32 @@ def as_torch(packed: Sequence[int]) -> list[Placement]:
 def cut(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
     """Return the parts of a tensor that every process has whole; nothing is sent, but for gradients."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        found: DTensor = everywhere(tensor, mesh).redistribute(placements=placements)
+        found: DTensor = _Cut.apply(tensor, mesh, placements)
         return found
     return distribute_tensor(tensor.detach(), mesh, placements, src_data_rank=None)
+
+
+class _Cut(torch.autograd.Function):  # type: ignore[misc]
+    """The parts of a tensor. Gradients of its gradients get lost in `DTensor.redistribute` (torch 2.13)."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+        ctx.set_materialize_grads(False)
+        whole_everywhere = all(isinstance(each, Replicate) for each in placements)
+        found: DTensor = everywhere(tensor, mesh) if whole_everywhere else cut(tensor, mesh, placements)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+        return whole(grad), None, None
 
 
 def everywhere(value: Any, mesh: DeviceMesh) -> Any:
     """Return a plain tensor as one that each process has whole."""
     if isinstance(value, DTensor) or not isinstance(value, torch.Tensor):
         return value
+    if torch.is_grad_enabled() and value.requires_grad:
+        return _Cut.apply(value, mesh, [Replicate()] * mesh.ndim)
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
@@ -106,6 +125,8 @@ def settled(value: Any) -> Any:
     if not isinstance(value, DTensor):
         return value
     placements = [Replicate() if isinstance(each, Partial) else each for each in value.placements]
+    if torch.is_grad_enabled() and value.requires_grad and all(isinstance(each, Replicate) for each in placements):
+        return whole(value)
     if placements != list(value.placements):
         value = value.redistribute(placements=placements)
     return value if is_spread(value) else _as_strided(value)

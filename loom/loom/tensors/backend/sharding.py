@@ -97,6 +97,8 @@ class _View(NamedTuple):
 
     base: DTensor
     path: tuple[_Step, ...]
+    in_graph: bool = True
+    """Whether torch lets a change in place of it be part of a graph."""
 
     def of(self, tensor: Any) -> Any:
         """Make the same view of another tensor."""
@@ -293,14 +295,24 @@ class Sharding:
         base = target if view is None else view.base
         mesh = self.mesh
         if torch.is_grad_enabled() and any(each.requires_grad for each in (base, *others)):
-            if view is not None or _views_of(base):
+            views = _views_of(base)
+            if not all(each.loom_view.in_graph or _follows(each, base) for each in views):
                 raise RuntimeError(
-                    "an operation in place on a tensor that is spread over processes and has views, or is one, is "
-                    "no part of a graph: compute a new tensor, or call full_tensor() first"
+                    "an operation in place on a tensor that is spread over processes is no part of a graph if one "
+                    "of its views is one of several, or was made without gradients: compute a new tensor"
+                )
+            if view is not None and not view.in_graph:
+                raise RuntimeError(
+                    "a view that is one of several, or was made without gradients, is not changed in place as part "
+                    "of a graph: compute a new tensor"
                 )
             memory = whole(base).clone()
-            call([memory, *map(whole, others)], numbers)
+            call([memory if view is None else view.of(memory), *map(whole, others)], numbers)
             base.copy_(cut(memory, mesh, base.placements))
+            for each in views:
+                if each.loom_view.base is base and not _follows(each, base):
+                    each.copy_(self._again(each))
+            self._refresh(base)
             return
         by_parts = view is None and form.function in _IN_PLACE and not any(map(has_empty_part, tensors))
         if not by_parts or not _changed(call, base, others, numbers, mesh):
@@ -332,7 +344,8 @@ class Sharding:
         self._views = True
         for place, each in enumerate(result if several else (result,)):
             step = _Step(form, call, others, tuple(numbers), place if several else None)
-            each.loom_view = _View(before.base, (*before.path, step))
+            in_graph = before.in_graph and not several and torch.is_grad_enabled()
+            each.loom_view = _View(before.base, (*before.path, step), in_graph)
             known = before.base.__dict__.setdefault("loom_views", [])
             known[:] = [one for one in known if one() is not None]
             known.append(weakref.ref(each))
@@ -365,6 +378,11 @@ def _changed(call: Call, target: DTensor, others: Sequence[Any], numbers: Sequen
 
 def _views_of(base: DTensor) -> list[Any]:
     return [each for known in base.__dict__.get("loom_views", ()) if (each := known()) is not None]
+
+
+def _follows(view: Any, base: DTensor) -> bool:
+    """Return whether torch knows that a tensor is a view of another: its history follows by itself."""
+    return view._base is base
 
 
 def _placed(grad: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
