@@ -133,6 +133,22 @@ def test_a_view_and_its_base_change_together(lt: Tensors) -> None:
             assert torch.equal(to_torch(one), other)
 
 
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1)])
+def test_a_view_changes_in_place_as_part_of_a_graph(lt: Tensors, placement: Any) -> None:
+    def derivatives(grad: Any, x: Any, y: Any) -> list[float]:
+        z = x * 1
+        row, other = z[1], z.t()
+        row.mul_(y)
+        (first,) = grad([(other * other).sum() * y], [y], create_graph=True)
+        (second,) = grad([first], [y])
+        return [first.item(), second.item()]
+
+    elements = torch.arange(16.0).reshape(4, 4)
+    expected = derivatives(torch.autograd.grad, elements, torch.tensor(2.0, requires_grad=True))
+    x = lt.tensor(elements).redistribute([placement])
+    assert derivatives(lt.grad, x, lt.tensor(2.0, requires_grad=True)) == expected
+
+
 def test_a_view_of_a_view_and_one_of_several_change_too(lt: Tensors) -> None:
     expected = rows(4, 4)
     x = lt.tensor(expected.clone(), placements=[Shard(0)])
