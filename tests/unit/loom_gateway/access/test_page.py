@@ -381,7 +381,7 @@ async def test_a_large_body_without_a_token_is_not_taken(gateway: Gateway) -> No
             BOUND,
         )
 
-    assert answer.status_code == 400
+    assert answer.status_code == 422
     assert taken <= MAX_UNKNOWN + 2 * 16384
 
 
