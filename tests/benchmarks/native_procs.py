@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from loom.process.child import Child, python
+from loom.process.listen import free_ports
 from loom_gateway.workers.monarch_env import MONARCH_ENVIRONMENT, set_monarch_environment
 
-__all__ = ["free_port", "native_hosts", "native_procs"]
+__all__ = ["native_hosts", "native_procs"]
 
 GRACE = 5.0
 """Seconds that the worker has to end."""
@@ -24,7 +24,7 @@ def native_hosts(*, tuned: bool = False) -> tuple[Any, Callable[[], None]]:
     Args:
         tuned: with Loom's worker and settings, not stock Monarch's worker loop and defaults.
     """
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     end = _tuned_worker(address) if tuned else _stock_worker(address)
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
@@ -70,10 +70,3 @@ def _tuned_worker(address: str) -> Callable[[], None]:
         worker.end(grace=GRACE)
 
     return end
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

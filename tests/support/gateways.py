@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 import loom
+from loom.process.listen import free_ports
 from loom_proxy.local import LocalCluster
 from tests.support.processes import read_json, start, still_there
 
@@ -45,7 +46,7 @@ class Gateway:
 
     def start(self) -> Gateway:
         """Start the gateway, on the port that it had before if there was one."""
-        port = self.url.rpartition(":")[2] or "0"
+        port = self.url.rpartition(":")[2] or str(*free_ports(1))
         with (self.folder / "output").open("a") as output:
             self._process = start(*self.command(port), before=self.before, stderr=output)
         try:

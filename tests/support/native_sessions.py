@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from tests.benchmarks.native_procs import free_port
+from loom.process.listen import free_ports
 
 AT_ONCE = 8
 
@@ -27,6 +27,8 @@ import os
 import sys
 from monarch.actor import ChannelTransport, enable_transport, run_worker_loop_forever
 
+from loom.process.listen import free_ports
+from loom.process.listen import free_ports
 from loom.process.lifeline import when_parent_ends
 from loom_gateway.workers.monarch_version import service_address
 
@@ -49,7 +51,7 @@ NOT_ATTACHED = 3
 
 
 def main(sessions: int, rounds: int) -> None:
-    ports = [free_port() for _ in range(2)]
+    ports = free_ports(2)
     addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
     nothing = subprocess.DEVNULL
     workers = [

@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 import urllib.error
@@ -20,6 +19,7 @@ from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
 
 from joserfc.jwk import RSAKey
 
+from loom.process.listen import free_ports
 from tests.support.needs import skip_because
 
 __all__ = ["OpenIdIssuerProcess", "fetch_provider"]
@@ -71,9 +71,7 @@ class OpenIdIssuerProcess:
 
     def __init__(self, roles: dict[str, list[str]] | None = None, token_seconds: int = 600) -> None:
         self._module = fetch_provider()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        (self._port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
         self.token_seconds = token_seconds
         self._roles = roles or {}

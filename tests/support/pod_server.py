@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from loom.process.listen import free_ports
 from tests.support.paths import ROOT
 
 __all__ = ["pod_server"]
@@ -28,8 +28,7 @@ READY_WITHIN = 60.0
 @contextmanager
 def pod_server(called: str, init_args: dict[str, Any] | None = None) -> Iterator[str]:
     """Serve a name of `tests.support.ordinary_classes` and give the URL; the environment says the rest."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    (port,) = free_ports(1)
     told = {
         "KT_MODULE_NAME": "tests.support.ordinary_classes",
         "KT_CLS_OR_FN_NAME": called,

@@ -7,11 +7,19 @@ import errno
 import ipaddress
 import json
 import os
+import random
 import socket
+from pathlib import Path
 
 from loom.errors import InvalidAddress, PortInUse
 
 _ANY = ("0.0.0.0", "::")
+
+_LOWEST = 16_384
+_KUBERNETES = 30_000
+"""The first port that Kubernetes gives to services of its nodes."""
+_EPHEMERAL = 32_768
+"""The first ephemeral port, where the system does not tell it."""
 
 
 def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -> socket.socket:
@@ -37,12 +45,27 @@ def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports of 127.0.0.1 on which nothing listens."""
+    """Return different ports of 127.0.0.1 on which nothing listens, for programs that will.
+
+    The kernel gives its own, ephemeral ports to connections as well: one of them could be taken before the program
+    listens. So these lie below its range, where there is room.
+    """
+    try:
+        ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):  # not Linux
+        ephemeral = _EPHEMERAL
+    ours = range(_LOWEST, min(ephemeral, _KUBERNETES))
+    candidates = random.SystemRandom().sample(ours, len(ours)) + [0] * count
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
+        found: list[int] = []
+        for port in candidates:
+            if len(found) == count:
+                break
+            sock = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                sock.bind(("127.0.0.1", port))
+                found.append(sock.getsockname()[1])
+        return found
 
 
 def address_towards(host: str, port: int) -> str:

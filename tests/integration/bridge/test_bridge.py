@@ -19,12 +19,12 @@ from nats.aio.client import Client
 
 from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, decode
 from loom.bridge.nats_link import flush
+from loom.process.listen import free_ports
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.integration.bridge.bridges import LOOM, Bridge, run_bridge, states
 from tests.integration.bridge.nats_server import BOUND, NatsServer, Said, with_password
-from tests.integration.gateway.test_cli import free_port
 from tests.support.docs import Page
 from tests.support.gateways import TOKEN, await_true, gateway_of
 from tests.support.processes import HIDDEN, run
@@ -506,7 +506,7 @@ def test_a_wrong_token_ends_it_at_once(cluster: LocalCluster, server: NatsServer
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "nobody.invalid"])
 def test_a_gateway_that_is_not_there_ends_it_at_once(server: NatsServer, host: str) -> None:
-    ended = run_bridge(f"ws://{host}:{free_port()}", "a token", server.url, "--insecure")
+    ended = run_bridge(f"ws://{host}:{free_ports(1)[0]}", "a token", server.url, "--insecure")
 
     assert ended.returncode == 5
     assert host in ended.stderr
@@ -514,7 +514,7 @@ def test_a_gateway_that_is_not_there_ends_it_at_once(server: NatsServer, host: s
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "nobody.invalid"])
 def test_a_nats_that_is_not_there_ends_it_at_once(cluster: LocalCluster, host: str) -> None:
-    ended = run_bridge(cluster.url, cluster.token, f"nats://{host}:{free_port()}")
+    ended = run_bridge(cluster.url, cluster.token, f"nats://{host}:{free_ports(1)[0]}")
 
     assert ended.returncode == 5
     assert f"no NATS at nats://{host}" in ended.stderr

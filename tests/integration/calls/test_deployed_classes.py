@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 import loom
+from loom.process.listen import free_ports
 from tests.support.ordinary_classes import AsyncShop, OutOfStock, power
 from tests.support.pod_server import pod_server
 
@@ -210,8 +210,7 @@ def test_a_deployment_that_fails_again_is_told_and_the_pods_are_asked_on(
 
 
 def test_nobody_there_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    (port,) = free_ports(1)
 
     with pytest.raises(loom.ServiceUnreachable, match="refused"):
         loom.cls("Shop").at(f"http://127.0.0.1:{port}").buy(1)
@@ -236,8 +235,7 @@ class Moving(Module):
 
 
 def test_the_port_that_kubetorch_forwards_may_change(url: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        gone = f"http://127.0.0.1:{found.getsockname()[1]}"
+    gone = f"http://127.0.0.1:{free_ports(1)[0]}"
     stock = loom.cls(AsyncShop).at(url).buy(3)
     shop = loom.cls(Moving(gone, gone, url))
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import loom
+from loom.process.listen import free_ports
 from loom_proxy.local import LocalCluster
 from tests.support.processes import HIDDEN, read_json, run, start, still_there, tree
 
@@ -41,12 +42,6 @@ def web_server() -> Iterator[str]:
     yield f"ws://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 # -- the command itself ---------------------------------------------------------------------------------------
@@ -80,7 +75,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
 
 
 def test_serve_worker_becomes_a_worker() -> None:
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     worker = start("-c", LOOM, "serve", "worker", "--address", address, "--exit-with-parent")
 
     assert read_json(worker) == {"event": "listening", "address": address, "pid": worker.pid}
@@ -89,8 +84,8 @@ def test_serve_worker_becomes_a_worker() -> None:
 
 
 def test_serve_gateway_becomes_a_gateway() -> None:
-    gateway = start("-c", LOOM, "serve", "gateway", "--worker", f"tcp://127.0.0.1:{free_port()}", "--port", "0",
-                    "--token", "a secret", "--exit-with-parent")  # fmt: skip
+    options = ["--worker", f"tcp://127.0.0.1:{free_ports(1)[0]}", "--port", "0", "--token", "a secret"]
+    gateway = start("-c", LOOM, "serve", "gateway", *options, "--exit-with-parent")
 
     announcement = read_json(gateway)
 
@@ -206,7 +201,7 @@ def test_a_wrong_or_missing_token_is_exit_code_6(environment: dict[str, str], to
 
 
 def test_a_gateway_that_does_not_answer_is_exit_code_5() -> None:
-    ended = run("-c", LOOM, "status", "--url", f"ws://127.0.0.1:{free_port()}")
+    ended = run("-c", LOOM, "status", "--url", f"ws://127.0.0.1:{free_ports(1)[0]}")
 
     assert ended.returncode == 5
     assert "Connection refused" in ended.stderr

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import loom
+from loom.process.listen import free_ports
 from tests.support.gateways import Gateway
 from tests.support.processes import HIDDEN, read_json, run, start, still_there, tree
 
@@ -81,8 +82,7 @@ class Host:
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
 
 
 def start_worker(address: str) -> subprocess.Popen[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import loom
+from loom.process.listen import free_ports
 from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
 from tests.support.gateways import BOUND
@@ -81,8 +82,7 @@ def test_a_connection_survives_a_cut_of_the_line(gate: Gate, trainers: ProcMeshP
 
 
 def test_a_port_on_which_nothing_listens_ends_the_connection_and_is_reported(trainers: ProcMeshProxy) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nothing = closed.getsockname()[1]
+    (nothing,) = free_ports(1)
     errors: list[loom.LoomError] = []
 
     with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 import loom
 from loom import Actor, Threadlet, endpoint
+from loom.process.listen import free_ports
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import Gateway
 from tests.support.processes import read_json, start, still_there, tree
@@ -162,8 +162,7 @@ def test_a_second_signal_ends_at_once_what_does_not_stop(
 @pytest.mark.slow
 def test_what_does_not_stop_is_killed_after_the_grace(tmp_path: Path) -> None:
     begun, saved = tmp_path / "begun", tmp_path / "saved"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     worker = start("-m", "loom_gateway.workers.host", "--address", address, "--exit-with-parent", "--grace", "1")
     read_json(worker)
     gateway = Gateway([address]).start()

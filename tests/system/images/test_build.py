@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from loom.process.listen import free_ports
 from tests.support.docs import Page
 from tests.system.images.builder import TOOLS, Builder, need, pip_options
 from tests.system.images.dockerfiles import FILES, ROOT, arguments, base, read
@@ -214,8 +214,7 @@ http:
 def registry(builder: Builder) -> Iterator[str]:
     """The address of a registry."""
     need("docker-registry", "setpriv")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     configuration = builder.folder / "registry.yml"
     configuration.write_text(REGISTRY.format(folder=builder.folder / "registry", port=port))
     command = ["setpriv", "--pdeathsig", "KILL", "docker-registry", "serve", str(configuration)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from loom.chaos.host import pod as module
 from loom.chaos.host.pod import GRACE, KubernetesPod
 from loom.chaos.host.processes import Start
 from loom.errors import FaultRefused
+from loom.process.listen import free_ports
 
 
 @dataclass
@@ -142,8 +142,7 @@ def test_an_api_that_another_authority_vouches_for_gets_no_token(
 
 
 def test_an_api_that_is_not_reached_is_refused(pod: KubernetesPod, account: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    (port,) = free_ports(1)
     away = KubernetesPod(pod.name, pod.namespace, "127.0.0.1", port, account)
 
     with pytest.raises(FaultRefused, match=f":{port} does not answer .* A network policy may be in the way"):

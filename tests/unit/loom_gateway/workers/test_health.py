@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from loom.process.listen import free_ports
 from loom_gateway.workers.health import answers
 from tests.support.paths import ROOT
 from tests.support.processes import read_json, start
@@ -41,8 +42,7 @@ def test_a_port_that_accepts_and_does_not_read_does_not_answer(asked: Asked) -> 
 
 @both
 def test_a_port_on_which_nothing_listens_does_not_answer(asked: Asked) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
 
     assert not asked(port)
 
@@ -50,8 +50,7 @@ def test_a_port_on_which_nothing_listens_does_not_answer(asked: Asked) -> None:
 @contextmanager
 def worker() -> Iterator[tuple[int, int]]:
     """A worker: its port and its process id."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     process = start("-m", "loom_gateway.workers.host", "--address", f"tcp://127.0.0.1:{port}", "--exit-with-parent")
     try:
         yield port, read_json(process)["pid"]
