@@ -29,7 +29,7 @@ class Generated:
     number: int  # in the actor
 
 
-class Step:
+class HostedStep:
     """What advancing a generator gave: an item, or its end, whose value is what the generator returned."""
 
     def __init__(self, value: Any, over: bool) -> None:
@@ -37,7 +37,7 @@ class Step:
         self.over = over
 
     def __reduce__(self) -> Any:
-        return Step, (self.value, self.over)
+        return HostedStep, (self.value, self.over)
 
 
 class _Generators:
@@ -71,11 +71,11 @@ def _is_generator(result: Any) -> bool:
     return inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
-def _next(generator: Any) -> Step:
+def _next(generator: Any) -> HostedStep:
     try:
-        return Step(next(generator), over=False)
+        return HostedStep(next(generator), over=False)
     except StopIteration as end:
-        return Step(end.value, over=True)
+        return HostedStep(end.value, over=True)
 
 
 class _Holder(Actor):
@@ -119,7 +119,7 @@ class Hosted(_Holder):
         return generated
 
     @endpoint
-    def advance(self, number: int) -> Step:
+    def advance(self, number: int) -> HostedStep:
         """Return the next item of a generator that `run` gave, or its end."""
         try:
             step = _next(self._generators.find(number))
@@ -163,7 +163,7 @@ class AsyncHosted(_Holder):
         return generated
 
     @endpoint
-    async def advance(self, number: int) -> Step:
+    async def advance(self, number: int) -> HostedStep:
         """Return the next item of a generator that `run` gave, or its end."""
         try:
             generator = self._generators.find(number)
@@ -204,11 +204,11 @@ async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return result
 
 
-async def _next_of_async(generator: Any) -> Step:
+async def _next_of_async(generator: Any) -> HostedStep:
     try:
-        return Step(await anext(generator), over=False)
+        return HostedStep(await anext(generator), over=False)
     except StopAsyncIteration:
-        return Step(None, over=True)
+        return HostedStep(None, over=True)
 
 
 async def _close(generator: Any) -> None:

@@ -20,7 +20,7 @@ from loom.cli.output import say, say_lines
 from loom.errors import LoomError, NoSuchMesh, WrongArguments
 
 if TYPE_CHECKING:
-    from loom_proxy.ranks.copies import Progress
+    from loom_proxy.ranks.copies import CopyProgress
     from loom_proxy.ranks.execution import Execution, RankOutput
 
 Mesh = Annotated[
@@ -249,7 +249,7 @@ class _Progress:
         self._shown = 0.0
         self._shows = sys.stderr.isatty()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: CopyProgress) -> None:
         now = time.monotonic()
         if self._shows and now - self._shown > self.EVERY:
             self._shown = now

@@ -19,5 +19,4 @@ from loom.tensors.placements import Replicate as Replicate
 from loom.tensors.placements import Shard as Shard
 from loom.tensors.tensor import Tensor as Tensor
 from loom.tensors.tensors import Tensors as Tensors
-from loom.tensors.watching.watch import Watch as Watch
 from loom.tensors.watching.watch import Watches as Watches

@@ -96,7 +96,7 @@ Command = tuple[Any, ...]
 """The number of a form, its tensors, and its numbers as a tuple if it is numbered with them."""
 
 
-class Batch(NamedTuple):
+class CommandBatch(NamedTuple):
     """Commands as they travel."""
 
     first: int
@@ -124,7 +124,7 @@ class Decoded(NamedTuple):
     """The numbers that go along."""
 
 
-class Encoder:
+class CommandEncoder:
     """Numbers commands, and encodes them. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class Encoder:
     def take(self) -> bytes:
         """Return what was added since the last call."""
         sequence = self._past.shorten(self._sequence)
-        batch = Batch(self._first, self._anew, self._new_forms, self._new_commands, sequence, self._values)
+        batch = CommandBatch(self._first, self._anew, self._new_forms, self._new_commands, sequence, self._values)
         packed: bytes = msgpack.packb(batch, default=_packable)
         self._first, self._anew = self.next_id, False
         self._new_forms, self._new_commands, self._sequence, self._values = [], [], [], []
@@ -261,8 +261,8 @@ class Encoder:
         self._past = Repeats()
 
 
-class Decoder:
-    """Decodes what an `Encoder` has encoded.
+class CommandDecoder:
+    """Decodes what an `CommandEncoder` has encoded.
 
     Args:
         first: the id of the first result.
@@ -283,7 +283,7 @@ class Decoder:
             ProtocolMismatch: a batch is missing, or this is none.
         """
         try:
-            batch = Batch(*msgpack.unpackb(packed, use_list=False, ext_hook=_unpacked))
+            batch = CommandBatch(*msgpack.unpackb(packed, use_list=False, ext_hook=_unpacked))
             if batch.first != self._next:
                 raise ValueError(f"it begins with id {batch.first}, not {self._next}")
             if batch.anew:

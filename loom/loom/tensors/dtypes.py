@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 
-class Kind(IntEnum):
+class DtypeKind(IntEnum):
     """What a type's elements are. A higher kind takes in the lower ones."""
 
     BOOL = 0
@@ -21,7 +21,7 @@ class DType:
 
     __slots__ = ("code", "itemsize", "kind", "name", "scalar_name")
 
-    def __init__(self, name: str, itemsize: int, kind: Kind, scalar_name: str, code: str) -> None:
+    def __init__(self, name: str, itemsize: int, kind: DtypeKind, scalar_name: str, code: str) -> None:
         self.name = name
         self.itemsize = itemsize
         """Bytes of an element."""
@@ -33,11 +33,11 @@ class DType:
 
     @property
     def is_floating_point(self) -> bool:
-        return self.kind is Kind.FLOAT
+        return self.kind is DtypeKind.FLOAT
 
     @property
     def is_complex(self) -> bool:
-        return self.kind is Kind.COMPLEX
+        return self.kind is DtypeKind.COMPLEX
 
     def __repr__(self) -> str:
         return f"loom.tensors.{self.name}"
@@ -46,18 +46,18 @@ class DType:
         return dtype_named, (self.name,)
 
 
-bool_ = DType("bool", 1, Kind.BOOL, "Bool", "?")
-uint8 = DType("uint8", 1, Kind.INT, "Byte", "B")
-int8 = DType("int8", 1, Kind.INT, "Char", "b")
-int16 = DType("int16", 2, Kind.INT, "Short", "h")
-int32 = DType("int32", 4, Kind.INT, "Int", "i")
-int64 = DType("int64", 8, Kind.INT, "Long", "q")
-float16 = DType("float16", 2, Kind.FLOAT, "Half", "e")
-bfloat16 = DType("bfloat16", 2, Kind.FLOAT, "BFloat16", "")
-float32 = DType("float32", 4, Kind.FLOAT, "Float", "f")
-float64 = DType("float64", 8, Kind.FLOAT, "Double", "d")
-complex64 = DType("complex64", 8, Kind.COMPLEX, "ComplexFloat", "")
-complex128 = DType("complex128", 16, Kind.COMPLEX, "ComplexDouble", "")
+bool_ = DType("bool", 1, DtypeKind.BOOL, "Bool", "?")
+uint8 = DType("uint8", 1, DtypeKind.INT, "Byte", "B")
+int8 = DType("int8", 1, DtypeKind.INT, "Char", "b")
+int16 = DType("int16", 2, DtypeKind.INT, "Short", "h")
+int32 = DType("int32", 4, DtypeKind.INT, "Int", "i")
+int64 = DType("int64", 8, DtypeKind.INT, "Long", "q")
+float16 = DType("float16", 2, DtypeKind.FLOAT, "Half", "e")
+bfloat16 = DType("bfloat16", 2, DtypeKind.FLOAT, "BFloat16", "")
+float32 = DType("float32", 4, DtypeKind.FLOAT, "Float", "f")
+float64 = DType("float64", 8, DtypeKind.FLOAT, "Double", "d")
+complex64 = DType("complex64", 8, DtypeKind.COMPLEX, "ComplexFloat", "")
+complex128 = DType("complex128", 16, DtypeKind.COMPLEX, "ComplexDouble", "")
 
 ALL = (bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, complex64, complex128)
 _NAMED = {each.name: each for each in ALL} | {
@@ -136,12 +136,12 @@ def promote(one: DType, other: DType) -> DType:
         return one
     if one.kind < other.kind:
         one, other = other, one
-    if one.kind is Kind.COMPLEX:
+    if one.kind is DtypeKind.COMPLEX:
         wide = one is complex128 or other in (complex128, float64)
         return complex128 if wide else complex64
     if one.kind != other.kind:
         return one
-    if one.kind is Kind.FLOAT:
+    if one.kind is DtypeKind.FLOAT:
         if one.itemsize == other.itemsize:
             return float32  # float16 and bfloat16
         return max(one, other, key=lambda each: each.itemsize)
@@ -158,11 +158,11 @@ def _to_complex(floating: DType) -> DType:
 def _combine(higher: DType | None, lower: DType | None) -> DType | None:
     if higher is None or lower is None:
         return higher or lower
-    if higher.kind is Kind.FLOAT and lower.kind is Kind.COMPLEX:
+    if higher.kind is DtypeKind.FLOAT and lower.kind is DtypeKind.COMPLEX:
         return _to_complex(higher)
-    if higher.kind >= Kind.FLOAT:
+    if higher.kind >= DtypeKind.FLOAT:
         return higher
-    if higher.kind is Kind.BOOL or lower.kind >= Kind.FLOAT:
+    if higher.kind is DtypeKind.BOOL or lower.kind >= DtypeKind.FLOAT:
         return promote(higher, lower)
     return higher
 

@@ -10,7 +10,7 @@ from typing import Any
 from loom.tensors.dtypes import (
     DEFAULT,
     DType,
-    Kind,
+    DtypeKind,
     bfloat16,
     bool_,
     complex64,
@@ -64,7 +64,7 @@ class Elements:
             return struct.unpack(
                 f"<{len(halves)}f", struct.pack(f"<{len(halves)}I", *(one << 16 for one in halves))
             )
-        if kind.kind is Kind.COMPLEX:
+        if kind.kind is DtypeKind.COMPLEX:
             code = "f" if kind is complex64 else "d"
             parts = struct.unpack(f"<{2 * len(self.raw) // kind.itemsize}{code}", self.raw)
             return map(complex, parts[::2], parts[1::2])
@@ -161,10 +161,10 @@ def _bytes_of(flat: Sequence[Any], kind: DType) -> bytes:
     if kind is bfloat16:
         words = struct.unpack(f"<{len(flat)}I", struct.pack(f"<{len(flat)}f", *map(float, flat)))
         return struct.pack(f"<{len(flat)}H", *(_rounded(word) for word in words))
-    if kind.kind is Kind.COMPLEX:
+    if kind.kind is DtypeKind.COMPLEX:
         parts = [part for each in map(complex, flat) for part in (each.real, each.imag)]
         return struct.pack(f"<{len(parts)}{'d' if kind is complex128 else 'f'}", *parts)
-    convert = {Kind.BOOL: bool, Kind.INT: int, Kind.FLOAT: float}[kind.kind]
+    convert = {DtypeKind.BOOL: bool, DtypeKind.INT: int, DtypeKind.FLOAT: float}[kind.kind]
     try:
         return struct.pack(f"<{len(flat)}{kind.code}", *map(convert, flat))
     except OverflowError:  # of a float: torch gives infinity

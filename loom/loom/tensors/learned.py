@@ -44,7 +44,7 @@ class Waiting(NamedTuple):
     results: list[ref[Tensor]]
 
 
-class Call(NamedTuple):
+class LearnedCall(NamedTuple):
     """A call whose tensors are taken out."""
 
     args: tuple[Any, ...]
@@ -52,7 +52,7 @@ class Call(NamedTuple):
     tensors: list[Tensor]
 
 
-def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> LearnedCall:
     """Take the tensors out of the arguments of a call.
 
     Raises:
@@ -79,7 +79,7 @@ def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         for key, value in kwargs.items()
         if key not in ("device", "out")
     ]
-    return Call(holed, tuple(named), tensors)
+    return LearnedCall(holed, tuple(named), tensors)
 
 
 def call(home: Any, function: str, args: Sequence[Any], kwargs: Mapping[str, Any], returns: str = "?") -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from loom.tensors.commands import Form, S, T
-from loom.tensors.dtypes import Kind, plain, plain_numbers
+from loom.tensors.dtypes import DtypeKind, plain, plain_numbers
 from loom.tensors.grad_modes import grad_enabled, makes_leaves
 from loom.tensors.history import link, needs_grad, relink
 from loom.tensors.metas import Meta
@@ -160,7 +160,7 @@ class Op:
                 f"result type {out.dtype.scalar_name} can't be cast to the desired output type "
                 f"{own.dtype.scalar_name}"
             )
-        if out.dtype.kind is Kind.FLOAT and own.dtype.kind is Kind.COMPLEX:
+        if out.dtype.kind is DtypeKind.FLOAT and own.dtype.kind is DtypeKind.COMPLEX:
             raise RuntimeError(f"In-place {self.name} is not supported for complex tensors.")
 
     def _not_tensors(self, inputs: Sequence[Any]) -> TypeError:
@@ -219,14 +219,14 @@ def changed(target: Tensor, name: str, others: Sequence[Tensor]) -> None:
     target._base.version += 1
     if name not in _WITHOUT_GRADIENT and grad_enabled.get() and any(map(needs_grad, (target, *others))):
         meta = target._meta
-        if meta is None or meta.dtype.kind >= Kind.FLOAT:
+        if meta is None or meta.dtype.kind >= DtypeKind.FLOAT:
             relink(target, name, others)
 
 
 def make_leaf(result: Tensor, inputs: Sequence[Tensor]) -> None:
     """Make a result a leaf again, if it was computed from one: see `loom.tensors.grad_modes.no_grad`."""
     for each in inputs:
-        if each._needs and each._node is None and result.meta.dtype.kind >= Kind.FLOAT:
+        if each._needs and each._node is None and result.meta.dtype.kind >= DtypeKind.FLOAT:
             result.requires_grad_()
             return
 

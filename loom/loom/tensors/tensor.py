@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from loom.errors import NotSupported
-from loom.tensors.dtypes import DType, Kind
+from loom.tensors.dtypes import DType, DtypeKind
 from loom.tensors.history import Node, needs_grad, operands
 from loom.tensors.metas import Meta, Shape
 
@@ -196,7 +196,7 @@ class Tensor:
                     "variable in a subgraph that doesn't require differentiation use var_no_grad = var.detach()."
                 )
             return self
-        if requires_grad and self.dtype.kind < Kind.FLOAT:
+        if requires_grad and self.dtype.kind < DtypeKind.FLOAT:
             raise RuntimeError("only Tensors of floating point dtype can require gradients")
         if requires_grad is not self._needs:
             self._home._command(".requires_grad", (self,), bool(requires_grad))

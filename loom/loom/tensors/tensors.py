@@ -28,7 +28,7 @@ from loom.tensors.nn.module import Module
 from loom.tensors.placements import WHOLE, Placement, spread, unpacked
 from loom.tensors.sending.dispatch import Dispatcher
 from loom.tensors.tensor import GRAPHED, PRESENT, UNKNOWN, Tensor, Value
-from loom.tensors.watching.watch import Watch, Watches, Watching
+from loom.tensors.watching.watch import TensorWatch, Watches, Watching
 
 FEW = 4096
 """Bytes of a tensor that is remembered when it was read, so that it is shown."""
@@ -37,7 +37,7 @@ CONSTANTS = ("channels_last", "channels_last_3d", "contiguous_format", "preserve
 """Names of torch's memory formats and layouts, for the arguments of functions."""
 
 
-class Namespace:
+class TensorNamespace:
     """The functions of a module of torch, such as ``torch.fft``."""
 
     def __init__(self, home: Any, name: str) -> None:
@@ -92,7 +92,7 @@ class Tensors(Making):
             return Constant(name)
         found: Any
         if name in ("linalg", "fft", "special"):
-            found = Namespace(self, name)
+            found = TensorNamespace(self, name)
         else:
             found = learned.function_named(self, name)
         self.__dict__[name] = found
@@ -227,7 +227,7 @@ class Tensors(Making):
         return Graph(tensor)
 
     @overload
-    def watch(self, target: Tensor, name: str, every: int = 1, bins: int = 64) -> Watch: ...
+    def watch(self, target: Tensor, name: str, every: int = 1, bins: int = 64) -> TensorWatch: ...
     @overload
     def watch(self, target: Module, name: str, every: int = 1, bins: int = 64) -> Watches: ...
     def watch(self, target: Any, name: str, every: int = 1, bins: int = 64) -> Any:

@@ -30,7 +30,7 @@ AHEAD = 16
 T = TypeVar("T")
 
 
-class Progress(NamedTuple):
+class CopyProgress(NamedTuple):
     """How far a copy is."""
 
     files: int
@@ -164,7 +164,7 @@ def _umask() -> int:
 
 
 def copy_to(
-    place: RankPlace, source: str, path: str, on_progress: Callable[[Progress], object], away: float
+    place: RankPlace, source: str, path: str, on_progress: Callable[[CopyProgress], object], away: float
 ) -> str:
     """Copy from this machine to a rank's; return the absolute path of the copy."""
     with contextlib.closing(_Here()) as here, contextlib.closing(_There(place, "copy_to", path, away)) as there:
@@ -172,7 +172,7 @@ def copy_to(
 
 
 def copy_from(
-    place: RankPlace, source: str, path: str, on_progress: Callable[[Progress], object], away: float
+    place: RankPlace, source: str, path: str, on_progress: Callable[[CopyProgress], object], away: float
 ) -> str:
     """Copy from a rank's machine to this one; return the absolute path of the copy."""
     with contextlib.closing(_Here()) as here, contextlib.closing(_There(place, "copy_from", source, away)) as there:
@@ -189,7 +189,7 @@ class _Step(NamedTuple):
 
 
 def _copy(
-    source: _Files, sink: _Files, path: str, destination: str, on_progress: Callable[[Progress], object]
+    source: _Files, sink: _Files, path: str, destination: str, on_progress: Callable[[CopyProgress], object]
 ) -> str:
     found, entry = source.do("look", path)()
     copied: str = sink.do("destination", destination, entry.name or "root")()
@@ -219,7 +219,7 @@ def _copy(
         if step.offset + len(data) >= step.entry.size:
             begin("finish", step.path, step.entry.mode)
             files += 1
-        on_progress(Progress(files, size))
+        on_progress(CopyProgress(files, size))
     for step in made:
         if step.entry.kind == LINK:
             begin("make_link", step.path, step.entry.target)

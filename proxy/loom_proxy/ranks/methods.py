@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from loom.errors import LoomError, WrongArguments
 from loom_proxy.mesh.base import MeshProxy
 from loom_proxy.ranks import copies
-from loom_proxy.ranks.copies import Progress
+from loom_proxy.ranks.copies import CopyProgress
 from loom_proxy.ranks.execution import Execution
 from loom_proxy.ranks.forward import Forward
 from loom_proxy.ranks.place import AWAY, place_of, places_of
@@ -48,7 +48,7 @@ class RankMethods(MeshProxy):
         path: str,
         rank: int = 0,
         *,
-        on_progress: Callable[[Progress], object] = lambda progress: None,
+        on_progress: Callable[[CopyProgress], object] = lambda progress: None,
     ) -> str:
         """Copy a file or a folder of this machine to a rank's host, with the permissions of the files.
 
@@ -75,7 +75,7 @@ class RankMethods(MeshProxy):
         destination: str | os.PathLike[str],
         rank: int = 0,
         *,
-        on_progress: Callable[[Progress], object] = lambda progress: None,
+        on_progress: Callable[[CopyProgress], object] = lambda progress: None,
     ) -> str:
         """Copy a file or a folder of a rank's host to this machine, as `copy_to` does in the other direction.
 

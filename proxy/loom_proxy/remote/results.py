@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loom.errors import ActorError, LoomError, RemoteException, WaitTimeout, WrongArguments
-from loom.hosted import Generated, Step
+from loom.hosted import Generated, HostedStep
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.results import add_cause
 from loom_proxy.mesh.actors import ActorMeshProxy
@@ -59,9 +59,9 @@ class Results:
             raise WaitTimeout(f"no answer within {timeout:g} s; the method goes on") from error
         raise raised
 
-    def advance(self, generated: Generated) -> FutureProxy[Step]:
+    def advance(self, generated: Generated) -> FutureProxy[HostedStep]:
         """Ask for the next item of a generator."""
-        future: FutureProxy[Step] = self._mesh.advance.call_one(generated.number)
+        future: FutureProxy[HostedStep] = self._mesh.advance.call_one(generated.number)
         return future
 
     def abandon(self, number: int) -> None:
@@ -95,7 +95,7 @@ class RemoteGenerator:
         self._results = results
         self._generated = generated
         self._timeout = timeout
-        self._asked: FutureProxy[Step] | None = None  # an item that was asked for and not taken yet
+        self._asked: FutureProxy[HostedStep] | None = None  # an item that was asked for and not taken yet
         self._over = False
         self._abandon = weakref.finalize(self, results.abandon, generated.number)
         self._abandon.atexit = False
@@ -138,7 +138,7 @@ class RemoteGenerator:
         self.close()
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[FutureProxy[Step]]:
+    def _asking(self) -> Iterator[FutureProxy[HostedStep]]:
         if self._asked is None:
             self._asked = self._results.advance(self._generated)
         future = self._asked

@@ -12,7 +12,7 @@ import loom
 from loom.cli.app import app
 from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
-from loom_proxy.ranks.copies import PIECE, Progress
+from loom_proxy.ranks.copies import PIECE, CopyProgress
 from tests.support.gateways import await_true
 from tests.support.network.gate import Gate
 
@@ -42,9 +42,9 @@ def described(folder: Path) -> dict[str, tuple[int, object]]:
 
 def test_a_folder_comes_back_as_it_was(gate: Gate, trainers: ProcMeshProxy, tmp_path: Path) -> None:
     original = folder_to_copy(tmp_path)
-    seen: list[Progress] = []
+    seen: list[CopyProgress] = []
 
-    def cut_once(progress: Progress) -> None:
+    def cut_once(progress: CopyProgress) -> None:
         if not seen:
             gate.cut()
         seen.append(progress)
@@ -55,7 +55,7 @@ def test_a_folder_comes_back_as_it_was(gate: Gate, trainers: ProcMeshProxy, tmp_
     assert (there, back) == (str(tmp_path / "there"), str(tmp_path / "back"))
     assert described(tmp_path / "there") == described(original)
     assert described(tmp_path / "back") == described(original)
-    assert seen[-1] == Progress(5, 4 * PIECE + 5 + 6 + 1)
+    assert seen[-1] == CopyProgress(5, 4 * PIECE + 5 + 6 + 1)
 
 
 def test_a_copy_that_is_given_up_leaves_no_file(trainers: ProcMeshProxy, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_copy_that_is_given_up_leaves_no_file(trainers: ProcMeshProxy, tmp_pat
     there = tmp_path / "there"
     there.mkdir()
 
-    def give_up(progress: Progress) -> None:
+    def give_up(progress: CopyProgress) -> None:
         raise KeyboardInterrupt
 
     for copy in (

@@ -11,12 +11,12 @@ import torch
 from loom.tensors.backend import functions, reading
 from loom.tensors.backend.structures import flat
 from loom.tensors.backend.watching import Watched
-from loom.tensors.commands import Constant, Decoder, Form, S, T
+from loom.tensors.commands import CommandDecoder, Constant, Form, S, T
 from loom.tensors.dtypes import DType
 from loom.tensors.sending.batches import Failure
 
 
-class Step(NamedTuple):
+class PreparedCall(NamedTuple):
     """A command as it runs."""
 
     call: Callable[..., Any]
@@ -62,9 +62,9 @@ class Values:
         """The hooks of tensors, by their number, or by the name under which a tensor is watched."""
         self._told: list[tuple[int, list[Any]]] = []
         """The layouts that the program does not know yet, by the id of the first result of their command."""
-        self._decoder = Decoder()
+        self._decoder = CommandDecoder()
         self._calls: list[Callable[..., Any]] = []
-        self._steps: list[Step] = []
+        self._steps: list[PreparedCall] = []
         self._buried: Held | None = None
         """The tensors of a GPU that computes no more. To free them there could end this process."""
 
@@ -138,7 +138,7 @@ class Values:
 
     def begin_at(self, first: int) -> None:
         """Expect commands of which the first result has this id."""
-        self._decoder = Decoder(first)
+        self._decoder = CommandDecoder(first)
 
     def read(
         self, batch: int, commands: bytes | None, data: Sequence[bytes], idents: Sequence[int], what: str
@@ -219,7 +219,7 @@ class Values:
             if known.function in functions.CHANGING_NOTHING:
                 changes = ()
             call = self._calls[form]
-            self._steps.append(Step(call, ids, fixed, known.numbers, known.outs, changes, known.learns))
+            self._steps.append(PreparedCall(call, ids, fixed, known.numbers, known.outs, changes, known.learns))
 
     def _call(self, form: Form) -> Callable[..., Any]:
         """Return a function of the tensors and the numbers of a command."""

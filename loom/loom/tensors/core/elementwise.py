@@ -7,7 +7,7 @@ from operator import is_
 from typing import Any
 
 from loom.tensors.commands import S, T
-from loom.tensors.dtypes import DEFAULT, DType, Kind, bool_, of_scalar, plain, result_type
+from loom.tensors.dtypes import DEFAULT, DType, DtypeKind, bool_, of_scalar, plain, result_type
 from loom.tensors.metas import Meta, check_written, pointwise_meta
 from loom.tensors.op import ELEMENTWISE, Op, methods
 from loom.tensors.tensor import Tensor
@@ -197,7 +197,7 @@ def promoted(metas: Sequence[Meta], numbers: tuple[Any, ...], further: Mapping[s
 def floating(metas: Sequence[Meta], numbers: tuple[Any, ...], further: Mapping[str, Any]) -> DType:
     """The rule of a function that makes floating point numbers of integers."""
     dtype = result_dtype(metas, numbers)
-    return dtype if dtype.kind >= Kind.FLOAT else DEFAULT
+    return dtype if dtype.kind >= DtypeKind.FLOAT else DEFAULT
 
 
 def boolean(metas: Sequence[Meta], numbers: tuple[Any, ...], further: Mapping[str, Any]) -> DType:
@@ -211,7 +211,7 @@ def kept(metas: Sequence[Meta], numbers: tuple[Any, ...], further: Mapping[str, 
 
 
 def refusing(
-    kinds: Sequence[Kind], text: str, rule: DTypeRule = promoted, error: type[Exception] = RuntimeError
+    kinds: Sequence[DtypeKind], text: str, rule: DTypeRule = promoted, error: type[Exception] = RuntimeError
 ) -> DTypeRule:
     """Return a rule that raises an error if the operands' promoted dtype is of some kind.
 
@@ -231,11 +231,11 @@ def refusing(
     return checked
 
 
-NO_BOOL = (Kind.BOOL,)
-NO_INT = (Kind.BOOL, Kind.INT)
-NO_FLOAT = (Kind.FLOAT, Kind.COMPLEX)
+NO_BOOL = (DtypeKind.BOOL,)
+NO_INT = (DtypeKind.BOOL, DtypeKind.INT)
+NO_FLOAT = (DtypeKind.FLOAT, DtypeKind.COMPLEX)
 
 
-def lacking(kernel: str, kinds: Sequence[Kind], rule: DTypeRule = promoted) -> DTypeRule:
+def lacking(kernel: str, kinds: Sequence[DtypeKind], rule: DTypeRule = promoted) -> DTypeRule:
     """Return a rule that raises an error if torch's kernel of some name has no code for a kind of dtype."""
     return refusing(kinds, f"\"{kernel}\" not implemented for '{{}}'", rule, NotImplementedError)

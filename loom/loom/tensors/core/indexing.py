@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from loom.tensors.commands import S, T
 from loom.tensors.core.shapes import Metas, picked, viewed
-from loom.tensors.dtypes import Kind, bool_, int32, int64, uint8
+from loom.tensors.dtypes import DtypeKind, bool_, int32, int64, uint8
 from loom.tensors.history import needs_grad
 from loom.tensors.learned import call, change
 from loom.tensors.metas import Meta, Shape, broadcast, pointwise_meta, wrapped
@@ -163,7 +163,7 @@ def tensor_index(tensor: Tensor) -> Tensor:
     dtype = tensor.dtype
     if is_mask(tensor):
         return tensor
-    if dtype.kind is not Kind.INT or (tensor.shape and dtype not in (int32, int64)):
+    if dtype.kind is not DtypeKind.INT or (tensor.shape and dtype not in (int32, int64)):
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     return tensor
 
@@ -423,7 +423,7 @@ def setitem(self: Tensor, index: Any, value: Any) -> None:
         if not hasattr(value, "__array__"):
             raise TypeError(f"can't assign a {type(value).__name__} to a tensor")
         value = self._home.tensor(value)
-    if needs_grad(value) and self.dtype.kind < Kind.FLOAT:
+    if needs_grad(value) and self.dtype.kind < DtypeKind.FLOAT:
         value = value.detach()
     part = indexed_meta([each.meta for each in (self, *where.tensors)], where.items)
     kept = _without_lead(value.shape, 0 if part is None else len(part.shape))

@@ -8,7 +8,7 @@ from typing import Any
 from loom.tensors.commands import T
 from loom.tensors.core.elementwise import result_dtype
 from loom.tensors.core.shapes import positional
-from loom.tensors.dtypes import Kind, float32, float64, int32, int64
+from loom.tensors.dtypes import DtypeKind, float32, float64, int32, int64
 from loom.tensors.learned import call
 from loom.tensors.metas import Meta, broadcast, pointwise_meta
 from loom.tensors.op import Op, function
@@ -90,7 +90,7 @@ def _layer_normed(metas: Metas, numbers: Any, static: Any) -> Meta:
             f"Given normalized_shape={list(shape)}, expected input with shape [{wanted}], but got input of "
             f"size{list(own)}"
         )
-    if meta.dtype.kind < Kind.FLOAT:
+    if meta.dtype.kind < DtypeKind.FLOAT:
         raise NotImplementedError(f"\"LayerNormKernelImpl\" not implemented for '{meta.dtype.scalar_name}'")
     for each, name in zip(metas[1:], names, strict=True):
         if each.shape != shape:
@@ -129,7 +129,7 @@ def layer_norm(
 
 
 def _dropped(metas: Metas, numbers: Any, static: Any) -> Meta:
-    if metas[0].dtype.kind < Kind.FLOAT:
+    if metas[0].dtype.kind < DtypeKind.FLOAT:
         name = metas[0].dtype.scalar_name
         raise RuntimeError(f"result type Float can't be cast to the desired output type {name}")
     return pointwise_meta(metas, metas[0].dtype)
@@ -201,13 +201,13 @@ def _compared(name: str, same_shape: bool = False) -> Op:
                 f"(torch.Size({list(one.shape)}))"
             )
         dtype = other.dtype if same_shape else result_dtype(metas, ())
-        if same_shape and one.dtype.kind is not Kind.FLOAT:
+        if same_shape and one.dtype.kind is not DtypeKind.FLOAT:
             raise NotImplementedError(f"\"log_sigmoid_cpu\" not implemented for '{one.dtype.scalar_name}'")
-        if same_shape and dtype.kind < Kind.FLOAT:
+        if same_shape and dtype.kind < DtypeKind.FLOAT:
             raise RuntimeError(
                 f"result type {one.dtype.scalar_name} can't be cast to the desired output type {dtype.scalar_name}"
             )
-        if dtype.kind is not Kind.FLOAT and not same_shape:
+        if dtype.kind is not DtypeKind.FLOAT and not same_shape:
             raise NotImplementedError(f"\"{name}_cpu\" not implemented for '{dtype.scalar_name}'")
         broadcast(one.shape, other.shape)
         return _reduced(pointwise_meta(metas, dtype), dict(static)["reduction"])
@@ -246,7 +246,7 @@ def _of_classes(metas: Metas, numbers: Any, static: Any) -> Meta:
     shape, its = log.shape, target.shape
     if not shape:
         raise RuntimeError("input tensor should be 1D or 2D")
-    if log.dtype.kind is not Kind.FLOAT:
+    if log.dtype.kind is not DtypeKind.FLOAT:
         raise NotImplementedError(f"\"nll_loss_out_frame\" not implemented for '{log.dtype.scalar_name}'")
     if len(shape) > 1 and shape[0] != (its[0] if its else 1):
         raise ValueError(
@@ -254,7 +254,7 @@ def _of_classes(metas: Metas, numbers: Any, static: Any) -> Meta:
         )
     expected = (shape[0], *shape[2:]) if len(shape) > 1 else ()
     dtype = log.dtype
-    if its == shape and target.dtype.kind is Kind.FLOAT:
+    if its == shape and target.dtype.kind is DtypeKind.FLOAT:
         its, dtype = expected, result_dtype((log, target), ())  # probabilities of classes
     elif its != expected and not (len(shape) == 1 and its == (1,)):
         if len(shape) < 3:

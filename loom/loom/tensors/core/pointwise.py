@@ -25,7 +25,7 @@ from loom.tensors.core.elementwise import (
     refusing,
     result_dtype,
 )
-from loom.tensors.dtypes import DType, Kind, bool_, dtype_named, int64, of_scalar, plain, real_of, uint8
+from loom.tensors.dtypes import DType, DtypeKind, bool_, dtype_named, int64, of_scalar, plain, real_of, uint8
 from loom.tensors.metas import Meta, broadcast
 from loom.tensors.op import Op, function, method, methods
 from loom.tensors.tensor import Tensor
@@ -42,9 +42,9 @@ def _scaled(rule: DTypeRule) -> DTypeRule:
     def checked(metas: Metas, numbers: tuple[Any, ...], further: Further) -> DType:
         dtype = rule(metas, numbers, further)
         kind = of_scalar(further["alpha"]).kind
-        if kind is Kind.BOOL and dtype.kind is not Kind.BOOL:
+        if kind is DtypeKind.BOOL and dtype.kind is not DtypeKind.BOOL:
             raise RuntimeError("Boolean alpha only supported for Boolean results.")
-        if kind >= Kind.FLOAT > dtype.kind:
+        if kind >= DtypeKind.FLOAT > dtype.kind:
             raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
         return dtype
 
@@ -77,7 +77,7 @@ def _interpolated(metas: Metas, numbers: tuple[Any, ...], further: Further) -> D
 
 
 def _quotient_added(metas: Metas, numbers: tuple[Any, ...], further: Further) -> DType:
-    if all(each.dtype.kind < Kind.FLOAT for each in metas[1:]):
+    if all(each.dtype.kind < DtypeKind.FLOAT for each in metas[1:]):
         raise RuntimeError("Integer division with addcdiv is no longer supported")
     return result_dtype(metas, numbers)
 
@@ -88,7 +88,7 @@ def _bounded(metas: Metas, numbers: tuple[Any, ...], further: Further) -> DType:
 
 
 def _squared(metas: Metas, numbers: tuple[Any, ...], further: Further) -> DType:
-    return int64 if metas[0].dtype.kind is Kind.BOOL else metas[0].dtype
+    return int64 if metas[0].dtype.kind is DtypeKind.BOOL else metas[0].dtype
 
 
 def _size(metas: Metas, numbers: tuple[Any, ...], further: Further) -> DType:
@@ -249,7 +249,12 @@ def div(self: Tensor, other: Tensor | Number, *, rounding_mode: str | None = Non
 @elementwise
 def pow(self: Tensor | Number, exponent: Tensor | Number) -> Call:
     """Return the power of a tensor or of a number."""
-    if isinstance(exponent, int) and exponent < 0 and isinstance(self, Tensor) and self.dtype.kind < Kind.FLOAT:
+    if (
+        isinstance(exponent, int)
+        and exponent < 0
+        and isinstance(self, Tensor)
+        and self.dtype.kind < DtypeKind.FLOAT
+    ):
         raise RuntimeError("Integers to negative integer powers are not allowed.")
     return (_pow if isinstance(self, Tensor) else _pow_of_number, (self, exponent), (), ())
 
@@ -311,7 +316,7 @@ def positive(self: Tensor) -> Tensor:
     Raises:
         RuntimeError: the elements are truth values.
     """
-    if self.dtype.kind is Kind.BOOL:
+    if self.dtype.kind is DtypeKind.BOOL:
         raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
     return self
 
@@ -545,7 +550,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 def _invert(self: Tensor) -> Tensor:
-    if self.dtype.kind >= Kind.FLOAT:
+    if self.dtype.kind >= DtypeKind.FLOAT:
         raise TypeError("~ (operator.invert) is only implemented on integer and Boolean-type tensors")
     return methods["bitwise_not"](self)  # type: ignore[no-any-return]
 

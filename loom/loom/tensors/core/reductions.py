@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod as product
 from typing import Any, NamedTuple
 
-from loom.tensors.dtypes import DEFAULT, DType, Kind, bool_, dtype_named, int64, plain, real_of, uint8
+from loom.tensors.dtypes import DEFAULT, DType, DtypeKind, bool_, dtype_named, int64, plain, real_of, uint8
 from loom.tensors.learned import call
 from loom.tensors.metas import Meta, Shape, is_dense, pointwise_meta, wrapped
 from loom.tensors.op import Op, Rule, method
@@ -75,12 +75,12 @@ def options(dim: Dims, keepdim: bool, dtype: Any = None) -> tuple[tuple[str, Any
 
 def summed(dtype: DType, options: Any) -> DType:
     """Return the dtype of a sum: that of integers is int64."""
-    return options.get("dtype") or (dtype if dtype.kind >= Kind.FLOAT else int64)
+    return options.get("dtype") or (dtype if dtype.kind >= DtypeKind.FLOAT else int64)
 
 
 def _averaged(dtype: DType, options: Any) -> DType:
     kind: DType = options.get("dtype") or dtype
-    if kind.kind < Kind.FLOAT:
+    if kind.kind < DtypeKind.FLOAT:
         what = "Input" if "dtype" not in options else "Optional"
         raise RuntimeError(
             f"mean(): could not infer output dtype. {what} dtype must be either a floating point or complex dtype. "
@@ -90,13 +90,13 @@ def _averaged(dtype: DType, options: Any) -> DType:
 
 
 def _varied(dtype: DType, options: Any) -> DType:
-    if dtype.kind < Kind.FLOAT:
+    if dtype.kind < DtypeKind.FLOAT:
         raise RuntimeError("std and var only support floating point and complex dtypes")
     return real_of(dtype)
 
 
 def _normed(dtype: DType, options: Any) -> DType:
-    if dtype.kind < Kind.FLOAT:
+    if dtype.kind < DtypeKind.FLOAT:
         raise RuntimeError(
             f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {dtype.scalar_name}"
         )
@@ -385,14 +385,14 @@ def _normalised(metas: Sequence[Meta], numbers: tuple[Any, ...], static: Any) ->
     given = dict(static)
     wrapped(given["dim"], len(meta.shape))
     kind = given.get("dtype", meta.dtype)
-    if kind.kind < Kind.FLOAT:
+    if kind.kind < DtypeKind.FLOAT:
         raise NotImplementedError(f"\"softmax_lastdim_kernel_impl\" not implemented for '{kind.scalar_name}'")
     return Meta(meta.shape, kind)
 
 
 _softmax = Op("softmax", _normalised)
 _log_softmax = Op("log_softmax", _normalised)
-_logsumexp = Op("logsumexp", reduction(lambda dtype, options: dtype if dtype.kind >= Kind.FLOAT else DEFAULT))
+_logsumexp = Op("logsumexp", reduction(lambda dtype, options: dtype if dtype.kind >= DtypeKind.FLOAT else DEFAULT))
 
 
 @method

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from loom.errors import Invalid, LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
-from loom.tensors.commands import FREE, Encoder, Form, Numbered, check_number
+from loom.tensors.commands import FREE, CommandEncoder, Form, Numbered, check_number
 from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.placements import spread
 from loom.tensors.sending.batches import (
@@ -52,7 +52,7 @@ class Dispatcher:
         """How many workers there are."""
         self._begin(workers)
         self._joined = self.size == 1
-        self._encoder = Encoder()
+        self._encoder = CommandEncoder()
         self._free_form = self._encoder.form(FREE)
         self._mode_forms = {mode: self._encoder.form(Form(".grad_mode", (mode,), outs=0)) for mode in (False, True)}
         self.queue: deque[Any] = deque()

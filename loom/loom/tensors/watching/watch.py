@@ -1,4 +1,4 @@
-"""`Watch`: norms and histograms of weights and their gradients, which the workers keep while a program trains."""
+"""`TensorWatch`: norms and histograms of weights and gradients, which the workers keep while a program trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLOTTED = 8
 """Tensors of a module that a notebook shows."""
 
 
-class Watch:
+class TensorWatch:
     """A tensor that is watched, by its name. Nothing waits for it but its reading, which is one round trip.
 
     Iterating gives the summaries, the oldest first.
@@ -72,14 +72,14 @@ class Watch:
         self._home._command(".watch", (leaf,), self.name, self.bins, self.every)
 
 
-class Watches(Mapping[str, Watch]):
+class Watches(Mapping[str, TensorWatch]):
     """Watched tensors by name: the parameters of a module, or all that a mesh has."""
 
-    def __init__(self, home: Any, watches: Mapping[str, Watch]) -> None:
+    def __init__(self, home: Any, watches: Mapping[str, TensorWatch]) -> None:
         self._home = home
         self._watches = dict(watches)
 
-    def __getitem__(self, name: str) -> Watch:
+    def __getitem__(self, name: str) -> TensorWatch:
         return self._watches[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -93,7 +93,7 @@ class Watches(Mapping[str, Watch]):
 
     @property
     def history(self) -> dict[str, list[Summary]]:
-        """The summaries of all by name, in one round trip. Raises what `Watch.history` raises."""
+        """The summaries of all by name, in one round trip. Raises what `TensorWatch.history` raises."""
         return _read(self._home, list(self))
 
     def stop(self) -> None:
@@ -115,9 +115,9 @@ class Watching:
 
     def __init__(self, home: Any) -> None:
         self._home = home
-        self._named: dict[str, Watch] = {}
+        self._named: dict[str, TensorWatch] = {}
 
-    def watch(self, target: Any, name: str, every: int, bins: int) -> Watch | Watches:
+    def watch(self, target: Any, name: str, every: int, bins: int) -> TensorWatch | Watches:
         """Watch a leaf, or the parameters of a module: see `Tensors.watch`."""
         _check_count("every", every, None)
         _check_count("bins", bins, MOST_BINS)
@@ -140,9 +140,9 @@ class Watching:
         """Return what is watched, or was, by this program or an earlier one: see `Tensors.watched`."""
         found = self._home._dispatcher.watched(Wanted(most=0))
         names = sorted({*found, *self._named})
-        return Watches(self._home, {name: self._named.get(name) or Watch(self._home, name) for name in names})
+        return Watches(self._home, {name: self._named.get(name) or TensorWatch(self._home, name) for name in names})
 
-    def drop(self, watch: Watch) -> None:
+    def drop(self, watch: TensorWatch) -> None:
         """Watch a name's leaf no more."""
         self._named.pop(watch.name, None)
         self._part(watch)
@@ -153,10 +153,10 @@ class Watching:
             if watch._leaf is not None and (leaf := watch._leaf()) is not None:
                 watch.begin(leaf)
 
-    def _begin(self, leaf: Tensor, name: str, every: int, bins: int) -> Watch:
+    def _begin(self, leaf: Tensor, name: str, every: int, bins: int) -> TensorWatch:
         watch = self._named.get(name)
         if watch is None:
-            watch = self._named[name] = Watch(self._home, name)
+            watch = self._named[name] = TensorWatch(self._home, name)
         if watch._leaf is not None and watch._leaf() is leaf and (watch.every, watch.bins) == (every, bins):
             return watch
         self._part(watch)
@@ -167,7 +167,7 @@ class Watching:
         watch.begin(leaf)
         return watch
 
-    def _part(self, watch: Watch) -> None:
+    def _part(self, watch: TensorWatch) -> None:
         """Take a watch from its leaf."""
         if watch._leaf is not None:
             watch._leaf = None

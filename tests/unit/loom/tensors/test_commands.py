@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
 from loom.tensors import commands, dtypes
-from loom.tensors.commands import FREE, Decoder, Encoder, Form, S, T
+from loom.tensors.commands import FREE, CommandDecoder, CommandEncoder, Form, S, T
 
 ADD = Form("add", (T(0), T(1)), tensors=2)
 SCALE = Form("mul", (T(0), S(0)), tensors=1, numbers=1)
@@ -21,7 +21,7 @@ class Pair:
     """Both sides; remembers what was put in since the last batch."""
 
     def __init__(self) -> None:
-        self.encoder, self.decoder = Encoder(), Decoder()
+        self.encoder, self.decoder = CommandEncoder(), CommandDecoder()
         self.put_in: list[tuple[Form, int, tuple[int, ...], tuple[float, ...]]] = []
         self.put(MADE)
         self.travel()
@@ -122,10 +122,10 @@ def test_arguments_travel() -> None:
     assert pair.encoder.form(Form("f", (1,))) is not pair.encoder.form(Form("f", (1.0,)))
 
 
-@pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x93\x01\x02\x03", commands.Encoder().take()[:-1]])
+@pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x93\x01\x02\x03", commands.CommandEncoder().take()[:-1]])
 def test_garbage_is_refused(packed: bytes) -> None:
     with pytest.raises(ProtocolMismatch):
-        Decoder().take(packed)
+        CommandDecoder().take(packed)
 
 
 def test_a_batch_that_is_missing_is_noticed() -> None:
