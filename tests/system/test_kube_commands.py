@@ -13,15 +13,15 @@ import psutil
 import pytest
 
 import loom
-from loom.bridge.envelopes import EnvelopeKind
 from loom.errors import PortForwardFailed
+from loom.nats.envelopes import EnvelopeKind
 from loom.weaver.views import Away
 from loom_proxy.contexts.file import ContextFile, GatewayContext
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import Bridge
-from tests.integration.bridge.nats_server import NatsServer, Said, require_nats_server
+from tests.integration.nats.bridges import Bridge
+from tests.integration.nats.nats_server import NatsServer, Said, require_nats_server
 from tests.support.actors import Counter
 from tests.support.cli_page import commands
 from tests.support.forwards import forwarding, lead_to, put_on_path

@@ -19,9 +19,9 @@ _CONNECTION = "its connection ends with it, and the other side of that sees so"
 _ITSELF = "it catches every error inside its loop"
 
 ENDS = {
-    "bridge/requests.py:_answer": "one request, whose sender waits for so long only",
-    "bridge/stream.py:_consume": "its error is that of the stream, which begins it again or ends with it",
-    "bridge/stream.py:say": "one request; NATS gives it to another bridge if nobody says that it goes on",
+    "nats/requests.py:_answer": "one request, whose sender waits for so long only",
+    "nats/stream.py:_consume": "its error is that of the stream, which begins it again or ends with it",
+    "nats/stream.py:say": "one request; NATS gives it to another bridge if nobody says that it goes on",
     "chaos/host/delay.py:carry": "the agent's process ends, and the host removes its fault",
     "cli/ranks.py:_pass_input": "it closes the command's input, whatever ends it",
     "cli/ranks.py:pass_on": "one command, whose session is over",

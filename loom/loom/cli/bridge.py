@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loom.bridge.envelopes import Format
 from loom.cli.options import Access, asking
 from loom.errors import WrongArguments
 from loom.extras import require
+from loom.nats.envelopes import Format
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce
 from loom_gateway.settings import ExitWithParent, LogLevel
 
 if TYPE_CHECKING:
-    from loom.bridge.bridge import Bridge
+    from loom.nats.bridge import Bridge
 
 
 NATS_MODULES = {"nats": "nats-py", "google": "protobuf"}
@@ -74,9 +74,9 @@ def bridge(
     for noisy in ("nats", "websockets", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
-    from loom.bridge.bridge import Bridge
-    from loom.bridge.nats_link import NatsLogin
-    from loom.bridge.state import BridgeState
+    from loom.nats.bridge import Bridge
+    from loom.nats.nats_link import NatsLogin
+    from loom.nats.state import BridgeState
 
     async def run() -> None:
         messages = access.weaver_watch().messages_async()

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from loom.bridge.commands import read_request
-from loom.bridge.envelopes import Envelope, EnvelopeKind
 from loom.control.aliases import ALIASES, translate
 from loom.control.commands import CommandKind
 from loom.control.operations import GiveCommand
 from loom.errors import WrongArguments
+from loom.nats.commands import read_request
+from loom.nats.envelopes import Envelope, EnvelopeKind
 from loom_gateway.rest.weaver_changes import checked_change
 from loom_gateway.weaver_socket.messages import check_kind, read_change
 

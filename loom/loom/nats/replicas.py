@@ -12,14 +12,14 @@ from collections.abc import Sized
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from loom.bridge.reports import MAX_KEYS, MAX_METRICS, DeviceRegistration, DrainReport, ProgressReport, Sign
-from loom.bridge.tally import Bucket
 from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind
 from loom.control.frame import Frame
 from loom.control.introduction import MAX_DEVICES, Activity, Device, ThreadletHello, TrainingEnding
 from loom.control.membership import Draining, Registration
 from loom.control.reports import DeviceFailed, Heartbeat, Phase, Row, StatusReports
 from loom.errors import LimitReached
+from loom.nats.reports import MAX_KEYS, MAX_METRICS, DeviceRegistration, DrainReport, ProgressReport, Sign
+from loom.nats.tally import Bucket
 
 MISSED = 3
 """Heartbeats that may be missing before a replica is lost."""

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from loom.bridge.replicas import OutsideReplica
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import Frame, Splitter, pack
@@ -15,6 +14,7 @@ from loom.control.introduction import Refusal, Silent, ThreadletWelcome
 from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import FailureNoted, Stack, StackRequest
 from loom.errors import ProtocolMismatch, TooLarge, error_for_code
+from loom.nats.replicas import OutsideReplica
 
 CONNECT_TIMEOUT = 5.0  # seconds that connecting may take
 WELCOME_TIMEOUT = 10.0  # seconds that the weaver has to answer a hello

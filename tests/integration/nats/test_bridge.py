@@ -17,14 +17,14 @@ import pytest
 import trustme
 from nats.aio.client import Client
 
-from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, decode
-from loom.bridge.nats_link import flush
+from loom.nats.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, decode
+from loom.nats.nats_link import flush
 from loom.process.listen import free_ports
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import LOOM, Bridge, run_bridge, states
-from tests.integration.bridge.nats_server import BOUND, NatsServer, Said, with_password
+from tests.integration.nats.bridges import LOOM, Bridge, run_bridge, states
+from tests.integration.nats.nats_server import BOUND, NatsServer, Said, with_password
 from tests.support.docs import Page
 from tests.support.gateways import TOKEN, await_true, gateway_of
 from tests.support.processes import HIDDEN, run

@@ -10,7 +10,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from tests.integration.bridge.nats_server import BOUND
+from tests.integration.nats.nats_server import BOUND
 
 __all__ = ["INTERVAL", "Outsider"]
 

@@ -13,18 +13,18 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from loom.bridge.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, is_subject, subjects_of
-from loom.bridge.intake import BridgedReplicas
-from loom.bridge.nats_link import NatsAway, NatsLink, NatsLogin, SubjectSubscription
-from loom.bridge.publisher import Publication, Publisher
-from loom.bridge.replicas import OutsideReplica
-from loom.bridge.requests import AWAY, BridgeRequests
-from loom.bridge.screen import Screen
-from loom.bridge.state import BridgeState
-from loom.bridge.stream import RequestStream
-from loom.bridge.tally import MessageTrouble, Tally
 from loom.control.commands import Command
 from loom.errors import LoomError, TooLarge, WeaverUnavailable
+from loom.nats.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, is_subject, subjects_of
+from loom.nats.intake import BridgedReplicas
+from loom.nats.nats_link import NatsAway, NatsLink, NatsLogin, SubjectSubscription
+from loom.nats.publisher import Publication, Publisher
+from loom.nats.replicas import OutsideReplica
+from loom.nats.requests import AWAY, BridgeRequests
+from loom.nats.screen import Screen
+from loom.nats.state import BridgeState
+from loom.nats.stream import RequestStream
+from loom.nats.tally import MessageTrouble, Tally
 from loom.rest import Gateway
 
 logger = logging.getLogger(__name__)

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 
-from loom.bridge import loom_pb2
-from loom.bridge.commands import CommandRequest, FailureReport, read_request
-from loom.bridge.envelopes import Envelope, EnvelopeKind, Format, decode, subjects_of
-from loom.bridge.publisher import Publication, Publisher
 from loom.control.reports import DEVICE_NUMBERS
 from loom.errors import InvalidAddress, WrongArguments
+from loom.nats import loom_pb2
+from loom.nats.commands import CommandRequest, FailureReport, read_request
+from loom.nats.envelopes import Envelope, EnvelopeKind, Format, decode, subjects_of
+from loom.nats.publisher import Publication, Publisher
 from tests.support.needs import skip_because
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "loom"
-SCHEMA = "loom/bridge/loom.proto"
+SCHEMA = "loom/nats/loom.proto"
 
 REPLICA = {
     "id": "train_0",

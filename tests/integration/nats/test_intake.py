@@ -14,15 +14,15 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from loom.bridge.envelopes import Envelope, EnvelopeKind, Format, decode
-from loom.bridge.nats_link import flush
-from loom.bridge.replicas import MISSED
+from loom.nats.envelopes import Envelope, EnvelopeKind, Format, decode
+from loom.nats.nats_link import flush
+from loom.nats.replicas import MISSED
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import Bridge, counts_of, run_bridge, states, until
-from tests.integration.bridge.nats_server import BOUND, NatsServer, with_configuration
-from tests.integration.bridge.outsiders import PROMISED, Outsider
+from tests.integration.nats.bridges import Bridge, counts_of, run_bridge, states, until
+from tests.integration.nats.nats_server import BOUND, NatsServer, with_configuration
+from tests.integration.nats.outsiders import PROMISED, Outsider
 from tests.support.docs import Page
 from tests.support.gateways import TOKEN, gateway_of
 from tests.support.processes import read_json, start

@@ -9,11 +9,11 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from loom.bridge.commands import error_reply
-from loom.bridge.envelopes import HEADER, SOURCE, EnvelopeKind, Format, decode
-from loom.bridge.intake import BridgedReplicas
-from loom.bridge.tally import Bucket, MessageTrouble, Tally
 from loom.errors import LimitReached, LoomError, NotFound, RateLimited
+from loom.nats.commands import error_reply
+from loom.nats.envelopes import HEADER, SOURCE, EnvelopeKind, Format, decode
+from loom.nats.intake import BridgedReplicas
+from loom.nats.tally import Bucket, MessageTrouble, Tally
 
 MAX_SIZE = 64 << 10
 """Bytes of one message."""

@@ -14,8 +14,8 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from loom.bridge.tally import MessageTrouble, Tally
 from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
+from loom.nats.tally import MessageTrouble, Tally
 from loom.process.backoff import Backoff
 from loom.tls import client_context
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from loom.bridge import intake as intake_module
-from loom.bridge import state
-from loom.bridge.envelopes import Envelope, EnvelopeKind
-from loom.bridge.intake import BridgedReplicas
-from loom.bridge.replicas import MAX_COMMANDS, MAX_WAITING, RATE, REPEAT_EVERY, OutsideReplica
-from loom.bridge.reports import MAX_METRICS, DeviceRegistration, ProgressReport, read_report
-from loom.bridge.state import KEEP_DONE, BridgeState
-from loom.bridge.tally import LOG_EVERY, Bucket, MessageTrouble, Tally
 from loom.control.commands import Acknowledgement, Change, Command, CommandKind
 from loom.control.introduction import Activity, TrainingEnding
 from loom.errors import Conflict, LimitReached, NotFound, RateLimited, WrongArguments
+from loom.nats import intake as intake_module
+from loom.nats import state
+from loom.nats.envelopes import Envelope, EnvelopeKind
+from loom.nats.intake import BridgedReplicas
+from loom.nats.replicas import MAX_COMMANDS, MAX_WAITING, RATE, REPEAT_EVERY, OutsideReplica
+from loom.nats.reports import MAX_METRICS, DeviceRegistration, ProgressReport, read_report
+from loom.nats.state import KEEP_DONE, BridgeState
+from loom.nats.tally import LOG_EVERY, Bucket, MessageTrouble, Tally
 
 
 def registration(**more: Any) -> DeviceRegistration:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loom.bridge.envelopes import Envelope, EnvelopeKind
-from loom.bridge.fields import names, seconds, text, values
 from loom.control.aliases import ALIASES, translate
 from loom.control.commands import DEVICE_COMMANDS, FAULT_COMMANDS, CommandKind
 from loom.control.frame import MAX_NAME
 from loom.errors import LoomError, WrongArguments
+from loom.nats.envelopes import Envelope, EnvelopeKind
+from loom.nats.fields import names, seconds, text, values
 from loom.rest import Gateway
 
 WAIT = 10.0  # seconds to wait for acknowledgements before a reply

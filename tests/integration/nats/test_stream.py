@@ -15,12 +15,12 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from loom.bridge.stream import REPLY_TO
+from loom.nats.stream import REPLY_TO
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import Bridge, counts_of, run_bridge, states, until
-from tests.integration.bridge.nats_server import BOUND, NatsServer, require_nats_server
-from tests.integration.bridge.outsiders import Outsider
+from tests.integration.nats.bridges import Bridge, counts_of, run_bridge, states, until
+from tests.integration.nats.nats_server import BOUND, NatsServer, require_nats_server
+from tests.integration.nats.outsiders import Outsider
 from tests.support.gateways import TOKEN, gateway_of
 from tests.support.network.delay_proxy import DelayProxy, Link, Passed
 from tests.support.network.gate import Gate

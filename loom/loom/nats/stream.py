@@ -21,11 +21,11 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StreamConfig
 
-from loom.bridge.envelopes import HEADER
-from loom.bridge.nats_link import FAILURES, NatsLink
-from loom.bridge.state import BridgeState
-from loom.bridge.tally import MessageTrouble, Tally
 from loom.errors import Conflict, NatsUnreachable
+from loom.nats.envelopes import HEADER
+from loom.nats.nats_link import FAILURES, NatsLink
+from loom.nats.state import BridgeState
+from loom.nats.tally import MessageTrouble, Tally
 from loom.process.backoff import Backoff
 
 logger = logging.getLogger(__name__)

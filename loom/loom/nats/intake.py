@@ -13,10 +13,17 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from loom.bridge.envelopes import Envelope
-from loom.bridge.replica_link import ReplicaLink
-from loom.bridge.replicas import OutsideReplica
-from loom.bridge.reports import (
+from loom.control.address import WeaverAddress, parse_weaver_address
+from loom.control.commands import Acknowledged, Acknowledgement, Command
+from loom.control.frame import Frame
+from loom.control.introduction import Bye, TrainingEnding
+from loom.control.membership import Registration
+from loom.control.reports import DeviceFailed, DeviceReport
+from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
+from loom.nats.envelopes import Envelope
+from loom.nats.replica_link import ReplicaLink
+from loom.nats.replicas import OutsideReplica
+from loom.nats.reports import (
     CommandAnswer,
     DeviceRegistration,
     DrainReport,
@@ -25,15 +32,8 @@ from loom.bridge.reports import (
     UseReport,
     read_report,
 )
-from loom.bridge.state import BridgeState
-from loom.bridge.tally import MessageTrouble, Tally
-from loom.control.address import WeaverAddress, parse_weaver_address
-from loom.control.commands import Acknowledged, Acknowledgement, Command
-from loom.control.frame import Frame
-from loom.control.introduction import Bye, TrainingEnding
-from loom.control.membership import Registration
-from loom.control.reports import DeviceFailed, DeviceReport
-from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
+from loom.nats.state import BridgeState
+from loom.nats.tally import MessageTrouble, Tally
 from loom.process import tasks
 from loom.process.backoff import Backoff
 

@@ -15,7 +15,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.nats_server import BOUND
+from tests.integration.nats.nats_server import BOUND
 from tests.support.gateways import await_true
 from tests.support.processes import read_json, run, start
 

@@ -11,8 +11,8 @@ from nats.aio.client import Client
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.integration.bridge.bridges import Bridge, group_of, states
-from tests.integration.bridge.nats_server import NatsServer, require_nats_server
+from tests.integration.nats.bridges import Bridge, group_of, states
+from tests.integration.nats.nats_server import NatsServer, require_nats_server
 from tests.support.gateways import await_true
 from tests.support.weaver_training import Training, training
 from tests.support.weavers import await_weaver

@@ -9,10 +9,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from loom.bridge.commands import CommandRequest, FailureReport, error_reply, read_request
-from loom.bridge.envelopes import SOURCE, EnvelopeKind, Format, decode
-from loom.bridge.screen import Reply
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable
+from loom.nats.commands import CommandRequest, FailureReport, error_reply, read_request
+from loom.nats.envelopes import SOURCE, EnvelopeKind, Format, decode
+from loom.nats.screen import Reply
 from loom.process.backoff import Backoff
 from loom.rest import Gateway
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.bridge.envelopes import Envelope, EnvelopeKind
-from loom.bridge.fields import check_name, count, name, names, number, seconds, text, values
 from loom.control.commands import Acknowledgement, plain_config
 from loom.control.introduction import MAX_DEVICES, Device
 from loom.control.membership import MAX_REASON
 from loom.control.reports import DEVICE_NUMBERS, Phase
 from loom.errors import LoomError, WrongArguments
+from loom.nats.envelopes import Envelope, EnvelopeKind
+from loom.nats.fields import check_name, count, name, names, number, seconds, text, values
 
 DEFAULT_INTERVAL = 5.0
 """Seconds between two heartbeats of a process that does not say how many."""

@@ -8,9 +8,9 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from loom.bridge.nats_link import NatsLink, NatsLogin, flush
-from loom.bridge.tally import Tally
-from tests.integration.bridge.nats_server import BOUND, NatsServer
+from loom.nats.nats_link import NatsLink, NatsLogin, flush
+from loom.nats.tally import Tally
+from tests.integration.nats.nats_server import BOUND, NatsServer
 
 TIMES = 1000
 """`Client.flush` alone comes back before the server has the subscriptions in about 20 of them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from loom.bridge.envelopes import EnvelopeKind
 from loom.control.reports import DEVICE_NUMBERS
+from loom.nats.envelopes import EnvelopeKind
 
 Publication = tuple[EnvelopeKind, dict[str, Any]]
 """A message to publish on NATS: its kind and its body."""
