@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
 
 _log = logging.getLogger("loom")
 
 
-Evidence = dict[str, Any]
+Evidence = Mapping[str, object]
 """The evidence of a fault: numbers, texts and lists of them, by name."""
 
 

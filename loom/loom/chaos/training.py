@@ -14,7 +14,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from loom.errors import FaultRefused
 
 EachStep = list[Callable[[], None]]
 """The functions that the training thread calls before each step."""
+
+Params = Mapping[str, Any]
+Remove = Callable[[], object]
 
 MEGABYTE = 1 << 20
 _BLOCK = 16 * MEGABYTE
@@ -40,7 +43,7 @@ class Strike:
     """Injects the fault. Returns the evidence of its end if it blocks until it is over."""
 
 
-def _segfault(params: dict[str, Any], duration: float | None) -> Strike:
+def _segfault(params: Params, duration: float | None) -> Strike:
     def crash() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         ctypes.string_at(0)
@@ -48,7 +51,7 @@ def _segfault(params: dict[str, Any], duration: float | None) -> Strike:
     return Strike({"pid": os.getpid(), "address": 0}, crash)
 
 
-def _exception(params: dict[str, Any], duration: float | None) -> Strike:
+def _exception(params: Params, duration: float | None) -> Strike:
     text = params["text"] or "a fault was injected into this step"
 
     def raise_it() -> None:
@@ -57,7 +60,7 @@ def _exception(params: dict[str, Any], duration: float | None) -> Strike:
     return Strike({"pid": os.getpid(), "raises": f"InjectedFault: {text}"}, raise_it)
 
 
-def _out_of_memory(params: dict[str, Any], duration: float | None) -> Strike:
+def _out_of_memory(params: Params, duration: float | None) -> Strike:
     more = params["megabytes"] * MEGABYTE
     if params["bound"] == "cgroup":
         group, limit = _memory_group(more)
@@ -114,7 +117,7 @@ def _memory_group(more: int) -> tuple[Path, int]:
     return group, more
 
 
-def _gil_deadlock(params: dict[str, Any], duration: float | None) -> Strike:
+def _gil_deadlock(params: Params, duration: float | None) -> Strike:
     assert duration is not None
     milliseconds = int(duration * 1000)
 
@@ -129,7 +132,7 @@ def _gil_deadlock(params: dict[str, Any], duration: float | None) -> Strike:
     return Strike({"pid": os.getpid(), "seconds": duration}, hold)
 
 
-STRIKES: dict[str, Callable[[dict[str, Any], float | None], Strike]] = {
+STRIKES: dict[str, Callable[[Params, float | None], Strike]] = {
     "segfault": _segfault,
     "exception": _exception,
     "out_of_memory": _out_of_memory,
@@ -138,13 +141,13 @@ STRIKES: dict[str, Callable[[dict[str, Any], float | None], Strike]] = {
 """Functions that prepare a fault, of its parameters and duration."""
 
 
-Begun = tuple[Evidence, Callable[[], Evidence]]
-"""The evidence of a fault, and the function that removes the fault and returns the evidence of that."""
+Begun = tuple[Evidence, Callable[[], Evidence] | None]
+"""The evidence of a fault, and the function, if any, that removes it and returns the evidence of that."""
 
 
 def begin(
     kind: str,
-    params: dict[str, Any],
+    params: Params,
     duration: float | None,
     each_step: EachStep,
     on_removal: Callable[[Evidence], None] | None = None,
@@ -156,23 +159,14 @@ def begin(
         each_step: the list to which functions for each step are added.
         on_removal: called with the evidence of the removal.
     """
-    undo: Callable[[], Evidence] | None = None
-    match kind:
-        case "pg_abort":
-            evidence = _abort_groups()
-        case "slow_rank":
-            evidence, undo = _slow(params["seconds"], each_step)
-        case "clock_jump":
-            evidence, undo = _jump(params["seconds"])
-        case "nan_loss":
-            evidence, undo = _nan(params["steps"], each_step, lambda: injected.remove())
-        case _:
-            raise AssertionError(kind)
+    injected: Injected
+    evidence, undo = _HELD[kind](params, each_step, lambda: injected.remove())
     injected = Injected(kind, {"pid": os.getpid(), **evidence}, undo, duration, on_removal)
     return injected
 
 
-def _slow(seconds: float, each_step: EachStep) -> Begun:
+def _slow(params: Params, each_step: EachStep, remove: Remove) -> Begun:
+    seconds: float = params["seconds"]
     slept = 0
 
     def sleep() -> None:
@@ -191,9 +185,9 @@ def _slow(seconds: float, each_step: EachStep) -> Begun:
 _clocks = threading.Lock()
 
 
-def _jump(seconds: float) -> Begun:
+def _jump(params: Params, each_step: EachStep, remove: Remove) -> Begun:
     # Each jump wraps the clock before it, so that several jumps add up and may end in any order.
-    offset = [seconds]
+    offset: list[float] = [params["seconds"]]
     with _clocks:
         before, before_ns = time.time, time.time_ns
 
@@ -217,13 +211,14 @@ def _jump(seconds: float) -> Begun:
     return {"before": true, "after": wrong}, undo
 
 
-def _nan(steps: int, each_step: EachStep, remove: Callable[[], object]) -> Begun:
+def _nan(params: Params, each_step: EachStep, remove: Remove) -> Begun:
     torch = sys.modules.get("torch")
     if torch is None:
         raise FaultRefused(
             "torch is not loaded in this process, and nothing says how its loss could be NaN: "
             '@t.on_fault("nan_loss")'
         )
+    steps: int = params["steps"]
     left, spoiled = steps, 0
 
     def spoil(module: Any, inputs: Any, output: Any) -> Any:
@@ -251,7 +246,7 @@ def _nan(steps: int, each_step: EachStep, remove: Callable[[], object]) -> Begun
     return {"steps": steps}, undo
 
 
-def _abort_groups() -> Evidence:
+def _abort_groups(params: Params, each_step: EachStep, remove: Remove) -> Begun:
     distributed = sys.modules.get("torch.distributed")
     groups = []
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -262,7 +257,16 @@ def _abort_groups() -> Evidence:
             'kind, such as torchft\'s, say how to abort it: @t.on_fault("pg_abort")'
         )
     said = [abort(group) for group in groups]
-    return {"pid": os.getpid(), "groups": len(groups), "said": said}
+    return {"groups": len(groups), "said": said}, None
+
+
+_HELD: dict[str, Callable[[Params, EachStep, Remove], Begun]] = {
+    "pg_abort": _abort_groups,
+    "slow_rank": _slow,
+    "clock_jump": _jump,
+    "nan_loss": _nan,
+}
+"""Functions that inject a fault, of its parameters, the list of functions for each step, and its removal."""
 
 
 def abort(group: Any) -> str:

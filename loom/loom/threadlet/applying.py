@@ -29,7 +29,7 @@ from loom.threadlet.reports import now_of_system, plain
 from loom.threadlet.time_accounting import TimeAccounting, TimedBlock
 
 if TYPE_CHECKING:
-    from loom.threadlet.injections import Injections
+    from loom.chaos.injections import Injections
 
 _log = logging.getLogger("loom")
 
@@ -83,7 +83,7 @@ class CommandApplier(StatusReporter):
         self._each_step: list[Callable[[], None]] = []  # functions that faults run in each step
         self._injections: Injections | None = None
         if injectable:
-            from loom.threadlet.injections import Injections  # imported only if needed, because it takes long
+            from loom.chaos.injections import Injections  # imported only if needed, because it takes long
 
             self._injections = Injections(self._hooks, self._each_step, self._report_removed)
             self._inbox.at_once = self._inject_at_once
@@ -527,7 +527,7 @@ class CommandApplier(StatusReporter):
             if (over := strike.strike()) is not None:
                 self._report_removed(command.id, over)
 
-    def _report_removed(self, injection: str, evidence: dict[str, Any]) -> None:
+    def _report_removed(self, injection: str, evidence: Mapping[str, object]) -> None:
         self._send(FaultRemoved(injection, plain(evidence)))
 
 

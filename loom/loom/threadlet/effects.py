@@ -6,7 +6,7 @@ command when the loop shows that it does, and refuses it when the loop has gone 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class Application:
     changes: dict[str, Change] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)  # not settled yet
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, object] = field(default_factory=dict)
     taken: list[str] = field(default_factory=list)  # what the program took, and no function here has applied
     awaited: bool = False  # whether the loop has to show its effect
     step: int | None = None  # the step at which a deferred value takes effect; None for the current step

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from loom.chaos.injected import InjectedFault
+from loom.chaos.injections import MAX_REMOVED, MAX_WITHDRAWN, Injections
 from loom.control.commands import Command, CommandKind
 from loom.errors import FaultRefused, NotFound
 from loom.threadlet import Threadlet, applying
-from loom.threadlet.injections import MAX_REMOVED, MAX_WITHDRAWN, Injections
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, eventually
 
 Make = Callable[..., Threadlet]

@@ -1,18 +1,20 @@
-"""The faults that the weaver injects into a training process which is marked as injectable."""
+"""The faults that the weaver injects into an injectable training process, by the place that carries them out."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from loom.chaos import training
 from loom.chaos.host import agent
 from loom.chaos.injected import Evidence, Injected
-from loom.chaos.training import Strike
+from loom.chaos.training import EachStep, Strike
 from loom.control.commands import Command, CommandKind
-from loom.control.faults import FAULTS, Place, check_fault
+from loom.control.faults import FAULTS, FaultKind, Place, check_fault
 from loom.errors import FaultRefused
 
 MAX_WITHDRAWN = 256  # removals that are remembered for injections which come after them
@@ -21,14 +23,69 @@ MAX_REMOVED = 16  # removed faults that each new connection reports to the weave
 Hook = Callable[[dict[str, Any]], Any]  # carries out a fault in Loom's place; may return a function that removes it
 
 
+@dataclass(frozen=True)
+class RequestedFault:
+    """A fault with checked parameters. ``report`` gets the evidence of its removal."""
+
+    id: str
+    kind: FaultKind
+    params: dict[str, Any]
+    duration: float | None
+    report: Callable[[Evidence], None]
+
+
+class Injector(ABC):
+    """Carries out the faults of one place."""
+
+    @abstractmethod
+    def inject(self, fault: RequestedFault) -> Injected | Strike:
+        """Inject a fault, or prepare a strike for after its report."""
+
+
+class HostInjector(Injector):
+    """Injects on the host, through an agent that outlives this process. SIGKILL needs none."""
+
+    def inject(self, fault: RequestedFault) -> Injected | Strike:
+        pid, kind = os.getpid(), fault.kind.name
+        if kind == "sigkill":
+            return Strike({"pid": pid}, lambda: os.kill(pid, signal.SIGKILL))
+        evidence, begin = agent.keep(fault.id, kind, fault.params, fault.duration, pid, fault.report)
+        return Injected(kind, evidence) if begin is None else Strike(evidence, begin)
+
+
+class StepInjector(Injector):
+    """Injects into this process, at a step boundary."""
+
+    def __init__(self, each_step: EachStep) -> None:
+        self._each_step = each_step
+
+    def inject(self, fault: RequestedFault) -> Injected | Strike:
+        if (strike := training.STRIKES.get(fault.kind.name)) is not None:
+            return strike(fault.params, fault.duration)
+        return training.begin(fault.kind.name, fault.params, fault.duration, self._each_step, fault.report)
+
+
+class HookInjector(Injector):
+    """Injects by a function of the training's own, `Threadlet.on_fault`."""
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+
+    def inject(self, fault: RequestedFault) -> Injected:
+        undo = self._hook(fault.params)
+        evidence = {"pid": os.getpid(), "by": getattr(self._hook, "__name__", "a function of the training's")}
+        remove = None if undo is None else lambda: undo() or {}
+        return Injected(fault.kind.name, evidence, remove, fault.duration, fault.report)
+
+
 class Injections:
     """The faults of one process. ``on_removal`` gets the id of a removed fault and the evidence of that."""
 
     def __init__(
-        self, hooks: dict[str, Hook], each_step: training.EachStep, on_removal: Callable[[str, Evidence], None]
+        self, hooks: Mapping[str, Hook], each_step: EachStep, on_removal: Callable[[str, Evidence], None]
     ) -> None:
         self._hooks = hooks
-        self._each_step = each_step
+        self._injectors = {Place.HOST: HostInjector(), Place.TRAINING: StepInjector(each_step)}
         self._on_removal = on_removal
         self._there: dict[str, Injected] = {}
         self.removed: dict[str, Evidence] = {}  # the last ones, of which the weaver may not have heard
@@ -52,30 +109,23 @@ class Injections:
         if command.kind is CommandKind.REMOVE_FAULT:
             return self._remove(str(params.get("injection"))), None
         kind, checked, duration = check_fault(params.get("fault"), params.get("params", {}), params.get("duration"))
-        pid, report = os.getpid(), self._removal_reporter(command.id)
+        report = self._removal_reporter(command.id)
         if command.id in self._withdrawn:
-            report({"pid": pid, "injected": False})
+            report({"pid": os.getpid(), "injected": False})
             raise FaultRefused("it was removed before it was injected")
-        if kind.name == "sigkill":
-            return {"pid": pid}, Strike({"pid": pid}, lambda: os.kill(pid, signal.SIGKILL))
-        if kind.place is Place.HOST:
-            evidence, begin = agent.keep(command.id, kind.name, checked, duration, pid, report)
-            return evidence, None if begin is None else Strike(evidence, begin)
-        if (hook := self._hooks.get(kind.name)) is not None:
-            undo = hook(checked)
-            evidence = {"pid": pid, "by": getattr(hook, "__name__", "a function of the training's")}
-            remove = None if undo is None else lambda: undo() or {}
-            injected = Injected(kind.name, evidence, remove, duration, report)
-        elif kind.name in training.STRIKES:
-            strike = training.STRIKES[kind.name](checked, duration)
-            return strike.evidence, strike
-        else:
-            injected = training.begin(kind.name, checked, duration, self._each_step, report)
+        fault = RequestedFault(command.id, kind, checked, duration, report)
+        injected = self._injector(kind).inject(fault)
+        if isinstance(injected, Strike):
+            return injected.evidence, injected
         if injected.removable:
             self._there[command.id] = injected
             if command.id in self._withdrawn:  # meanwhile, by the thread that takes commands
                 injected.remove()
         return injected.evidence, None
+
+    def _injector(self, kind: FaultKind) -> Injector:
+        hook = self._hooks.get(kind.name) if kind.place is Place.TRAINING else None
+        return self._injectors[kind.place] if hook is None else HookInjector(hook)
 
     def _remove(self, injection: str) -> Evidence:
         self._withdrawn[injection] = None
