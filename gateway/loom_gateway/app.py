@@ -19,8 +19,8 @@ from loom._version import __version__
 from loom.errors import LoomError, NotFound, WrongArguments
 from loom.process import tasks
 from loom.proof.forwarded import PROOF_PATH
-from loom.timing import flush
 from loom.token_file import ADMIN
+from loom.tracing import flush
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
 from loom_gateway.access.session_commands import audit_session_commands

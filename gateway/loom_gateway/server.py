@@ -20,8 +20,8 @@ from loom.extras import require
 from loom.process.exit_codes import FAILURE
 from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen, reachable
-from loom.timing import FirstByte
 from loom.token_file import TokenFile, default_path, generate_token
+from loom.tracing import FirstByte
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection

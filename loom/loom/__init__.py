@@ -17,7 +17,10 @@ nor torchmonarch. ``__init__.pyi`` lists them, for this module and for type chec
 
 from __future__ import annotations
 
+from loom import _former_names
 from loom._lazy import lazy_names
 from loom._version import __version__ as __version__
+
+_former_names.install()
 
 __getattr__, __dir__ = lazy_names(__name__, __file__)

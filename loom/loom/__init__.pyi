@@ -6,7 +6,7 @@ from loom import errors as errors
 from loom import rl as rl
 from loom import tensors as tensors
 from loom import threadlet as threadlet
-from loom import timing as timing
+from loom import tracing as tracing
 from loom import train as train
 from loom._version import __version__ as __version__
 from loom.actor import Actor as Actor

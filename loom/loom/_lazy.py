@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from loom._former_names import FORMER_NAMES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing `typing` would take longer than everything else here
     from collections.abc import Callable
@@ -17,6 +19,8 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], Callab
     def find(name: str) -> object:
         homes.update(homes or _read_stub(file))
         if name not in homes:
+            if f"{package}.{name}" in FORMER_NAMES:
+                return import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, its_name = homes[name]
         if module == package:  # a module of the package

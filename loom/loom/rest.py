@@ -25,12 +25,12 @@ from loom.errors import (
 )
 from loom.process.listen import is_loopback
 from loom.proof.forwarded import check_proof, error_in, json_object
-from loom.timing.trace_ids import TRACE_HEADER, current_trace
 from loom.tls import client_context, tls_error
+from loom.tracing.trace_ids import TRACE_HEADER, current_trace
 from loom.wire.plain import plain
 
 if TYPE_CHECKING:
-    from loom.timing.collecting import ProcessSpans
+    from loom.tracing.collecting import ProcessSpans
 
 WEBSOCKET_PATH = "/ws/v1"  # path of the gateway's WebSocket
 

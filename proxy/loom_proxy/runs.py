@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from loom.errors import LoomError, NameTaken, NoSuchRun
-from loom.timing.trace_ids import current_trace
+from loom.tracing.trace_ids import current_trace
 from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
 from loom.wire.bodies.runs import RECORD, STDOUT
 from loom.wire.messages import Buffer, Message

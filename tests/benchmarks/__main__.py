@@ -294,7 +294,7 @@ def measure_spans(
     check: Check = False,
     write: Write = None,
 ) -> None:
-    """What events and spans of `loom.timing` cost: one of each, and all of a step."""
+    """What events and spans of `loom.tracing` cost: one of each, and all of a step."""
     plan = spans.SpansPlan(rounds)
     _report(lambda say: spans.measure(plan, _command(), say), as_json, check, write)
 

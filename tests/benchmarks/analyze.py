@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loom.timing.lines import format_line
+from loom.tracing.lines import format_line
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import budgeted

@@ -1,8 +1,8 @@
-"""What `loom.timing` costs: one event and one span, and all those of a step of reinforcement learning.
+"""What `loom.tracing` costs: one event and one span, and all those of a step of reinforcement learning.
 
 One step computes for `STEP` seconds in one process, and in it is every event that the pipeline of `loom.rl` has in
 a step with four generators, written to a file and as lines. The other one is that of the shipped task, in a session
-of a cluster on this machine. The share is the CPU time within `loom.timing`, that of the threads which write
+of a cluster on this machine. The share is the CPU time within `loom.tracing`, that of the threads which write
 included, of the CPU time that all processes of the step take.
 """
 
@@ -25,9 +25,9 @@ import psutil
 
 import loom
 from loom.rl import arithmetic_run
-from loom.timing import configure, event, flush, span, trace
-from loom.timing.spans import recorder
-from loom.timing.writer import Writer
+from loom.tracing import configure, event, flush, span, trace
+from loom.tracing.spans import recorder
+from loom.tracing.writer import Writer
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import budgeted

@@ -1,4 +1,4 @@
-"""What the events of a process cost it, measured where they happen: CPU time within the calls of `loom.timing`."""
+"""What the events of a process cost it, measured where they happen: CPU time within the calls of `loom.tracing`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from loom import timing
-from loom.timing import clock, spans, trace_ids, writer
+from loom import tracing
+from loom.tracing import clock, spans, trace_ids, writer
 
 __all__ = ["Spent", "begin", "in_all_processes", "measured", "read"]
 
@@ -21,7 +21,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 class Spent(NamedTuple):
-    """What a call of `loom.timing` took."""
+    """What a call of `loom.tracing` took."""
 
     t: float
     """Seconds of the session's clock."""
@@ -48,9 +48,9 @@ def in_all_processes(folder: Path) -> Iterator[None]:
 
 
 def begin(folder: str) -> None:
-    """Measure from now on, before anything else has imported `loom.timing`."""
+    """Measure from now on, before anything else has imported `loom.tracing`."""
     found: list[Spent] = []
-    timing.event = spans.event = measured(spans.event, found)
+    tracing.event = spans.event = measured(spans.event, found)
     spans.record_call = measured(spans.record_call, found)
     for cls in (spans.span, trace_ids.trace):
         cls.__enter__ = measured(cls.__enter__, found)  # type: ignore[method-assign]

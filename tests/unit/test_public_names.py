@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
 from monarch._src.actor.actor_mesh import ActorMesh
 
 import loom
+from loom._former_names import FORMER_NAMES
 from tests.parity.absent import ABSENT
 from tests.support.paths import ROOT
 
@@ -274,8 +278,24 @@ def test_what_is_generic_in_monarch_is_so_in_loom(name: str) -> None:
             assert getattr(loom, name)[given[0] if count == 1 else given] is not None
 
 
-@pytest.mark.parametrize("name", ["chaos", "devices", "errors", "rl", "tensors", "threadlet", "timing", "train"])
+@pytest.mark.parametrize("name", ["chaos", "devices", "errors", "rl", "tensors", "threadlet", "tracing", "train"])
 def test_a_package_is_there_after_loom_is_imported(name: str) -> None:
     check = f"import sys, loom; loom.{name}; assert 'torch' not in sys.modules and 'monarch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("former", "todays"), FORMER_NAMES.items())
+def test_a_former_name_imports_the_same_module_with_a_warning(former: str, todays: str) -> None:
+    sys.modules.pop(former, None)
+    with pytest.warns(DeprecationWarning, match=f"^{re.escape(former)} is now {re.escape(todays)}") as warned:
+        assert importlib.import_module(former) is importlib.import_module(todays)
+    assert [one.filename for one in warned] == [__file__]
+
+
+def test_a_former_package_is_an_attribute_of_loom_and_its_modules_are_todays_own() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert loom.timing is loom.tracing  # type: ignore[attr-defined]
+        assert importlib.import_module("loom.timing.lines") is importlib.import_module("loom.tracing.lines")
+        assert pickle.loads(b"cloom.timing.spans\nSpan\n.") is loom.tracing.Span

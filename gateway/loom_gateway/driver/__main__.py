@@ -15,7 +15,7 @@ from typing import NoReturn
 from loom.process.capabilities import forbid_new_privileges, keep_only
 from loom.process.lifeline import take_standard_input
 from loom.process.listen import announce
-from loom.timing import flush
+from loom.tracing import flush
 from loom.wire.bodies import OpenSession
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.driver.lifeline.line import PATIENCE

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from loom.errors import LimitReached, ProtocolMismatch
-from loom.timing import clock
-from loom.timing.collecting import ProcessSpans, SpanRecords
-from loom.timing.files import HOST
-from loom.timing.spans import recorder
-from loom.timing.trace_ids import checked_trace
+from loom.tracing import clock
+from loom.tracing.collecting import ProcessSpans, SpanRecords
+from loom.tracing.files import HOST
+from loom.tracing.spans import recorder
+from loom.tracing.trace_ids import checked_trace
 from loom.wire.frames import decode_frame
 from loom.wire.messages import ADVERBS, Buffer, Kind, Message
 from loom.wire.websocket import joined

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from loom.errors import LoomError, UnknownSession
 from loom.process.turns import Turns
 from loom.session_life import AliveBecause
-from loom.timing.collecting import LONGEST
+from loom.tracing.collecting import LONGEST
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal

@@ -13,7 +13,7 @@ from loom.analysis.evidence import Evidence, Largest, Problems
 from loom.analysis.scanner import KEPT, EventBlock, Scanner, as_text, problem
 from loom.analysis.statistics import Series, Sums
 from loom.analysis.trackers import OrchestratorSteps, Pairs, Together, Ways
-from loom.timing.lines import FORMS
+from loom.tracing.lines import FORMS
 
 SLOWEST = 10
 """Updates of ``slowest_updates.txt``, and lines under a finding at most."""

@@ -9,7 +9,7 @@ from loom.analysis.collector import METRICS, Collector, Metric, Rank
 from loom.analysis.evidence import Evidence
 from loom.analysis.statistics import Series
 from loom.analysis.trackers import OrchestratorSteps, Pairs, Together, Ways
-from loom.timing.lines import FORMS
+from loom.tracing.lines import FORMS
 
 
 @dataclass(frozen=True)

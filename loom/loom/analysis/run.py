@@ -124,6 +124,6 @@ def _nothing(names: list[str], lines: int, broken: Problems) -> str:
         return f"nothing to analyse: {where} has no line"
     more = f"; {broken.count} are broken, the first one: {broken.first[0]}" if broken.count else ""
     return (
-        f"nothing to analyse: none of the {lines} lines of {where} is a JSON line of loom.timing or a line like "
+        f"nothing to analyse: none of the {lines} lines of {where} is a JSON line of loom.tracing or a line like "
         f"'[ckpt] write.done step=3 write_ms=234.5'{more}"
     )

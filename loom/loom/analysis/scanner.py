@@ -1,4 +1,4 @@
-"""Finds events in blocks of lines: the log lines of `loom.timing.lines`, and JSON lines of `loom.timing`.
+"""Finds events in blocks of lines: the log lines of `loom.tracing.lines`, and JSON lines of `loom.tracing`.
 
 Most lines are no event, and most events are written as `format_line` writes them. One regular expression, made
 from the table of forms, finds those in a block at once. Where it finds only the beginning of an event,
@@ -18,7 +18,7 @@ from typing import Any
 
 from loom.analysis.evidence import COLOURS, Evidence, Problem, Problems, readable
 from loom.analysis.sources import Block
-from loom.timing.lines import FORMS, Field, LineForm, parse_line
+from loom.tracing.lines import FORMS, Field, LineForm, parse_line
 
 Columns = list[Sequence[Any]]
 """The events of a name: their positions in the block, their trace ids, and their `KEPT` fields.

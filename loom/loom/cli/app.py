@@ -7,10 +7,25 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import bridge, context, dashboard, debug, inject, logs, meshes, ranks, serve, status, token, weaver
+from loom.cli import (
+    analyze,
+    bridge,
+    context,
+    dashboard,
+    debug,
+    inject,
+    logs,
+    meshes,
+    ranks,
+    serve,
+    status,
+    token,
+    trace,
+    tune,
+    weaver,
+)
 from loom.cli.demos import demo
 from loom.cli.output import say
-from loom.cli.timing import analyze, trace, tune
 
 app = typer.Typer(
     name="loom",

@@ -12,6 +12,6 @@ _OF_SPANS = frozenset(("LOOM_TIMING_DIR", "LOOM_TIMING_LINES", "LOOM_TIMING_ROLE
 def add_to_environment(variables: Mapping[str, str]) -> None:
     """Add variables to the environment of this process, for what it has imported already, too."""
     os.environ.update(variables)
-    spans = sys.modules.get("loom.timing.spans")
+    spans = sys.modules.get("loom.tracing.spans")
     if spans is not None and not _OF_SPANS.isdisjoint(variables):
         spans.recorder.read_environment()

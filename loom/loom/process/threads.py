@@ -17,7 +17,7 @@ def start_thread(name: str, work: Callable[..., object], *args: Any) -> None:
     """Run a function in a daemon thread, in the caller's context.
 
     In the context Monarch finds the actor that calls: without it, a thread of an actor would begin to be a client
-    of its own, which an actor's process cannot. It also has the trace of `loom.timing`.
+    of its own, which an actor's process cannot. It also has the trace of `loom.tracing`.
     """
     run = contextvars.copy_context().run
     threading.Thread(target=run, args=(work, *args), name=name, daemon=True).start()

@@ -47,7 +47,7 @@ class Orchestrator:
         inflight: completions that are generated at the same time, if more than ``batch``. A step takes the first
             ``batch`` that are done, and the others go into later steps, unless they are too old by then.
         connections: of the pool for HTTP requests.
-        lines: whether the processes also print their events, as the log lines of `loom.timing`, which
+        lines: whether the processes also print their events, as the log lines of `loom.tracing`, which
             ``loom analyze --session`` and ``loom tune`` read.
         on_step: called with each step's `StepRecord`.
 

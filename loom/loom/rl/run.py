@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loom import timing
+from loom import tracing
 from loom.errors import Conflict, WrongArguments
 from loom.rl.generation.ways import WeightsVia
 from loom.rl.generators.calls import ProcessGone
@@ -136,7 +136,7 @@ class OrchestratorRun:
         )
         session = place()
         first = self._first_step()
-        timing.configure(role=NAME, folder=_timing_folder(self._folder), lines=self._spec.lines or None)
+        tracing.configure(role=NAME, folder=_timing_folder(self._folder), lines=self._spec.lines or None)
         self._training = training = Training(session, self._spec.trainers, settings)
         requests = GeneratorRequests(spec.tokenizer, self._spec.connections)
         self._orders = WeightOrders(training, requests, self._via, self._folder, self._spec.weights)
@@ -233,7 +233,7 @@ class OrchestratorRun:
     def _step(self, step: int) -> dict[str, Any]:
         """Make a step; return its metrics."""
         began, self._seconds = time.monotonic(), {}
-        timing.event("step.begin", step=step)
+        tracing.event("step.begin", step=step)
         self._adopt_changes(step)
         self._pool.admit()
         self._barrier.async_level = min(self._options.async_level, self._bound)
@@ -254,14 +254,14 @@ class OrchestratorRun:
             rollouts=len(rollouts),
             seconds=seconds,
         )
-        timing.event(
+        tracing.event(
             "rollout",
             trunc_pct=record.trunc_pct,
             current_step=step,
             ckpt_step=self._barrier.ckpt_step,
             staleness=record.staleness,
         )
-        timing.event("step.complete", step=step, wall=seconds)
+        tracing.event("step.complete", step=step, wall=seconds)
         self._records.add(record)
         if self._spec.on_step is not None:
             self._spec.on_step(record)
@@ -283,12 +283,14 @@ class OrchestratorRun:
 
     def _update_weights(self, step: int) -> None:
         target = self._barrier.target(step)
-        timing.event("barrier", step=step, ckpt_step=self._barrier.ckpt_step, async_level=self._barrier.async_level)
-        timing.event("ckpt.wait.start", target_step=target)
+        tracing.event(
+            "barrier", step=step, ckpt_step=self._barrier.ckpt_step, async_level=self._barrier.async_level
+        )
+        tracing.event("ckpt.wait.start", target_step=target)
         with _timed(self._seconds, "wait_for_policy"):
             found = self._training.await_weights(target)
         wait_ms = 1000 * self._seconds["wait_for_policy"]
-        timing.event("ckpt.wait.done", target_step=target, wait_ms=wait_ms)
+        tracing.event("ckpt.wait.done", target_step=target, wait_ms=wait_ms)
         with _timed(self._seconds, "broadcast_weights"):
             loaded = self._orders.load(self._pool.living, found)
         self._barrier.ckpt_step = loaded.step
@@ -307,12 +309,12 @@ class OrchestratorRun:
         options, dropped = self._options, 0
         while True:
             inflight = max(options.batch, options.inflight, self._inflight.count * options.group)
-            timing.event("gen.batch.start", inflight=inflight, target_batch=options.batch)
+            tracing.event("gen.batch.start", inflight=inflight, target_batch=options.batch)
             before = self._seconds.get("generate", 0.0)
             with _timed(self._seconds, "generate"):
                 answers = self._answers(step)
             dur_ms = 1000 * (self._seconds["generate"] - before)
-            timing.event("gen.batch.done", completions=options.batch, dur_ms=dur_ms, inflight=inflight)
+            tracing.event("gen.batch.done", completions=options.batch, dur_ms=dur_ms, inflight=inflight)
             with _timed(self._seconds, "rewards"):
                 rollouts = self._judge(answers)
             kept = fresh(rollouts, step, self._bound)
@@ -372,7 +374,7 @@ class _timed:  # noqa: N801 - it reads as a function
     def __init__(self, seconds: dict[str, float], name: str) -> None:
         self._seconds = seconds
         self._name = name
-        self._span = timing.span(f"rl.{name}")
+        self._span = tracing.span(f"rl.{name}")
 
     def __enter__(self) -> None:
         self._at = time.monotonic()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loom import timing
+from loom import tracing
 from loom.actor import concurrent_endpoint
 from loom.rl.settings import TrainerRun, Weights
 from loom.rl.task import Tokenizer
@@ -59,7 +59,7 @@ class Trainer(TrainerActor):
     def build(self) -> Any:
         """Return the model."""
         own = None if os.environ.get("LOOM_TIMING_DIR") else Path(self._run.folder) / "timing"
-        timing.configure(role="trainer", folder=own, lines=self._run.lines or None)
+        tracing.configure(role="trainer", folder=own, lines=self._run.lines or None)
         model = self._make_model()
         for parameter in (one for one in model.parameters() if one.requires_grad):
             parameter.register_post_accumulate_grad_hook(self._clock.saw_gradient)
@@ -80,7 +80,7 @@ class Trainer(TrainerActor):
             time.sleep(POLL)
         waited = time.monotonic() - began
         self._clock.add("wait_for_batch", waited)
-        timing.event("train.batch.wait", step=batch.step, rank=batch.shard, wait_ms=1000 * waited)
+        tracing.event("train.batch.wait", step=batch.step, rank=batch.shard, wait_ms=1000 * waited)
         with self._clock.measured("load_batch"):
             first = store.read(batch.step, 0)
             self._count = first.count
@@ -102,7 +102,7 @@ class Trainer(TrainerActor):
 
     def stepped(self, model: Any, step: int) -> dict[str, float]:
         """Publish the weights of the step, and return its times."""
-        timing.event("train.step.done", step=step - 1, rank=self._shard, dur_ms=1000 * self._clock.end())
+        tracing.event("train.step.done", step=step - 1, rank=self._shard, dur_ms=1000 * self._clock.end())
         self._trained += self._count
         self._publish(model, step)
         return {**self._clock.take(), "rollouts/trained": self._trained}
@@ -126,7 +126,7 @@ class Trainer(TrainerActor):
                 self._keep(step, state)
             if self._shard == 0 and (run.weights is Weights.FILES or step == run.steps):
                 self._write(model, state, step)
-                timing.event("ckpt.write.done", step=step, write_ms=1000 * (time.monotonic() - began))
+                tracing.event("ckpt.write.done", step=step, write_ms=1000 * (time.monotonic() - began))
         self._published = step
 
     def _write(self, model: Any, state: dict[str, Any], step: int) -> None:
@@ -171,15 +171,15 @@ class Trainer(TrainerActor):
 
 
 async def _send(generator: Any, step: int, state: dict[str, Any]) -> str | None:
-    with timing.trace() as trace:
+    with tracing.trace() as trace:
         began = time.monotonic()
-        timing.event("weights.client.send", url="message", path=f"step_{step}")
+        tracing.event("weights.client.send", url="message", path=f"step_{step}")
         try:
             answer = await generator.update_weights.call_one(step, state=state, trace=trace)
         except Exception as error:  # noqa: BLE001 - the orchestrator starts another generator
             return str(error) or type(error).__name__
         wall_ms, rpc_ms = 1000 * (time.monotonic() - began), float(answer["rpc_ms"])
-        timing.event("weights.client.done", wall_ms=wall_ms, rpc_ms=rpc_ms, queue_ms=wall_ms - rpc_ms)
+        tracing.event("weights.client.done", wall_ms=wall_ms, rpc_ms=rpc_ms, queue_ms=wall_ms - rpc_ms)
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from loom.cluster import Counterpart
 from loom.errors import OperationCancelled, WaitTimeout, WrongArguments
-from loom.timing.spans import record_call, recorder
+from loom.tracing.spans import record_call, recorder
 from loom.wire.bodies import Body, EndpointCall
 from loom_proxy.display import progress
 from loom_proxy.display.notebook import future_html
@@ -96,7 +96,7 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
             self._unpack = unpack
 
     def _record(self) -> None:
-        """Record a call of an endpoint for `loom.timing`."""
+        """Record a call of an endpoint for `loom.tracing`."""
         called = self.operation
         if isinstance(called, EndpointCall):
             fields = {"endpoint": called.endpoint, "rpc_ms": round(self._rpc_ms, 4)}

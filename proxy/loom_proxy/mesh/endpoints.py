@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from loom.cluster import Counterpart
 from loom.errors import Invalid, NotAnEndpoint, NotSupported, WrongArguments
 from loom.signatures import CallSignature
-from loom.timing.trace_ids import trace_here
+from loom.tracing.trace_ids import trace_here
 from loom.wire.bodies import Broadcast, Call, CallOne, Choose, EndpointCall, SendToActors, StreamCall
 from loom.wire.messages import Buffer
 from loom_proxy.display.notebook import endpoint_html

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, SessionInUse, WorkersSilent, WrongArguments
 from loom.rest import TokenSource, normalise_url, safe_url
-from loom.timing.spans import recorder
+from loom.tracing.spans import recorder
 from loom.wire.handshake import MODES, Hello
 from loom.wire.plain import plain
 from loom_proxy.contexts.choice import choose_gateway

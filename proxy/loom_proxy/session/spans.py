@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from loom.errors import LoomError, NotSupported
-from loom.timing import clock
-from loom.timing.collecting import LONGEST, Collection, ProcessSpans
+from loom.tracing import clock
+from loom.tracing.collecting import LONGEST, Collection, ProcessSpans
 from loom.wire.bodies import CollectSpans, ReadClock, SendSpans
 from loom_proxy.session.calls import Calls
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom import timing
+from loom import tracing
 from loom_proxy.local import LocalCluster
 from tests.integration.session.run_functions import (
     IN_TIME,
@@ -222,17 +222,17 @@ def test_two_runs_do_not_mix_their_output(tidied: loom.Job) -> None:
 def test_the_lines_of_events_belong_to_the_run_that_has_them(tidied: loom.Job) -> None:
     def speak(step: int) -> None:
         for _ in range(200):
-            timing.event("step.begin", step=step)
+            tracing.event("step.begin", step=step)
             time.sleep(0)
 
-    tidied.run(timing.configure, lines=True)
+    tidied.run(tracing.configure, lines=True)
     try:
         runs = {step: tidied.run(speak, step, name=f"step {step}", detach=True) for step in (1, 2)}
         for step, run in runs.items():
             run.result(IN_TIME)
             assert run.output() == f"Step {step} begins\n" * 200
     finally:
-        tidied.run(timing.configure, lines=False)
+        tidied.run(tracing.configure, lines=False)
 
 
 def test_output_comes_while_the_function_runs(tidied: loom.Job, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import loom
-from tests.integration.timing.test_collecting import by_name, collect
+from tests.integration.tracing.test_collecting import by_name, collect
 from tests.support.gpus import needs_gpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), needs_gpus()]

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from loom.timing.trace_ids import checked_trace, trace
+from loom.tracing.trace_ids import checked_trace, trace
 from loom.wire.bodies import EndpointCall
 from loom.wire.codec import plain_payload
 from loom.wire.messages import ADVERBS, CALLS, Kind, Message

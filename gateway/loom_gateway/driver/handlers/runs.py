@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.errors import LoomError, NameTaken, NoSuchRun, OperationCancelled, OperationFailed, TooManyRuns
-from loom.timing import flush
-from loom.timing.trace_ids import begin_trace, checked_trace
+from loom.tracing import flush
+from loom.tracing.trace_ids import begin_trace, checked_trace
 from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, RunChanged, StartRun
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import raised_message

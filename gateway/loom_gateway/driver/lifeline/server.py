@@ -19,7 +19,7 @@ from loom.control.process_end import ProcessEnd
 from loom.errors import ProtocolMismatch
 from loom.process.strangers import Strangers
 from loom.proof.exchange import Exchange, new_nonce
-from loom.timing import clock
+from loom.tracing import clock
 from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch
 from loom.wire.lane import LENGTH
 from loom.wire.messages import Kind, Message

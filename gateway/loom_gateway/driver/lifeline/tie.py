@@ -21,7 +21,7 @@ import msgpack
 import loom
 import loom_gateway
 from loom.errors import ProtocolMismatch
-from loom.timing import clock
+from loom.tracing import clock
 from loom.wire.bodies import Untied
 from loom_gateway.driver.lifeline.agent import Setup, introduction
 from loom_gateway.driver.lifeline.line import LifelineAddress

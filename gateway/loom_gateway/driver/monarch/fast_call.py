@@ -25,7 +25,7 @@ from monarch._rust_bindings.monarch_hyperactor.pickle import PendingMessage, Pic
 from monarch.actor import ActorError, context
 
 from loom.process.threads import keep_going
-from loom.timing.trace_ids import trace_here
+from loom.tracing.trace_ids import trace_here
 from loom.wire.arrays import passing_on
 from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.monarch.receiver import open_for_replies

@@ -14,8 +14,8 @@ from typing import Any
 from monarch._src.actor import actor_mesh
 from monarch._src.actor.actor_mesh import _Actor
 
-from loom.timing.spans import recorder, span
-from loom.timing.trace_ids import begin_trace, current_trace
+from loom.tracing.spans import recorder, span
+from loom.tracing.trace_ids import begin_trace, current_trace
 
 _PROTO = 2  # bytes before the first opcode of a pickle: the protocol's number
 _ARRIVE = f"c{__name__}\narrive\n".encode()

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from loom.timing.spans import recorder
+from loom.tracing.spans import recorder
 from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
 from loom_gateway.driver.output.pump import ByteBudget
 from loom_gateway.driver.runs.processes import StartedProcesses, note_processes

@@ -37,7 +37,7 @@ from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.mesh_view import MeshView, WatchedView
 from loom_gateway.driver.session.replies import LIMITED, Handler, Request
 from loom_gateway.driver.session.user_limits import UserLimits
-from loom_gateway.driver.timing.collector import SpanCollector
+from loom_gateway.driver.tracing.collector import SpanCollector
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 
 WEAVER_TIMEOUT = 1.0  # seconds to report stopped processes to the weaver when the session ends

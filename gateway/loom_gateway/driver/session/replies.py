@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from loom.control.latencies import Latencies
 from loom.errors import LoomError, SupervisionError
-from loom.timing.spans import record_call, recorder
-from loom.timing.trace_ids import checked_trace
+from loom.tracing.spans import record_call, recorder
+from loom.tracing.trace_ids import checked_trace
 from loom.wire.bodies import Notice, OperationResult
 from loom.wire.codec import Encoder
 from loom.wire.messages import ADVERBS, Kind, Message

@@ -8,10 +8,10 @@ import hmac
 import json
 from typing import TYPE_CHECKING, Any
 
-from loom import timing
+from loom import tracing
 from loom.rl.generation.openai import ApiError
 from loom.rl.generation.urls import RELOAD, TRACE_HEADER, UPDATE
-from loom.timing.trace_ids import checked_trace
+from loom.tracing.trace_ids import checked_trace
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,11 +32,11 @@ class RequestArrival:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        came = timing.now()
+        came = tracing.now()
         headers = dict(scope["headers"])
         given = headers.get(TRACE_HEADER.encode(), b"").decode("latin-1")
 
-        with timing.trace(checked_trace(given)) as trace:
+        with tracing.trace(checked_trace(given)) as trace:
 
             async def send_traced(message: Any) -> None:
                 if message["type"] == "http.response.start":
@@ -44,7 +44,7 @@ class RequestArrival:
                 await send(message)
 
             if scope["path"] in (UPDATE, RELOAD):
-                timing.event("weights.server.recv", path=scope["path"], t=came)
+                tracing.event("weights.server.recv", path=scope["path"], t=came)
             await self._app(scope, receive, send_traced)
 
 

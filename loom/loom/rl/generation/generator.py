@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loom import timing
+from loom import tracing
 from loom.actor import Actor, concurrent_endpoint, current_rank, in_actor
 from loom.errors import WrongArguments
 from loom.extras import require
@@ -129,8 +129,8 @@ class Generator(Actor):
         """
         if path is not None and state is not None:
             raise WrongArguments("weights come by path or by state, not by both")
-        with timing.trace(trace or timing.current_trace()):
-            timing.event("weights.server.recv", path="update_weights")
+        with tracing.trace(trace or tracing.current_trace()):
+            tracing.event("weights.server.recv", path="update_weights")
             return await asyncio.to_thread(self._updates.update, step, path, state)
 
     @concurrent_endpoint

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loom import timing
+from loom import tracing
 from loom.errors import CheckpointBroken, Denied, WrongArguments
 from loom.rl.generation import weights
 
@@ -85,12 +85,12 @@ class WeightUpdates:
         self, op: str, step: int, path: str | Path | None, state: Mapping[str, Tensor] | None
     ) -> dict[str, Any]:
         began = time.monotonic()
-        timing.event("weights.rpc.start", op=op)
+        tracing.event("weights.rpc.start", op=op)
         with self._lock:
             if state is None:
                 assert path is not None
                 state, _ = weights.load(path)
             self._engine.swap(state, step)
         rpc_ms = round((time.monotonic() - began) * 1000, 3)
-        timing.event("weights.rpc.done", op=op, rpc_ms=rpc_ms)
+        tracing.event("weights.rpc.done", op=op, rpc_ms=rpc_ms)
         return {"status": "ok", "rpc_ms": rpc_ms, "step": step}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from loom import timing
+from loom import tracing
 from loom.errors import ActorError, LoomError, Unavailable, WrongArguments
 from loom.rl.generation.urls import TRACE_HEADER, UPDATE, bearer, without_token
 
@@ -79,13 +79,13 @@ class WeightsClient(ABC):
         return timings
 
     async def _order(self, generator: Any, step: int, path: str | None) -> OrderTiming:
-        with timing.trace() as trace:
-            sent = timing.now()
-            timing.event("weights.client.send", url=self._shown(generator), path=path or f"step_{step}", t=sent)
+        with tracing.trace() as trace:
+            sent = tracing.now()
+            tracing.event("weights.client.send", url=self._shown(generator), path=path or f"step_{step}", t=sent)
             rpc_ms = float((await self._send(generator, step, path, trace))["rpc_ms"])
-            wall_ms = (timing.now() - sent) * 1000
+            wall_ms = (tracing.now() - sent) * 1000
             took = OrderTiming(round(wall_ms, 3), rpc_ms, round(max(0.0, wall_ms - rpc_ms), 3), trace)
-            timing.event("weights.client.done", wall_ms=took.wall_ms, rpc_ms=took.rpc_ms, queue_ms=took.queue_ms)
+            tracing.event("weights.client.done", wall_ms=took.wall_ms, rpc_ms=took.rpc_ms, queue_ms=took.queue_ms)
             return took
 
     @abstractmethod

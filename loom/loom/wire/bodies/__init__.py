@@ -20,4 +20,4 @@ from loom.wire.bodies.ports import *
 from loom.wire.bodies.ranks import *
 from loom.wire.bodies.runs import *
 from loom.wire.bodies.sync import *
-from loom.wire.bodies.timing import *
+from loom.wire.bodies.tracing import *

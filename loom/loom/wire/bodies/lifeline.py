@@ -33,7 +33,7 @@ class Challenge(Body, kind=Kind.CHALLENGE):
     nonce: str
     """The driver's part of what the proofs are over; see `loom.proof.exchange`."""
     clock: float | None = None
-    """The driver's clock, by which the process corrects its own; see `loom.timing.clock`."""
+    """The driver's clock, by which the process corrects its own; see `loom.tracing.clock`."""
 
 
 @dataclass(frozen=True, slots=True)

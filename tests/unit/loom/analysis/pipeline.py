@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loom.timing.lines import format_line
+from loom.tracing.lines import format_line
 
 BOTTLENECKS = ("queue", "loading", "checkpoint", "truncation", "generator", "trainer", "straggler")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loom.analysis import Analysis, analyze
-from loom.timing.lines import FORMS, parse_line
+from loom.tracing.lines import FORMS, parse_line
 
 SEED = Path(__file__).parent / "seed"
 LOGS = [SEED / f"{name}.log" for name in ("orchestrator", "server", "trainer")]
@@ -110,7 +110,7 @@ def test_the_numbers_are_the_same_in_other_formats(name: str, tmp_path: Path) ->
 
 
 def as_json(text: str) -> str:
-    """The log as JSON lines of `loom.timing`."""
+    """The log as JSON lines of `loom.tracing`."""
     records = []
     for line in text.splitlines():
         if (said := parse_line(line)) is not None:
@@ -140,7 +140,7 @@ def test_every_event_of_the_table_is_found_by_the_quick_expression() -> None:
     from loom.analysis.evidence import Problems
     from loom.analysis.scanner import KEPT, Scanner
     from loom.analysis.sources import Block
-    from loom.timing.lines import format_line
+    from loom.tracing.lines import format_line
 
     values = {"url": "http://h/x", "path": "/x", "op": "update_weights"}
     lines = []

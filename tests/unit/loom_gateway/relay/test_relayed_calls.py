@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from loom.errors import LimitReached
-from loom.timing import clock
-from loom.timing.collecting import ProcessSpans
+from loom.tracing import clock
+from loom.tracing.collecting import ProcessSpans
 from loom.wire.bodies import Broadcast, CallOne, OperationError, OperationResult, StreamCall
 from loom.wire.frames import encode_frame
 from loom.wire.messages import Buffer, Kind, Message

@@ -11,7 +11,7 @@ import pytest
 import loom
 from loom.proof import forwarded
 from loom.rest import Gateway
-from loom.timing.otlp import Exporter
+from loom.tracing.otlp import Exporter
 
 SECRET = "a secret"
 

@@ -246,11 +246,11 @@ def test_weights_are_found_by_their_step_and_reloaded_by_the_newest_one(server: 
 
 def test_the_trace_of_an_order_is_recorded(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     weights.save(SmallModel(seed=1).state_dict(), {}, server.folder, 3)
-    loom.timing.configure(lines=True)
+    loom.tracing.configure(lines=True)
     try:
         server.client.post("/update_weights", json={"step": 3}, headers={"x-trace-id": "abc123"})
     finally:
-        loom.timing.configure(lines=False)
+        loom.tracing.configure(lines=False)
     lines = [line.split(" t=")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "[weights][abc123] server.recv path=/update_weights",

@@ -28,10 +28,10 @@ async def test_an_order_over_http_is_timed(
     via: str, server: Server, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="httpx")
-    loom.timing.configure(lines=True)
+    loom.tracing.configure(lines=True)
     async with shared_client() as client:
         (timing,) = await weights_client(via, client).update([server.url], 3)
-    loom.timing.configure(lines=False)
+    loom.tracing.configure(lines=False)
 
     assert timing.wall_ms == pytest.approx(timing.rpc_ms + timing.queue_ms, abs=0.01)
     assert timing.rpc_ms > 0

@@ -1,1 +1,0 @@
-"""Commands about the time that calls and runs take."""
