@@ -16,8 +16,10 @@ if TYPE_CHECKING:  # importing `typing` would take longer than everything else h
     from collections.abc import Sequence
 
 FORMER_NAMES = {
+    "loom.analysis": "loom.rl.diagnosis",
     "loom.bridge": "loom.nats",
     "loom.timing": "loom.tracing",
+    "loom.tuning": "loom.rl.tuning",
 }
 """Today's name of each module or package that had another one, by its former name."""
 

@@ -121,7 +121,7 @@ def _lines(size: int) -> Iterator[str]:
 
 
 def _analyse(log: Path, out: Path) -> Took:
-    program = "import sys; from loom.analysis import analyze; analyze(sys.argv[1], sys.argv[2])"
+    program = "import sys; from loom.rl.diagnosis import analyze; analyze(sys.argv[1], sys.argv[2])"
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-c", program, str(log), str(out)])
     _, status, used = os.wait4(process.pid, 0)

@@ -46,7 +46,7 @@ def circles_of(graph: grimp.ImportGraph) -> list[str]:
         "loom_proxy.job",
         "loom_proxy.local",
         "loom.cli.app",
-        "loom.analysis",
+        "loom.rl.diagnosis",
         "loom.train",
         "loom.chaos.runs.reports",
         "loom.chaos.plans.files",

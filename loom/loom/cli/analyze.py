@@ -32,9 +32,9 @@ def analyze(
 
     Exits with 0 whatever the diagnosis is.
     """
-    from loom.analysis import sources
-    from loom.analysis.run import analyze as analyze_logs
-    from loom.analysis.summary import headline
+    from loom.rl.diagnosis import sources
+    from loom.rl.diagnosis.run import analyze as analyze_logs
+    from loom.rl.diagnosis.summary import headline
 
     if not logs and session is None:
         raise WrongArguments("nothing to analyse: name logs, or a session with --session NAME")

@@ -36,10 +36,10 @@ def tune(
     Each change is applied at a step boundary, and measured over as many steps as before it. The ledger has every
     change with steps an hour, loss and reward. Exits with 0 whatever it finds.
     """
-    from loom.tuning.changes import NoChange
-    from loom.tuning.ledger import Ledger, read
-    from loom.tuning.target import TunedRun
-    from loom.tuning.tuner import Tuner
+    from loom.rl.tuning.changes import NoChange
+    from loom.rl.tuning.ledger import Ledger, read
+    from loom.rl.tuning.target import TunedRun
+    from loom.rl.tuning.tuner import Tuner
 
     if (change or replay) and not apply:
         raise WrongArguments("--change and --replay change the run: give --apply, too")

@@ -13,9 +13,9 @@ import pytest
 
 import loom
 from loom.rest import Gateway
-from loom.tuning.ledger import Decision, Ledger, read
-from loom.tuning.target import RunEnded, TunedRun
-from loom.tuning.tuner import Tuner
+from loom.rl.tuning.ledger import Decision, Ledger, read
+from loom.rl.tuning.target import RunEnded, TunedRun
+from loom.rl.tuning.tuner import Tuner
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.system.rl.bottlenecks import BOTTLENECKS, run_of

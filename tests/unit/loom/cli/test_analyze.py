@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.loom.analysis.pipeline import slowed
-from tests.unit.loom.analysis.test_seed import LOGS
+from tests.unit.loom.rl.diagnosis.pipeline import slowed
+from tests.unit.loom.rl.diagnosis.test_seed import LOGS
 
 
 def loom_analyze(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
-from loom.analysis.attribution import Attribution, Lost
-from loom.analysis.evidence import Evidence
-from loom.analysis.measured import Measured
-from loom.analysis.rules import (
+from loom.rl.diagnosis.attribution import Attribution, Lost
+from loom.rl.diagnosis.evidence import Evidence
+from loom.rl.diagnosis.measured import Measured
+from loom.rl.diagnosis.rules import (
     ASSUMED_LEVEL,
     EARLY,
     GENERATION_ALONE,
@@ -21,7 +21,7 @@ from loom.analysis.rules import (
     RuleName,
     staleness_range,
 )
-from loom.analysis.statistics import Series
+from loom.rl.diagnosis.statistics import Series
 
 FEW = 8
 """Pairs of an update and a batch from which on peaks are looked for."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from loom.errors import WrongArguments
 from loom.process.state_file import replace_file
-from loom.tuning.changes import ORCHESTRATOR
-from loom.tuning.measurement import Measurement
+from loom.rl.tuning.changes import ORCHESTRATOR
+from loom.rl.tuning.measurement import Measurement
 
 JSON, MARKDOWN = "ledger.json", "ledger.md"
 VERSION = 1

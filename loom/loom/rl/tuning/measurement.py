@@ -8,7 +8,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from loom.analysis.result import Analysis
+from loom.rl.diagnosis.result import Analysis
 
 HOUR = 3600.0
 PIECES = 4

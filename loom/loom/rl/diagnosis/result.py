@@ -7,11 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from loom.analysis.attribution import Attribution
-from loom.analysis.diagnosis import Finding
-from loom.analysis.evidence import Evidence, Problems
-from loom.analysis.measured import Measured
-from loom.analysis.statistics import Stats
+from loom.rl.diagnosis.attribution import Attribution
+from loom.rl.diagnosis.diagnosis import Finding
+from loom.rl.diagnosis.evidence import Evidence, Problems
+from loom.rl.diagnosis.measured import Measured
+from loom.rl.diagnosis.statistics import Stats
 
 
 @dataclass(frozen=True)

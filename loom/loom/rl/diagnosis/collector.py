@@ -9,10 +9,10 @@ from functools import partial
 from itertools import compress, islice
 from operator import not_
 
-from loom.analysis.evidence import Evidence, Largest, Problems
-from loom.analysis.scanner import KEPT, EventBlock, Scanner, as_text, problem
-from loom.analysis.statistics import Series, Sums
-from loom.analysis.trackers import OrchestratorSteps, Pairs, Together, Ways
+from loom.rl.diagnosis.evidence import Evidence, Largest, Problems
+from loom.rl.diagnosis.scanner import KEPT, EventBlock, Scanner, as_text, problem
+from loom.rl.diagnosis.statistics import Series, Sums
+from loom.rl.diagnosis.trackers import OrchestratorSteps, Pairs, Together, Ways
 from loom.tracing.lines import FORMS
 
 SLOWEST = 10

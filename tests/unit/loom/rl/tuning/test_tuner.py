@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from loom.errors import WrongArguments
-from loom.tuning import tuner as tuning
-from loom.tuning.changes import NoChange
-from loom.tuning.ledger import Decision, Ledger, read
-from loom.tuning.target import RunEnded
-from loom.tuning.tuner import Tuner
+from loom.rl.tuning import tuner as tuning
+from loom.rl.tuning.changes import NoChange
+from loom.rl.tuning.ledger import Decision, Ledger, read
+from loom.rl.tuning.target import RunEnded
+from loom.rl.tuning.tuner import Tuner
 from loom.weaver.views import WeaverEvent
-from tests.unit.loom.analysis.pipeline import Times
-from tests.unit.loom.tuning.simulated import SimulatedRun
+from tests.unit.loom.rl.diagnosis.pipeline import Times
+from tests.unit.loom.rl.tuning.simulated import SimulatedRun
 
 SLOW = {
     "queue": (Times(queue=3000), {"weights_via": "shared"}, "weights_via", "lane"),

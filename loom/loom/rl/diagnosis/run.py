@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from loom.analysis.attribution import attribute
-from loom.analysis.collector import Collector
-from loom.analysis.diagnosis import diagnose
-from loom.analysis.evidence import Problem, Problems
-from loom.analysis.folder import Extracts, write
-from loom.analysis.measured import put_together
-from loom.analysis.result import Analysis
-from loom.analysis.rules import RuleName
-from loom.analysis.scanner import Scanner
-from loom.analysis.sources import BrokenSource, LogSource, files
 from loom.errors import EmptyLog
+from loom.rl.diagnosis.attribution import attribute
+from loom.rl.diagnosis.collector import Collector
+from loom.rl.diagnosis.diagnosis import diagnose
+from loom.rl.diagnosis.evidence import Problem, Problems
+from loom.rl.diagnosis.folder import Extracts, write
+from loom.rl.diagnosis.measured import put_together
+from loom.rl.diagnosis.result import Analysis
+from loom.rl.diagnosis.rules import RuleName
+from loom.rl.diagnosis.scanner import Scanner
+from loom.rl.diagnosis.sources import BrokenSource, LogSource, files
 
 
 def analyze(
@@ -33,7 +33,7 @@ def analyze(
     Args:
         paths: logs in text or JSON lines, compressed by gzip or not, and folders with such files.
         out: a folder in which ``analysis_TIMESTAMP`` is written; nothing is written if None.
-        sources: more logs, such as `loom.analysis.sources.session`.
+        sources: more logs, such as `loom.rl.diagnosis.sources.session`.
         async_level: the async level of the run; that of the logs if None.
 
     Raises:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loom.analysis import Analysis, analyze
-from tests.unit.loom.analysis.pipeline import Pipeline, Times, slowed
+from loom.rl.diagnosis import Analysis, analyze
+from tests.unit.loom.rl.diagnosis.pipeline import Pipeline, Times, slowed
 
 FILES = {
     "SUMMARY.md",

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loom.analysis import analyze
-from loom.analysis.result import Analysis
 from loom.control.commands import Acknowledgement, Change
 from loom.errors import WaitTimeout
-from loom.tuning.measurement import Measurement
-from loom.tuning.target import RunEnded, TunedRun
+from loom.rl.diagnosis import analyze
+from loom.rl.diagnosis.result import Analysis
+from loom.rl.tuning.measurement import Measurement
+from loom.rl.tuning.target import RunEnded, TunedRun
 from loom.weaver.views import WeaverEvent
-from tests.unit.loom.analysis.pipeline import Pipeline, Times
+from tests.unit.loom.rl.diagnosis.pipeline import Pipeline, Times
 
 
 class SimulatedRun(TunedRun):

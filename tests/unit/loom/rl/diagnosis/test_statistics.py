@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from loom.analysis.evidence import Evidence, Largest
-from loom.analysis.statistics import EvenSample, Series
+from loom.rl.diagnosis.evidence import Evidence, Largest
+from loom.rl.diagnosis.statistics import EvenSample, Series
 
 
 def in_batches(values: list[float], series: Series) -> Series:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loom.analysis import Analysis, analyze
+from loom.rl.diagnosis import Analysis, analyze
 from loom.tracing.lines import FORMS, parse_line
 
 SEED = Path(__file__).parent / "seed"
@@ -137,9 +137,9 @@ def test_an_event_in_a_log_and_in_json_counts_once(tmp_path: Path) -> None:
 
 
 def test_every_event_of_the_table_is_found_by_the_quick_expression() -> None:
-    from loom.analysis.evidence import Problems
-    from loom.analysis.scanner import KEPT, Scanner
-    from loom.analysis.sources import Block
+    from loom.rl.diagnosis.evidence import Problems
+    from loom.rl.diagnosis.scanner import KEPT, Scanner
+    from loom.rl.diagnosis.sources import Block
     from loom.tracing.lines import format_line
 
     values = {"url": "http://h/x", "path": "/x", "op": "update_weights"}

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from loom.analysis.collector import Rank
-from loom.analysis.measured import Measured
+from loom.rl.diagnosis.collector import Rank
+from loom.rl.diagnosis.measured import Measured
 
 HALF = 0.5
 """What doubling the means of some work saves of its time."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from loom.analysis import analyze
-from loom.analysis.sources import LONGEST
 from loom.errors import EmptyLog, WrongArguments
+from loom.rl.diagnosis import analyze
+from loom.rl.diagnosis.sources import LONGEST
 
 GOOD = "[ckpt] write.done step=3 write_ms=234.5\n"
 

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from loom.analysis.result import Analysis
+from loom.rl.diagnosis.result import Analysis
 
 OVER_TIME = {
     "updates.png": ("Updates of weights", ("queue_ms", "rpc_ms")),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loom.analysis.collector import METRICS, Collector, Metric, Rank
-from loom.analysis.evidence import Evidence
-from loom.analysis.statistics import Series
-from loom.analysis.trackers import OrchestratorSteps, Pairs, Together, Ways
+from loom.rl.diagnosis.collector import METRICS, Collector, Metric, Rank
+from loom.rl.diagnosis.evidence import Evidence
+from loom.rl.diagnosis.statistics import Series
+from loom.rl.diagnosis.trackers import OrchestratorSteps, Pairs, Together, Ways
 from loom.tracing.lines import FORMS
 
 

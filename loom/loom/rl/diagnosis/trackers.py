@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
-from loom.analysis.statistics import EvenSample, Sums
+from loom.rl.diagnosis.statistics import EvenSample, Sums
 
 OPEN = 20_000
 """Updates whose way is looked at, and of which a part is kept until the rest comes, from this file or another."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loom.analysis import analyze
-from loom.analysis.rules import RULES, RuleName
-from tests.unit.loom.analysis.pipeline import BOTTLENECKS, Pipeline, Times, ordinary, slowed
+from loom.rl.diagnosis import analyze
+from loom.rl.diagnosis.rules import RULES, RuleName
+from tests.unit.loom.rl.diagnosis.pipeline import BOTTLENECKS, Pipeline, Times, ordinary, slowed
 
 SEEDS = range(5)
 

@@ -10,11 +10,11 @@ import pytest
 
 from loom.control.commands import Acknowledgement
 from loom.errors import WeaverUnavailable, WrongState
-from loom.tuning import target
-from loom.tuning.target import RunEnded, TunedRun
+from loom.rl.tuning import target
+from loom.rl.tuning.target import RunEnded, TunedRun
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
-from tests.unit.loom.analysis.pipeline import Pipeline, Times
+from tests.unit.loom.rl.diagnosis.pipeline import Pipeline, Times
 
 
 class Given:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from loom.analysis import sources
-from loom.analysis.result import Analysis
-from loom.analysis.run import analyze
 from loom.control.commands import Acknowledgement
 from loom.errors import GatewayUnreachable, WaitTimeout, WeaverUnavailable, WrongState
-from loom.tuning.changes import ORCHESTRATOR, TRAINER_JOB, OptionChange
-from loom.tuning.measurement import Measurement
+from loom.rl.diagnosis import sources
+from loom.rl.diagnosis.result import Analysis
+from loom.rl.diagnosis.run import analyze
+from loom.rl.tuning.changes import ORCHESTRATOR, TRAINER_JOB, OptionChange
+from loom.rl.tuning.measurement import Measurement
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
 

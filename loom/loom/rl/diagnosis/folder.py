@@ -7,13 +7,13 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from loom.analysis.collector import LAST
-from loom.analysis.evidence import Evidence
-from loom.analysis.result import Analysis
-from loom.analysis.scanner import EventBlock
-from loom.analysis.statistics import Series
-from loom.analysis.summary import summary
 from loom.errors import WrongArguments
+from loom.rl.diagnosis.collector import LAST
+from loom.rl.diagnosis.evidence import Evidence
+from loom.rl.diagnosis.result import Analysis
+from loom.rl.diagnosis.scanner import EventBlock
+from loom.rl.diagnosis.statistics import Series
+from loom.rl.diagnosis.summary import summary
 
 MOST = 2000
 """Lines that are kept of each tag."""
@@ -83,7 +83,7 @@ def write(analysis: Analysis, out: Path) -> Analysis:
             _write(folder / f"{tag}_raw.log", [*more, *map(str, lines)])
         pictures: list[str] = []
         if find_spec("matplotlib") is not None:
-            from loom.analysis.plots import draw
+            from loom.rl.diagnosis.plots import draw
 
             pictures = draw(analysis, folder)
         (folder / "SUMMARY.md").write_text(summary(analysis, pictures), encoding="utf-8")

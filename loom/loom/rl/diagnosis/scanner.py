@@ -16,8 +16,8 @@ from itertools import compress
 from math import isfinite
 from typing import Any
 
-from loom.analysis.evidence import COLOURS, Evidence, Problem, Problems, readable
-from loom.analysis.sources import Block
+from loom.rl.diagnosis.evidence import COLOURS, Evidence, Problem, Problems, readable
+from loom.rl.diagnosis.sources import Block
 from loom.tracing.lines import FORMS, Field, LineForm, parse_line
 
 Columns = list[Sequence[Any]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from loom.analysis.diagnosis import Finding
-from loom.analysis.evidence import NAMED, Problems
-from loom.analysis.result import Analysis
-from loom.analysis.rules import ASSUMED_LEVEL, RANGES, Range, Rating, RuleName, staleness_range
+from loom.rl.diagnosis.diagnosis import Finding
+from loom.rl.diagnosis.evidence import NAMED, Problems
+from loom.rl.diagnosis.result import Analysis
+from loom.rl.diagnosis.rules import ASSUMED_LEVEL, RANGES, Range, Rating, RuleName, staleness_range
 
 LABELS = {
     "queue_ms": "Queue Delay",

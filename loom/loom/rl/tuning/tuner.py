@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loom.analysis.result import Analysis
 from loom.errors import LoomError, WaitTimeout, WrongArguments, because
-from loom.tuning.changes import (
+from loom.rl.diagnosis.result import Analysis
+from loom.rl.tuning.changes import (
     HIGHEST_LEVEL,
     LEAST,
     ORCHESTRATOR,
@@ -20,9 +20,9 @@ from loom.tuning.changes import (
     OptionChange,
     change_for,
 )
-from loom.tuning.ledger import Decision, Ledger, LedgerEntry
-from loom.tuning.measurement import Measurement
-from loom.tuning.target import RunEnded, TunedRun
+from loom.rl.tuning.ledger import Decision, Ledger, LedgerEntry
+from loom.rl.tuning.measurement import Measurement
+from loom.rl.tuning.target import RunEnded, TunedRun
 
 SETTLES = 2
 """Steps after a change that are not measured, besides those that are under way."""

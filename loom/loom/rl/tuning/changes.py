@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from loom.analysis.attribution import HALF
-from loom.analysis.diagnosis import Finding
-from loom.analysis.result import Analysis
-from loom.analysis.rules import RuleName
+from loom.rl.diagnosis.attribution import HALF
+from loom.rl.diagnosis.diagnosis import Finding
+from loom.rl.diagnosis.result import Analysis
+from loom.rl.diagnosis.rules import RuleName
 
 ORCHESTRATOR, TRAINER_JOB = "orchestrator", "trainer_job"
 """The replicas that take the changes."""
