@@ -10,8 +10,7 @@ from weakref import WeakValueDictionary
 
 from loom.errors import LoomError, NameTaken, NoSuchRun
 from loom.tracing.trace_ids import current_trace
-from loom.wire.bodies import AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
-from loom.wire.bodies.runs import RECORD, STDOUT
+from loom.wire.bodies import RECORD, STDOUT, AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import After
 from loom.wire.plain import shortened

@@ -18,8 +18,9 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
 from loom.control.address import WeaverAddress, parse_weaver_address
-from loom.control.frame import Splitter, pack
+from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.threadlet.device_watch import DEVICES_INTERVAL
+from loom.wire.framing import FrameSplitter
 from tests.benchmarks.caller import serve
 from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
 
@@ -174,7 +175,7 @@ class _Member(asyncio.Protocol):
         self._group = "train" if group is None else f"train{group}"
         self._name = f"train_{number}"
         self._device = {**GPU, "uuid": f"GPU-{number}", "server": f"node-{number // 8}"}
-        self._splitter = Splitter()
+        self._splitter = FrameSplitter(MAX_FRAME)
         self._transport: asyncio.Transport
         self._welcome = asyncio.get_running_loop().create_future()
 
@@ -191,7 +192,7 @@ class _Member(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        for frame in self._splitter.feed(data):
+        for frame in unpack_all(self._splitter.feed(data)):
             kind = frame[0]
             if kind == "stored":
                 self.stored = frame[1]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from loom.errors import LoomError, RateLimited, TooLarge
-from loom.wire.batches import MAX_BATCH
+from loom.wire.framing import MAX_BATCH
 from loom_gateway.access.budgets import Budget
 from loom_gateway.access.origins import READS
 from loom_gateway.access.paths import FOR_EVERY_SCOPE, PLANS, continues_tunnel

@@ -29,7 +29,7 @@ from loom.process.turns import Turns
 from loom.proof.exchange import checked_nonce
 from loom.proof.forwarded import key_id
 from loom.token_file import Token, digest
-from loom.wire.batches import TUNNELS
+from loom.wire.framing import TUNNELS
 from loom.wire.handshake import MODES, Hello
 from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.audit import Audit

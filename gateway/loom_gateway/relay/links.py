@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from loom.errors import ProtocolMismatch
-from loom.wire.frames import MAX_FRAME
-from loom.wire.lane import LENGTH
+from loom.wire.framing import LENGTH, MAX_FRAME
 from loom.wire.messages import Buffer
 from loom.wire.websocket import joined
 from loom_gateway.sessions.session import Traffic

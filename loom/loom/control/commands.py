@@ -69,14 +69,12 @@ class UnknownCommandKind(ProtocolMismatch):
 
 
 @dataclass(frozen=True, slots=True)
-class Command(Frame):
+class Command(Frame, kind="command"):
     """``["command", id, kind, params]``, to a threadlet: do something at the next step boundary.
 
     ``true`` follows if the command is announced. The weaver sends the frame again after each reconnect, until an
     `Acknowledged` with its id comes.
     """
-
-    KIND: ClassVar[str] = "command"
 
     id: str
     kind: CommandKind
@@ -191,14 +189,12 @@ def _read_change(change: Any) -> Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged(Frame):
+class Acknowledged(Frame, kind="ack"):
     """``["ack", command id, step or None, {"ok", "reason", "changes", "refused", …}]``, from a threadlet.
 
     A threadlet sends the frame when it has applied or refused the command, and again whenever the command comes
     again.
     """
-
-    KIND: ClassVar[str] = "ack"
 
     command: str
     acknowledgement: Acknowledgement
@@ -216,10 +212,8 @@ class Acknowledged(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class FaultRemoved(Frame):
+class FaultRemoved(Frame, kind="fault"):
     """``["fault", injection id, {evidence that it is gone}]``, from a threadlet: an injected fault is gone."""
-
-    KIND: ClassVar[str] = "fault"
 
     injection: str
     evidence: Mapping[str, Any]

@@ -7,7 +7,6 @@ kind, the names in front of the key, and the key are unpacked; other values are 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -15,12 +14,12 @@ import msgpack
 
 from loom.control.introduction import MAX_KEY, PROTOCOL
 from loom.errors import ProtocolMismatch
+from loom.wire.framing import LENGTH
 
 MAX_HEAD = MAX_KEY + 512
 """Bytes of a first frame in which its key has to end."""
 
 _MAX_FIELDS = 8  # fields of a threadlet's hello up to its key
-_LENGTH = struct.Struct(">I")
 
 G = TypeVar("G")
 
@@ -48,13 +47,13 @@ class FirstFrame(Generic[G]):
             AuthenticationError: the key is wrong.
         """
         data = self._head + data
-        if len(data) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(data)
+        if len(data) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(data)
             if length > self._limit:
                 raise ProtocolMismatch(f"the first frame claims {length} bytes; the limit is {self._limit}")
-            end = _LENGTH.size + length
+            end = LENGTH.size + length
             self.missing = max(end - len(data), 0)
-            key = _key_in(data[_LENGTH.size : min(end, MAX_HEAD)], whole=end <= min(len(data), MAX_HEAD))
+            key = _key_in(data[LENGTH.size : min(end, MAX_HEAD)], whole=end <= min(len(data), MAX_HEAD))
             if key is not None:
                 self._head = b""
                 return self._read(key), data

@@ -6,14 +6,14 @@ Threadlets use it with the weaver over TCP; the gateway and the drivers use it o
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgpack
 
 from loom.errors import ProtocolMismatch, TooLarge
-from loom.wire.fields import check_fields
+from loom.wire.body import Body
+from loom.wire.framing import LENGTH
 
 MAX_COUNT = 1 << 53  # the bound of steps, epochs and sequence numbers, so that a double holds them exactly
 MAX_NAME = 200  # characters of the longest name
@@ -21,18 +21,13 @@ MAX_VALUES = 10_000  # keys of the largest map of values, such as a configuratio
 MAX_FRAME = 16 << 20  # bytes of the largest frame, not counting its length field
 MAX_HELLO = 1 << 20  # bytes of the largest frame from a peer that has not authenticated yet
 
-_LENGTH = struct.Struct(">I")
-
 F = TypeVar("F", bound="Frame")
 
 
-class Frame:
+class Frame(Body):
     """A message on the link: a frozen dataclass that travels as a list, its kind before its fields."""
 
     __slots__: tuple[str, ...] = ()
-
-    KIND: ClassVar[str]
-    """The first element of the list."""
 
     def to_body(self) -> list[Any]:
         """Return the frame as a list for msgpack: its kind, then its fields."""
@@ -40,17 +35,12 @@ class Frame:
 
     @classmethod
     def from_body(cls: type[F], body: Sequence[Any]) -> F:
-        """Check a received list and return it as a frame."""
-        try:
-            made = cls(*body[1:])
-        except TypeError as error:
-            raise cls.mismatch(body) from error
-        check_fields(made, f"a {cls.KIND!r} frame")
-        return made
+        """Check a received list, whose kind is known, and return it as a frame."""
+        return super().from_body(body[1:])
 
     @classmethod
     def mismatch(cls, body: Any, why: str = "") -> ProtocolMismatch:
-        return ProtocolMismatch(f"not a {cls.KIND!r} frame: {body!r:.80}" + (f": {why}" if why else ""))
+        return ProtocolMismatch(f"not {cls.title()}: {body!r:.80}" + (f": {why}" if why else ""))
 
 
 def check_count(field: str, value: Any) -> int | None:
@@ -94,7 +84,7 @@ def pack(frame: Sequence[Any]) -> bytes:
     body: bytes = msgpack.packb(frame, unicode_errors="replace")
     if len(body) > MAX_FRAME:
         raise _too_large(frame[0], body)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def pack_value(value: Any) -> bytes:
@@ -109,51 +99,16 @@ def pack_around(first: Sequence[Any], last: bytes) -> bytes:
     body = b"".join([header, *map(pack_value, first), last])
     if len(body) > MAX_FRAME:
         raise _too_large(first[0], body)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def _too_large(kind: Any, body: bytes) -> TooLarge:
     return TooLarge(f"a {kind!r:.40} frame has {len(body)} bytes; the limit is {MAX_FRAME}")
 
 
-class Splitter:
-    """A splitter of a stream of bytes into frames of at most ``limit`` bytes, however the stream is cut."""
-
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self.limit = limit
-        self._partial = bytearray()  # the beginning of a frame that has not come completely
-        self._needed = 0  # bytes of `_partial` at which there is something to parse
-
-    def feed(self, data: bytes) -> list[list[Any]]:
-        """Return the frames that the bytes complete; after a `ProtocolMismatch` the rest is unreadable."""
-        return [unpack(body) for body in self.split(data)]
-
-    def split(self, data: bytes) -> list[bytes]:
-        """Return the bodies of the frames that the bytes complete, for `unpack`."""
-        whole = data  # most data ends with a frame, and needs no copy
-        if self._partial:
-            self._partial += data
-            if len(self._partial) < self._needed:
-                return []
-            whole = bytes(self._partial)
-            self._partial = bytearray()
-        frames = []
-        position, end = 0, len(whole)
-        while end - position >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(whole, position)
-            if length > self.limit:
-                raise ProtocolMismatch(f"a frame on the link claims {length} bytes; the limit is {self.limit}")
-            after = position + _LENGTH.size + length
-            if after > end:
-                self._needed = after - position
-                break
-            frames.append(whole[position + _LENGTH.size : after])
-            position = after
-        else:
-            self._needed = _LENGTH.size
-        if position < end:
-            self._partial += memoryview(whole)[position:]
-        return frames
+def unpack_all(bodies: Iterable[bytes]) -> list[list[Any]]:
+    """Return the frames with some bodies, such as a splitter yields; raise what `unpack` raises."""
+    return [unpack(body) for body in bodies]
 
 
 def unpack(body: bytes) -> list[Any]:

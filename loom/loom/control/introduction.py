@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optional_text, printable, values
@@ -80,14 +80,12 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadletHello(Frame):
+class ThreadletHello(Frame, kind="hello"):
     """``["hello", {…}]``, the first frame from a threadlet: its identity, and the key that authenticates it.
 
     The map has ``protocol`` and the fields of this class. The key is the first of them: the weaver looks for it at
     the beginning of the frame (`loom.control.first_frame`). Fields of newer versions are ignored.
     """
-
-    KIND: ClassVar[str] = "hello"
 
     key: str
     replica: str
@@ -182,10 +180,8 @@ def _key(fields: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Handlers(Frame):
+class Handlers(Frame, kind="handlers"):
     """``["handlers", {key: type name}]``, from a threadlet: the configuration keys that can be changed now."""
-
-    KIND: ClassVar[str] = "handlers"
 
     types: dict[str, str]
 
@@ -199,13 +195,11 @@ class Handlers(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadletWelcome(Frame):
+class ThreadletWelcome(Frame, kind="welcome"):
     """``["welcome", {…}]``, to a threadlet: the answer to its hello.
 
     The map has the fields of this class and ``protocol``.
     """
-
-    KIND: ClassVar[str] = "welcome"
 
     beat: float
     """Seconds between two heartbeats."""
@@ -241,20 +235,16 @@ class ThreadletWelcome(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal(Frame):
+class Refusal(Frame, kind="refuse"):
     """``["refuse", code, text]``, to a threadlet: why the weaver closes the connection now."""
-
-    KIND: ClassVar[str] = "refuse"
 
     code: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Bye(Frame):
+class Bye(Frame, kind="bye"):
     """``["bye", reason, ending]``, the last frame from a threadlet. The weaver then closes the connection."""
-
-    KIND: ClassVar[str] = "bye"
 
     reason: str
     """A text for users."""
@@ -269,13 +259,11 @@ class Bye(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving(Frame):
+class Leaving(Frame, kind="leaving"):
     """``["leaving", reason, ending]``: a goodbye before it is known how the process ends.
 
     An `ExitCode` follows, or the end of the connection if the process does not come to tell it.
     """
-
-    KIND: ClassVar[str] = "leaving"
 
     reason: str
     """A text for users."""
@@ -289,10 +277,8 @@ class Leaving(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class ExitCode(Frame):
+class ExitCode(Frame, kind="exit"):
     """``["exit", code]``, after `Leaving`: four bytes, little endian, because libc writes them."""
-
-    KIND: ClassVar[str] = "exit"
 
     code: bytes
 
@@ -303,9 +289,7 @@ class ExitCode(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class Silent(Frame):
+class Silent(Frame, kind="silent"):
     """``["silent", seconds]``, the last frame for a replica of whose process nothing was heard for so long."""
-
-    KIND: ClassVar[str] = "silent"
 
     seconds: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from loom.control.frame import MAX_NAME, Frame
 from loom.control.introduction import MAX_DEVICES, Device
@@ -14,10 +14,8 @@ MAX_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Registration(Frame):
+class Registration(Frame, kind="register"):
     """``["register", [device, …]]``, from a threadlet: all the devices that its process uses from now on."""
-
-    KIND: ClassVar[str] = "register"
 
     devices: tuple[Device, ...]
 
@@ -33,10 +31,8 @@ class Registration(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class Draining(Frame):
+class Draining(Frame, kind="draining"):
     """``["draining", reason]``, from a threadlet: its process makes one more step and leaves, by its own choice."""
-
-    KIND: ClassVar[str] = "draining"
 
     reason: str
 
@@ -58,13 +54,11 @@ class PeerFailure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerFailures(Frame):
+class PeerFailures(Frame, kind="peers"):
     """``["peers", [[replica, instance, reason], …]]``, to a threadlet: replicas of its job have failed.
 
     The weaver repeats failures on a new connection; the threadlet drops those that it has heard of.
     """
-
-    KIND: ClassVar[str] = "peers"
 
     failures: tuple[PeerFailure, ...]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from loom.control.frame import Frame
 
@@ -25,23 +24,19 @@ MAX_DEPTH = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileRequest(Frame):
+class ProfileRequest(Frame, kind="profile"):
     """``["profile", request id, seconds]``, to a threadlet: sample the stacks of the process for so long."""
-
-    KIND: ClassVar[str] = "profile"
 
     id: str
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Profile(Frame):
+class Profile(Frame, kind="profile"):
     """``["profile", request id, folded, samples, left out, error]``, from a threadlet: a `ProfileRequest`'s answer.
 
     ``folded`` and the counts are as `FoldedStacks` has them; ``error`` says why there are none, and is empty else.
     """
-
-    KIND: ClassVar[str] = "profile"
 
     id: str
     folded: str

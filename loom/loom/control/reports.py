@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from loom.control.frame import MAX_NAME, Frame, check_count
 from loom.control.introduction import MAX_DEVICES
@@ -51,13 +51,11 @@ class Phase(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class StatusReports(Frame):
+class StatusReports(Frame, kind="status"):
     """``["status", [row, …]]``, from a threadlet: the progress of its training; see `Row`.
 
     A threadlet sends a report again after a reconnect until a `Stored` covers its number.
     """
-
-    KIND: ClassVar[str] = "status"
 
     rows: list[Row]
 
@@ -69,19 +67,15 @@ class StatusReports(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored(Frame):
+class Stored(Frame, kind="stored"):
     """``["stored", seq]``, to a threadlet: its status reports up to this number are committed."""
-
-    KIND: ClassVar[str] = "stored"
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat(Frame):
+class Heartbeat(Frame, kind="beat"):
     """``["beat", time, step or None, phase]``, from a threadlet, at the interval that the welcome gives."""
-
-    KIND: ClassVar[str] = "beat"
 
     time: float
     """Seconds since the epoch, by the threadlet's clock."""
@@ -100,15 +94,13 @@ _PHASES = {phase.value: phase for phase in Phase}
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReport(Frame):
+class DeviceReport(Frame, kind="devices"):
     """``["devices", time, {uuid: {field: value}}]``, from a threadlet: the status of its devices.
 
     The fields are those of `loom.devices.DeviceUse` except ``lost``, and ``xid``, the last Xid of a GPU. Numbers
     may be None; of the other fields, those that are empty are left out. A weaver without `ThreadletWelcome.health`
     gets four numbers only; see `numbers`.
     """
-
-    KIND: ClassVar[str] = "devices"
 
     time: float
     """Seconds since the epoch, by the threadlet's clock."""
@@ -167,13 +159,11 @@ def _number(name: str, value: Any) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFailed(Frame):
+class DeviceFailed(Frame, kind="device_failed"):
     """``["device_failed", id, uuid, reason]``, from a threadlet: a device of its own has failed for good.
 
     A threadlet sends the frame again after a reconnect until a `FailureNoted` has its id.
     """
-
-    KIND: ClassVar[str] = "device_failed"
 
     id: str
     device: str
@@ -189,28 +179,22 @@ class DeviceFailed(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class FailureNoted(Frame):
+class FailureNoted(Frame, kind="failure_noted"):
     """``["failure_noted", id]``, to a threadlet: the weaver has stored a `DeviceFailed` and acts on it."""
 
-    KIND: ClassVar[str] = "failure_noted"
-
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class StackRequest(Frame):
+class StackRequest(Frame, kind="stack"):
     """``["stack", request id]``, to a threadlet: send the stacks of all threads of the process."""
 
-    KIND: ClassVar[str] = "stack"
-
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stack(Frame):
+class Stack(Frame, kind="stack"):
     """``["stack", request id, text]``, from a threadlet: the answer to a `StackRequest`."""
-
-    KIND: ClassVar[str] = "stack"
 
     id: str
     text: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from loom.control.frame import MAX_COUNT, Frame
 
@@ -27,15 +27,13 @@ _LONGEST = 1e10
 
 
 @dataclass(frozen=True, slots=True)
-class TimeAccount(Frame):
+class TimeAccount(Frame, kind="spent"):
     """``["spent", [seconds, first_at or None, first or None, highest or None, open, {reason: seconds}]]``.
 
     From a threadlet whose weaver takes time accounts, with each heartbeat. Times are seconds since the process
     began, by its own clock. An account is cumulative: the newest is all that is needed, and one that is lost does
     no harm.
     """
-
-    KIND: ClassVar[str] = "spent"
 
     seconds: float
     """Seconds since the process began. Those neither in a reason nor open were spent idle."""

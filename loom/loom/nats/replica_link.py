@@ -9,12 +9,13 @@ from typing import Any
 
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
-from loom.control.frame import Frame, Splitter, pack
+from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
 from loom.control.introduction import Refusal, Silent, ThreadletWelcome
 from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import FailureNoted, Stack, StackRequest
 from loom.errors import ProtocolMismatch, TooLarge, error_for_code
 from loom.nats.replicas import OutsideReplica
+from loom.wire.framing import FrameSplitter
 
 CONNECT_TIMEOUT = 5.0  # seconds that connecting may take
 WELCOME_TIMEOUT = 10.0  # seconds that the weaver has to answer a hello
@@ -60,7 +61,7 @@ class ReplicaLink:
         """
         connecting = asyncio.open_connection(address.host, address.port)
         reader, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
-        splitter = Splitter()
+        splitter = FrameSplitter(MAX_FRAME)
         self._writer = writer
         try:
             writer.write(pack(self._replica.hello(address.key).to_body()))
@@ -74,7 +75,7 @@ class ReplicaLink:
             for body in first[1:]:
                 self._receive(body)
             while data := await reader.read(_CHUNK):
-                for body in splitter.feed(data):
+                for body in unpack_all(splitter.feed(data)):
                     self._receive(body)
         finally:
             self.beat = self._writer = None
@@ -94,10 +95,10 @@ class ReplicaLink:
         if self._takes_silence:
             self.send(Silent(seconds))
 
-    async def _first(self, reader: asyncio.StreamReader, splitter: Splitter) -> list[list[Any]]:
+    async def _first(self, reader: asyncio.StreamReader, splitter: FrameSplitter) -> list[list[Any]]:
         """Return the weaver's answer to the hello, and the frames that came with it."""
         while data := await reader.read(_CHUNK):
-            if frames := splitter.feed(data):
+            if frames := unpack_all(splitter.feed(data)):
                 if frames[0][0] == Refusal.KIND:
                     self._receive(frames[0])
                 return frames

@@ -22,7 +22,7 @@ from typing import Any
 
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
-from loom.control.frame import Frame, Splitter, pack
+from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
 from loom.control.introduction import Bye, Leaving, Refusal, ThreadletHello, ThreadletWelcome, TrainingEnding
 from loom.control.membership import Draining, PeerFailures, Registration
 from loom.control.profiles import ProfileRequest
@@ -46,6 +46,7 @@ from loom.threadlet.exit_code import tell_at_exit
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.profiling import Profiler
 from loom.threadlet.reports import KeptReports, now_of_system
+from loom.wire.framing import FrameSplitter
 
 SILENCE = 30.0  # seconds after which a peer that acknowledges no bytes counts as lost
 
@@ -67,7 +68,7 @@ class ThreadletConnection:
         self._selector = selectors.DefaultSelector()
         self._selector.register(wake, selectors.EVENT_READ)
         self._selector.register(sock, selectors.EVENT_READ)
-        self._splitter = Splitter()
+        self._splitter = FrameSplitter(MAX_FRAME)
         self._out = bytearray()
         self._watched = selectors.EVENT_READ
 
@@ -142,7 +143,7 @@ class ThreadletConnection:
             return []
         if not data:
             raise ConnectionOver("it closed the connection")
-        return self._splitter.feed(data)
+        return unpack_all(self._splitter.feed(data))
 
 
 def _empty(wake: socket.socket) -> None:

@@ -249,7 +249,7 @@ class _Link(FrameConnection):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for body in self.splitter.split(data):
+            for body in self.splitter.feed(data):
                 if len(body) < LARGE:
                     self._take(unpack(body))
                 elif self._watches:

@@ -19,18 +19,14 @@ from typing import Any, NamedTuple
 import msgpack
 
 from loom.errors import ProtocolMismatch, TooLarge
-from loom.wire.bodies.base import BODIES
+from loom.wire.body import BODIES
+from loom.wire.framing import LENGTH
 from loom.wire.messages import Buffer, Kind, Message, new_message
 from loom.wire.plain import plain
-
-MAX_FRAME = 4 << 20
-"""Bytes of the largest frame that a peer must accept. Larger messages travel in chunks."""
 
 MAX_HEADER = 1 << 20  # bytes of the largest header that a peer must accept
 MAX_HEAD = MAX_HEADER - (4 << 10)  # bytes that one message may have in a header, besides the payload's bytes
 _PART_LENGTH = 6  # bytes of the length of a part, and of the mark whether it is read-only, in a header
-
-_LENGTH = struct.Struct(">I")
 
 # `packb` makes a packer with a buffer of 256 KiB for each frame, which takes as long as the rest of a frame.
 # Threads may share one packer only if it is the one in C, which runs no Python code between its steps.
@@ -113,7 +109,7 @@ def encode_frame(seq: int, ack: int, messages: Sequence[Message], lane: int = 0)
     header: bytes = _pack((seq, ack, heads, lane) if lane else (seq, ack, heads))
     if len(header) > MAX_HEADER:
         raise TooLarge(f"a header has {len(header)} bytes; {MAX_HEADER} are the most")
-    buffers[0] = _LENGTH.pack(len(header)) + header
+    buffers[0] = LENGTH.pack(len(header)) + header
     return buffers
 
 
@@ -121,13 +117,13 @@ def decode_frame(data: Buffer) -> WireFrame:
     """Decode a frame; raise `ProtocolMismatch` for other bytes, or if their lengths do not add up."""
     view = memoryview(data)
     try:
-        (length,) = _LENGTH.unpack_from(view)
+        (length,) = LENGTH.unpack_from(view)
         if length > MAX_HEADER:
             raise ValueError(f"its header claims {length} bytes, over the limit of {MAX_HEADER}")
-        position = _LENGTH.size + length
+        position = LENGTH.size + length
         if position > len(view):
-            raise ValueError(f"its header claims {length} bytes of {len(view) - _LENGTH.size}")
-        header = msgpack.unpackb(view[_LENGTH.size : position], use_list=False, strict_map_key=False)
+            raise ValueError(f"its header claims {length} bytes of {len(view) - LENGTH.size}")
+        header = msgpack.unpackb(view[LENGTH.size : position], use_list=False, strict_map_key=False)
         lane = 0
         if len(header) == 4:
             *header, lane = header

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from loom.errors import LoomError, ProtocolMismatch, PythonVersionMismatch, SessionLost, error_for_code
-from loom.wire.bodies import Body, Refuse
-from loom.wire.fields import check_fields, sendable_fields
+from loom.wire.bodies import Refuse
+from loom.wire.body import Body, check_fields, sendable_fields
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import MAX_MESSAGE
 

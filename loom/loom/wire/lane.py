@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
 
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import encode_frame
-from loom.wire.messages import Buffer, Message
+from loom.wire.framing import behind_length
+from loom.wire.messages import Message
 
 WINDOW = 32 << 20  # bytes of kept frames at which no new frame is sent; the last one may go over it
 ACK_FRAMES = 128  # received frames after which an acknowledgement is due, even if it needs a frame of its own
 
 ACK_BYTES = 2 << 20
 """Bytes of received frames after which an acknowledgement is due, even if it needs a frame of its own."""
-
-LENGTH = struct.Struct(">I")  # the length before each frame, for carriers that do not keep messages apart
-
-
-def behind_length(frame: Sequence[Buffer]) -> bytes:
-    """Return a frame, given as buffers, behind its length."""
-    return b"".join([LENGTH.pack(sum(map(len, frame))), *frame])
 
 
 class OutOfStep(ProtocolMismatch):

@@ -27,7 +27,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.frames import WireFrame, decode_frame, encode_frame, sealed
-from loom.wire.lane import LENGTH, WINDOW, BulkLane, Lane, OutOfStep
+from loom.wire.framing import LENGTH
+from loom.wire.lane import WINDOW, BulkLane, Lane, OutOfStep
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
 

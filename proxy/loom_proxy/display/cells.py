@@ -23,7 +23,7 @@ from loom.errors import (
     describe_error,
 )
 from loom.screen_text import fit_lines
-from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
+from loom.wire.bodies import RECORD, STDERR, STDOUT
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.job import KubernetesJob
 from loom_proxy.logs import print_text

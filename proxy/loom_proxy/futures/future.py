@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 from loom.cluster import Counterpart
 from loom.errors import OperationCancelled, WaitTimeout, WrongArguments
 from loom.tracing.spans import record_call, recorder
-from loom.wire.bodies import Body, EndpointCall
+from loom.wire.bodies import EndpointCall
+from loom.wire.body import Body
 from loom_proxy.display import progress
 from loom_proxy.display.notebook import future_html
 from loom_proxy.futures.timing import Timing, check_timeout

@@ -15,7 +15,8 @@ from loom.errors import (
     error_for_code,
     operation_failed,
 )
-from loom.wire.bodies import Body, OperationError
+from loom.wire.bodies import OperationError
+from loom.wire.body import Body
 from loom.wire.codec import IF_MISSING, Decoder
 from loom.wire.exceptions import rebuild, set_link
 from loom.wire.messages import Message

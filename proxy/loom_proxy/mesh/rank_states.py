@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from loom.errors import ActorError, SupervisionError
 from loom.shape import Shape
-from loom.wire.bodies import AwaitInitialized, Body, Choose, EndpointCall
+from loom.wire.bodies import AwaitInitialized, Choose, EndpointCall
+from loom.wire.body import Body
 
 _STARTED, _STOPPED = "processes_started", "processes_stopped"
 UNLOGGED = frozenset({_STARTED, _STOPPED})

@@ -27,7 +27,6 @@ from loom.session_life import SessionLife
 from loom.shape import Extent, NDSlice, Point, Shape, for_cluster
 from loom.wire.bodies import (
     AskLife,
-    Body,
     Call,
     CallOne,
     CancelOperation,
@@ -39,6 +38,7 @@ from loom.wire.bodies import (
     ReadAnswers,
     StreamCall,
 )
+from loom.wire.body import Body
 from loom.wire.codec import Decoder, Encoder, Made
 from loom.wire.handshake import Welcome
 from loom.wire.messages import ALLOWED_BESIDE, READING, Buffer, Kind, Message

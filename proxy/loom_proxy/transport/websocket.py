@@ -35,8 +35,8 @@ from loom.errors import (
 )
 from loom.proof.forwarded import check_proof
 from loom.tls import client_context, tls_error
-from loom.wire.frames import MAX_FRAME
-from loom.wire.lane import LENGTH, OutOfStep
+from loom.wire.framing import LENGTH, MAX_FRAME
+from loom.wire.lane import OutOfStep
 from loom.wire.messages import TURN, Buffer, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker, keep_queues_short

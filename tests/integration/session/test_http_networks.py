@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.wire.batches import CONTENT_TYPE
-from loom.wire.lane import behind_length
+from loom.wire.framing import CONTENT_TYPE, behind_length
 from loom_proxy.local import LocalCluster
 from loom_proxy.session import handshake
 from loom_proxy.transport import http as http_transport

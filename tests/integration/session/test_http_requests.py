@@ -18,10 +18,9 @@ from collections.abc import Iterator
 import pytest
 
 import loom
-from loom.wire.batches import MAX_BATCH, TUNNELS
 from loom.wire.frames import decode_frame
+from loom.wire.framing import MAX_BATCH, TUNNELS, behind_length
 from loom.wire.handshake import Hello, error_from_refusal
-from loom.wire.lane import behind_length
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster

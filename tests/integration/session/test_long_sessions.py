@@ -54,7 +54,7 @@ BOUNDS = {
     "loom_gateway.driver.monarch.mesh_table._Stopped": KEPT_NAMES + LIVING,
     # `Job.meshes` names the last stopped meshes, which keep their endpoints' operations.
     "loom_proxy.mesh.procs.ProcMeshProxy": KEPT_STOPPED + LIVING,
-    "loom.wire.bodies.calls.StreamCall": KEPT_STOPPED,
+    "loom.wire.bodies.StreamCall": KEPT_STOPPED,
 }
 """What is kept of the past, and grows until it is full."""
 

@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterator
 
 from loom.errors import LoomError, ProtocolMismatch, WrongState
 from loom.wire.bodies import Describe, Description, OpenSession, Probe
-from loom.wire.frames import MAX_FRAME, decode_frame
+from loom.wire.frames import decode_frame
+from loom.wire.framing import LENGTH, MAX_FRAME, behind_length
 from loom.wire.handshake import Hello, refusal
-from loom.wire.lane import LENGTH, OutOfStep, behind_length
+from loom.wire.lane import OutOfStep
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker

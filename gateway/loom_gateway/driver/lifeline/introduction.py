@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 from loom.errors import ProtocolMismatch
 from loom.proof.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.wire.bodies import Challenge, ProcessesGone, Tie, Tied, Untied, Watch
+from loom.wire.framing import FrameSplitter
 from loom.wire.messages import Buffer, Kind, Message
-from loom_gateway.driver.lifeline.line import MAX_GREETING, FrameSplitter, greeting, read_greeting
+from loom_gateway.driver.lifeline.line import MAX_GREETING, greeting, read_greeting
 
 A = TypeVar("A")  # the answers that may come
 
@@ -46,7 +47,7 @@ class Introduction(Generic[A]):
         """The bytes after the answer."""
         return self._splitter.rest
 
-    def feed(self, data: Buffer) -> bytes:
+    def feed(self, data: bytes) -> bytes:
         """Take bytes from the driver; return those for it.
 
         Raises:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import decode_frame
-from loom.wire.lane import LENGTH, behind_length
+from loom.wire.framing import FrameSplitter, behind_length
 from loom.wire.messages import Buffer, Message
 from loom.wire.stream import Stream, unnumbered_frame
 
@@ -26,40 +26,12 @@ class LifelineAddress(NamedTuple):
     patience: float  # seconds without network after which either end gives up the other
 
 
-class FrameSplitter:
-    """Splits a stream of bytes into frames of at most ``limit`` bytes, however the stream is cut."""
-
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self._limit = limit
-        self._begun = bytearray()
-
-    @property
-    def rest(self) -> bytes:
-        """The bytes after the last frame."""
-        return bytes(self._begun)
-
-    def feed(self, data: Buffer) -> Iterator[bytes]:
-        """Yield the frames that the bytes complete; raise `ProtocolMismatch` for a longer one than the limit."""
-        begun = self._begun
-        begun += data
-        while len(begun) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(begun)
-            if length > self._limit:
-                raise ProtocolMismatch(f"a frame of {length} bytes is over the lifeline's limit of {self._limit}")
-            end = LENGTH.size + length
-            if len(begun) < end:
-                return
-            frame = bytes(memoryview(begun)[LENGTH.size : end])
-            del begun[:end]
-            yield frame
-
-
 class MessageLine:
     """One end of a lifeline: the numbered messages of both directions, on one connection after the other."""
 
     def __init__(self) -> None:
         self._stream = Stream(MAX_FRAME)
-        self._splitter = FrameSplitter()
+        self._splitter = FrameSplitter(MAX_FRAME)
 
     @property
     def received(self) -> int:
@@ -68,7 +40,7 @@ class MessageLine:
 
     def connected(self, received: int) -> None:
         """Begin on a new connection, whose other side has received the frames up to a number."""
-        self._splitter = FrameSplitter()
+        self._splitter = FrameSplitter(MAX_FRAME)
         self._stream.resume(received)
 
     def put(self, message: Message) -> None:
@@ -92,7 +64,7 @@ class MessageLine:
             frames.append(self._stream.acknowledgement())
         return b"".join(frames)
 
-    def feed(self, data: Buffer) -> Iterator[Message]:
+    def feed(self, data: bytes) -> Iterator[Message]:
         """Yield the messages that the bytes complete; raise `ProtocolMismatch` for other bytes."""
         for frame in self._splitter.feed(data):
             yield from self._stream.receive(frame)

@@ -21,7 +21,7 @@ from loom.process.strangers import Strangers
 from loom.proof.exchange import Exchange, new_nonce
 from loom.tracing import clock
 from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch
-from loom.wire.lane import LENGTH
+from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.lifeline.introduction import answer_of, asked_of
 from loom_gateway.driver.lifeline.line import MAX_GREETING, PATIENCE, LifelineAddress, MessageLine, greeting

@@ -12,15 +12,10 @@ from collections.abc import Callable
 from loom.errors import ProtocolMismatch
 from loom.process.threads import keep_going
 from loom.wire.bodies import ProcessesGone, Watch
+from loom.wire.framing import FrameSplitter
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline.introduction import Introduction
-from loom_gateway.driver.lifeline.line import (
-    MOST_WATCHED,
-    FrameSplitter,
-    LifelineAddress,
-    greeting,
-    read_greeting,
-)
+from loom_gateway.driver.lifeline.line import MAX_FRAME, MOST_WATCHED, LifelineAddress, greeting, read_greeting
 from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, break_after
 
 logger = logging.getLogger(__name__)
@@ -78,7 +73,7 @@ class DriverWatch:
             with self._asking:
                 self._driver = driver
                 driver.sendall(b"".join(_asking(procs) for procs in self._watched if procs != first))
-            splitter = FrameSplitter()
+            splitter = FrameSplitter(MAX_FRAME)
             data = introduced.rest
             while True:
                 for frame in splitter.feed(data):

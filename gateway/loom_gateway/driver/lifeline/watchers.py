@@ -12,9 +12,10 @@ import asyncio
 from loom.errors import ProtocolMismatch
 from loom.proof.exchange import Exchange
 from loom.wire.bodies import ProcessesGone, Watch
+from loom.wire.framing import FrameSplitter
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline.introduction import answer_of
-from loom_gateway.driver.lifeline.line import MAX_GREETING, MOST_WATCHED, FrameSplitter, greeting, read_greeting
+from loom_gateway.driver.lifeline.line import MAX_GREETING, MOST_WATCHED, greeting, read_greeting
 
 MOST_MESHES = 1000  # proc meshes with lost processes that are remembered, the last ones
 

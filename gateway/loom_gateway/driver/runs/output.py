@@ -25,7 +25,7 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 from loom.tracing.spans import recorder
-from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
+from loom.wire.bodies import RECORD, STDERR, STDOUT
 from loom_gateway.driver.output.pump import ByteBudget
 from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from loom.control.frame import MAX_FRAME, Splitter, pack
+from loom.control.frame import MAX_FRAME, pack
+from loom.wire.framing import FrameSplitter
 
 MAX_UNREAD = 2 * MAX_FRAME
 """Bytes that may wait for a peer that does not read. The limit leaves room for the largest frame."""
@@ -17,7 +18,7 @@ class FrameConnection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
-        self.splitter = Splitter(limit)
+        self.splitter = FrameSplitter(limit)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are not asyncio's classes

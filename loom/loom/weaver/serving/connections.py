@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from loom.control.first_frame import FirstFrame
-from loom.control.frame import MAX_FRAME, MAX_HELLO, Splitter, pack, pack_around, unpack
+from loom.control.frame import MAX_FRAME, MAX_HELLO, pack, pack_around, unpack
 from loom.control.introduction import MAX_KEY, Refusal, ThreadletHello
 from loom.control.operations import OPERATIONS
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
@@ -29,6 +29,7 @@ from loom.weaver.serving.reach import Everyone
 from loom.weaver.serving.user_weaver import ThreadletPeer, UserWeaver
 from loom.weaver.serving.users import Users
 from loom.wire.exact_json import exact_json
+from loom.wire.framing import FrameSplitter
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class RequestConnection(FrameConnection, IntakeSource):
         if self._ended:
             return
         try:
-            for number, body in enumerate(self.splitter.split(data)):
+            for number, body in enumerate(self.splitter.feed(data)):
                 if number:
                     yield
                 self._receive(unpack(body), self._grant)
@@ -363,7 +364,7 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
         if self._refused:
             return
         try:
-            for number, body in enumerate(self.splitter.split(data)):
+            for number, body in enumerate(self.splitter.feed(data)):
                 if number:
                     yield
                 if self._of is None:
@@ -413,7 +414,7 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
                 self._unread = self._first.missing
                 return
             self.close()
-        self.splitter = Splitter(0)
+        self.splitter = FrameSplitter(0)
         self.read(False)
         self._refused = True
 

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from loom.control.frame import Splitter, pack
+from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.control.introduction import PROTOCOL
 from loom.errors import ProtocolMismatch
 from loom.threadlet import Threadlet
+from loom.wire.framing import FrameSplitter
 
 __all__ = ["BOUND", "KEY", "OK", "Connection", "FakeWeaver", "Loop", "Make", "come", "eventually", "told"]
 
@@ -45,7 +46,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._splitter = Splitter()
+        self._splitter = FrameSplitter(MAX_FRAME)
         self._came: list[list[Any]] = []
         self.skipped: list[list[Any]] = []
         """Frames that were passed over while others were waited for."""
@@ -60,7 +61,7 @@ class Connection:
             data = self.sock.recv(1 << 16)
             if not data:
                 return None
-            self._came += self._splitter.feed(data)
+            self._came += unpack_all(self._splitter.feed(data))
         return self._came.pop(0)
 
     def expect(self, kind: str) -> list[Any]:

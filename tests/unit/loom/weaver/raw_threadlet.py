@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from loom.control.address import parse_weaver_address
-from loom.control.frame import Splitter, pack
+from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.control.introduction import PROTOCOL
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys, read_secret
+from loom.wire.framing import FrameSplitter
 from tests.support.processes import read_json, start
 
 BOUND = 30.0
@@ -34,7 +35,7 @@ class Line:
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         connected.settimeout(BOUND)
-        self._splitter = Splitter()
+        self._splitter = FrameSplitter(MAX_FRAME)
         self._frames: list[list[Any]] = []
 
     def send(self, *frame: Any) -> None:
@@ -49,7 +50,7 @@ class Line:
                 return []
             if not data:
                 return []
-            self._frames += self._splitter.feed(data)
+            self._frames += unpack_all(self._splitter.feed(data))
         return self._frames.pop(0)
 
     def until(self, wanted: Callable[[list[Any]], bool]) -> list[Any]:

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from loom.control.frame import Splitter, pack
+from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import Keys
 from loom.weaver.serving.server import Server, monotonic_clock
 from loom.weaver.serving.users import Users
 from loom.weaver.storage.store import Store
+from loom.wire.framing import FrameSplitter
 from tests.unit.loom.weaver.raw_threadlet import BOUND, hello_of
 
 KEYS = Keys(b"secret")
@@ -27,7 +28,7 @@ class Link:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._splitter = Splitter()
+        self._splitter = FrameSplitter(MAX_FRAME)
         self._frames: list[list[Any]] = []
 
     def send(self, *frame: Any) -> None:
@@ -43,7 +44,7 @@ class Link:
             data = await asyncio.wait_for(self._reader.read(1 << 16), BOUND)
             if not data:
                 raise EOFError
-            self._frames += self._splitter.feed(data)
+            self._frames += unpack_all(self._splitter.feed(data))
 
     def close(self) -> None:
         self._writer.close()

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 import loom
-from loom.control.frame import Splitter, pack, unpack
+from loom.control.frame import MAX_FRAME, pack, unpack, unpack_all
 from loom.process import turns
 from loom.weaver import client as weaver_client
 from loom.weaver import snapshots
 from loom.weaver.client import MAX_QUESTIONS, WeaverClient
+from loom.wire.framing import FrameSplitter
 from loom.wire.plain import plain
 from tests.support.gateways import BOUND
 
@@ -47,9 +48,9 @@ class FakeWeaver:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
-        splitter = Splitter()
+        splitter = FrameSplitter(MAX_FRAME)
         while data := await reader.read(65536):
-            for frame in splitter.feed(data):
+            for frame in unpack_all(splitter.feed(data)):
                 if frame == ["hello", a_key()]:
                     continue
                 self.asked.append(frame)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from loom.control.frame import Splitter, pack
+from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.weaver.serving import intake
 from loom.weaver.serving.intake import TURN, Intake, IntakeSource
 from loom.weaver.serving.requests import RequestHandler
+from loom.wire.framing import FrameSplitter
 from tests.unit.loom.weaver.raw_threadlet import BOUND
 from tests.unit.loom.weaver.running import KEYS, running
 
@@ -227,11 +228,11 @@ async def test_a_session_that_floods_the_weaver_does_not_delay_another_user(
         await weaver.until(lambda: len(asked) > 10)
 
         few[1].write(pack(["ask", 0, None, "status", {}]))
-        splitter = Splitter()
+        splitter = FrameSplitter(MAX_FRAME)
         before = len(asked)
         frames: list[list[Any]] = []
         while not frames:
-            frames += splitter.feed(await asyncio.wait_for(few[0].read(1 << 16), BOUND))
+            frames += unpack_all(splitter.feed(await asyncio.wait_for(few[0].read(1 << 16), BOUND)))
 
         assert frames[0][:2] == ["answer", 0]
         assert asked.index("few") - before < 100

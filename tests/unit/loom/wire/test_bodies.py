@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
 from loom.wire.bodies import (
-    BODIES,
-    Body,
     CallOne,
     CancelOperation,
     EndpointCall,
@@ -22,6 +20,7 @@ from loom.wire.bodies import (
     OperationResult,
     SpawnProcs,
 )
+from loom.wire.body import BODIES, Body
 from loom.wire.handshake import Hello
 from loom.wire.messages import Kind
 

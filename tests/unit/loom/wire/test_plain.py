@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from loom.errors import LoomError, TooLarge, WrongArguments
-from loom.wire.bodies import BODIES, AskWeaver, SpawnProcs
+from loom.wire.bodies import AskWeaver, SpawnProcs
+from loom.wire.body import BODIES
 from loom.wire.frames import MAX_HEADER
-from loom.wire.lane import LENGTH
+from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.plain import plain
 from loom.wire.stream import Stream

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from loom.errors import LimitReached
 from loom.token_file import SCOPES, TokenFile
-from loom.wire.batches import TUNNELS
+from loom.wire.framing import TUNNELS
 from loom_gateway.access import bodies
 from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.bodies import SLOWEST, largest_body

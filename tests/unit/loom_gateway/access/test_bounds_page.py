@@ -24,7 +24,7 @@ MODULES = [
     "loom.weaver.registry",
     "loom.weaver.serving.reach",
     "loom.weaver.serving.intake",
-    "loom.wire.batches",
+    "loom.wire.framing",
     "loom_gateway.access.audit",
     "loom_gateway.access.bodies",
     "loom_gateway.access.budgets",

@@ -14,7 +14,8 @@ import loom
 from loom.errors import ActorError, SessionClosed, SupervisionError
 from loom.shape import Shape
 from loom.signatures import endpoints
-from loom.wire.bodies import AwaitInitialized, Body, Call, CallOne, Choose, StreamCall
+from loom.wire.bodies import AwaitInitialized, Call, CallOne, Choose, StreamCall
+from loom.wire.body import Body
 from loom_proxy.display.notebook import job_html
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import ActorMeshProxy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from loom.wire.bodies.runs import RECORD
+from loom.wire.bodies import RECORD
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.runs import KEPT_BYTES, FunctionRun, Runs
 from loom_gateway.driver.runs.output import KEPT_RECORDS, RecordedOutput

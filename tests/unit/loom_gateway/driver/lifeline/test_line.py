@@ -8,9 +8,9 @@ import pytest
 
 from loom.errors import ProtocolMismatch
 from loom.wire.bodies import FlushOutput, ProcessOutput
-from loom.wire.lane import LENGTH
+from loom.wire.framing import LENGTH, FrameSplitter
 from loom.wire.messages import Message
-from loom_gateway.driver.lifeline.line import FrameSplitter, MessageLine
+from loom_gateway.driver.lifeline.line import MessageLine
 
 
 def printed(number: int) -> Message:
@@ -68,14 +68,14 @@ def test_what_waits_is_counted_until_it_is_acknowledged() -> None:
 
 
 def test_a_length_over_the_limit_is_refused_before_its_bytes_come() -> None:
-    with pytest.raises(ProtocolMismatch, match="limit of 100"):
+    with pytest.raises(ProtocolMismatch, match="limit is 100"):
         list(FrameSplitter(100).feed(LENGTH.pack(101)))
 
 
 def test_frames_are_found_however_the_bytes_are_cut() -> None:
     data = b"".join(LENGTH.pack(size) + b"x" * size for size in range(20))
-    splitter = FrameSplitter()
+    splitter = FrameSplitter(1000)
     frames = [frame for byte in data for frame in splitter.feed(bytes([byte]))]
     assert [len(frame) for frame in frames] == list(range(20))
-    assert list(FrameSplitter().feed(data)) == frames
+    assert list(FrameSplitter(1000).feed(data)) == frames
     assert splitter.rest == b""

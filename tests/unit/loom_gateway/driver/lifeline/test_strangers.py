@@ -15,7 +15,7 @@ from loom.errors import ProtocolMismatch
 from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
 from loom.wire.bodies import Challenge, ProcessEnded, Tie, Tied, Untied
 from loom.wire.frames import encode_frame
-from loom.wire.lane import LENGTH, behind_length
+from loom.wire.framing import LENGTH, behind_length
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline import server as lifelines
 from loom_gateway.driver.lifeline.introduction import Introduction, answer_of, asked_of

@@ -10,7 +10,7 @@ import pytest
 from loom.errors import ProtocolMismatch
 from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
 from loom.wire.bodies import Challenge, ProcessEnded, ProcessesGone, Tied, Watch
-from loom.wire.lane import LENGTH
+from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind
 from loom_gateway.driver.lifeline import watchers
 from loom_gateway.driver.lifeline.introduction import Introduction, answer_of, asked_of

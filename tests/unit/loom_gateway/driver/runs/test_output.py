@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loom.wire.bodies.runs import RECORD, STDERR, STDOUT
+from loom.wire.bodies import RECORD, STDERR, STDOUT
 from loom_gateway.driver.runs.output import KEPT_OUTPUT, KEPT_RECORDS, LINE_WITHIN, PAGE, RecordedOutput
 
 
