@@ -16,7 +16,7 @@ from loom.cli import (
     inject,
     logs,
     meshes,
-    ranks,
+    remote_exec,
     serve,
     status,
     token,
@@ -58,10 +58,10 @@ app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(meshes.meshes)
-app.command("exec")(ranks.exec_)
-app.command()(ranks.shell)
-app.command()(ranks.cp)
-app.command()(ranks.forward)
+app.command("exec")(remote_exec.exec_)
+app.command()(remote_exec.shell)
+app.command()(remote_exec.cp)
+app.command()(remote_exec.forward)
 app.command()(trace.trace)
 app.command()(debug.debug)
 app.command()(dashboard.dashboard)

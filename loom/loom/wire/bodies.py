@@ -589,7 +589,7 @@ class AskRank(Body, kind=Kind.RANK):
     """
 
     operation: str
-    """An operation of `loom_gateway.driver.handlers.ranks.RankOperations`."""
+    """An operation of `loom_gateway.driver.handlers.remote_exec.RankOperations`."""
     mesh: Id
     """A proc mesh, or an actor mesh, whose processes are meant."""
     rank: int

@@ -16,7 +16,7 @@ from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.base import WholeMesh
 from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
 from loom_proxy.mesh.values import ValueMeshProxy
-from loom_proxy.ranks.methods import RankMethods
+from loom_proxy.remote_exec.methods import RankMethods
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

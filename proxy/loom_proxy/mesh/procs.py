@@ -22,7 +22,7 @@ from loom.wire.plain import plain, shortened
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
-from loom_proxy.ranks.methods import RankMethods
+from loom_proxy.remote_exec.methods import RankMethods
 
 HIGHEST_LEVEL = 255
 

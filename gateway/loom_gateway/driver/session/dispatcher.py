@@ -23,7 +23,7 @@ from loom_gateway.driver.handlers.hosts import HostWatcher
 from loom_gateway.driver.handlers.meshes import MeshOperations
 from loom_gateway.driver.handlers.ports import SessionPorts
 from loom_gateway.driver.handlers.processes import Processes
-from loom_gateway.driver.handlers.ranks import RankOperations
+from loom_gateway.driver.handlers.remote_exec import RankOperations
 from loom_gateway.driver.handlers.runs import Runs
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.handlers.unclaimed import UnclaimedResults

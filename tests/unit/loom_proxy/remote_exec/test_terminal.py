@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom_proxy.ranks.terminal import Escape
+from loom_proxy.remote_exec.terminal import Escape
 
 
 @pytest.mark.parametrize(

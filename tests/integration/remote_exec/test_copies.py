@@ -12,7 +12,7 @@ import loom
 from loom.cli.app import app
 from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
-from loom_proxy.ranks.copies import PIECE, CopyProgress
+from loom_proxy.remote_exec.copies import PIECE, CopyProgress
 from tests.support.gateways import await_true
 from tests.support.network.gate import Gate
 

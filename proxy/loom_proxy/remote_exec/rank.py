@@ -1,4 +1,4 @@
-"""`RankPlace`: the process of one rank, as the driver is asked about it."""
+"""`RankProcess`: the process of one rank, as the driver is asked about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AWAY = 300.0
 """Seconds without a sign of life of this program after which what it runs on a rank is ended."""
 
 
-class RankPlace:
+class RankProcess:
     """The process of one rank of a mesh.
 
     Args:
@@ -51,8 +51,8 @@ class RankPlace:
             pass
 
 
-def place_of(mesh: MeshProxy, rank: int) -> RankPlace:
-    """Return the place of a rank of a mesh. Raise `NoSuchRank` if the mesh has fewer."""
+def rank_process(mesh: MeshProxy, rank: int) -> RankProcess:
+    """Return the process of a rank of a mesh. Raise `NoSuchRank` if the mesh has fewer."""
     processes = _processes(mesh)
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise WrongArguments(f"a rank is a number, not {rank!r:.80}")
@@ -60,12 +60,12 @@ def place_of(mesh: MeshProxy, rank: int) -> RankPlace:
         raise NoSuchRank(f"{mesh!r} has no rank {rank}: its ranks are 0 to {len(processes) - 1}")
     whole = mesh._whole
     whole.caller.check_open()
-    return RankPlace(whole.caller, whole.ident, whole.name, rank, processes[rank])
+    return RankProcess(whole.caller, whole.ident, whole.name, rank, processes[rank])
 
 
-def places_of(mesh: MeshProxy, rank: int | None) -> list[RankPlace]:
-    """Return the place of a rank, or of every rank."""
-    return [place_of(mesh, each) for each in (range(len(_processes(mesh))) if rank is None else [rank])]
+def rank_processes(mesh: MeshProxy, rank: int | None) -> list[RankProcess]:
+    """Return the process of a rank, or of every rank."""
+    return [rank_process(mesh, each) for each in (range(len(_processes(mesh))) if rank is None else [rank])]
 
 
 def _processes(mesh: MeshProxy) -> Sequence[int]:

@@ -18,9 +18,9 @@ import loom
 from loom.cli.app import app
 from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
-from loom_proxy.ranks.execution import Execution
-from loom_proxy.ranks.place import RankPlace, place_of
-from tests.integration.ranks.remains import await_gone
+from loom_proxy.remote_exec.execution import Execution
+from loom_proxy.remote_exec.rank import RankProcess, rank_process
+from tests.integration.remote_exec.remains import await_gone
 from tests.support.gateways import BOUND, await_true
 from tests.support.network.gate import Gate
 from tests.support.processes import start
@@ -163,25 +163,25 @@ def test_a_command_runs_beside_an_actor_that_is_busy(trainers: ProcMeshProxy, tm
 
 
 def test_a_driver_that_does_not_know_an_operation_says_so(trainers: ProcMeshProxy) -> None:
-    place = place_of(trainers, 0)
-    copy = place.ask("copy_from", "/tmp", 5.0).get(BOUND)
+    process = rank_process(trainers, 0)
+    copy = process.ask("copy_from", "/tmp", 5.0).get(BOUND)
 
     with pytest.raises(loom.ProtocolMismatch, match="no operation 'fly' on ranks"):
-        place.ask("fly").get(BOUND)
+        process.ask("fly").get(BOUND)
     with pytest.raises(loom.ProtocolMismatch, match="no operation 'close' on files"):
-        place.ask("file", copy, "close").get(BOUND)
+        process.ask("file", copy, "close").get(BOUND)
     with pytest.raises(loom.NotFound, match="not forwarded any more"):
-        place.ask("connect", "an invented handle", 5.0).get(BOUND)
-    place.ask("end", copy).get(BOUND)
+        process.ask("connect", "an invented handle", 5.0).get(BOUND)
+    process.ask("end", copy).get(BOUND)
 
 
 def test_a_driver_refuses_ranks_that_are_not_there(trainers: ProcMeshProxy) -> None:
     calls = trainers._whole.caller
 
     with pytest.raises(loom.NoSuchRank, match="'trainers' has no rank 9"):
-        RankPlace(calls, trainers._ident, "trainers", 9, 9).ask("exec", ["true"], {}, 5.0).get(BOUND)
+        RankProcess(calls, trainers._ident, "trainers", 9, 9).ask("exec", ["true"], {}, 5.0).get(BOUND)
     with pytest.raises(loom.WrongArguments, match="'hosts' is no mesh of processes or actors"):
-        RankPlace(calls, 0, "hosts", 0, 0).ask("exec", ["true"], {}, 5.0).get(BOUND)
+        RankProcess(calls, 0, "hosts", 0, 0).ask("exec", ["true"], {}, 5.0).get(BOUND)
 
 
 def test_a_signal_that_does_not_exist_is_an_error(trainers: ProcMeshProxy) -> None:

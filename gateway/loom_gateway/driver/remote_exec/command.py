@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loom_gateway.driver.ranks.conduit import Conduit
+from loom_gateway.driver.remote_exec.conduit import Conduit
 
 LAST_OUTPUT = 0.5  # seconds for the output of what a command has left running; then that is killed
 

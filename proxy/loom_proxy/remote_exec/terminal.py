@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from loom.errors import LoomError, WrongState
-from loom_proxy.ranks.place import RankPlace
+from loom_proxy.remote_exec.rank import RankProcess
 
 LEAVE = b"~."
 """What leaves the terminal at the beginning of a line, as in ssh: also while the line to the cluster is down."""
@@ -67,13 +67,13 @@ class Terminal:
         WrongState: this program's input or output is no terminal.
     """
 
-    def __init__(self, place: RankPlace, command: Sequence[str], away: float) -> None:
+    def __init__(self, process: RankProcess, command: Sequence[str], away: float) -> None:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise WrongState("a shell needs a terminal: run the command with exec instead, which needs none")
-        self._place = place
+        self._process = process
         self._keys, self._screen = sys.stdin.fileno(), sys.stdout.fileno()
         variables = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
-        self._handle = place.ask("shell", list(command), variables, self._size(), away).get()
+        self._handle = process.ask("shell", list(command), variables, self._size(), away).get()
         self._wake_out, self._wake = os.pipe()  # a byte in it is a new size; its end is the end of the keyboard
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()  # answers with output; None if the user has left
         self._to_send: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
@@ -97,11 +97,11 @@ class Terminal:
 
     def _show(self) -> int:
         while True:
-            self._place.ask("hear", self._handle).add_done_callback(self._news.put)
+            self._process.ask("hear", self._handle).add_done_callback(self._news.put)
             answer = self._news.get()
             if answer is None:
                 with contextlib.suppress(LoomError, TimeoutError):
-                    self._place.ask("end", self._handle).get(GOODBYE)
+                    self._process.ask("end", self._handle).get(GOODBYE)
                 return LEFT
             pieces, end = answer.get()
             for _, data in pieces:
@@ -139,11 +139,11 @@ class Terminal:
         with contextlib.suppress(LoomError):  # the command has ended
             while (asked := self._to_send.get()) is not None:
                 if asked[0] == "write":
-                    self._place.write(*asked[1:])
+                    self._process.write(*asked[1:])
                     with self._sent:
                         self._unsent -= len(asked[2])
                 else:
-                    self._place.wait_for(*asked)
+                    self._process.wait_for(*asked)
 
     @contextlib.contextmanager
     def _raw(self) -> Iterator[None]:

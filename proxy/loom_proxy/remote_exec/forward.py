@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from loom.errors import LoomError, PortInUse
 from loom.process.threads import keep_going
-from loom_proxy.ranks.place import AWAY, RankPlace
+from loom_proxy.remote_exec.rank import AWAY, RankProcess
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ class Forward:
 
     def __init__(
         self,
-        place: RankPlace,
+        process: RankProcess,
         number: int,
         local_port: int,
         address: str,
         on_refused: Callable[[LoomError], object] | None = None,
     ) -> None:
-        self._place = place
+        self._process = process
         self._on_refused = on_refused or (lambda error: logger.warning("%s", error))
         try:
             self._listener = socket.create_server((address, local_port))
@@ -41,7 +41,7 @@ class Forward:
                 f"free port"
             ) from None
         try:
-            self._handle = place.ask("forward", number).get()
+            self._handle = process.ask("forward", number).get()
         except BaseException:
             self._listener.close()
             raise
@@ -55,8 +55,8 @@ class Forward:
 
     def wait(self) -> None:
         """Wait until the session is over, and raise the error that says why."""
-        self._place.calls.ended.wait()
-        self._place.calls.check_open()
+        self._process.calls.ended.wait()
+        self._process.calls.check_open()
 
     def close(self) -> None:
         """Close the port and its connections."""
@@ -72,8 +72,8 @@ class Forward:
             for connection, handle in connections.items():
                 _break(connection)
                 if handle is not None:
-                    self._place.ask("end", handle)
-            self._place.ask("end", self._handle)
+                    self._process.ask("end", handle)
+            self._process.ask("end", self._handle)
 
     def __enter__(self) -> Forward:
         return self
@@ -82,7 +82,7 @@ class Forward:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Forward of {self._place.name} on port {self.port}>"
+        return f"<Forward of {self._process.name} on port {self.port}>"
 
     def _start(self, function: Callable[..., None], *arguments: object) -> None:
         threading.Thread(target=function, args=arguments, name="loom forward", daemon=True).start()
@@ -112,12 +112,12 @@ class Forward:
                 self._connections.pop(connection, None)
             _break(connection)
             connection.close()
-        if self._place.calls.error is not None:  # the session is over, and nothing can come of other connections
+        if self._process.calls.error is not None:  # the session is over, and nothing can come of other connections
             self.close()
 
     def _connect(self, connection: socket.socket) -> None:
         """Connect to the rank's host, and pass on what both sides send until one ends."""
-        handle = self._place.wait_for("connect", self._handle, AWAY)
+        handle = self._process.wait_for("connect", self._handle, AWAY)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             self._connections[connection] = handle
@@ -133,7 +133,7 @@ class Forward:
         try:
             end = None
             while end is None:
-                pieces, end = self._place.wait_for("hear", handle)
+                pieces, end = self._process.wait_for("hear", handle)
                 connection.sendall(b"".join(data for _, data in pieces))
         except (OSError, LoomError) as error:
             logger.debug("a forwarded connection broke: %s", error)
@@ -141,14 +141,14 @@ class Forward:
 
     def _end(self, handle: str) -> None:
         with contextlib.suppress(LoomError):
-            self._place.wait_for("end", handle)
+            self._process.wait_for("end", handle)
 
     def _send(self, connection: socket.socket, handle: str) -> None:
         """Pass on what the program here sends."""
         with contextlib.suppress(OSError, LoomError):  # the other direction ends the connection
             while data := connection.recv(_PIECE):
-                self._place.write(handle, data)
-            self._place.write(handle, None)
+                self._process.write(handle, data)
+            self._process.write(handle, None)
 
 
 def _break(connection: socket.socket) -> None:

@@ -20,8 +20,8 @@ from loom.cli.output import say, say_lines
 from loom.errors import LoomError, NoSuchMesh, WrongArguments
 
 if TYPE_CHECKING:
-    from loom_proxy.ranks.copies import CopyProgress
-    from loom_proxy.ranks.execution import Execution, RankOutput
+    from loom_proxy.remote_exec.copies import CopyProgress
+    from loom_proxy.remote_exec.execution import Execution, RankOutput
 
 Mesh = Annotated[
     str | None, typer.Option("--mesh", help="Name of a mesh of processes or actors; not needed if there is one.")
@@ -51,7 +51,7 @@ def exec_(
 
     Lines of several ranks begin with the rank. Ctrl-C interrupts the command, and kills it the second time.
     """
-    from loom_proxy.ranks.methods import RankMethods
+    from loom_proxy.remote_exec.methods import RankMethods
 
     with _reached(access, session, mesh) as found, RankMethods.exec(found, command, rank, away=away) as execution:
         if stdin:
@@ -81,7 +81,7 @@ def shell(
     away: Away = 300.0,
 ) -> None:
     """Open a terminal in the environment of a rank. It goes on through a cut of the line; Enter ~ . leaves it."""
-    from loom_proxy.ranks.methods import RankMethods
+    from loom_proxy.remote_exec.methods import RankMethods
 
     with _reached(access, session, mesh) as found:
         raise typer.Exit(RankMethods.shell(found, rank, command or [], away=away))
@@ -96,7 +96,7 @@ def cp(
     session: Session = None,
 ) -> None:
     """Copy a file or a folder to a rank's host or from there: `loom cp data.json 3:/tmp`, `loom cp 3:run.log x`."""
-    from loom_proxy.ranks.methods import RankMethods
+    from loom_proxy.remote_exec.methods import RankMethods
 
     here, there = _rank_and_path(source), _rank_and_path(destination)
     if (here is None) == (there is None):
@@ -127,7 +127,7 @@ def forward(
     session: Session = None,
 ) -> None:
     """Forward a port of a rank's host to this machine, until Ctrl-C."""
-    from loom_proxy.ranks.methods import RankMethods
+    from loom_proxy.remote_exec.methods import RankMethods
 
     def refused(error: LoomError) -> None:
         say_lines(f"{error}", err=True)
@@ -234,7 +234,7 @@ class _Lines:
 
     def end(self) -> None:
         """Write the lines that have no end."""
-        from loom_proxy.ranks.execution import RankOutput
+        from loom_proxy.remote_exec.execution import RankOutput
 
         for (rank, stream), line in sorted(self._begun.items()):
             _write(RankOutput(rank, stream, b"[%d] %s\n" % (rank, line)))

@@ -17,11 +17,11 @@ from loom.wire.bodies import AskRank
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.monarch.receiver import Receiver, open_for_messages
-from loom_gateway.driver.ranks.agent import RankAgent
-from loom_gateway.driver.ranks.command import Spec
-from loom_gateway.driver.ranks.file_agent import FileAgent
-from loom_gateway.driver.ranks.held import HeldConduit, HeldResource
-from loom_gateway.driver.ranks.process_actors import ProcessActors
+from loom_gateway.driver.remote_exec.agent import RankAgent
+from loom_gateway.driver.remote_exec.command import Spec
+from loom_gateway.driver.remote_exec.file_agent import FileAgent
+from loom_gateway.driver.remote_exec.held import HeldConduit, HeldResource
+from loom_gateway.driver.remote_exec.process_actors import ProcessActors
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
@@ -32,7 +32,7 @@ LONGEST_WAIT = 20.0  # seconds that a request for output, or for room for input,
 LONGEST_AWAY = 86400.0  # seconds of silence after which a client counts as gone, at most
 
 
-class _Place(NamedTuple):
+class _Target(NamedTuple):
     """The process that an operation is about."""
 
     procs: MeshEntry
@@ -60,9 +60,9 @@ class RankOperations:
         self._context = context
         self._agents = ProcessActors("loom_rank", RankAgent)
         self._file_agents = ProcessActors("loom_rank_files", FileAgent)
-        self._ports: dict[tuple[int, int], tuple[Receiver, asyncio.Task[Any]]] = {}  # of agents, by their place
+        self._ports: dict[tuple[int, int], tuple[Receiver, asyncio.Task[Any]]] = {}  # of agents, by their target
         self._held: dict[str, HeldResource] = {}  # by the handle, a secret between the driver and its client
-        self._forwards: dict[str, tuple[_Place, int]] = {}  # ports that clients forward, by the handle
+        self._forwards: dict[str, tuple[_Target, int]] = {}  # ports that clients forward, by the handle
         context.on_retired.append(self._retire)
         context.failures.on_process_gone.append(self._process_gone)
         self.handlers: dict[int, Handler] = {Kind.RANK: self._ask}
@@ -94,74 +94,78 @@ class RankOperations:
         begin = self._beginning.get(request.operation)
         if begin is None:
             raise ProtocolMismatch(f"this driver knows no operation {request.operation!r:.40} on ranks")
-        place = self._place(request, self._context.guest_of(message.id))
-        self._context.replies.answer_with(message, started, begin(place, *arguments), place.process)
+        target = self._target(request, self._context.guest_of(message.id))
+        self._context.replies.answer_with(message, started, begin(target, *arguments), target.process)
 
-    def _place(self, request: AskRank, guest: str | None) -> _Place:
+    def _target(self, request: AskRank, guest: str | None) -> _Target:
         entry = self._context.meshes.entry(request.mesh)
         if entry.procs < 0:
             raise WrongArguments(f"{entry.name!r} is no mesh of processes or actors, which have ranks")
         if request.rank not in entry.ranks:
             raise NoSuchRank(f"{entry.name!r} has no rank {request.rank}")
         procs = self._context.meshes.entry(entry.procs)
-        return _Place(procs, request.rank, entry.name, guest)
+        return _Target(procs, request.rank, entry.name, guest)
 
-    async def _write_down(self, does: str, place: _Place, what: str) -> None:
-        guest = {} if place.guest is None else {"guest": place.guest}
-        await self._context.weaver.write_down(does, mesh=place.mesh, rank=place.rank, what=what, **guest)
+    async def _write_down(self, does: str, target: _Target, what: str) -> None:
+        guest = {} if target.guest is None else {"guest": target.guest}
+        await self._context.weaver.write_down(does, mesh=target.mesh, rank=target.rank, what=what, **guest)
 
     # -- what begins ----------------------------------------------------------------------------------------
 
-    async def _exec(self, place: _Place, command: Sequence[str], variables: Mapping[str, str], away: float) -> str:
-        return await self._run("exec", place, Spec(command, None, variables), away)
+    async def _exec(
+        self, target: _Target, command: Sequence[str], variables: Mapping[str, str], away: float
+    ) -> str:
+        return await self._run("exec", target, Spec(command, None, variables), away)
 
     async def _shell(
         self,
-        place: _Place,
+        target: _Target,
         command: Sequence[str],
         variables: Mapping[str, str],
         size: tuple[int, int],
         away: float,
     ) -> str:
-        return await self._run("shell", place, Spec(command, size, variables), away)
+        return await self._run("shell", target, Spec(command, size, variables), away)
 
-    async def _run(self, does: str, place: _Place, spec: Spec, away: float) -> str:
-        await self._write_down(does, place, shlex.join(spec.command))
-        handle, agent = self._hold_conduit(place, away)
-        return await self._begun(handle, place, agent.run.call_one(handle, spec))
+    async def _run(self, does: str, target: _Target, spec: Spec, away: float) -> str:
+        await self._write_down(does, target, shlex.join(spec.command))
+        handle, agent = self._hold_conduit(target, away)
+        return await self._begun(handle, target, agent.run.call_one(handle, spec))
 
-    async def _forward(self, place: _Place, number: int) -> str:
-        await self._write_down("forward", place, str(number))
+    async def _forward(self, target: _Target, number: int) -> str:
+        await self._write_down("forward", target, str(number))
         self._check_room()
         handle = secrets.token_hex(16)
-        self._forwards[handle] = place, number
+        self._forwards[handle] = target, number
         return handle
 
     async def _connect(self, forward: str, away: float) -> str:
         if forward not in self._forwards:
             raise NotFound("this port is not forwarded any more: forward it again")
-        place, number = self._forwards[forward]
-        handle, agent = self._hold_conduit(place, away)
-        return await self._begun(handle, place, agent.connect.call_one(handle, number))
+        target, number = self._forwards[forward]
+        handle, agent = self._hold_conduit(target, away)
+        return await self._begun(handle, target, agent.connect.call_one(handle, number))
 
-    async def _copy(self, does: str, place: _Place, path: str, away: float) -> str:
-        await self._write_down(does, place, path)
+    async def _copy(self, does: str, target: _Target, path: str, away: float) -> str:
+        await self._write_down(does, target, path)
         self._check_room()
         handle = secrets.token_hex(16)
-        actor = self._file_agents.of(place.procs, place.rank)
-        held = self._held[handle] = HeldResource(place.process, actor, _seconds(away), lambda: self._let_go(handle))
+        actor = self._file_agents.of(target.procs, target.rank)
+        held = self._held[handle] = HeldResource(
+            target.process, actor, _seconds(away), lambda: self._let_go(handle)
+        )
         with held.asked():
             await actor.begin.call_one(handle).as_asyncio()
         return handle
 
-    def _hold_conduit(self, place: _Place, away: float) -> tuple[str, Any]:
+    def _hold_conduit(self, target: _Target, away: float) -> tuple[str, Any]:
         self._check_room()
         handle = secrets.token_hex(16)
-        agent = self._agent(place)
-        self._held[handle] = HeldConduit(place.process, agent, _seconds(away), lambda: self._let_go(handle))
+        agent = self._agent(target)
+        self._held[handle] = HeldConduit(target.process, agent, _seconds(away), lambda: self._let_go(handle))
         return handle, agent
 
-    async def _begun(self, handle: str, place: _Place, beginning: Any) -> str:
+    async def _begun(self, handle: str, target: _Target, beginning: Any) -> str:
         held = self._held[handle]
         with held.asked():
             try:
@@ -171,14 +175,14 @@ class RankOperations:
                 raise
         if problem:
             self._drop(handle)
-            raise NotFound(f"{place}: {problem}")
+            raise NotFound(f"{target}: {problem}")
         return handle
 
-    def _agent(self, place: _Place) -> Any:
-        if place.key not in self._ports:
+    def _agent(self, target: _Target) -> Any:
+        if target.key not in self._ports:
             receiver = open_for_messages(once=False)
-            self._ports[place.key] = receiver, tasks.keep_running("read a rank", lambda: self._read(receiver))
-        return self._agents.of(place.procs, place.rank, self._ports[place.key][0].port)
+            self._ports[target.key] = receiver, tasks.keep_running("read a rank", lambda: self._read(receiver))
+        return self._agents.of(target.procs, target.rank, self._ports[target.key][0].port)
 
     async def _read(self, receiver: Receiver) -> None:
         while True:

@@ -14,7 +14,7 @@ import pytest
 
 from loom.errors import LoomError, WrongState
 from loom.file_access import FILE, FOLDER, LINK, OTHER, FileAccess, FileEntry
-from loom_proxy.ranks.copies import PIECE, copy_from
+from loom_proxy.remote_exec.copies import PIECE, copy_from
 
 Answers = Callable[..., Any]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.actor import Actor, endpoint
-from loom_gateway.driver.ranks.command import RankCommand, Spec
-from loom_gateway.driver.ranks.conduit import Conduit
+from loom_gateway.driver.remote_exec.command import RankCommand, Spec
+from loom_gateway.driver.remote_exec.conduit import Conduit
 
 CONNECT_TIMEOUT = 10.0  # seconds to connect to a port of the own host
 

@@ -21,7 +21,7 @@ import pytest
 import loom
 from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
-from tests.integration.ranks.remains import await_gone
+from tests.integration.remote_exec.remains import await_gone
 from tests.support.gateways import BOUND, await_true
 from tests.support.network.gate import Gate
 

@@ -11,12 +11,13 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from loom.errors import FileChanged, LoomError, WrongArguments, WrongState
 from loom.file_access import FILE, FOLDER, LINK, OTHER, FileAccess, FileEntry, attempt, checked, is_name
 from loom.screen_text import fit_line
-from loom_proxy.ranks.place import RankPlace
+from loom_proxy.remote_exec.rank import RankProcess
 
 PIECE = 256 << 10
 """Bytes of a file in one message."""
@@ -63,17 +64,17 @@ class _Here:
 class _There:
     """The files of a rank's host."""
 
-    def __init__(self, place: RankPlace, operation: str, path: str, away: float) -> None:
-        self._place = place
-        self._handle = place.ask(operation, path, away).get()
+    def __init__(self, process: RankProcess, operation: str, path: str, away: float) -> None:
+        self._process = process
+        self._handle = process.ask(operation, path, away).get()
 
     def do(self, method: str, *arguments: Any) -> Callable[[], Any]:
-        answer = self._place.ask("file", self._handle, method, *arguments)
-        return lambda: checked(answer.get(), self._place.name)
+        answer = self._process.ask("file", self._handle, method, *arguments)
+        return lambda: checked(answer.get(), self._process.name)
 
     def close(self) -> None:
         with contextlib.suppress(LoomError):
-            self._place.ask("end", self._handle).get()
+            self._process.ask("end", self._handle).get()
 
 
 class _Received:
@@ -164,18 +165,21 @@ def _umask() -> int:
 
 
 def copy_to(
-    place: RankPlace, source: str, path: str, on_progress: Callable[[CopyProgress], object], away: float
+    process: RankProcess, source: str, path: str, on_progress: Callable[[CopyProgress], object], away: float
 ) -> str:
     """Copy from this machine to a rank's; return the absolute path of the copy."""
-    with contextlib.closing(_Here()) as here, contextlib.closing(_There(place, "copy_to", path, away)) as there:
+    with closing(_Here()) as here, closing(_There(process, "copy_to", path, away)) as there:
         return _copy(here, there, source, path, on_progress)
 
 
 def copy_from(
-    place: RankPlace, source: str, path: str, on_progress: Callable[[CopyProgress], object], away: float
+    process: RankProcess, source: str, path: str, on_progress: Callable[[CopyProgress], object], away: float
 ) -> str:
     """Copy from a rank's machine to this one; return the absolute path of the copy."""
-    with contextlib.closing(_Here()) as here, contextlib.closing(_There(place, "copy_from", source, away)) as there:
+    with (
+        contextlib.closing(_Here()) as here,
+        contextlib.closing(_There(process, "copy_from", source, away)) as there,
+    ):
         return _copy(_Received(there), here, source, path, on_progress)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from loom.errors import LoomError, WaitTimeout, WrongArguments
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.ranks.place import RankPlace
+from loom_proxy.remote_exec.rank import RankProcess
 
 PIECE = 256 << 10
 """Bytes of input in one message."""
@@ -50,20 +50,20 @@ class Execution:
     """
 
     def __init__(
-        self, places: Sequence[RankPlace], command: Sequence[str], variables: Mapping[str, str], away: float
+        self, processes: Sequence[RankProcess], command: Sequence[str], variables: Mapping[str, str], away: float
     ) -> None:
-        self.ranks = tuple(place.rank for place in places)
+        self.ranks = tuple(process.rank for process in processes)
         """The ranks on which it runs."""
         self.finished: dict[int, Finished | LoomError] = {}
         """How it has ended, by rank, or why that is not known; without its output."""
-        self._places = {place.rank: place for place in places}
+        self._processes = {process.rank: process for process in processes}
         self._answers: queue.SimpleQueue[tuple[int, str, FutureProxy[Any]]] = queue.SimpleQueue()
         self._heard: deque[RankOutput] = deque()  # what came and was not taken yet
         self._handles: dict[int, FutureProxy[str]] = {}
         self._printed: dict[tuple[int, str], list[bytes]] = {}  # what `results` has collected so far
-        for place in places:
-            starting = self._handles[place.rank] = place.ask("exec", list(command), dict(variables), away)
-            starting.add_done_callback(partial(self._answered, place.rank, "exec"))
+        for process in processes:
+            starting = self._handles[process.rank] = process.ask("exec", list(command), dict(variables), away)
+            starting.add_done_callback(partial(self._answered, process.rank, "exec"))
 
     def output(self, timeout: float | None = None) -> Iterator[RankOutput]:
         """Yield what the command prints, as it comes, until it has ended on all ranks.
@@ -80,7 +80,7 @@ class Execution:
                 left = None if until is None else max(0.0, until - time.monotonic())
                 rank, operation, answer = self._answers.get(timeout=left)
             except queue.Empty:
-                going_on = sorted(self._places.keys() - self.finished.keys())
+                going_on = sorted(self._processes.keys() - self.finished.keys())
                 raise WaitTimeout(f"the command has not ended within {timeout:g} s on ranks {going_on}") from None
             self._take(rank, operation, answer)
 
@@ -152,7 +152,7 @@ class Execution:
         ]
 
     def _ask(self, rank: int, operation: str, *arguments: Any) -> FutureProxy[Any]:
-        return self._places[rank].ask(operation, self._handles[rank].get(), *arguments)
+        return self._processes[rank].ask(operation, self._handles[rank].get(), *arguments)
 
     def _hear(self, rank: int) -> None:
         self._ask(rank, "hear").add_done_callback(partial(self._answered, rank, "hear"))

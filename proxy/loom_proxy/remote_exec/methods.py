@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loom.errors import LoomError, WrongArguments
 from loom_proxy.mesh.base import MeshProxy
-from loom_proxy.ranks import copies
-from loom_proxy.ranks.copies import CopyProgress
-from loom_proxy.ranks.execution import Execution
-from loom_proxy.ranks.forward import Forward
-from loom_proxy.ranks.place import AWAY, place_of, places_of
+from loom_proxy.remote_exec import copies
+from loom_proxy.remote_exec.copies import CopyProgress
+from loom_proxy.remote_exec.execution import Execution
+from loom_proxy.remote_exec.forward import Forward
+from loom_proxy.remote_exec.rank import AWAY, rank_process, rank_processes
 
 
 class RankMethods(MeshProxy):
@@ -40,7 +40,7 @@ class RankMethods(MeshProxy):
         Raises:
             NoSuchRank: this mesh has no such rank.
         """
-        return Execution(places_of(self, rank), _words(command), env or {}, away)
+        return Execution(rank_processes(self, rank), _words(command), env or {}, away)
 
     def copy_to(
         self,
@@ -67,7 +67,7 @@ class RankMethods(MeshProxy):
             WrongState: it cannot be written for another reason, such as a full disk.
             FileChanged: a file became shorter meanwhile.
         """
-        return copies.copy_to(place_of(self, rank), os.fspath(source), path, on_progress, AWAY)
+        return copies.copy_to(rank_process(self, rank), os.fspath(source), path, on_progress, AWAY)
 
     def copy_from(
         self,
@@ -86,7 +86,7 @@ class RankMethods(MeshProxy):
         Returns:
             The absolute path of the copy. Raises the errors of `copy_to`.
         """
-        return copies.copy_from(place_of(self, rank), path, os.fspath(destination), on_progress, AWAY)
+        return copies.copy_from(rank_process(self, rank), path, os.fspath(destination), on_progress, AWAY)
 
     def forward(
         self,
@@ -117,7 +117,7 @@ class RankMethods(MeshProxy):
             if number is not None and not (isinstance(number, int) and 0 <= number < 1 << 16):
                 raise WrongArguments(f"a port is a number below 65536, not {number!r:.80}")
         local = port if local_port is None else local_port
-        return Forward(place_of(self, rank), port, local, address, on_refused)
+        return Forward(rank_process(self, rank), port, local, address, on_refused)
 
     def shell(
         self,
@@ -142,9 +142,9 @@ class RankMethods(MeshProxy):
             WrongState: this program has no terminal.
             NoSuchRank: this mesh has no such rank.
         """
-        from loom_proxy.ranks.terminal import Terminal  # needs termios, which Windows lacks
+        from loom_proxy.remote_exec.terminal import Terminal  # needs termios, which Windows lacks
 
-        return Terminal(place_of(self, rank), _words(command), away).interact()
+        return Terminal(rank_process(self, rank), _words(command), away).interact()
 
 
 def _words(command: str | Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loom.cli.ranks import _mesh
+from loom.cli.remote_exec import _mesh
 from loom.errors import NoSuchMesh
 from loom_proxy.mesh.procs import ProcMeshProxy
 
