@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from loom.tensors.backend.checkpoints import load, save
-from loom.tensors.backend.values import Values
 from loom.tensors.tensors import Tensors
+from loom.tensors.worker.checkpoints import load, save
+from loom.tensors.worker.values import Values
 from tests.support.torch_agreement import DEVICE
 
 BOUND = 120.0
@@ -73,7 +73,7 @@ class NearWorkers:
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = sizes
         context = multiprocessing.get_context("forkserver")  # torch is imported once
-        context.set_forkserver_preload(["loom.tensors.backend.sharding"])
+        context.set_forkserver_preload(["loom.tensors.worker.sharding"])
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(len(self)):
@@ -130,7 +130,7 @@ class NearWorkers:
 
 def _work(pipe: Connection, rank: int) -> None:
     """Be a worker."""
-    from loom.tensors.backend.group import Group
+    from loom.tensors.worker.group import Group
 
     torch.set_num_threads(1)
     group = Group(torch.device("cpu"))

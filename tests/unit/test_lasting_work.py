@@ -36,7 +36,7 @@ ENDS = {
     "remote_exec/terminal.py:_send": "one command, whose session is over",
     "rest/sessions.py:_client_gone": _CONNECTION,
     "rl/generation/app.py:_left": _CONNECTION,
-    "tensors/sending/dispatch.py:_send": _ITSELF,
+    "tensors/sending/dispatcher.py:_send": _ITSELF,
     "threadlet/device_watch.py:_await_events": _ITSELF,
     "threadlet/link.py:_run": _ITSELF,
     "threadlet/threadlet.py:_call": _ITSELF,

@@ -19,4 +19,4 @@ from loom.tensors.placements import Replicate as Replicate
 from loom.tensors.placements import Shard as Shard
 from loom.tensors.tensor import Tensor as Tensor
 from loom.tensors.tensors import Tensors as Tensors
-from loom.tensors.watching.watch import Watches as Watches
+from loom.tensors.watching import Watches as Watches

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from loom.errors import NotSupported
-from loom.tensors.commands import Constant, Form, T, hashable
 from loom.tensors.dtypes import dtype_named, plain
 from loom.tensors.grad_modes import grad_enabled, makes_leaves
 from loom.tensors.history import Node, link, needs_grad
 from loom.tensors.metas import Meta
 from loom.tensors.names import DYNAMIC, FUNCTIONS, METHODS, VIEWING
 from loom.tensors.op import MOST_KNOWN, changed, check_home, check_leaf, make_leaf
+from loom.tensors.sending.encoding import Constant, Form, T, hashable
 from loom.tensors.tensor import Tensor, Value
 
 RELAID = frozenset(
@@ -29,7 +29,7 @@ class Learned(NamedTuple):
 
     form: Any
     shape: Any
-    """What it returns, with a hole for each tensor: see `loom.tensors.backend.structures`."""
+    """What it returns, with a hole for each tensor: see `loom.tensors.worker.layouts`."""
     metas: tuple[Meta | None, ...]
     """None for a layout that is not known yet, or that depends on elements."""
     gradients: tuple[bool, ...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loom.tensors.commands import Form, S
 from loom.tensors.dtypes import DEFAULT, DType, dtype_named, int64, plain
 from loom.tensors.elements import pack
 from loom.tensors.metas import Meta, Shape
 from loom.tensors.placements import WHOLE, largest_part, packed
+from loom.tensors.sending.encoding import Form, S
 from loom.tensors.tensor import Tensor, Value
 
 Placements = Sequence[Any] | None

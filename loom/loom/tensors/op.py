@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from loom.tensors.commands import Form, S, T
 from loom.tensors.dtypes import DtypeKind, plain, plain_numbers
 from loom.tensors.grad_modes import grad_enabled, makes_leaves
 from loom.tensors.history import link, needs_grad, relink
 from loom.tensors.metas import Meta
+from loom.tensors.sending.encoding import Form, S, T
 from loom.tensors.tensor import Tensor, Value
 
 MOST_KNOWN = 65_536

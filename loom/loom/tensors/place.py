@@ -7,8 +7,8 @@ from typing import Any
 
 from loom.errors import Invalid
 from loom.tensors import methods
-from loom.tensors.backend.worker import TensorWorker
 from loom.tensors.tensors import Tensors
+from loom.tensors.worker.actor import TensorWorker
 
 STOPS = 30.0
 """Seconds that processes have to stop whose tensors go on in others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import cached_property
 from itertools import count
 from typing import Any, overload
@@ -12,23 +12,51 @@ from weakref import ref
 
 from loom.errors import Invalid
 from loom.tensors import learned, optim
-from loom.tensors.commands import Constant, Form, Numbered, T
 from loom.tensors.compiled import Compiled, Hook, Recorder, record_hook
 from loom.tensors.dtypes import dtype_named
 from loom.tensors.elements import Elements
 from loom.tensors.grad_modes import enable_grad, grad_enabled, no_grad, set_grad_enabled
-from loom.tensors.graph import Graph
-from loom.tensors.history import Node, Reached, link, needs_grad, walk
+from loom.tensors.history import Graph, Node, Reached, link, needs_grad, walk
 from loom.tensors.making import Making
 from loom.tensors.metas import Meta, is_dense
-from loom.tensors.named import NamedTensors
 from loom.tensors.names import FUNCTIONS
 from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module
 from loom.tensors.placements import WHOLE, Placement, spread, unpacked
-from loom.tensors.sending.dispatch import Dispatcher
+from loom.tensors.sending.dispatcher import Dispatcher
+from loom.tensors.sending.encoding import Constant, Form, Numbered, T
 from loom.tensors.tensor import GRAPHED, PRESENT, UNKNOWN, Tensor, Value
-from loom.tensors.watching.watch import TensorWatch, Watches, Watching
+from loom.tensors.watching import TensorWatch, Watches, Watching
+
+
+class NamedTensors(MutableMapping[str, Tensor]):
+    """The tensors of a mesh by name."""
+
+    def __init__(self, home: Any) -> None:
+        self._home = home
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        form = Form(".keep", (T(0), str(name), tensor.requires_grad), tensors=1, outs=0)
+        self._home._queue(self._home._form(form), (tensor,))
+
+    def __getitem__(self, name: str) -> Tensor:
+        (kind, shape, strides, _), needs = self._home._dispatcher.kept()[name]
+        ident = self._home._queue(self._home._form(Form(".kept", (name,))), ())
+        meta = Meta(tuple(shape), dtype_named(kind), tuple(strides))
+        tensor = Tensor(self._home, Value(self._home.queue, ident), meta)
+        return tensor.requires_grad_() if needs else tensor
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self._home._dispatcher.kept():
+            raise KeyError(name)
+        self._home._queue(self._home._form(Form(".forget", (name,), outs=0)), ())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home._dispatcher.kept())
+
+    def __len__(self) -> int:
+        return len(self._home._dispatcher.kept())
+
 
 FEW = 4096
 """Bytes of a tensor that is remembered when it was read, so that it is shown."""

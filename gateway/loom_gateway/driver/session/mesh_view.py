@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from loom.tensors.backend.worker import TensorWorker
-from loom.tensors.watching.summaries import Distribution, History, Wanted, coarser
+from loom.tensors.watched import Distribution, History, Wanted, coarser
+from loom.tensors.worker.actor import TensorWorker
 from loom_gateway.driver.handlers.processes import Processes
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry
 from loom_gateway.driver.session.context import SessionContext

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from loom.tensors.commands import S, T
 from loom.tensors.dtypes import DEFAULT, DType, DtypeKind, bool_, of_scalar, plain, result_type
 from loom.tensors.metas import Meta, check_written, pointwise_meta
 from loom.tensors.op import ELEMENTWISE, Op, methods
+from loom.tensors.sending.encoding import S, T
 from loom.tensors.tensor import Tensor
 
 Number = bool | int | float | complex

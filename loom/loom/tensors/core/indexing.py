@@ -11,13 +11,13 @@ from functools import cache
 from operator import index as to_int
 from typing import Any, NamedTuple
 
-from loom.tensors.commands import S, T
 from loom.tensors.core.shapes import Metas, picked, viewed
 from loom.tensors.dtypes import DtypeKind, bool_, int32, int64, uint8
 from loom.tensors.history import needs_grad
 from loom.tensors.learned import call, change
 from loom.tensors.metas import Meta, Shape, broadcast, pointwise_meta, wrapped
 from loom.tensors.op import Op, method, methods
+from loom.tensors.sending.encoding import S, T
 from loom.tensors.tensor import Tensor
 
 Number = bool | int | float | complex

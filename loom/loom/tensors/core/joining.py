@@ -7,11 +7,11 @@ from itertools import pairwise
 from operator import index as to_int
 from typing import Any
 
-from loom.tensors.commands import T
 from loom.tensors.core.shapes import Metas, positional
 from loom.tensors.dtypes import DType, result_type
 from loom.tensors.metas import Meta, Shape, wrapped
 from loom.tensors.op import Op, function, method
+from loom.tensors.sending.encoding import T
 from loom.tensors.tensor import Tensor
 
 Tensors = Sequence[Tensor]

@@ -9,10 +9,10 @@ from operator import index
 from typing import Any
 
 from loom.errors import NotSupported
-from loom.tensors.commands import T
 from loom.tensors.dtypes import DType
 from loom.tensors.metas import Meta, Shape, pointwise_meta, wrapped
 from loom.tensors.op import Op, method, properties
+from loom.tensors.sending.encoding import T
 from loom.tensors.tensor import Tensor
 
 Metas = Sequence[Meta]

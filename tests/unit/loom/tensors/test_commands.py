@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
-from loom.tensors import commands, dtypes
-from loom.tensors.commands import FREE, CommandDecoder, CommandEncoder, Form, S, T
+from loom.tensors import dtypes
+from loom.tensors.sending import encoding as commands
+from loom.tensors.sending.encoding import FREE, CommandDecoder, CommandEncoder, Form, S, T
 
 ADD = Form("add", (T(0), T(1)), tensors=2)
 SCALE = Form("mul", (T(0), S(0)), tensors=1, numbers=1)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import loom
-from loom.tensors.backend.group import check_gpus
 from loom.tensors.tensors import Tensors
+from loom.tensors.worker.group import check_gpus
 from tests.support.near_tensors import near_tensors
 
 

@@ -12,10 +12,8 @@ import torch
 import loom
 from loom.errors import SupervisionError, WrongArguments
 from loom.tensors import Shard
-from loom.tensors.backend import watching
-from loom.tensors.backend.watching import Watched
 from loom.tensors.tensors import Tensors
-from loom.tensors.watching.summaries import (
+from loom.tensors.watched import (
     MOST_HISTOGRAMS,
     MOST_NAMES,
     MOST_SUMMARIES,
@@ -23,7 +21,9 @@ from loom.tensors.watching.summaries import (
     Wanted,
     coarser,
 )
-from loom.tensors.watching.watch import PLOTTED
+from loom.tensors.watching import PLOTTED
+from loom.tensors.worker import summaries
+from loom.tensors.worker.summaries import Watched
 from tests.support.near_tensors import NearWorker, NearWorkers, near_tensors
 from tests.support.torch_agreement import of_the_cpu
 
@@ -138,8 +138,8 @@ def test_a_gpu_whose_answers_are_not_waited_for_computes_the_same(spoilt: int) -
     values = torch.randn(1000, generator=torch.Generator().manual_seed(1))
     values[:spoilt] = math.nan
     now, later = (
-        watching._of_pieces([look(each) for each in values.split(300)], 8, lambda value, how: value)
-        for look in (watching._finite, watching._masked)
+        summaries._of_pieces([look(each) for each in values.split(300)], 8, lambda value, how: value)
+        for look in (summaries._finite, summaries._masked)
     )
     assert torch.allclose(now, later)
 
@@ -229,7 +229,7 @@ def test_only_who_wants_all_waits_for_the_device(monkeypatch: pytest.MonkeyPatch
 
     events = [Event(), Event(), Event()]
     coming = iter(events)
-    monkeypatch.setattr(watching, "_on_host", lambda numbers: (numbers, next(coming)))
+    monkeypatch.setattr(summaries, "_on_host", lambda numbers: (numbers, next(coming)))
     watched = Watched()
     for _ in events:
         watched.take(torch.ones(1), torch.ones(1), "w", 2, 1)
@@ -500,7 +500,7 @@ def test_a_summary_that_fails_spoils_neither_the_gradient_nor_the_earlier_ones(
     learn(w)
     own.synchronize()
     with monkeypatch.context() as broken:
-        broken.setattr(watching, "_numbers", lambda *args: (_ for _ in ()).throw(MemoryError("no room")))
+        broken.setattr(summaries, "_numbers", lambda *args: (_ for _ in ()).throw(MemoryError("no room")))
         learn(w)
         assert w.grad.tolist() == [2.0, 2.0]
     own.synchronize()

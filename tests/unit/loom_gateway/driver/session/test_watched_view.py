@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import pytest
 
 from loom.errors import SupervisionError
-from loom.tensors.backend.worker import TensorWorker
-from loom.tensors.watching.summaries import Distribution, History, Summary, Wanted
+from loom.tensors.watched import Distribution, History, Summary, Wanted
+from loom.tensors.worker.actor import TensorWorker
 from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.session.mesh_view import BARS, MOST_TENSORS, WatchedView
 

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from loom.tensors.commands import T
+from loom.tensors.sending.encoding import T
 
 
 def flat(call: Callable[..., Any], only_shape: bool) -> Callable[..., Any]:

@@ -17,13 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from loom.tensors import methods  # noqa: F401 - the operations say which of them are views
-from loom.tensors.backend.group import Group
-from loom.tensors.backend.images import OF_IMAGES, by_batch
-from loom.tensors.backend.parts import (
+from loom.tensors.metas import contiguous_strides
+from loom.tensors.names import VIEWING
+from loom.tensors.op import ELEMENTWISE, VIEWS
+from loom.tensors.placements import WHOLE
+from loom.tensors.sending.encoding import Form
+from loom.tensors.worker.group import Group
+from loom.tensors.worker.parts import (
     SENT,
     as_torch,
     cut,
@@ -34,13 +38,11 @@ from loom.tensors.backend.parts import (
     settled,
     whole,
 )
-from loom.tensors.commands import Form
-from loom.tensors.metas import contiguous_strides
-from loom.tensors.names import VIEWING
-from loom.tensors.op import ELEMENTWISE, VIEWS
-from loom.tensors.placements import WHOLE
 
 Call = Callable[[Sequence[Any], Sequence[Any]], Any]
+
+OF_IMAGES = re.compile("conv|pool|upsample|interpolate")
+"""Functions of batches of images, by their names. `DTensor` cuts images, not batches (torch 2.13)."""
 
 _RANDOM = re.compile("drop|rand|bernoulli|multinomial|normal_|poisson|exponential|uniform|geometric|cauchy")
 """Functions that draw random numbers, by their names."""
@@ -390,3 +392,35 @@ def _placed(grad: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any
     if not isinstance(grad, DTensor):
         return cut(grad, mesh, placements)
     return grad if grad.placements == tuple(placements) else grad.redistribute(placements=placements)
+
+
+def by_batch(function: str, call: Call, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    """Return what a function of images gives if each process has some of them; None if they are cut otherwise."""
+    like, *others = tensors
+    if (
+        not isinstance(like, DTensor)
+        or any(isinstance(each, DTensor) for each in others)
+        or (others and "conv" not in function)
+        or like.dim() != (others[0].dim() if others else 4)
+        or any(placement not in (Shard(0), Replicate()) for placement in like.placements)
+        or has_empty_part(like)
+    ):
+        return None
+    mesh, placements = like.device_mesh, like.placements
+    sums = [Partial() if isinstance(each, Shard) else each for each in placements]
+    # Each process has the gradients of weights by its own images: those are added up.
+    weights = [everywhere(each, mesh).to_local(grad_placements=sums) for each in others]
+
+    def of_all(part: Any) -> Any:
+        shape = torch.Size((like.shape[0], *part.shape[1:]))
+        return DTensor.from_local(
+            part.contiguous(),
+            mesh,
+            placements,
+            run_check=False,
+            shape=shape,
+            stride=contiguous_strides(tuple(shape)),
+        )
+
+    found = call([own_part(like), *weights], numbers)
+    return settled([of_all(each) for each in found] if isinstance(found, (tuple, list)) else of_all(found))

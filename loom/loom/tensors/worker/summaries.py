@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from loom.errors import describe_error
-from loom.tensors.sending.batches import Failure
-from loom.tensors.watching.summaries import (
+from loom.tensors.sending.encoding import Failure
+from loom.tensors.watched import (
     MOST_HISTOGRAMS,
     MOST_NAMES,
     MOST_SUMMARIES,

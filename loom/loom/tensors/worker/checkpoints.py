@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from loom.errors import Invalid
-from loom.tensors.backend import functions
-from loom.tensors.backend.values import Held
-from loom.tensors.sending.batches import Failure
+from loom.tensors.sending.encoding import Failure
+from loom.tensors.worker import functions
+from loom.tensors.worker.values import Held
 
 _LOST = Failure(-1, 0, "RuntimeError", "it was made after the last checkpoint, and its process died: make it again")
 """What becomes of a tensor that no checkpoint has."""
@@ -62,7 +62,7 @@ def _save(values: Any, folder: Path, mark: int, rank: int, last: int) -> int:
     """Write the tensors of a worker, and remove older checkpoints; return the bytes.
 
     Args:
-        values: the worker's `loom.tensors.backend.values.Values`.
+        values: the worker's `loom.tensors.worker.values.Values`.
         folder: where to.
         mark: the checkpoint's number, larger than those of earlier ones.
         rank: of this process in its mesh. What each process has whole, the first one writes.

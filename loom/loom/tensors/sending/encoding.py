@@ -90,6 +90,17 @@ class Numbered:
         self.number = 0
 
 
+class Failure(NamedTuple):
+    """What a worker says of a command that failed, or of one that needs its result."""
+
+    batch: int
+    place: int
+    """The command's place in its batch; -1 if it is of no command."""
+    like: str
+    """The name of the exception's built-in class."""
+    text: str
+
+
 FREE = Form(".free", (), tensors=1, outs=0)
 
 Command = tuple[Any, ...]

@@ -7,29 +7,70 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from loom.errors import Invalid, LimitReached, LoomError, operation_failed
 from loom.process.threads import start_thread
-from loom.tensors.commands import FREE, CommandEncoder, Form, Numbered, check_number
 from loom.tensors.grad_modes import grad_enabled
 from loom.tensors.placements import spread
-from loom.tensors.sending.batches import (
-    IDLE,
-    MOST_BATCHES,
-    MOST_BYTES,
-    MOST_BYTES_WAITING,
-    MOST_COMMANDS,
-    MOST_FAILURES,
-    SOON,
-    Asked,
-    Failure,
-    Sent,
-    await_answer,
-    is_done,
-)
-from loom.tensors.sending.sites import Site, caller_site, place_of
+from loom.tensors.sending.encoding import FREE, CommandEncoder, Failure, Form, Numbered, check_number
+from loom.tensors.sending.source_lines import Site, caller_site, place_of
+
+MOST_COMMANDS = 2048
+"""Commands of a batch."""
+MOST_BYTES = 4 << 20
+"""Bytes of data of a batch, from which on it is sent."""
+MOST_FAILURES = 1000
+"""Failures whose lines are remembered."""
+SOON = 0.001
+"""Seconds after which a batch is sent if it does not fill, and nothing is on its way."""
+LATEST = 0.02
+"""Seconds for which a batch that does not fill waits for the answer of the one before."""
+IDLE = 2.0
+"""Seconds without a command after which the thread that sends ends."""
+MOST_BATCHES = 16
+"""Batches that are not done yet; whoever adds one more waits."""
+MOST_BYTES_WAITING = 64 << 20
+"""Bytes of data in them."""
+
+
+class Asked(NamedTuple):
+    """A read on its way."""
+
+    batch: int
+    future: Any
+
+
+class Sent(NamedTuple):
+    """A batch that is not done, as far as is known."""
+
+    number: int
+    answer: Any
+    sites: list[Site | None]
+    size: int
+
+
+def await_answer(lock: AbstractContextManager[Any], sent: Sequence[Sent]) -> None:
+    """Wait a little while the workers are busy: each batch costs as much as dozens of commands."""
+    # The first look is made alone: one of Monarch's futures can be waited for by several threads only after it.
+    with lock:
+        if not sent or is_done(answer := sent[-1].answer, 0):
+            return
+    is_done(answer, LATEST)
+
+
+def is_done(answer: Any, seconds: float) -> bool:
+    """Wait for an answer; return whether it has come. An error in it is told when its batch is settled."""
+    try:
+        answer.get(timeout=seconds)
+    except TimeoutError:
+        return False
+    except Exception:  # noqa: BLE001
+        pass
+    return True
+
 
 _log = logging.getLogger("loom")
 
@@ -41,7 +82,7 @@ class Dispatcher:
     """Sends commands to all workers of a mesh, and reads from them. Any thread may use it.
 
     Args:
-        workers: the mesh of `loom.tensors.backend.worker.TensorWorker`.
+        workers: the mesh of `loom.tensors.worker.actor.TensorWorker`.
         told: takes the layouts that the workers tell, each with the id of the first result of its command.
     """
 
@@ -202,7 +243,7 @@ class Dispatcher:
         """Return what the workers have for some ids, when all that was put in before is done.
 
         Args:
-            what: as `loom.tensors.backend.values.Values.read` has it.
+            what: as `loom.tensors.worker.values.Values.read` has it.
 
         Raises:
             OperationFailed: an operation on which one of them depends has failed.
@@ -231,7 +272,7 @@ class Dispatcher:
         return found
 
     def watched(self, wanted: Any) -> dict[str, Any]:
-        """Return the histories of watched tensors by name: see `loom.tensors.watching.summaries.Wanted`."""
+        """Return the histories of watched tensors by name: see `loom.tensors.watched.Wanted`."""
         self.flush()
         found: dict[str, Any] = self._first.watched.call_one(wanted).get()[0]
         return found

@@ -8,12 +8,36 @@ from typing import Any, NamedTuple
 
 import torch
 
-from loom.tensors.backend import functions, reading
-from loom.tensors.backend.structures import flat
-from loom.tensors.backend.watching import Watched
-from loom.tensors.commands import CommandDecoder, Constant, Form, S, T
 from loom.tensors.dtypes import DType
-from loom.tensors.sending.batches import Failure
+from loom.tensors.sending.encoding import CommandDecoder, Constant, Failure, Form, S, T
+from loom.tensors.worker import functions
+from loom.tensors.worker.layouts import flat
+from loom.tensors.worker.summaries import Watched
+
+Elements = tuple[str, tuple[int, ...], bytes]
+Layout = tuple[str, tuple[int, ...], tuple[int, ...], bool]
+
+
+def elements(value: Any) -> Elements | Failure:
+    """Return a tensor's dtype, shape and bytes in row-major order; a failure as it is."""
+    if isinstance(value, Failure):
+        return value
+    plain = value.detach().resolve_conj().resolve_neg().cpu()
+    kind = _name(plain)
+    if plain.dtype is torch.bfloat16:
+        plain = plain.view(torch.int16)  # numpy has no bfloat16
+    return kind, tuple(plain.shape), plain.numpy(force=True).tobytes()
+
+
+def layout(value: Any) -> Layout | Failure:
+    """Return a tensor's dtype, shape, strides and whether its gradient is wanted; a failure as it is."""
+    if isinstance(value, Failure):
+        return value
+    return _name(value), tuple(value.shape), tuple(value.stride()), value.requires_grad
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class PreparedCall(NamedTuple):
@@ -105,7 +129,7 @@ class Values:
                 if learns:
                     found = [self.tensors[each] for each in range(now, now + outs)]
                     if all(isinstance(each, torch.Tensor) for each in found):
-                        self._told.append((now, [reading.layout(each) for each in found]))
+                        self._told.append((now, [layout(each) for each in found]))
                 now += outs
             self.grad_mode = torch.is_grad_enabled()
         told, self._told = self._told, []
@@ -193,7 +217,7 @@ class Values:
             return value
         match what:
             case "layout":
-                return reading.layout(value)
+                return layout(value)
             case "value":
                 return value
             case "grad":
@@ -202,7 +226,7 @@ class Values:
                 return self.sharding.placements_of(value) if self.sharding is not None else ()
             case "bytes":
                 return self.sharding.bytes_of(value) if self.sharding is not None else value.nbytes
-        return reading.elements(value if self.sharding is None else self.sharding.whole(value))
+        return elements(value if self.sharding is None else self.sharding.whole(value))
 
     def _prepare(self, anew: bool) -> None:
         """Make steps of the new commands."""
@@ -367,7 +391,7 @@ def _like(error: Exception) -> str:
 def _sharding(group: Any) -> Any:
     if group is None:
         return None
-    from loom.tensors.backend.sharding import Sharding
+    from loom.tensors.worker.sharding import Sharding
 
     return Sharding(group)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from loom.tensors.backend import watching
 from loom.tensors.metas import contiguous_strides, is_dense
-from loom.tensors.sending.batches import Failure
+from loom.tensors.sending.encoding import Failure
+from loom.tensors.worker import summaries
 
 RESET = Failure(-1, 0, "RuntimeError", "it was freed by lt.reset(): make it again")
 """What becomes of a tensor after `reset`."""
@@ -228,7 +228,7 @@ def spoil_gradient(values: Any, tensor: Any, failure: Failure) -> None:
     if isinstance(tensor, torch.Tensor):
         tensor.loom_failed = failure
         if hasattr(tensor, "loom_watch"):
-            watching.arrived(values, tensor, failure)
+            summaries.arrived(values, tensor, failure)
 
 
 def unhook(values: Any, number: int) -> None:
@@ -319,9 +319,9 @@ _OF_WORKER: dict[str, Callable[..., Any]] = {
     ".seed": seed,
     ".spread": spread,
     ".unhook": unhook,
-    ".unwatch": watching.unwatch,
-    ".watch": watching.watch,
-    ".watch_clear": watching.clear,
+    ".unwatch": summaries.unwatch,
+    ".watch": summaries.watch,
+    ".watch_clear": summaries.clear,
 }
 _OWN: dict[str, Callable[..., Any]] = {
     ".data_of": data_of,

@@ -21,7 +21,7 @@ class TensorWorker(Actor):
     def __init__(self, device: str | None = None) -> None:
         import torch
 
-        from loom.tensors.backend.watching import Watched
+        from loom.tensors.worker.summaries import Watched
 
         self._device = torch.device(own_torch_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
         self._program = ""
@@ -33,13 +33,13 @@ class TensorWorker(Actor):
     @endpoint
     def begin(self, program: str) -> str:
         """Take the commands of a program from now on; return the device. Of an earlier one only names stay."""
-        from loom.tensors.backend.values import Values
+        from loom.tensors.worker.values import Values
 
         self._program = program
         if prod(current_size().values()) > 1:
             import torch
 
-            from loom.tensors.backend.group import Group
+            from loom.tensors.worker.group import Group
 
             self._group = self._group or Group(self._device)
             torch.manual_seed(int(program[:15], 16))  # the same in each process
@@ -80,7 +80,7 @@ class TensorWorker(Actor):
     @endpoint
     def kept(self, program: str) -> dict[str, Any]:
         """Return the layouts of the tensors with a name."""
-        from loom.tensors.backend.reading import layout
+        from loom.tensors.worker.values import layout
 
         self._of(program)
         return {name: (layout(tensor), needs) for name, (tensor, needs) in self._kept.items()}
@@ -88,14 +88,14 @@ class TensorWorker(Actor):
     @endpoint
     def save(self, program: str, path: str | None, mark: int, last: int) -> int | str:
         """Write the tensors to files; return the bytes, or what went wrong."""
-        from loom.tensors.backend import checkpoints
+        from loom.tensors.worker import checkpoints
 
         return checkpoints.save(self._of(program), current_rank().rank, program, path, mark, last)
 
     @endpoint
     def load(self, program: str, path: str | None, mark: int, first: int, freed: Sequence[int]) -> str:
         """Take the tensors of a checkpoint, but for those that are freed; return what went wrong, or ""."""
-        from loom.tensors.backend import checkpoints
+        from loom.tensors.worker import checkpoints
 
         return checkpoints.load(self._of(program), current_rank().rank, program, path, mark, first, freed)
 

@@ -1,1 +1,0 @@
-"""Weights and gradients that are watched while they are trained."""
