@@ -10,6 +10,7 @@ import hashlib
 import os
 import posixpath
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ DEFAULT_LIMIT = 4 << 30  # bytes that a synced folder may have, unless ``LOOM_SY
 Blob = tuple[str, int]  # a content's digest and size in bytes
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+STANDARD_MODULES = sys.stdlib_module_names - {"test"}
+"""Names of the standard library's modules, which a tree does not hide. Projects may have a package ``test``."""
 
 
 class TreeEntry(NamedTuple):

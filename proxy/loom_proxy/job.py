@@ -307,6 +307,7 @@ class Job:
         Processes spawned afterwards, and the driver, have the folder first on ``sys.path``; earlier processes keep
         the earlier state. Of several folders the one synced last comes first. If a folder inside, such as ``src``,
         is on ``sys.path`` here, it is there, too. A folder that is a package itself is imported by its name.
+        A module of the standard library's name, such as ``types.py``, hides nothing, and is not imported by name.
 
         Classes and functions of the folder's modules travel by reference from now on. Without a sync, and to meshes
         spawned before it, they travel by value. Only contents that the cluster lacks are sent.

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
 from loom.errors import NameTaken, SyncFailed, WaitTimeout, WrongArguments
-from loom.manifest import Manifest, TreeEntry, batches, check_sizes, human_size
+from loom.manifest import STANDARD_MODULES, Manifest, TreeEntry, batches, check_sizes, human_size
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Buffer
 from loom_proxy.code_sync.scan import FoundFile, UnchangedFile, find_files, hash_files
@@ -91,9 +91,15 @@ class SyncedFolders:
         """Return whether a module's code travels by reference, because a proc mesh has its synced folder.
 
         Meshes spawned before the sync do not have it. None stands for the driver, or a mesh that is being made.
+        There, a name of the standard library's is that of its module.
         """
         path = getattr(sys.modules.get(module), "__file__", None)
-        if path is None or not self._folders or module == "__main__":
+        if (
+            path is None
+            or not self._folders
+            or module == "__main__"
+            or module.partition(".")[0] in STANDARD_MODULES
+        ):
             return False
         key = (module, path)
         if key not in self._names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -375,3 +376,42 @@ def test_a_package_that_hides_another_gives_a_warning(
 
     assert repr(module) in warning
     assert text in warning
+
+
+def test_a_folder_with_every_name_of_the_standard_library_breaks_no_process(
+    job: loom.Job, project: Project
+) -> None:
+    for name in sys.stdlib_module_names - {"test"}:
+        project.write(f"{name}.py", "raise ImportError(f'{__file__} hides a module')")
+    project.write("mine.py", model(1) + "VERSION = 1\ndef start():\n    pass\n")
+    models = project.load("mine").Model
+
+    def program() -> str:
+        return subprocess.run([sys.executable, "-c", "import types"], capture_output=True, text=True).stderr
+
+    warnings = job.sync(project.folder).warnings
+    first, second = (job.hosts.spawn_procs(bootstrap=project.load("mine").start) for _ in range(2))
+
+    assert any("'types' is hidden by the standard library's module" in warning for warning in warnings)
+    assert values(first.spawn("models", models).version.call()) == [1, 1]
+    assert values(second.spawn("environment", Environment).version_of.call("mine")) == [1, 1]
+    assert job.run(lambda: importlib.import_module("statistics").mean([1, 3])) == 2
+    assert job.run(program) == ""
+
+
+def test_code_of_a_module_that_has_a_name_of_the_standard_library_travels_by_value(
+    job: loom.Job, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("statistics.py", "def mean(values):\n    return 'mine'\n")
+    monkeypatch.delitem(sys.modules, "statistics", raising=False)
+    mean = project.load("statistics").mean
+    job.sync(project.folder)
+
+    assert mean([1, 3]) == job.run(mean, [1, 3]) == "mine"
+
+
+def test_a_package_of_tests_is_imported_by_name(job: loom.Job, project: Project) -> None:
+    project.write("test/__init__.py", "VERSION = 7")
+    job.sync(project.folder)
+
+    assert values(job.hosts.spawn_procs().spawn("environment", Environment).version_of.call("test")) == [7, 7]

@@ -1,17 +1,22 @@
-"""Synchronised folders on ``sys.path``, in the processes of a session and in its driver."""
+"""Synchronised folders on ``sys.path``, in the processes of a session and in its driver.
+
+They come first, but behind the standard library if one has a module of its, such as ``types.py``: Loom, Monarch and
+torch import the standard library's.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from loom.errors import LoomError, SyncFailed
+from loom.manifest import STANDARD_MODULES
 from loom_gateway.driver.code_sync.cache import Hold, TreeCache
 
 
@@ -82,16 +87,39 @@ def _put_on_path(trees: Sequence[SyncedTree]) -> None:
     for tree in trees:
         place = _hold(tree)
         paths += [os.path.join(place, root) if root else place for root in tree.roots]
-    sys.path[:0] = paths
-    _offer_to_programs(paths)
+    _insert(paths)
+
+
+_STANDARD_FOLDERS = frozenset(
+    path
+    for name in ("stdlib", "platstdlib")
+    for folder in [sysconfig.get_path(name)]
+    for path in (folder, os.path.join(folder, "lib-dynload"))
+)
+
+
+def _insert(paths: Sequence[str], instead_of: Sequence[str] = ()) -> None:
+    """Put folders first on ``sys.path``, and offer them to the Python programs that this process starts.
+
+    If one has a module of the standard library's name, all come behind the standard library. No program that needs
+    the module would start with the folder in ``PYTHONPATH``, which always precedes the standard library.
+    """
+    outdated = {*paths, *instead_of}
+    others = [path for path in sys.path if path not in outdated]
+    hide = any(_origin(name, paths) for name in STANDARD_MODULES)
+    first = [path for path in others if path in _STANDARD_FOLDERS] if hide else []
+    sys.path[:] = [*first, *paths, *(path for path in others if path not in first)]
+    needed = STANDARD_MODULES & sys.modules.keys() if hide else ()
+    offered = [path for path in paths if not any(_origin(name, [path]) for name in needed)]
+    before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in outdated]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*offered, *filter(None, before)])
     importlib.invalidate_caches()
 
 
-def _offer_to_programs(paths: Sequence[str], instead_of: Sequence[str] = ()) -> None:
-    """Put folders first in ``PYTHONPATH``, for the Python programs that this process starts."""
-    outdated = {*paths, *instead_of}
-    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in outdated]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, others)])
+def _origin(name: str, folders: Sequence[str]) -> str | None:
+    """Return the file of a module or package in folders; None if there is none."""
+    spec = importlib.machinery.PathFinder.find_spec(name, folders)
+    return None if spec is None else spec.origin
 
 
 def _hold(tree: SyncedTree) -> str:
@@ -131,16 +159,12 @@ class DriverPath:
         others = [os.fspath(other.folder) for _, other in self._places.values()]
         self._places = {tree.name: (tree, hold), **self._places}
         earlier = self._paths
-        for path in earlier:
-            with contextlib.suppress(ValueError):
-                sys.path.remove(path)
         self._paths = [
             os.path.join(held.folder, root) if root else os.fspath(held.folder)
             for entry, held in self._places.values()
             for root in entry.roots
         ]
-        sys.path[:0] = self._paths
-        _offer_to_programs(self._paths, instead_of=earlier)
+        _insert(self._paths, instead_of=earlier)
         if before is not None:
             if not same:
                 _forget_modules(lambda name, place: place.startswith(f"{before[1].folder}/"))
@@ -150,7 +174,6 @@ class DriverPath:
                 name.partition(".")[0] in names and any(place.startswith(f"{other}/") for other in others)
             )
         )
-        importlib.invalidate_caches()
 
 
 def _forget_modules(outdated: Callable[[str, str], bool]) -> None:
@@ -166,14 +189,12 @@ def _forget_modules(outdated: Callable[[str, str], bool]) -> None:
 
 
 def shadowed(names: Iterable[str]) -> list[str]:
-    """Return a sentence for each module name of a tree that hides an installed module of this machine."""
+    """Return a sentence for each module name of a tree that another module of this machine has, too."""
     folders = [path for path in sys.path if "site-packages" in path or "dist-packages" in path]
     found = []
     for name in sorted(names):
-        if name in sys.stdlib_module_names:
-            found.append(f"{name!r} hides the standard library's module of that name")
-            continue
-        spec = importlib.machinery.PathFinder.find_spec(name, folders)
-        if spec is not None and spec.origin is not None:
-            found.append(f"{name!r} hides the installed {spec.origin}")
+        if name in STANDARD_MODULES:
+            found.append(f"{name!r} is hidden by the standard library's module of that name: rename it")
+        elif (origin := _origin(name, folders)) is not None:
+            found.append(f"{name!r} hides the installed {origin}")
     return found
