@@ -68,7 +68,7 @@ class Session(Protocol):
         """Return the weaver's address, for `loom.Threadlet`; empty without a weaver."""
 
     def ask_weaver(self, operation: str, arguments: Mapping[str, Any], timeout: float = 2.0) -> Any:
-        """Ask the weaver to do an operation; see `loom.weaver.serving.requests`.
+        """Ask the weaver to do an operation; see `loom.weaver.server.handlers`.
 
         Raises:
             WeaverUnavailable: the weaver is away, or does not answer in ``timeout`` seconds.

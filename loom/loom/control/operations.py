@@ -1,7 +1,7 @@
 """The operations of the weaver: each one's arguments, REST route, reach and result, declared once.
 
 The gateway's router, the weaver's checks, the reach of guests and admins, and the clients are made of them. A new
-one is a class here, a handler in `loom.weaver.serving.requests` and a method in `loom_proxy.weaver.methods`.
+one is a class here, a handler in `loom.weaver.server.handlers` and a method in `loom_proxy.weaver.methods`.
 """
 
 from __future__ import annotations

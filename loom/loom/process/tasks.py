@@ -54,6 +54,25 @@ def _keep(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
     return task
 
 
+class OwnedTasks:
+    """Tasks that end together, with what has started them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Run something to its end, as the function `run` does."""
+        self.add(run(name, work))
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+
 async def _logged(name: str, work: Coroutine[Any, Any, Any]) -> None:
     try:
         await work

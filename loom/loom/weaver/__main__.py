@@ -18,6 +18,7 @@ import uvloop
 
 from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
+from loom.process import tasks
 from loom.process.capabilities import keep_only
 from loom.process.exit_codes import report
 from loom.process.lifeline import parent_releases, when_parent_ends
@@ -26,8 +27,8 @@ from loom.process.log_limit import limit_log
 from loom.screen_text import fit_log_records
 from loom.token_file import ADMIN
 from loom.weaver.liveness import LivenessTimeouts
-from loom.weaver.serving.server import Server, monotonic_clock
-from loom.weaver.serving.users import Users
+from loom.weaver.server.server import Server, monotonic_clock
+from loom.weaver.server.users import Users
 from loom.weaver.storage.folder import Remembered, WeaverFolder
 from loom.weaver.storage.store import Store
 
@@ -104,7 +105,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, users.ended.set)
     await server.start(tcp, _listen_unix(folder))
-    users.tasks.run_to_end("watch the folder", lambda: _end_with(folder, users))
+    users.tasks.add(tasks.run_to_end("watch the folder", lambda: _end_with(folder, users)))
     announce(address=str(address), socket=str(folder.socket))
     await users.ended.wait()
     await server.stop()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loom.weaver.dispatcher import CommandDispatcher
-from loom.weaver.inspection.stacks import Stacks
+from loom.weaver.inspection import Stacks
 from loom.weaver.outbox import Outbox
 from loom.weaver.peers import PeerNotices
 from loom.weaver.policy import Action

@@ -28,8 +28,7 @@ from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
 from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
 from loom.weaver.dispatcher import CommandDispatcher
-from loom.weaver.inspection.profiles import Profiles
-from loom.weaver.inspection.stacks import Stacks
+from loom.weaver.inspection import Profiles, Stacks
 from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import CommittedOutput, Outbox, OutboxPeer
 from loom.weaver.peers import PeerNotices

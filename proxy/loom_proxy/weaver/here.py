@@ -74,7 +74,7 @@ def _find_mesh() -> Any:
     global _mesh
     if _mesh is None:
         from loom.actor import get_or_spawn_controller
-        from loom.weaver.serving.actor import WEAVER_MESH, WeaverActor
+        from loom.weaver.server.actor import WEAVER_MESH, WeaverActor
 
         _mesh = get_or_spawn_controller(WEAVER_MESH, WeaverActor).get()
     return _mesh

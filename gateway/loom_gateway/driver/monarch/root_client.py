@@ -163,7 +163,7 @@ def spawn_weaver_mesh() -> None:
     """Spawn the actor mesh ``weaver`` in this process, before user code could take its name. Do not wait for it."""
     from monarch.actor import get_or_spawn_controller
 
-    from loom.weaver.serving.actor import WEAVER_MESH, WeaverActor
+    from loom.weaver.server.actor import WEAVER_MESH, WeaverActor
 
     get_or_spawn_controller(WEAVER_MESH, WeaverActor)
 

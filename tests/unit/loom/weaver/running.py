@@ -14,8 +14,8 @@ from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import Keys
-from loom.weaver.serving.server import Server, monotonic_clock
-from loom.weaver.serving.users import Users
+from loom.weaver.server.server import Server, monotonic_clock
+from loom.weaver.server.users import Users
 from loom.weaver.storage.store import Store
 from loom.wire.framing import FrameSplitter
 from tests.unit.loom.weaver.raw_threadlet import BOUND, hello_of

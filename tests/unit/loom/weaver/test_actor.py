@@ -11,7 +11,7 @@ import pytest
 
 from loom import beside
 from loom.errors import WeaverUnavailable
-from loom.weaver.serving.actor import WeaverActor
+from loom.weaver.server.actor import WeaverActor
 
 
 class Session:

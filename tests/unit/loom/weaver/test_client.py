@@ -19,7 +19,6 @@ import loom
 from loom.control.frame import MAX_FRAME, pack, unpack, unpack_all
 from loom.process import turns
 from loom.weaver import client as weaver_client
-from loom.weaver import snapshots
 from loom.weaver.client import MAX_QUESTIONS, WeaverClient
 from loom.wire.framing import FrameSplitter
 from loom.wire.plain import plain
@@ -400,7 +399,7 @@ async def test_a_large_snapshot_is_decoded_in_turns_and_what_comes_after_it_wait
     rounds = 0
 
     async def say(weaver: FakeWeaver, frame: list[Any]) -> None:
-        weaver.say(["snapshot", 1, {**snapshot, "status": {"text": "x" * snapshots.LARGE}}])
+        weaver.say(["snapshot", 1, {**snapshot, "status": {"text": "x" * weaver_client.LARGE}}])
         weaver.say(["event", 1, {"event": {"id": 1}}])
         weaver.say(["snapshot", 1, snapshot])
 
@@ -462,7 +461,7 @@ async def test_what_is_decoded_in_turns_is_what_is_decoded_at_once(value: Any) -
     ):
         body = pack(frame)[4:]
 
-        assert await snapshots.unpack_in_turns(body) == unpack(body) == frame
+        assert await weaver_client.unpack_in_turns(body) == unpack(body) == frame
 
 
 async def test_whatever_is_cut_off_or_garbled_is_refused_in_turns_as_at_once() -> None:
@@ -478,9 +477,9 @@ async def test_whatever_is_cut_off_or_garbled_is_refused_in_turns_as_at_once() -
             expected: Any = unpack(wrong)
         except loom.ProtocolMismatch:
             with pytest.raises(loom.ProtocolMismatch):
-                await snapshots.unpack_in_turns(wrong)
+                await weaver_client.unpack_in_turns(wrong)
         else:
-            assert repr(await snapshots.unpack_in_turns(wrong)) == repr(expected)
+            assert repr(await weaver_client.unpack_in_turns(wrong)) == repr(expected)
 
 
 @pytest.mark.parametrize(

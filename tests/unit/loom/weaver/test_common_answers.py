@@ -10,8 +10,8 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE
-from loom.weaver.serving import reach
-from loom.weaver.serving.reach import bounded
+from loom.weaver.server import reach
+from loom.weaver.server.reach import bounded
 from loom.weaver.views import ReplicaInfo, WeaverEvent
 from tests.unit.loom.weaver.running import running
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import loom
+from loom.control import frame as frames
 from loom.control.frame import pack
 from loom.token_file import ADMIN
-from loom.weaver.serving import connection, requests, user_weaver
-from loom.weaver.serving import connections as serving
+from loom.weaver.server import callers, handlers, threadlets, user_weaver
 from loom.weaver.states import ReplicaState
 from tests.unit.loom.weaver.raw_threadlet import BOUND, hello_of
 from tests.unit.loom.weaver.running import KEYS, running
@@ -60,7 +60,7 @@ async def test_a_frame_that_makes_no_sense_ends_the_connection(frame: list[Any])
 
 
 async def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HELLO_WITHIN", 0.05)
+    monkeypatch.setattr(threadlets, "HELLO_WITHIN", 0.05)
     async with running() as weaver:
         link = await weaver.connect()
 
@@ -106,7 +106,7 @@ async def test_a_process_at_another_address_is_not_looked_for_on_this_host(monke
 
 
 async def test_a_threadlet_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_UNREAD", 1 << 16)
+    monkeypatch.setattr(frames, "MAX_UNREAD", 1 << 16)
     async with running() as weaver:
         await weaver.threadlet()
         replica = weaver.admin.weaver.known.replicas["train_0"]
@@ -214,7 +214,7 @@ async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MAX_UNREAD_BY_WATCHER", 1 << 16)
+    monkeypatch.setattr(callers, "MAX_UNREAD_BY_WATCHER", 1 << 16)
     async with running() as weaver:
         reader, writer = await asyncio.open_unix_connection(weaver.client._path, limit=1 << 10)
         writer.write(pack(["hello", KEYS.gateway()]) + pack(["watch", 0, ADMIN]))
@@ -244,7 +244,7 @@ async def test_replicas_and_jobs_that_ended_leave_the_numbers_after_a_while(
             await link.receive("refuse")
 
         early = await weaver.client.ask("numbers")
-        monkeypatch.setattr(requests, "KEPT_IN_METRICS", 0.0)
+        monkeypatch.setattr(handlers, "KEPT_IN_METRICS", 0.0)
         late = await weaver.client.ask("numbers")
 
         assert set(early["of_replicas"]) == {"train_0", "train_1"}

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from loom.errors import Unavailable
-from loom.weaver.serving import user_weaver
+from loom.weaver.server import user_weaver
 from loom.weaver.storage import writer
 from loom.weaver.storage.commit import Commit
 from tests.unit.loom.weaver.running import Running, running

@@ -12,7 +12,7 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverPushes
-from loom.weaver.serving import full_watch, pushes
+from loom.weaver.server import pushes
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU
 from tests.unit.loom.weaver.running import Running, running
 
@@ -45,7 +45,7 @@ def further(name: str) -> Callable[[dict[str, Any]], Any]:
 
 
 async def test_a_full_snapshot_has_policies_goodput_and_the_newest_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full_watch, "NEWEST_EVENTS", 3)
+    monkeypatch.setattr(pushes, "NEWEST_EVENTS", 3)
     async with running() as weaver:
         await weaver.threadlet()
         await weaver.client.ask("policy", group="train", action="stop")
@@ -85,7 +85,7 @@ async def test_events_that_describe_a_replica_anew_have_it_beside_them_and_those
 async def test_handlers_devices_policies_and_goodput_are_pushed_when_they_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(full_watch, "GOODPUT_EVERY", 0.0)
+    monkeypatch.setattr(pushes, "GOODPUT_EVERY", 0.0)
     async with running() as weaver:
         link = await weaver.threadlet()
         async with watched(weaver) as (watch, _):
@@ -160,7 +160,7 @@ async def test_a_device_that_is_forgotten_is_pushed_as_none() -> None:
 
 
 async def test_only_the_newest_faults_of_a_job_are_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full_watch, "NEWEST_FAULTS", 2)
+    monkeypatch.setattr(pushes, "NEWEST_FAULTS", 2)
     async with running() as weaver:
         for number in range(3):
             link = await weaver.threadlet(f"train_{number}", devices=[])
@@ -282,4 +282,4 @@ async def test_without_a_job_no_goodput_is_pushed() -> None:
     async with running() as weaver, watched(weaver):
         now = weaver.server.users.clock()
 
-        assert weaver.admin._pushes._further.changes(now + 2 * full_watch.GOODPUT_EVERY) == {}
+        assert weaver.admin._pushes._further.changes(now + 2 * pushes.GOODPUT_EVERY) == {}

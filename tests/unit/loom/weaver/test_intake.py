@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from loom.control.frame import MAX_FRAME, pack, unpack_all
-from loom.weaver.serving import intake
-from loom.weaver.serving.intake import TURN, Intake, IntakeSource
-from loom.weaver.serving.requests import RequestHandler
+from loom.weaver.server import threadlets as intake
+from loom.weaver.server.handlers import RequestHandler
+from loom.weaver.server.threadlets import TURN, Intake, IntakeSource
 from loom.wire.framing import FrameSplitter
 from tests.unit.loom.weaver.raw_threadlet import BOUND
 from tests.unit.loom.weaver.running import KEYS, running

@@ -11,7 +11,7 @@ from loom.errors import LimitReached, WrongArguments
 from loom.weaver import policy, registry
 from loom.weaver.commands import MAX_IDS, select
 from loom.weaver.policy import Action, Policy
-from loom.weaver.serving import reach
+from loom.weaver.server import reach
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 
 LONG: list[Any] = ["*a" * 30_000, "x" * 201, "[" + "a-b" * 20_000 + "]*"]

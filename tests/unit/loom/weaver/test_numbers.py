@@ -9,7 +9,7 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE
-from loom.weaver.serving import reach
+from loom.weaver.server import reach
 from tests.unit.loom.weaver.running import running
 
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from loom.control.latencies import BOUNDS, Latencies
-from loom.weaver.serving import processes
-from loom.weaver.serving.processes import find_process, is_alive, py_spy, py_spy_profile
+from loom.weaver.server import processes
+from loom.weaver.server.processes import find_process, is_alive, py_spy, py_spy_profile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells for sure")
 

@@ -12,7 +12,7 @@ import pytest
 import loom
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
-from loom.weaver.serving import pushes, user_weaver
+from loom.weaver.server import pushes, user_weaver
 from tests.unit.loom.weaver.raw_threadlet import BOUND, GPU
 from tests.unit.loom.weaver.running import KEYS, running
 

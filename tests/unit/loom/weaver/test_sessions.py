@@ -6,8 +6,8 @@ import pytest
 
 from loom.control.latencies import BOUNDS
 from loom.errors import WrongArguments
-from loom.weaver.serving import sessions as module
-from loom.weaver.serving.sessions import LIVES_FOR, MOST_USED, USES_FOR, Sessions
+from loom.weaver.server import handlers
+from loom.weaver.server.handlers import LIVES_FOR, MOST_USED, USES_FOR, Sessions
 
 
 def report(session: str, in_flight: int = 0, kept: int = 0, workers: list[str] | None = None) -> dict[str, object]:
@@ -53,7 +53,7 @@ def test_a_worker_is_in_use_while_a_session_with_it_lives() -> None:
 
 
 def test_the_session_that_reported_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_SESSIONS", 2)
+    monkeypatch.setattr(handlers, "_MAX_SESSIONS", 2)
     sessions = Sessions()
     for name in ("a", "b", "a", "c"):
         sessions.take(report(name), now=0.0)

@@ -13,7 +13,7 @@ import pytest
 
 from loom.process import turns
 from loom.token_file import ADMIN
-from loom.weaver.serving import pushes, user_weaver
+from loom.weaver.server import pushes, user_weaver
 from loom.weaver.storage import history, store
 from loom.weaver.storage.commit import ROWS, Commit
 from loom.weaver.storage.events import EventStore

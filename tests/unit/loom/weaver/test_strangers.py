@@ -13,7 +13,7 @@ from loom.control import frame
 from loom.control.first_frame import MAX_HEAD
 from loom.control.frame import MAX_HELLO, pack
 from loom.token_file import ADMIN
-from loom.weaver.serving import connections as serving
+from loom.weaver.server import threadlets
 from tests.support.garbage import pieces
 from tests.unit.loom.weaver.raw_threadlet import BOUND, hello_of
 from tests.unit.loom.weaver.running import KEYS, Running, running
@@ -41,7 +41,7 @@ async def strangers(weaver: Running, kind: str) -> AsyncIterator[list[asyncio.St
 async def test_connections_without_a_key_are_bounded_and_keep_nobody_out(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(threadlets, "MOST_STRANGERS", 8)
     async with running() as weaver:
         early = await weaver.threadlet()
         async with strangers(weaver, kind):

@@ -14,8 +14,8 @@ from loom.control.latencies import BOUNDS
 from loom.errors import UnsafeStateFolder
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE, Grant, Keys
-from loom.weaver.serving.server import monotonic_clock
-from loom.weaver.serving.users import Users
+from loom.weaver.server.server import monotonic_clock
+from loom.weaver.server.users import Users
 from loom.weaver.storage.store import Store
 from tests.unit.loom.weaver.raw_threadlet import (
     BOUND,

@@ -10,7 +10,7 @@ import pytest
 
 from loom.control import frame
 from loom.weaver import commands, policy, registry
-from loom.weaver.serving import intake, reach
+from loom.weaver.server import reach, threadlets
 from loom_gateway.access import audit, bodies, budgets
 from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
@@ -22,8 +22,8 @@ MODULES = [
     "loom.weaver.commands",
     "loom.weaver.policy",
     "loom.weaver.registry",
-    "loom.weaver.serving.reach",
-    "loom.weaver.serving.intake",
+    "loom.weaver.server.reach",
+    "loom.weaver.server.threadlets",
     "loom.wire.framing",
     "loom_gateway.access.audit",
     "loom_gateway.access.bodies",
@@ -75,7 +75,7 @@ def test_the_values_are_those_of_the_code() -> None:
     assert f"{audit.LINES:g} a second" in of["LINES"][3]
     assert f"{audit.STALLED:g} s" in of["STALLED"][2]
     assert f"{audit.MAX_LINES} lines" in of["MAX_LINES"][3]
-    assert f"{1000 * intake.TURN:g} ms" in of["TURN"][3]
+    assert f"{1000 * threadlets.TURN:g} ms" in of["TURN"][3]
     for value in (frame.MAX_NAME, commands.MAX_IDS, reach.MAX_GLOBS, policy.MAX_POLICIES):
         assert str(value) in of["MAX_IDS"][2]
     assert of["MAX_REPLICAS"][2] == str(registry.MAX_REPLICAS)

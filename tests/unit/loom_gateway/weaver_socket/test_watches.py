@@ -12,7 +12,7 @@ import pytest
 
 import loom
 from loom.token_file import ADMIN
-from loom.weaver.serving import pushes
+from loom.weaver.server import pushes
 from loom.wire.exact_json import exact_json
 from loom_gateway.weaver_socket import resuming
 from loom_gateway.weaver_socket import watches as weaver_watches

@@ -10,7 +10,7 @@ import pytest
 
 import loom
 from loom.control.profiles import MAX_FOLDED, FoldedStacks
-from loom.weaver.serving import user_weaver
+from loom.weaver.server import user_weaver
 from loom.weaver.views import ProfileInfo
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 from tests.unit.loom.weaver.running import running

@@ -24,12 +24,12 @@ from loom.control.frame import Frame, pack
 from loom.control.process_end import ProcessEnd
 from loom.errors import LimitReached, LoomError, ProfileFailed, Unavailable
 from loom.process.exit_status import exit_status
+from loom.process.tasks import OwnedTasks
 from loom.weaver.outbox import CommittedOutput, OutboxPeer
 from loom.weaver.replicas import Replica
-from loom.weaver.serving.processes import is_alive, py_spy, py_spy_profile
-from loom.weaver.serving.pushes import Pushes, Watcher
-from loom.weaver.serving.requests import RequestHandler
-from loom.weaver.serving.tasks import Tasks
+from loom.weaver.server.handlers import RequestHandler
+from loom.weaver.server.processes import is_alive, py_spy, py_spy_profile
+from loom.weaver.server.pushes import Pushes, Watcher
 from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.store import Store
 from loom.weaver.storage.writer import StoreWriter, Undurable
@@ -85,7 +85,7 @@ class UserWeaver:
         store: Store,
         clock: Callable[[], float],
         requests: RequestHandler,
-        tasks: Tasks,
+        tasks: OwnedTasks,
         py_spies: asyncio.Semaphore,
         profilers: asyncio.Semaphore,
         active: dict[UserWeaver, None],
@@ -199,7 +199,8 @@ class UserWeaver:
         replica = link.replica
         self.weaver.lost(link, self._clock())
         if replica is not None and link.process is not None:
-            self._tasks.run(self._report_if_dead(replica, replica.instance, link.process, link.descriptor))
+            work = self._report_if_dead(replica, replica.instance, link.process, link.descriptor)
+            self._tasks.run("look for a process", work)
         elif link.descriptor is not None:
             os.close(link.descriptor)
         self.plan_commit()
@@ -256,9 +257,9 @@ class UserWeaver:
             self._send_frames()
         self.requests.notify(output)
         for id, replica in output.stacks:
-            self._tasks.run(self._get_stack(id, replica))
+            self._tasks.run("get a stack", self._get_stack(id, replica))
         for id, replica, seconds in output.profiles:
-            self._tasks.run(self._get_profile(id, replica, seconds))
+            self._tasks.run("get a profile", self._get_profile(id, replica, seconds))
         self._pushes.tell(output.events, output.described)
         answers, self._answers_to_written = self._answers_to_written, []
         for send in answers:

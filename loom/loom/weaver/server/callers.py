@@ -1,7 +1,4 @@
-"""The connections of the weaver's server: threadlets', and the gateway's and the drivers'.
-
-Neither is believed a byte before it has shown a key.
-"""
+"""The connections of the gateway and of the drivers, which ask. None is believed before it has shown a key."""
 
 from __future__ import annotations
 
@@ -12,35 +9,22 @@ import sqlite3
 from collections.abc import Awaitable, Iterator
 from typing import Any
 
-import psutil
-
 from loom.control.first_frame import FirstFrame
-from loom.control.frame import MAX_FRAME, MAX_HELLO, pack, pack_around, unpack
-from loom.control.introduction import MAX_KEY, Refusal, ThreadletHello
+from loom.control.frame import MAX_FRAME, FrameConnection, pack_around, unpack
+from loom.control.introduction import MAX_KEY
 from loom.control.operations import OPERATIONS
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
-from loom.process.strangers import Strangers
 from loom.weaver.keys import EVERYONE, Grant
-from loom.weaver.replicas import Replica
-from loom.weaver.serving.connection import FrameConnection
-from loom.weaver.serving.intake import Intake, IntakeSource
-from loom.weaver.serving.processes import find_process, process_descriptor
-from loom.weaver.serving.reach import Everyone
-from loom.weaver.serving.user_weaver import ThreadletPeer, UserWeaver
-from loom.weaver.serving.users import Users
+from loom.weaver.server.reach import Everyone
+from loom.weaver.server.threadlets import HELLO_WITHIN, IntakeSource, Peers
+from loom.weaver.server.user_weaver import UserWeaver
+from loom.weaver.server.users import Users
 from loom.wire.exact_json import exact_json
-from loom.wire.framing import FrameSplitter
 
 _log = logging.getLogger(__name__)
 
 MAX_UNREAD_BY_WATCHER = 8 << 20
 """Bytes that may wait for a watcher in addition to its snapshot."""
-
-HELLO_WITHIN = 10.0
-"""Seconds that a peer has to show its key."""
-
-MOST_STRANGERS = 4096
-"""Connections of one socket that have not shown a key: as many threadlets may come at once after a restart."""
 
 MAX_ASK = 4 << 20
 """Bytes of a session's largest frame: its driver is asked by frames of that size."""
@@ -67,24 +51,6 @@ REACHED = "reached"
 """An operation of a session: write down what one of its clients does in the process of a rank."""
 
 _CHANGING = frozenset(name for name, operation in OPERATIONS.items() if not operation.reads())
-
-
-class Peers:
-    """The open connections, and the turns in which their data is handled."""
-
-    def __init__(self) -> None:
-        self.intake = Intake()
-        self.links: set[ThreadletLink] = set()
-        self.callers: set[RequestConnection] = set()
-        self.links_without_key: Strangers[FrameConnection] = Strangers(MOST_STRANGERS, FrameConnection.abort)
-        self.callers_without_key: Strangers[FrameConnection] = Strangers(MOST_STRANGERS, FrameConnection.abort)
-
-    def __bool__(self) -> bool:
-        return bool(self.links or self.callers)
-
-    def close(self) -> None:
-        for connection in [*self.links, *self.callers]:
-            connection.close()
 
 
 class RequestConnection(FrameConnection, IntakeSource):
@@ -221,7 +187,7 @@ class RequestConnection(FrameConnection, IntakeSource):
                 self._send_answer(["answer", number, None])
             elif operation == "audit":
                 trail, last = str(arguments.get("trail")), int(arguments.get("last", 0))
-                self._users.tasks.run(self._answer_later(number, None, self._users.audit.after(trail, last, 20.0)))
+                self._answer_in_time(number, None, self._users.audit.after(trail, last, 20.0))
             elif of == EVERYONE:
                 self._send_answer(["answer", number, self._everyone.answer(operation, arguments)])
             else:
@@ -255,10 +221,13 @@ class RequestConnection(FrameConnection, IntakeSource):
     def _answer(self, number: int, user: UserWeaver, operation: str, arguments: dict[str, Any]) -> None:
         answer = user.requests.answer(operation, arguments)
         if inspect.isawaitable(answer):
-            self._users.tasks.run(self._answer_later(number, user, answer))
+            self._answer_in_time(number, user, answer)
         else:
             user.answer(lambda: self._send_answer(["answer", number, answer]), user.requests.reads(operation))
         user.plan_commit()
+
+    def _answer_in_time(self, number: int, user: UserWeaver | None, answer: Awaitable[Any]) -> None:
+        self._users.tasks.run("answer a request", self._answer_later(number, user, answer))
 
     async def _answer_later(self, number: int, user: UserWeaver | None, waiting: Awaitable[Any]) -> None:
         try:
@@ -304,125 +273,3 @@ def _user(grant: Grant, user: str | None, everyone: bool = True) -> str:
     if not user or (user == EVERYONE and not everyone):
         raise Denied("the gateway has to name the user that it acts for")
     return user
-
-
-class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
-    """The connection of a threadlet. It belongs to the weaver of a user once its hello has shown a key."""
-
-    def __init__(self, users: Users, peers: Peers) -> None:
-        super().__init__(MAX_HELLO)
-        self.process: psutil.Process | None = None
-        self._users = users
-        self._peers = peers
-        self._first: FirstFrame[Grant] | None = FirstFrame(MAX_HELLO, users.keys.read)
-        """The beginning of the hello; None once its key is good."""
-        self._unread = 0
-        """Bytes of a refused hello that have not come. They are passed over, so that the refusal is not lost."""
-        self._refused = False
-        self._of: UserWeaver | None = None
-        self._introduced: Replica | None = None
-        """The replica of the hello, which `_introduce` handles once."""
-        self._hello_timer: asyncio.TimerHandle
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._peers.links.add(self)
-        self._peers.links_without_key.add(self)
-        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
-
-    @property
-    def has_unheard(self) -> bool:
-        return self.waits
-
-    def data_received(self, data: bytes) -> None:
-        if self._unread:
-            self._pass_over(len(data))
-            return
-        if self._first is not None:
-            try:
-                first = self._first.feed(data)
-            except LoomError as error:
-                self._refuse(error)
-                return
-            if first is None:
-                return
-            grant, data = first
-            self.user = grant.user or ""
-            self._first = None
-            self._peers.links_without_key.discard(self)
-        self._peers.intake.take(self, data)
-
-    def read(self, more: bool) -> None:
-        if self._refused or self.transport.is_closing():
-            return
-        if more:
-            self.transport.resume_reading()
-        else:
-            self.transport.pause_reading()
-
-    def handle(self, data: bytes) -> Iterator[None]:
-        if self._refused:
-            return
-        try:
-            for number, body in enumerate(self.splitter.feed(data)):
-                if number:
-                    yield
-                if self._of is None:
-                    of = self._take_hello(unpack(body))
-                else:
-                    of = self._of
-                    of.weaver.receive(self, [unpack(body)], self._users.clock())
-                if self._introduced is None and self.replica is not None:
-                    self._introduce(self.replica)
-                of.plan_commit()
-        except LoomError as error:
-            self._refuse(error)
-            if self._of is not None:
-                self._of.plan_commit()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._hello_timer.cancel()
-        self._peers.links.discard(self)
-        self._peers.links_without_key.discard(self)
-        self._peers.intake.finish(self, self._lost)
-
-    def _lost(self) -> None:
-        if self._of is not None:
-            self._of.lost(self)
-
-    def _take_hello(self, frame: list[Any]) -> UserWeaver:
-        hello = ThreadletHello.from_body(frame)
-        grant = self._users.keys.read(hello.key)
-        if grant.user is None:
-            raise AuthenticationError("the key is the gateway's: a threadlet shows one of a user or a session")
-        self._of = self._users.of(grant.user)
-        self._of.weaver.hello(self, hello, self._users.clock(), grant.session)
-        return self._of
-
-    def _pass_over(self, size: int) -> None:
-        """Drop bytes of a refused hello: if they were left unread, the kernel would drop the refusal."""
-        self._unread = max(self._unread - size, 0)
-        if not self._unread:
-            self.close()
-
-    def _refuse(self, error: LoomError) -> None:
-        if self._of is not None:
-            self._of.weaver.outbox.refuse(self, error.code, str(error))
-        else:
-            self.write(pack(Refusal(error.code, str(error)).to_body()))
-            if self._first is not None and self._first.missing:
-                self._unread = self._first.missing
-                return
-            self.close()
-        self.splitter = FrameSplitter(0)
-        self.read(False)
-        self._refused = True
-
-    def _introduce(self, replica: Replica) -> None:
-        self._introduced = replica
-        self.splitter.limit = MAX_FRAME
-        self._hello_timer.cancel()
-        ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
-        if ours and theirs and ours[0] == theirs[0]:
-            self.process = find_process(replica.pid)
-            self.descriptor = process_descriptor(self.process)

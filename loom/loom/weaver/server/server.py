@@ -9,9 +9,11 @@ import socket
 import time
 from collections.abc import Callable
 
-from loom.weaver.serving.connections import Peers, RequestConnection, ThreadletLink
-from loom.weaver.serving.user_weaver import COMMIT_EVERY
-from loom.weaver.serving.users import Users
+from loom.process import tasks
+from loom.weaver.server.callers import RequestConnection
+from loom.weaver.server.threadlets import Peers, ThreadletLink
+from loom.weaver.server.user_weaver import COMMIT_EVERY
+from loom.weaver.server.users import Users
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Server:
             await loop.create_unix_server(lambda: RequestConnection(users, peers), sock=unix),
         ]
         users.tick(users.clock())
-        users.tasks.keep_running("tick", self._run_ticks)
+        users.tasks.add(tasks.keep_running("tick", self._run_ticks))
 
     async def stop(self) -> None:
         """Commit what has come in, and close everything."""

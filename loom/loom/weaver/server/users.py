@@ -18,13 +18,13 @@ from itertools import islice
 from typing import Any
 
 from loom.errors import UnsafeStateFolder
+from loom.process.tasks import OwnedTasks
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.registry import Registry
-from loom.weaver.serving.requests import RequestHandler
-from loom.weaver.serving.tasks import Tasks
-from loom.weaver.serving.user_weaver import UserWeaver
+from loom.weaver.server.handlers import RequestHandler
+from loom.weaver.server.user_weaver import UserWeaver
 from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Weaver
 
@@ -101,7 +101,7 @@ class Users:
     ) -> None:
         self.keys = keys
         self.clock = clock
-        self.tasks = Tasks()
+        self.tasks = OwnedTasks()
         self.audit = AuditTrail()
         self.ended = asyncio.Event()
         """Set when a store is broken, or the server ends."""
