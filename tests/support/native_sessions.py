@@ -29,7 +29,7 @@ from monarch.actor import ChannelTransport, enable_transport, run_worker_loop_fo
 
 from loom.process.listen import free_ports
 from loom.process.listen import free_ports
-from loom.process.lifeline import when_parent_ends
+from loom.process.parent_pipe import when_parent_ends
 from loom_gateway.workers.monarch_version import service_address
 
 when_parent_ends(lambda: os._exit(1))

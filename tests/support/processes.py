@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from loom_gateway.driver.lifeline.silence import REFUSED_FOR
+from loom_gateway.driver.process_link.link import REFUSED_FOR
 
 STARTED_IN_TIME = 40.0
 """Seconds that a program may take to say that it is ready, on a busy machine."""

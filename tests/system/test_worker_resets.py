@@ -1,4 +1,4 @@
-"""Connections between a driver and its workers that are reset all the time: Monarch's own, and the lifelines."""
+"""Connections between a driver and its workers that are reset all the time: Monarch's own, and process links."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def far() -> Iterator[FarCluster]:
         yield cluster
 
 
-def lifelines_port() -> int:
-    port: int = beside.session()._context.lifeline.port  # type: ignore[attr-defined]
+def links_port() -> int:
+    port: int = beside.session()._context.link_address.port  # type: ignore[attr-defined]
     return port
 
 
@@ -60,7 +60,7 @@ class Lines:
     def __init__(self, far: FarCluster, job: loom.Job, rng: random.Random) -> None:
         self._far = far
         self._driver = psutil.Process(job.run(os.getpid))
-        self._lifelines = job.run(lifelines_port)
+        self._links = job.run(links_port)
         self._workers = [far.hosts.address(worker) for worker in far.hosts.workers]
         self._rng = rng
         self.cut: Counter[str] = Counter()
@@ -79,8 +79,8 @@ class Lines:
             self.cut[kind] += 1
 
     def _kind(self, connection: Any) -> str:
-        if connection.laddr.port == self._lifelines:
-            return "lifeline"
+        if connection.laddr.port == self._links:
+            return "link"
         return "worker" if connection.raddr.port == WORKER_PORT else "process"
 
 
@@ -117,4 +117,4 @@ def test_a_thousand_resets_of_the_lines_to_workers_lose_double_and_reorder_nothi
     assert reports == [(number, [])] * 2
     assert printed == {rank: list(range(number)) for rank in printed}
     assert lost == []
-    assert min(lines.cut[kind] for kind in ("lifeline", "worker", "process")) > CUTS // 10
+    assert min(lines.cut[kind] for kind in ("link", "worker", "process")) > CUTS // 10

@@ -13,12 +13,11 @@ import traceback
 from typing import NoReturn
 
 from loom.process.capabilities import forbid_new_privileges, keep_only
-from loom.process.lifeline import take_standard_input
 from loom.process.listen import announce
+from loom.process.parent_pipe import take_standard_input
 from loom.tracing import flush
 from loom.wire.bodies import OpenSession
 from loom.wire.mux import MAX_MESSAGE
-from loom_gateway.driver.lifeline.line import PATIENCE
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.own_log import (
     keep_small,
@@ -26,6 +25,7 @@ from loom_gateway.driver.output.own_log import (
     share_root_logger,
     survive_full_disk,
 )
+from loom_gateway.driver.process_link.link import PATIENCE
 from loom_gateway.driver.runs.children import keep_apart
 from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import current_run, route_output

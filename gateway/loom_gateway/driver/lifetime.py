@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from loom.errors import UnknownSession
-from loom.process.lifeline import when_parent_ends
+from loom.process.parent_pipe import when_parent_ends
 from loom.process.state_file import is_gone
 from loom.session_life import AliveBecause, SessionLife
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
@@ -73,9 +73,9 @@ class Lifetime:
         self.end: Callable[[str], object]  # ends the session for a reason; on the event loop
         self._lock = threading.Lock()  # makes opening the session and vanishing exclusive
 
-    def watch_gateway(self, lifeline: int) -> None:
+    def watch_gateway(self, parent_pipe: int) -> None:
         """Watch a pipe on a separate thread: it is closed when the gateway ends."""
-        when_parent_ends(self._gateway_ended, lifeline)
+        when_parent_ends(self._gateway_ended, parent_pipe)
 
     def _gateway_ended(self) -> None:
         with self._lock:
@@ -84,7 +84,7 @@ class Lifetime:
         logger.info("the gateway is gone; the session lives on")
 
     def _vanish(self) -> NoReturn:
-        """End at once and remove the files. The lifelines end the session's processes."""
+        """End at once and remove the files. The process links end the session's processes."""
         if self._remove_folder:
             shutil.rmtree(os.path.dirname(self._files.base), ignore_errors=True)
         self._files.remove(log=True)

@@ -120,7 +120,7 @@ class SupervisedProcess:
         child = self._child = Child(
             self.name,
             python(self._module, *self._arguments()),
-            lifeline=False,  # the process outlives this one, and the next supervisor finds it
+            parent_pipe=False,  # the process outlives this one, and the next supervisor finds it
             on_line=lambda line: logger.info("%s: %s", self.name, line),
         )
         logger.info("the %s is process %d", self.name, child.pid)

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.extras import WORKER_MODULES, require
 from loom.process.exit_codes import report
-from loom.process.lifeline import when_parent_ends
 from loom.process.listen import announce, bracketed, listen
+from loom.process.parent_pipe import when_parent_ends
 from loom.process.threads import keep_going
 from loom_gateway.workers.end_notice import EndNotice
 from loom_gateway.workers.monarch_env import remove_own_place, set_monarch_environment
@@ -217,7 +217,7 @@ def _adopt_orphans() -> None:
 
 
 def _reap_orphans() -> None:
-    """Reap ended orphans that lead a session, as the lifelines' agents do. Monarch reaps the others."""
+    """Reap ended orphans that lead a session, as the process links' agents do. Monarch reaps the others."""
     import psutil
 
     while True:
@@ -262,12 +262,12 @@ def _on_fault(failure: MeshFailure) -> None:
 
 def _exit_with_parent() -> None:
     """Watch standard input, whose other end the parent holds. End when it is closed."""
-    lifeline = os.dup(0)  # not inheritable, like every descriptor that Python makes
+    parent_pipe = os.dup(0)  # not inheritable, like every descriptor that Python makes
     # Give the sessions' processes an empty standard input, so that input() in an actor does not wait for the
     # parent.
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    when_parent_ends(lambda: _end_with_descendants("its parent is gone"), lifeline)
+    when_parent_ends(lambda: _end_with_descendants("its parent is gone"), parent_pipe)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

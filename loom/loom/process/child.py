@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 from loom.errors import LoomError
 from loom.process.backoff import Backoff
 from loom.process.exit_codes import error_for_exit_code
-from loom.process.lifeline import ParentPipe
+from loom.process.parent_pipe import ParentPipe
 
 KEPT_LINES = 50
 LONGEST_LINE = 8192
@@ -53,7 +53,7 @@ class Child:
     """A child process, in a session of its own: Ctrl-C in a terminal does not reach it.
 
     Args:
-        lifeline: whether its standard input is a `ParentPipe` of this process, or empty. Held as this object:
+        parent_pipe: whether its standard input is a `ParentPipe` of this process, or empty. Held as this object:
             what is started in the child's place, as by an injected fault, may hold on to it too.
         errors: descriptor of a file for its standard error, which is kept with its other output by default.
         understand: returns the announcement in a line of its standard output, if the line says that it is ready.
@@ -74,7 +74,7 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         *,
-        lifeline: bool = True,
+        parent_pipe: bool = True,
         errors: int = subprocess.PIPE,
         understand: Callable[[str], dict[str, Any] | None] = announcement,
         on_line: Callable[[str], object] = lambda line: None,
@@ -87,11 +87,11 @@ class Child:
         self._understand = understand
         self._on_line = on_line
         self._output: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-        self._lifeline = ParentPipe() if lifeline else None
+        self._parent_pipe = ParentPipe() if parent_pipe else None
         try:
             self._process = subprocess.Popen(
                 command,
-                stdin=self._lifeline.child_end if self._lifeline else subprocess.DEVNULL,
+                stdin=self._parent_pipe.child_end if self._parent_pipe else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment,
@@ -105,8 +105,8 @@ class Child:
             self.cut()
             raise
         finally:
-            if self._lifeline:
-                self._lifeline.given()
+            if self._parent_pipe:
+                self._parent_pipe.given()
         streams = [stream for stream in (self._process.stdout, self._process.stderr) if stream]
         self._start(self._await_end, [self._start(self._read, stream) for stream in streams])
 
@@ -131,14 +131,14 @@ class Child:
         self._process.terminate()
 
     def release(self) -> None:
-        """Let the child go on if it waits in `loom.process.lifeline.parent_releases`."""
-        if self._lifeline:
-            self._lifeline.release()
+        """Let the child go on if it waits in `loom.process.parent_pipe.parent_releases`."""
+        if self._parent_pipe:
+            self._parent_pipe.release()
 
     def cut(self) -> None:
-        """Close the lifeline, so that the child ends."""
-        if self._lifeline:
-            self._lifeline.close()
+        """Close the parent pipe, so that the child ends."""
+        if self._parent_pipe:
+            self._parent_pipe.close()
 
     def end(self, grace: float) -> None:
         """Wait ``grace`` seconds for the child's end, then kill it."""

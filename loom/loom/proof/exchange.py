@@ -31,7 +31,7 @@ class Purpose(Enum):
     """What two sides know a key for. A key may serve two: the token of a job is also its gateway's."""
 
     GATEWAY = "gateway"
-    LIFELINE = "lifeline"
+    PROCESS_LINK = "lifeline"
     PEER = "peer"
     POD = "pod"
 

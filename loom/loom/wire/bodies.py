@@ -683,7 +683,7 @@ class SessionEnded(Body, kind=Kind.ENDED):
     reason: str
 
 
-# Bodies of messages between a driver and the processes that it started; see `loom_gateway.driver.lifeline`.
+# Bodies of messages between a driver and the processes that it started; see `loom_gateway.driver.process_link`.
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Talker(Actor):
                 process.pid
                 for process in psutil.process_iter(["ppid", "cmdline"])
                 if process.info["ppid"] == os.getpid()
-                and any("lifeline.agent" in part for part in process.info["cmdline"] or ())
+                and any("process_link.agent" in part for part in process.info["cmdline"] or ())
             ]
             if found:
                 break

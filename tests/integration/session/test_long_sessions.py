@@ -18,8 +18,8 @@ import loom
 from loom.rest import Gateway
 from loom.wire.bodies import StreamCall
 from loom_gateway.driver.handlers.runs import KEPT_RUNS
-from loom_gateway.driver.lifeline.server import MOST_ENDS
 from loom_gateway.driver.monarch.mesh_table import KEPT_NAMES
+from loom_gateway.driver.process_link.server import MOST_ENDS
 from loom_gateway.driver.session.mesh_view import SHOWN_STOPPED
 from loom_proxy.local import LocalCluster
 from loom_proxy.session.calls import KEPT_STOPPED
@@ -46,7 +46,7 @@ LIVING = 32  # meshes, parts of meshes, runs and processes that may live besides
 
 BOUNDS = {
     "loom_gateway.driver.handlers.runs.FunctionRuns._runs": KEPT_RUNS + LIVING,
-    "loom_gateway.driver.lifeline.server.LifelineServer._ends": MOST_ENDS,
+    "loom_gateway.driver.process_link.server.ProcessLinkServer._ends": MOST_ENDS,
     "loom.control.process_end.ProcessEnd": MOST_ENDS + LIVING,
     "loom_gateway.driver.monarch.mesh_table.MeshTable._entries": KEPT_NAMES + LIVING,
     "loom_gateway.driver.monarch.mesh_table.MeshTable._unusable": KEPT_NAMES,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from loom.process import tasks
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
-from loom_gateway.driver.lifeline.host_watch import HostEnd, watch_host
 from loom_gateway.driver.monarch.root_client import unreachable
+from loom_gateway.driver.process_link.host_watch import HostEnd, watch_host
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler, notice
 from loom_gateway.workers.sources import WorkerList, parse_worker_address
@@ -61,7 +61,7 @@ class HostWatcher:
         self._watches[host] = tasks.run_to_end("watch a host", lambda: self._await_end(host))
 
     async def _await_end(self, host: int) -> None:
-        address, patience = parse_worker_address(self._hosts.addresses[host]), self._context.lifeline.patience
+        address, patience = parse_worker_address(self._hosts.addresses[host]), self._context.link_address.patience
         end = await watch_host(address, patience, lambda: self._lives(host))
         self._gone(host, end.value)
         if end == HostEnd.RESTARTED:

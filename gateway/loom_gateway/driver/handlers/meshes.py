@@ -72,7 +72,7 @@ class MeshOperations:
         on_path = self._syncs.on_path(message.id)
         on = self._context.meshes.entry(request.hosts)
         torchrun = TorchrunPlace(math.prod(dict(request.per_host).values()), len(on.ranks))
-        bootstrap = bootstrap_on(self._context.lifeline, message.id, bootstrap, on_path, replica, torchrun)
+        bootstrap = bootstrap_on(self._context.link_address, message.id, bootstrap, on_path, replica, torchrun)
         self._context.hosts.check(on.ranks)
         mesh = self._context.hosts.mesh_on(on.ranks, on.mesh, on.python).spawn_procs(
             per_host=dict(request.per_host),

@@ -22,11 +22,11 @@ from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.host_actor import Assembled, FilePart, TreeAgent
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree, make_current
-from loom_gateway.driver.lifeline.line import LifelineAddress
-from loom_gateway.driver.lifeline.server import LifelineServer
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError, is_monarchs
 from loom_gateway.driver.monarch.liveness import hold_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, stop_quietly
+from loom_gateway.driver.process_link.link import ProcessLinkAddress
+from loom_gateway.driver.process_link.server import ProcessLinkServer
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
@@ -52,8 +52,8 @@ class Syncs:
         self._cache: TreeCache | None = None
         self._driver_path = DriverPath()
         self._agents: dict[int, _HostAgent] = {}  # by host
-        self._ends: list[asyncio.Event] = []  # of every agent process, by its number on the lifelines
-        self._lifeline: LifelineServer | None = None
+        self._ends: list[asyncio.Event] = []  # of every agent process, by its number on the process links
+        self._links: ProcessLinkServer | None = None
         self._starting = asyncio.Lock()
         self._trees: tuple[SyncedTree, ...] = ()  # the newest first
         self._given: dict[int, tuple[SyncedTree, ...]] = {}  # trees of each proc mesh that has some, by its id
@@ -196,16 +196,18 @@ class Syncs:
 
     async def _start_agents(self) -> None:
         async with self._starting:
-            if self._lifeline is None:
-                self._lifeline = LifelineServer(self._context.lifeline.host, self._context.lifeline.patience)
-                await self._lifeline.start(lambda number, rank: self._ends[number].set())
+            if self._links is None:
+                self._links = ProcessLinkServer(
+                    self._context.link_address.host, self._context.link_address.patience
+                )
+                await self._links.start(lambda number, rank: self._ends[number].set())
         for host in self._context.meshes.entry(HOST_MESH).ranks:
             if host not in self._agents:
                 self._agents[host] = self._new_agent(host)
 
     def _new_agent(self, host: int) -> _HostAgent:
-        assert self._lifeline is not None
-        return _HostAgent(self._context, host, self._lifeline.address, self._ends)
+        assert self._links is not None
+        return _HostAgent(self._context, host, self._links.address, self._ends)
 
     async def _give(self, agent: _HostAgent, manifest: Manifest, upload: str) -> Assembled | None:
         """Assemble the tree on a host. Return None if the host is lost."""
@@ -277,7 +279,7 @@ class _HostAgent:
     """The agent of a host, hidden from the session's meshes."""
 
     def __init__(
-        self, context: SessionContext, host: int, address: LifelineAddress, ends: list[asyncio.Event]
+        self, context: SessionContext, host: int, address: ProcessLinkAddress, ends: list[asyncio.Event]
     ) -> None:
         self.host = host
         self.host_lost = asyncio.Event()

@@ -1,7 +1,7 @@
 """The bootstrap of a session's processes, which ties each to its driver, and of those that its code starts.
 
 Monarch's hosts keep the processes of a root client that was killed (torchmonarch 0.7; seen for minutes). So every
-process of a session has a lifeline (`loom_gateway.driver.lifeline`), and ends when the driver is gone. In the other
+process of a session has a link (`loom_gateway.driver.process_link`), and ends when the driver is gone. In the other
 direction, the driver learns at once that a process has ended. Monarch reports a process that died while its host
 lives. It does not report a lost host, and pending calls would wait forever.
 
@@ -28,11 +28,11 @@ from loom.wire.arrays import take_apart_near_top
 from loom.wire.by_value import repair_cloudpickle, share_with_children
 from loom_gateway.driver.code_sync import sys_path
 from loom_gateway.driver.code_sync.sys_path import OnPath
-from loom_gateway.driver.lifeline.line import LifelineAddress
+from loom_gateway.driver.process_link.link import ProcessLinkAddress
 from loom_gateway.workers.end_notice import heed_end_notice
 
 if TYPE_CHECKING:
-    from loom_gateway.driver.lifeline.tie import DriverTie
+    from loom_gateway.driver.process_link.join import DriverTie
 
 
 LARGE = 1 << 20  # bytes from which an array or a byte string in a result is taken apart; a tensor always is
@@ -121,7 +121,7 @@ Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]]
 
 
 def bootstrap_on(
-    address: LifelineAddress,
+    address: ProcessLinkAddress,
     procs: int,
     bootstrap: Bootstrap | None,
     on_path: OnPath | None,
@@ -139,7 +139,7 @@ def bootstrap_on(
     return functools.partial(_hold_on, address, procs, on_path, replica, torchrun, bootstrap)  # type: ignore[arg-type]
 
 
-def tie_native_procs(address: LifelineAddress) -> None:
+def tie_native_procs(address: ProcessLinkAddress) -> None:
     """Have ``spawn_procs`` of every host mesh in this process tie what it starts, unless that is tied already.
 
     So the driver learns at once that such a process has ended, and it ends when the driver is gone. It has the
@@ -186,12 +186,12 @@ def _ties(bootstrap: object) -> bool:
     return isinstance(bootstrap, functools.partial) and bootstrap.func in _TIES
 
 
-def hold_on(address: LifelineAddress, procs: int) -> None:
+def hold_on(address: ProcessLinkAddress, procs: int) -> None:
     """Tie this process to the driver at ``address``, without its output."""
     _tie(address, procs, output=False, meets=False)
 
 
-def _bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstrap | None) -> Callable[[], Any]:
+def _bare_bootstrap_on(address: ProcessLinkAddress, procs: int, bootstrap: Bootstrap | None) -> Callable[[], Any]:
     """Return a bootstrap function that ties a process to its driver, without its output, and runs the user's own.
 
     It is for processes that a function or an actor starts itself, which has the rest in its own hands.
@@ -206,7 +206,7 @@ def _bare_bootstrap_on(address: LifelineAddress, procs: int, bootstrap: Bootstra
 
 
 def _hold_on_barely(
-    address: LifelineAddress, procs: int, bootstrap: Callable[[], None] | None, on_path: OnPath | None = None
+    address: ProcessLinkAddress, procs: int, bootstrap: Callable[[], None] | None, on_path: OnPath | None = None
 ) -> None:
     hold_on(address, procs)
     _heed_ends(address)
@@ -217,7 +217,7 @@ def _hold_on_barely(
 
 
 async def _hold_on_barely_async(
-    address: LifelineAddress,
+    address: ProcessLinkAddress,
     procs: int,
     bootstrap: Callable[[], Awaitable[None]],
     on_path: OnPath | None = None,
@@ -226,18 +226,18 @@ async def _hold_on_barely_async(
     await bootstrap()
 
 
-def _tie(address: LifelineAddress, procs: int, output: bool, meets: bool) -> tuple[int, DriverTie]:
-    """Tie this process to the driver at ``address``; return its rank and its lifeline."""
+def _tie(address: ProcessLinkAddress, procs: int, output: bool, meets: bool) -> tuple[int, DriverTie]:
+    """Tie this process to the driver at ``address``; return its rank and its link."""
     from monarch.actor import current_rank
 
-    from loom_gateway.driver.lifeline.tie import DriverTie
+    from loom_gateway.driver.process_link.join import DriverTie
 
     rank: int = current_rank().rank
     return rank, DriverTie(address, procs, rank, output, meets)
 
 
 def _hold_on(
-    address: LifelineAddress,
+    address: ProcessLinkAddress,
     procs: int,
     on_path: OnPath | None,
     replica: ReplicaPlace,
@@ -261,18 +261,18 @@ def _hold_on(
         bootstrap()
 
 
-def _heed_ends(address: LifelineAddress) -> None:
+def _heed_ends(address: ProcessLinkAddress) -> None:
     """Have the calls of this process's actors fail when a process is gone, of which the driver tells.
 
     Monarch's own waits end too, which the driver leaves open, unless the user has set the limit.
     """
     from monarch.config import configure
 
-    from loom_gateway.driver.lifeline.watch import DriverWatch
     from loom_gateway.driver.monarch import native_calls
     from loom_gateway.driver.monarch.raised import answer_what_is_raised
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
+    from loom_gateway.driver.process_link.deaths import DriverWatch
     from loom_gateway.driver.runs.children import keep_actors_apart
 
     explain_refusals(
@@ -300,7 +300,7 @@ def _heed_ends(address: LifelineAddress) -> None:
 
 
 async def _hold_on_async(
-    address: LifelineAddress,
+    address: ProcessLinkAddress,
     procs: int,
     on_path: OnPath | None,
     replica: ReplicaPlace,

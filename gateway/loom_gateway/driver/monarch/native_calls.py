@@ -1,13 +1,13 @@
 """Calls that a function or an actor in this process makes: they fail when a process that they wait for is gone.
 
 Monarch fails such calls itself, unless the process dies in the moment in which Monarch asks for its state. Then
-Monarch waits for the answer, without an end (see `loom_gateway.driver.monarch.root_client`). So when a lifeline
+Monarch waits for the answer, without an end (see `loom_gateway.driver.monarch.root_client`). So when a process link
 reports the end of a process, the calls that still wait for that process after `GRACE` seconds fail here.
 
 A call only notes what it waits for. A thread that waits looks every `GRACE` seconds whether that is gone. An event
 loop is told.
 
-The driver knows from its lifelines what is gone. A mesh takes the id of its processes with it wherever it is sent.
+The driver knows from its links what is gone. A mesh takes the id of its processes with it wherever it is sent.
 There, the first call that waits for them for longer than `GRACE` asks the driver.
 """
 

@@ -74,7 +74,7 @@ SPAWN_LEAST = 30.0  # the least seconds that a spawn may take, Monarch's default
 
 _WATCHES = ("channel_reconnect_timeout", "host_spawn_ready_timeout")
 """Monarch's own timeouts for a silent host. They have to be longer than the patience, after which
-`loom_gateway.driver.lifeline` fails the calls."""
+`loom_gateway.driver.process_link` fails the calls."""
 
 _STATES = (
     "get_actor_state_max_idle",
@@ -83,7 +83,7 @@ _STATES = (
     "supervision_watchdog_timeout",
 )
 """Monarch's timeouts for the state of processes and actors, for which the controllers of a mesh ask, never end:
-the lifelines tell which process has ended. An answer is lost if its host was silent for more than 20 s, though the
+process links tell which process has ended. An answer is lost if its host was silent for more than 20 s, though the
 host is back (torchmonarch 0.7). Monarch would then stop the actors there ("no status received from process").
 While it waits it keeps nothing alive, so no mesh counts as an orphan either.
 

@@ -19,12 +19,12 @@ import msgpack
 from loom.errors import ProtocolMismatch
 from loom.wire.bodies import FlushOutput, LogLines, OutputSkipped, ProcessOutput, SetLogOptions
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.lifeline.server import ProcessLine
 from loom_gateway.driver.output.lines import Aggregate, Aggregator, LineSplitter
 from loom_gateway.driver.output.pump import BURST as PROCESS_BURST
 from loom_gateway.driver.output.pump import RATE as PROCESS_RATE
 from loom_gateway.driver.output.pump import STDERR, STDOUT, ByteBudget
 from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.driver.process_link.server import ProcessLink
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
@@ -89,9 +89,9 @@ class _Printer:
 
 
 class ProcessPrinter(_Printer):
-    """What one process prints, as its lifeline brings it."""
+    """What one process prints, as its process link brings it."""
 
-    def __init__(self, collector: LogCollector, source: _Source, line: ProcessLine) -> None:
+    def __init__(self, collector: LogCollector, source: _Source, line: ProcessLink) -> None:
         super().__init__(source, line.rank)
         self._collector = collector
         self.line = line
@@ -172,7 +172,7 @@ class LogCollector:
             printer.left_out = 0
         self._feed(printer, stream, text.encode(errors="replace"), time.time())
 
-    def printer(self, line: ProcessLine) -> ProcessPrinter:
+    def printer(self, line: ProcessLink) -> ProcessPrinter:
         """Return what takes the output of a process."""
         printer = ProcessPrinter(self, self._source(line.procs), line)
         self._processes[line.procs, line.rank] = printer

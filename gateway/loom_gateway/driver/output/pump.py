@@ -1,6 +1,6 @@
 """The pump of one process's output: it carries what arrives in the process's pipes to the line to the driver.
 
-The pump runs in the process's agent (`loom_gateway.driver.lifeline.agent`) and not in a thread, for two reasons.
+The pump runs in the process's agent (`loom_gateway.driver.process_link.agent`), not in a thread, for two reasons.
 What was printed before a SIGKILL is still in the pipe and is sent. And native code that prints while it holds the
 interpreter's lock would wait for a reader that waits for the lock. The pump also copies the output to the agent's
 own standard output and error, which are those with which the process was started.

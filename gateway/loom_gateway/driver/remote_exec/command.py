@@ -56,14 +56,14 @@ class RankCommand:
         self._handle = handle
         self._on_end = on_end
         self._terminal: int | None = None
-        alive, self._lifeline = os.pipe()
+        alive, self._parent_pipe = os.pipe()
         try:
             if spec.terminal is None:
                 self._start_with_pipes(port, spec, alive)
             else:
                 self._start_in_terminal(port, spec, spec.terminal, alive)
         except BaseException:
-            os.close(self._lifeline)
+            os.close(self._parent_pipe)
             raise
         finally:
             os.close(alive)
@@ -135,7 +135,7 @@ class RankCommand:
         code = self._process.wait()
         self.conduit.over(code if code >= 0 else 128 - code)
         self._terminal = None
-        os.close(self._lifeline)
+        os.close(self._parent_pipe)
         self._on_end(self._handle)
 
     def _kill_all(self) -> None:

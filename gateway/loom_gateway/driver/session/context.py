@@ -8,12 +8,12 @@ from typing import Any
 
 from loom.wire.codec import Decoder, Encoder
 from loom_gateway.driver.clients.results import StoredResults
-from loom_gateway.driver.lifeline.line import LifelineAddress
 from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.futures import Futures
 from loom_gateway.driver.monarch.host_table import HostTable
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry, MeshTable
 from loom_gateway.driver.monarch.translations import Translations
+from loom_gateway.driver.process_link.link import ProcessLinkAddress
 from loom_gateway.driver.session.broadcasts import Broadcasts
 from loom_gateway.driver.session.failures import DeadElements, Failures
 from loom_gateway.driver.session.replies import Replies, Send
@@ -24,7 +24,7 @@ class SessionContext:
     """The shared state of one session.
 
     Args:
-        lifeline: where every process of the session ties itself to the driver.
+        link_address: where every process of the session ties itself to the driver.
         send: takes a message for the client.
         flush: sends the messages that were not eager.
         has_room: returns whether printed lines may join what waits for the client.
@@ -35,7 +35,7 @@ class SessionContext:
         self,
         host_mesh: Any,
         addresses: Sequence[str],
-        lifeline: LifelineAddress,
+        link_address: ProcessLinkAddress,
         weaver: DriverWeaverLink,
         loop: asyncio.AbstractEventLoop,
         send: Send,
@@ -48,7 +48,7 @@ class SessionContext:
         self.has_room = has_room
         self.results = results
         self.weaver = weaver
-        self.lifeline = lifeline
+        self.link_address = link_address
         self.hosts = HostTable(addresses)
         self.meshes = MeshTable()
         hosts = MeshEntry("hosts", "hosts", host_mesh, HOST_MESH, ranks=tuple(range(len(host_mesh))))

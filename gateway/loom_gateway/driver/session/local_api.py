@@ -61,7 +61,7 @@ class LocalSession:
         self._on_gone[ident] = gone
         replica = ReplicaPlace(context.weaver.session, name, dict(environment))
         torchrun = TorchrunPlace(size, hosts=1)
-        bootstrap = bootstrap_on(context.lifeline, ident, None, self._syncs.on_path(ident), replica, torchrun)
+        bootstrap = bootstrap_on(context.link_address, ident, None, self._syncs.on_path(ident), replica, torchrun)
         on = context.meshes.mesh(HOST_MESH).slice(hosts=slice(host, host + 1))
         on = context.hosts.mesh_on((host,), on)
         mesh = on.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)

@@ -18,14 +18,14 @@ from loom.wire.handshake import CAPABILITIES, Hello, Welcome
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.registry import Clients
 from loom_gateway.driver.clients.results import StoredResults
-from loom_gateway.driver.lifeline.server import LifelineServer, Printer, ProcessLine
-from loom_gateway.driver.lifeline.watchers import Watchers
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.monarch import native_calls
 from loom_gateway.driver.monarch.errors import replace_fault_hook
 from loom_gateway.driver.monarch.liveness import FIRST_NATIVE, tie_native_procs
 from loom_gateway.driver.monarch.root_client import address_towards, attach, probe, spawn_weaver_mesh
 from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.driver.process_link.deaths import Watchers
+from loom_gateway.driver.process_link.server import Printer, ProcessLink, ProcessLinkServer
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.dispatcher import OperationDispatcher
 from loom_gateway.driver.weaver_link import DriverWeaverLink
@@ -63,11 +63,11 @@ class DrivenSession:
         self._clients = Clients(max_message, results)
         host_mesh = _attach(self._workers.addresses, self.name)
         self._watchers = Watchers()
-        self._lifeline = LifelineServer(address_towards(self._workers.addresses), patience, self._watchers)
+        self._links = ProcessLinkServer(address_towards(self._workers.addresses), patience, self._watchers)
         self._context = SessionContext(
             host_mesh,
             self._workers.addresses,
-            self._lifeline.address,
+            self._links.address,
             weaver,
             loop,
             self._clients.send,
@@ -75,7 +75,7 @@ class DrivenSession:
             self._clients.has_room,
             results,
         )
-        self._context.dead.end_of = self._lifeline.end_of
+        self._context.dead.end_of = self._links.end_of
         self._context.drives_for = self._clients.drives_for
         self._context.guest_of = self._clients.guest_of
         self._context.caller_is_gone = self._clients.caller_is_gone
@@ -83,7 +83,7 @@ class DrivenSession:
         lifetime.under_way = self._dispatcher.under_way
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)
-        tie_native_procs(self._lifeline.address)
+        tie_native_procs(self._links.address)
         native_calls.ask_by(self._report_gone)
         spawn_weaver_mesh()
         asyncio.run_coroutine_threadsafe(self._start(), loop).result()
@@ -95,15 +95,15 @@ class DrivenSession:
         return None if self._workers_file is None else WorkerList.read(self._workers_file)
 
     async def _start(self) -> None:
-        self._context.failures.on_process_gone += [self._lifeline.give_up, self._fail_calls_later]
-        await self._lifeline.start(
+        self._context.failures.on_process_gone += [self._links.give_up, self._fail_calls_later]
+        await self._links.start(
             self._process_gone,
             self._process_started,
             self._printer,
             self._context.weaver.address,
             self._dispatcher.processes.was_stopped,
         )
-        self._dispatcher.hosts.start(self._read_workers, self._lifeline.connected)
+        self._dispatcher.hosts.start(self._read_workers, self._links.connected)
         weaver, latencies = self.weaver, self._context.replies.latencies
         limits = self._dispatcher.limits
         tasks.keep_running(
@@ -119,7 +119,7 @@ class DrivenSession:
         if procs < FIRST_NATIVE:
             self._dispatcher.processes.started(procs, rank)
 
-    def _printer(self, line: ProcessLine) -> Printer | None:
+    def _printer(self, line: ProcessLink) -> Printer | None:
         return self._dispatcher.logs.printer(line) if line.procs < FIRST_NATIVE else None
 
     def _process_gone(self, procs: int, rank: int) -> None:

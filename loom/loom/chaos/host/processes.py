@@ -123,7 +123,7 @@ def lose_host(pid: int) -> Injected:
     """
     worker = worker_of(pid)
     start = start_of(worker)
-    lifeline = _lifeline(worker, next(ancestors(worker))) if "--exit-with-parent" in start.arguments else None
+    parent_pipe = _parent_pipe(worker, next(ancestors(worker))) if "--exit-with-parent" in start.arguments else None
     there = _children(worker)
     kill(worker)
     evidence = {"worker": worker, "state": state_of(worker) or "gone", "processes": there}
@@ -133,13 +133,13 @@ def lose_host(pid: int) -> Injected:
             start.arguments,
             cwd=start.folder,
             env=start.environment,
-            stdin=subprocess.DEVNULL if lifeline is None else lifeline,
+            stdin=subprocess.DEVNULL if parent_pipe is None else parent_pipe,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        if lifeline is not None:
-            os.close(lifeline)
+        if parent_pipe is not None:
+            os.close(parent_pipe)
         assert begun.stdout is not None
         line = begun.stdout.readline().decode(errors="replace").strip()
         begun.stdout.close()
@@ -150,7 +150,7 @@ def lose_host(pid: int) -> Injected:
     return Injected("lost_host", evidence, undo)
 
 
-def _lifeline(worker: int, owner: int) -> int:
+def _parent_pipe(worker: int, owner: int) -> int:
     """Reopen the read end of the pipe by which a worker notices that its owner has ended."""
     theirs = {pipe for _, pipe in _pipes(owner)}
     for descriptor, pipe in _pipes(worker):

@@ -1,4 +1,4 @@
-"""`loom.process.child` and its lifeline: a process that says when it is ready, and ends with its parent."""
+"""`loom.process.child` and its parent pipe: a process that says when it is ready, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def child_of(code: str, **options: object) -> Child:
     return Child("the child", [sys.executable, "-c", code], **options)  # type: ignore[arg-type]
 
 
-def test_a_child_says_when_it_is_ready_and_ends_when_its_lifeline_is_cut() -> None:
+def test_a_child_says_when_it_is_ready_and_ends_when_its_parent_pipe_is_cut() -> None:
     heard: list[str] = []
     child = child_of(UNTIL_STDIN_CLOSES, on_line=heard.append)
 
@@ -66,8 +66,8 @@ def test_a_child_says_when_it_is_ready_and_ends_when_its_lifeline_is_cut() -> No
     assert sorted(child.output.splitlines()) == ["running", "starting"]
 
 
-def test_a_child_without_a_lifeline_has_no_input() -> None:
-    child = child_of(UNTIL_STDIN_CLOSES, lifeline=False)
+def test_a_child_without_a_parent_pipe_has_no_input() -> None:
+    child = child_of(UNTIL_STDIN_CLOSES, parent_pipe=False)
 
     assert child.ended.result(BOUND) == 0
     child.cut()  # there is nothing to cut
@@ -75,7 +75,7 @@ def test_a_child_without_a_lifeline_has_no_input() -> None:
 
 def test_a_childs_errors_may_go_to_a_file(tmp_path: os.PathLike[str]) -> None:
     with open(os.path.join(tmp_path, "errors"), "w+b") as errors:
-        child = child_of(UNTIL_STDIN_CLOSES, errors=errors.fileno(), lifeline=False)
+        child = child_of(UNTIL_STDIN_CLOSES, errors=errors.fileno(), parent_pipe=False)
         child.ended.result(BOUND)
         errors.seek(0)
         assert errors.read() == b"starting\n"

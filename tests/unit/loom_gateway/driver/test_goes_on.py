@@ -65,7 +65,7 @@ async def test_the_watch_over_a_host_goes_on(where: str) -> None:
     context = SimpleNamespace(
         hosts=SimpleNamespace(addresses=[address], lose=given["lose"], lost=set(), moved=set()),
         meshes=MeshTable(),
-        lifeline=SimpleNamespace(patience=10 * BOUND),
+        link_address=SimpleNamespace(patience=10 * BOUND),
         failures=nothing,
         send=lambda message: lost.set(),
     )
@@ -136,7 +136,7 @@ SHORT = {
 AWAITED = {
     "access/connections.py": "the connection that is beginning is closed with its task",
     "access/issuer_keys.py": "those who need the keys wait for it",
-    "driver/lifeline/host_watch.py": "the watch over a host waits for it",
+    "driver/process_link/host_watch.py": "the watch over a host waits for it",
     "driver/handlers/sync.py": "the sync waits for it",
     "driver/monarch/raised.py": "Monarch waits for it",
     "driver/weaver_link.py": "the processes that start wait for it",

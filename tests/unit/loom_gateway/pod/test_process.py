@@ -55,7 +55,7 @@ async def test_a_process_that_is_restarted_is_another() -> None:
 
 async def test_a_process_that_runs_already_is_found_and_ended_in_the_end() -> None:
     (port,) = free_ports(1)
-    earlier = Child("an earlier worker", python(ANNOUNCES, str(port)), lifeline=False)
+    earlier = Child("an earlier worker", python(ANNOUNCES, str(port)), parent_pipe=False)
     await asyncio.wrap_future(earlier.ready)
     async with kept(port) as process:
         await until(process, ProcessState.LISTENING)

@@ -39,7 +39,7 @@ async def test_a_host_is_lost_on_which_processes_of_a_mesh_are_connected(stopped
     context = SimpleNamespace(
         hosts=SimpleNamespace(addresses=[address], lose=lambda host, reason: None, lost=set(), moved=set()),
         meshes=meshes,
-        lifeline=SimpleNamespace(patience=10 * BOUND),
+        link_address=SimpleNamespace(patience=10 * BOUND),
         failures=nothing,
         send=lambda message: lost.set(),
     )

@@ -37,7 +37,7 @@ its descendants have failed:
     [
         (CAME_BACK, Fault("counters-jaggnauh3cg", 1, STOPPED)),
         (CONTROLLER, Fault("counters-jaggnauh3cg", None, "Monarch's controller of the mesh has failed")),
-        # The process, or its host, is gone: its end of the lifeline tells.
+        # The process, or its host, is gone: its end of the process link tells.
         (CAME_BACK.replace(STOPPED, "ttl expired for counters<jagGnAUH3Cg>.my-m-1<j5KFJdYHmcM>"), None),
         ("The actor counters{'hosts': 0/2} failed: ValueError: undeliverable message for him", None),
     ],

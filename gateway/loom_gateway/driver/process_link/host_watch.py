@@ -7,7 +7,7 @@ import contextlib
 import enum
 from collections.abc import Callable
 
-from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, Refusals, break_after
+from loom_gateway.driver.process_link.link import ATTEMPT, RETRY, Refusals, break_after
 from loom_gateway.workers.sources import WorkerAddress
 
 SAME_AFTER = 2 * ATTEMPT  # seconds after the network is back in which the processes of a worker are back too
@@ -26,7 +26,7 @@ class HostEnd(enum.Enum):
 async def watch_host(address: WorkerAddress, patience: float, lives: Callable[[], bool]) -> HostEnd:
     """Return when a worker host is gone: its worker has ended, or has been silent for ``patience`` seconds.
 
-    Monarch keeps a silent connection open, so an idle one reveals the worker's end. The lifelines do not suffice: a
+    Monarch keeps a silent connection open, so an idle one reveals the worker's end. Process links do not suffice: a
     process that is still being spawned has none yet. An idle connection outlives a network that is away for less
     than ``patience``. If it was reset all the same, another one tells whether the worker still listens. It may be
     the next worker that does. That has none of the processes of the one before.

@@ -1,4 +1,4 @@
-"""A driver's end of lifelines, and real processes that are tied to it, without Monarch."""
+"""A driver's end of process links, and real processes that are tied to it, without Monarch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 from loom.wire.bodies import OutputSkipped, ProcessOutput
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.lifeline.line import LifelineAddress
-from loom_gateway.driver.lifeline.server import LifelineServer, ProcessLine
-from loom_gateway.driver.lifeline.watchers import Watchers
+from loom_gateway.driver.process_link.deaths import Watchers
+from loom_gateway.driver.process_link.link import ProcessLinkAddress
+from loom_gateway.driver.process_link.server import ProcessLink, ProcessLinkServer
 
 BOUND = 30.0
 """Seconds; far over what anything here takes, so that only a hang fails."""
 
 _PROGRAM = """
 import json, os, socket, sys
-from loom_gateway.driver.lifeline.line import LifelineAddress
-from loom_gateway.driver.lifeline.tie import DriverTie
-from loom_gateway.driver.lifeline.watch import DriverWatch
+from loom_gateway.driver.process_link.link import ProcessLinkAddress
+from loom_gateway.driver.process_link.join import DriverTie
+from loom_gateway.driver.process_link.deaths import DriverWatch
 address, procs, rank, meets, output = json.loads(sys.argv[1])
-tied = DriverTie(LifelineAddress(*address), procs, rank, output=output, meets=meets)
-watch = DriverWatch(LifelineAddress(*address), lambda procs, rank: print("gone", procs, rank))
+tied = DriverTie(ProcessLinkAddress(*address), procs, rank, output=output, meets=meets)
+watch = DriverWatch(ProcessLinkAddress(*address), lambda procs, rank: print("gone", procs, rank))
 for line in sys.stdin:
     what, _, argument = line.strip().partition(" ")
     if what == "print":
@@ -54,8 +54,8 @@ class Driver:
 
     def __init__(self, patience: float = 60.0) -> None:
         self.watchers = Watchers()
-        self.server = LifelineServer("127.0.0.1", patience, self.watchers)
-        self.lines: list[ProcessLine] = []
+        self.server = ProcessLinkServer("127.0.0.1", patience, self.watchers)
+        self.lines: list[ProcessLink] = []
         self.printed: dict[tuple[int, int], bytes] = {}
         """What each process has printed on standard output."""
         self.skipped: list[OutputSkipped] = []
@@ -84,7 +84,7 @@ class Driver:
 
         return note
 
-    def _printer(self, line: ProcessLine) -> Any:
+    def _printer(self, line: ProcessLink) -> Any:
         self.lines.append(line)
         self._changed.set()
         return _Printer(self, line)
@@ -94,7 +94,7 @@ class Driver:
         await self.until(lambda: len(self.printed.get((procs, 0), b"")) >= len(text))
         assert self.printed[procs, 0].decode() == text
 
-    def take(self, line: ProcessLine, message: Message) -> None:
+    def take(self, line: ProcessLink, message: Message) -> None:
         if message.kind == Kind.OUTPUT_SKIPPED:
             self.skipped.append(OutputSkipped.from_body(message.body))
         elif message.kind == Kind.PROCESS_OUTPUT and ProcessOutput.from_body(message.body).stream == 1:
@@ -124,7 +124,7 @@ class Driver:
 
 
 class _Printer:
-    def __init__(self, driver: Driver, line: ProcessLine) -> None:
+    def __init__(self, driver: Driver, line: ProcessLink) -> None:
         self._driver, self._line = driver, line
 
     def take(self, message: Message) -> None:
@@ -142,7 +142,7 @@ class Process:
     """A process that does what it is told by lines on its standard input. A context manager."""
 
     def __init__(
-        self, address: LifelineAddress, procs: int = 7, rank: int = 0, meets: bool = False, output: bool = True
+        self, address: ProcessLinkAddress, procs: int = 7, rank: int = 0, meets: bool = False, output: bool = True
     ) -> None:
         told = json.dumps([list(address), procs, rank, meets, output])
         self.popen = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Where the processes of a mesh may meet: real processes agree on it over their lifelines."""
+"""Where the processes of a mesh may meet: real processes agree on it over their process links."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from tests.support.network.gate import Gate
-from tests.unit.loom_gateway.driver.lifeline.processes import Driver, Process
+from tests.unit.loom_gateway.driver.process_link.processes import Driver, Process
 
 PROCS = 7
 

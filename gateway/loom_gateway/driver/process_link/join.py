@@ -1,4 +1,4 @@
-"""The process's part of its lifeline: the first connection to the driver, and the start of the agent."""
+"""The process's part of its link: the first connection to the driver, and the start of the agent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ import loom_gateway
 from loom.errors import ProtocolMismatch
 from loom.tracing import clock
 from loom.wire.bodies import Untied
-from loom_gateway.driver.lifeline.agent import Setup, introduction
-from loom_gateway.driver.lifeline.line import LifelineAddress
-from loom_gateway.driver.lifeline.silence import REFUSED_FOR, RETRY
+from loom_gateway.driver.process_link.agent import Setup, introduction
+from loom_gateway.driver.process_link.link import REFUSED_FOR, RETRY, ProcessLinkAddress
 
 CONNECT_TIMEOUT = 10.0  # seconds that the driver has to answer one greeting of a new process
 MOST_AGENTS = 10  # how often an agent that was killed is started again
@@ -34,7 +33,7 @@ PIPE_SIZE = 256 << 10
 """Bytes that a process can print before it waits for its agent to run. Linux limits the sum over all pipes of a
 user."""
 
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from loom_gateway.driver.lifeline.agent import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from loom_gateway.driver.process_link.agent import main; main()"
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,9 @@ class DriverTie:
         meets: whether to agree with the mesh's other processes where to meet; see `master`.
     """
 
-    def __init__(self, address: LifelineAddress, procs: int, rank: int, output: bool, meets: bool = False) -> None:
+    def __init__(
+        self, address: ProcessLinkAddress, procs: int, rank: int, output: bool, meets: bool = False
+    ) -> None:
         self._address = address
         self._procs = procs
         self._rank = rank
@@ -75,7 +76,7 @@ class DriverTie:
             agent, captured = self._start(again=False)
         except DriverGone:
             os._exit(1)
-        threading.Thread(target=self._keep, args=(agent, captured), name="loom-lifeline", daemon=True).start()
+        threading.Thread(target=self._keep, args=(agent, captured), name="loom-process-link", daemon=True).start()
 
     def _start(self, again: bool) -> tuple[subprocess.Popen[bytes], Captured | None]:
         """Connect and start an agent. Return it, and what was captured for it if the output is."""
@@ -165,9 +166,7 @@ class DriverTie:
                 _redirect(*captured.originals)
                 for descriptor in (*captured.originals, *captured.pipes):
                     os.close(descriptor)
-            logger.warning(
-                "the agent of this process's lifeline has ended with %s: starting another", agent.returncode
-            )
+            logger.warning("the agent of this process's link has ended with %s: starting another", agent.returncode)
             try:
                 agent, captured = self._start(again=True)
             except DriverGone:

@@ -1,4 +1,4 @@
-"""The driver's port for lifelines: who does not know the key is not believed, costs nothing, and is cut off."""
+"""The driver's port for process links: who does not know the key is not believed, costs nothing, and is cut off."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from loom.wire.bodies import Challenge, ProcessEnded, Tie, Tied, Untied
 from loom.wire.frames import encode_frame
 from loom.wire.framing import LENGTH, behind_length
 from loom.wire.messages import Kind
-from loom_gateway.driver.lifeline import server as lifelines
-from loom_gateway.driver.lifeline.introduction import Introduction, answer_of, asked_of
-from loom_gateway.driver.lifeline.line import greeting
-from tests.unit.loom_gateway.driver.lifeline.processes import BOUND, Driver, Process
-from tests.unit.loom_gateway.driver.lifeline.strangers import challenged, connect, is_cut_off, message_of
+from loom_gateway.driver.process_link import server as links
+from loom_gateway.driver.process_link.introduction import Introduction, answer_of, asked_of
+from loom_gateway.driver.process_link.link import greeting
+from tests.unit.loom_gateway.driver.process_link.processes import BOUND, Driver, Process
+from tests.unit.loom_gateway.driver.process_link.strangers import challenged, connect, is_cut_off, message_of
 
 
 def tie(key: str, challenge: str, again: bool = False, procs: int = 7, side: Side = Side.ASKS) -> Tie:
     """What a process says on a connection who knows a key."""
-    exchange = Exchange(Purpose.LIFELINE, key, new_nonce(), challenge)
+    exchange = Exchange(Purpose.PROCESS_LINK, key, new_nonce(), challenge)
     unproven = Tie(exchange.asking, "", "a name", procs, 0, again, 0)
     return replace(unproven, proof=exchange.proof(side, *unproven.said))
 
@@ -137,7 +137,7 @@ def test_a_process_does_not_believe_who_has_taken_its_drivers_port(answer: Tied 
 
 
 async def test_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifelines, "STRANGER_TIMEOUT", 0.05)
+    monkeypatch.setattr(links, "STRANGER_TIMEOUT", 0.05)
     async with Driver() as driver:
         reader, writer, challenge = await challenged(driver)
         writer.write(greeting(tie(driver.server.address.key, challenge).message())[:-1])
@@ -147,7 +147,7 @@ async def test_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_crowd_of_strangers_keeps_no_process_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifelines, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(links, "MOST_STRANGERS", 8)
     async with Driver() as driver:
         crowd = [await connect(driver) for _ in range(40)]
         with Process(driver.server.address) as process:
@@ -177,7 +177,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 async def test_a_process_that_ends_before_its_agent_holds_the_line_is_given_up_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lifelines, "START_GRACE", 0.05)
+    monkeypatch.setattr(links, "START_GRACE", 0.05)
     async with Driver(patience=10 * BOUND) as driver:
         for procs, end in ((7, asyncio.StreamWriter.close), (8, reset)):
             reader, writer, challenge = await challenged(driver)
@@ -194,7 +194,7 @@ async def test_a_process_whose_connection_is_closed_before_it_is_looked_at_is_gi
     def closed(sock: object, seconds: float) -> None:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
-    monkeypatch.setattr(lifelines, "break_after", closed)
+    monkeypatch.setattr(links, "break_after", closed)
     async with Driver(patience=0.1) as driver:
         _, writer, challenge = await challenged(driver)
         writer.write(greeting(tie(driver.server.address.key, challenge).message()))

@@ -12,18 +12,18 @@ from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
 from loom.wire.bodies import Challenge, ProcessEnded, ProcessesGone, Tied, Watch
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind
-from loom_gateway.driver.lifeline import watchers
-from loom_gateway.driver.lifeline.introduction import Introduction, answer_of, asked_of
-from loom_gateway.driver.lifeline.line import greeting
-from loom_gateway.driver.lifeline.watchers import Watchers
+from loom_gateway.driver.process_link import deaths
+from loom_gateway.driver.process_link.deaths import Watchers
+from loom_gateway.driver.process_link.introduction import Introduction, answer_of, asked_of
+from loom_gateway.driver.process_link.link import greeting
 from tests.support.network.gate import Gate
-from tests.unit.loom_gateway.driver.lifeline.processes import BOUND, Driver, Process
-from tests.unit.loom_gateway.driver.lifeline.strangers import challenged, is_cut_off, message_of
+from tests.unit.loom_gateway.driver.process_link.processes import BOUND, Driver, Process
+from tests.unit.loom_gateway.driver.process_link.strangers import challenged, is_cut_off, message_of
 
 
 def watch(key: str, challenge: str, procs: int = 7, side: Side = Side.ASKS) -> Watch:
     """What a process asks on a connection who knows a key."""
-    exchange = Exchange(Purpose.LIFELINE, key, new_nonce(), challenge)
+    exchange = Exchange(Purpose.PROCESS_LINK, key, new_nonce(), challenge)
     unproven = Watch(exchange.asking, "", procs)
     return replace(unproven, proof=exchange.proof(side, *unproven.said))
 
@@ -77,7 +77,7 @@ async def test_a_mesh_that_was_stopped_is_not_remembered() -> None:
 
 
 def test_the_last_meshes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "MOST_MESHES", 2)
+    monkeypatch.setattr(deaths, "MOST_MESHES", 2)
     known = Watchers()
     for procs, rank in ((1, 0), (2, 0), (1, 1), (3, 0)):
         known.lose(procs, rank)
@@ -85,7 +85,7 @@ def test_the_last_meshes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_process_watches_only_so_many_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "MOST_WATCHED", 2)
+    monkeypatch.setattr(deaths, "MOST_WATCHED", 2)
     async with Driver() as driver:
         with Process(driver.server.address) as process:
             for procs in (8, 9, 10):

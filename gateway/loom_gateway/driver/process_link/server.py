@@ -1,4 +1,4 @@
-"""The driver's end of the lifelines of its processes.
+"""The driver's end of the process links of its processes.
 
 Who connects has to prove that it knows the driver's key before anything else that it sends is believed. When a
 connection of a process breaks, the process counts as living until its agent reports its end, its host is lost, or
@@ -23,10 +23,16 @@ from loom.tracing import clock
 from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.lifeline.introduction import answer_of, asked_of
-from loom_gateway.driver.lifeline.line import MAX_GREETING, PATIENCE, LifelineAddress, MessageLine, greeting
-from loom_gateway.driver.lifeline.silence import break_after
-from loom_gateway.driver.lifeline.watchers import Watchers
+from loom_gateway.driver.process_link.deaths import Watchers
+from loom_gateway.driver.process_link.introduction import answer_of, asked_of
+from loom_gateway.driver.process_link.link import (
+    MAX_GREETING,
+    PATIENCE,
+    LinkEnd,
+    ProcessLinkAddress,
+    break_after,
+    greeting,
+)
 
 STRANGER_TIMEOUT = 5.0  # seconds that a connection has to show the key
 
@@ -58,7 +64,7 @@ class Printer(Protocol):
         """Note that nothing more will come."""
 
 
-class ProcessLine:
+class ProcessLink:
     """The driver's end of one process's line, on one connection after the other."""
 
     def __init__(self, name: str, procs: int, rank: int) -> None:
@@ -66,7 +72,7 @@ class ProcessLine:
         self.procs = procs
         self.rank = rank
         self.master: str | None = None  # where the mesh's processes may meet, if this is the first of them
-        self.line = MessageLine()
+        self.line = LinkEnd()
         self.line.put(TellEnd().message())
         self.writer: asyncio.StreamWriter | None = None
         self.timer: asyncio.TimerHandle | None = None  # until the process is given up, while no connection holds
@@ -95,7 +101,7 @@ async def _no_weaver() -> str:
     return ""
 
 
-class LifelineServer:
+class ProcessLinkServer:
     """Accepts the connections of processes at ``host``, and reports when a process has ended. On the event loop.
 
     Args:
@@ -106,10 +112,10 @@ class LifelineServer:
     def __init__(self, host: str, patience: float = PATIENCE, watchers: Watchers | None = None) -> None:
         self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port: int = self._socket.getsockname()[1]
-        self.address = LifelineAddress(host, port, secrets.token_hex(16), patience)
+        self.address = ProcessLinkAddress(host, port, secrets.token_hex(16), patience)
         self._patience = patience
         self._watchers = watchers or Watchers()
-        self._lines: dict[tuple[int, int], ProcessLine] = {}  # by proc mesh and rank
+        self._lines: dict[tuple[int, int], ProcessLink] = {}  # by proc mesh and rank
         self._first_known: dict[int, asyncio.Event] = {}
         """For each proc mesh whose processes wait for its first one, what is set when that comes or is gone."""
         self._ends: dict[tuple[int, int], ProcessEnd] = {}  # as agents have reported them, by proc mesh and rank
@@ -123,7 +129,7 @@ class LifelineServer:
         self,
         gone: Callable[[int, int], object],
         started: Callable[[int, int], object] = lambda procs, rank: None,
-        printer: Callable[[ProcessLine], Printer | None] = lambda line: None,
+        printer: Callable[[ProcessLink], Printer | None] = lambda line: None,
         weaver: Callable[[], Awaitable[str]] = _no_weaver,
         stopped: Callable[[int, int], bool] = lambda procs, rank: False,
     ) -> None:
@@ -159,7 +165,7 @@ class LifelineServer:
             else:
                 await self._hold(held, asked, exchange, reader, writer)
         except (OSError, EOFError, asyncio.TimeoutError, ProtocolMismatch) as error:
-            logger.info("a connection to the lifelines' port is cut off: %s", error)
+            logger.info("a connection to the process links' port is cut off: %s", error)
         finally:
             writer.close()
 
@@ -171,7 +177,7 @@ class LifelineServer:
         finally:
             self._strangers.discard(writer)
 
-    def _find(self, tie: Tie) -> ProcessLine | None:
+    def _find(self, tie: Tie) -> ProcessLink | None:
         """Return the line that a process's end belongs to; None if the process was given up."""
         key = (tie.procs, tie.rank)
         held = self._lines.get(key)
@@ -179,7 +185,7 @@ class LifelineServer:
             return held
         if tie.again and held is None:
             return None
-        new = self._lines[key] = ProcessLine(tie.name, *key)
+        new = self._lines[key] = ProcessLink(tie.name, *key)
         if held is not None:
             self._end(held)  # its agent was killed, and the process has started another
         new.printer = self._printer(new)
@@ -214,7 +220,7 @@ class LifelineServer:
 
     async def _hold(
         self,
-        held: ProcessLine,
+        held: ProcessLink,
         tie: Tie,
         exchange: Exchange,
         reader: asyncio.StreamReader,
@@ -241,7 +247,7 @@ class LifelineServer:
             if held.writer is writer:  # else another connection has taken its place
                 self._cut(held, clean, silent)
 
-    def _take(self, held: ProcessLine, message: Message) -> None:
+    def _take(self, held: ProcessLink, message: Message) -> None:
         if message.kind == Kind.PROCESS_ENDED:
             seen = ProcessEnded.from_body(message.body).end
             if seen is not None and not held.ended:
@@ -254,13 +260,13 @@ class LifelineServer:
         elif held.printer is not None:
             held.printer.take(message)
 
-    def _note_end(self, held: ProcessLine) -> None:
+    def _note_end(self, held: ProcessLink) -> None:
         if not held.ended:
             held.ended = True
             if self._lines.get((held.procs, held.rank)) is held:
                 self._gone(held.procs, held.rank)
 
-    def _cut(self, held: ProcessLine, clean: bool, silent: float) -> None:
+    def _cut(self, held: ProcessLink, clean: bool, silent: float) -> None:
         """Note that the connection of a process is gone: closed in order, or broken after some silent seconds."""
         held.carry_by(None)
         if held.ended and clean:  # the agent has sent everything
@@ -269,7 +275,7 @@ class LifelineServer:
         patience = min(START_GRACE, self._patience) if clean and not held.line.received else self._patience
         held.timer = self._loop.call_later(max(0.0, patience - silent), self._forget, held)
 
-    def _forget(self, held: ProcessLine) -> None:
+    def _forget(self, held: ProcessLink) -> None:
         """Give up a process that has ended or was silent for too long."""
         self._note_end(held)
         if self._lines.get((held.procs, held.rank)) is held:
@@ -278,7 +284,7 @@ class LifelineServer:
                 self._lose_first(held.procs)
         self._end(held)
 
-    def _end(self, held: ProcessLine) -> None:
+    def _end(self, held: ProcessLink) -> None:
         held.carry_by(None)
         if held.printer is not None:
             held.printer.close()

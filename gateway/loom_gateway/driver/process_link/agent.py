@@ -30,10 +30,9 @@ from loom.errors import ProtocolMismatch
 from loom.process.exit_status import MEMORY_EVERY, MemoryKills, exit_status
 from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Tied, Untied
 from loom.wire.messages import Kind
-from loom_gateway.driver.lifeline.introduction import Introduction
-from loom_gateway.driver.lifeline.line import MessageLine
-from loom_gateway.driver.lifeline.silence import ATTEMPT, RETRY, Refusals, break_after
 from loom_gateway.driver.output.pump import Pump
+from loom_gateway.driver.process_link.introduction import Introduction
+from loom_gateway.driver.process_link.link import ATTEMPT, RETRY, LinkEnd, Refusals, break_after
 
 LOOK_EVERY = 0.2  # seconds between two looks at the process on a machine that cannot report its end
 
@@ -89,7 +88,7 @@ class Agent:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._line = MessageLine()
+        self._line = LinkEnd()
         self._poll = select.poll()
         self._process = _Process(setup.pid, setup.process)
         self._memory_kills = MemoryKills()

@@ -46,11 +46,11 @@ def take_standard_input() -> int:
 
     User code in this process that reads standard input would wait for the parent, and take what it says.
     """
-    lifeline = os.dup(0)
+    parent_pipe = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return lifeline
+    return parent_pipe
 
 
 def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:
@@ -65,8 +65,8 @@ def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:
 
 
 def _release_in_a_fork() -> None:
-    for lifeline in list(_held):
-        lifeline.close()
+    for parent_pipe in list(_held):
+        parent_pipe.close()
 
 
 os.register_at_fork(after_in_child=_release_in_a_fork)

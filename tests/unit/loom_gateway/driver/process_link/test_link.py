@@ -1,4 +1,4 @@
-"""The sans-IO part of a lifeline: messages arrive once and in order, wherever connections are cut."""
+"""The sans-IO part of a process link: messages arrive once and in order, wherever connections are cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loom.errors import ProtocolMismatch
 from loom.wire.bodies import FlushOutput, ProcessOutput
 from loom.wire.framing import LENGTH, FrameSplitter
 from loom.wire.messages import Message
-from loom_gateway.driver.lifeline.line import MessageLine
+from loom_gateway.driver.process_link.link import LinkEnd
 
 
 def printed(number: int) -> Message:
@@ -24,7 +24,7 @@ def contents(messages: list[Message]) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(20))
 def test_messages_arrive_once_and_in_order_wherever_connections_are_cut(seed: int) -> None:
     chance = random.Random(seed)
-    process, driver = MessageLine(), MessageLine()
+    process, driver = LinkEnd(), LinkEnd()
     sent: list[Message] = []
     arrived: list[Message] = []
     flushes = 0
@@ -54,7 +54,7 @@ def test_messages_arrive_once_and_in_order_wherever_connections_are_cut(seed: in
 
 
 def test_what_waits_is_counted_until_it_is_acknowledged() -> None:
-    process, driver = MessageLine(), MessageLine()
+    process, driver = LinkEnd(), LinkEnd()
     process.put(ProcessOutput(1, 0.0).message(parts=[b"x" * 1000]))
     assert 1000 <= process.kept_bytes < 1200
     process.connected(0)

@@ -1,4 +1,4 @@
-"""Lifelines of real processes over real sockets: cuts, ends, drivers that go, and what is printed meanwhile."""
+"""Process links of real processes over real sockets: cuts, ends, drivers that go, and what is printed meanwhile."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from loom.wire.bodies import ProcessEnded
-from loom_gateway.driver.lifeline import server
-from loom_gateway.driver.lifeline.line import MessageLine
+from loom_gateway.driver.process_link import server
+from loom_gateway.driver.process_link.link import LinkEnd
 from tests.support.network.chaos_proxy import ChaosProxy, Schedule
 from tests.support.network.gate import Gate
-from tests.unit.loom_gateway.driver.lifeline.processes import BOUND, Driver, Process
+from tests.unit.loom_gateway.driver.process_link.processes import BOUND, Driver, Process
 
 ONE = (7, 0)
 
@@ -120,13 +120,13 @@ async def test_a_driver_that_takes_no_report_of_how_a_process_ended_gets_none(
             bodies.append(body)
             return ProcessEnded()
 
-    class LineOfBefore(server.ProcessLine):
+    class LineOfBefore(server.ProcessLink):
         def __init__(self, name: str, procs: int, rank: int) -> None:
             super().__init__(name, procs, rank)
-            self.line = MessageLine()  # without the `TellEnd` in it
+            self.line = LinkEnd()  # without the `TellEnd` in it
 
     monkeypatch.setattr(server, "ProcessEnded", EndOfBefore)
-    monkeypatch.setattr(server, "ProcessLine", LineOfBefore)
+    monkeypatch.setattr(server, "ProcessLink", LineOfBefore)
     async with Driver(patience=10 * BOUND) as driver:
         with Process(driver.server.address) as process:
             process.tell("end 3")

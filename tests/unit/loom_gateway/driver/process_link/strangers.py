@@ -1,4 +1,4 @@
-"""Connections to a driver's port for lifelines that have yet to show the key."""
+"""Connections to a driver's port for process links that have yet to show the key."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 from loom.wire.bodies import Challenge
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.lifeline.line import read_greeting
-from tests.unit.loom_gateway.driver.lifeline.processes import BOUND, Driver
+from loom_gateway.driver.process_link.link import read_greeting
+from tests.unit.loom_gateway.driver.process_link.processes import BOUND, Driver
 
 
 async def connect(driver: Driver) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

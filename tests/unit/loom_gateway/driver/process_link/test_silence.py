@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from loom_gateway.driver.lifeline.silence import break_after
+from loom_gateway.driver.process_link.link import break_after
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the options are Linux's")

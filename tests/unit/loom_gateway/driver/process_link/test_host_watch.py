@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from loom_gateway.driver.lifeline import host_watch
-from loom_gateway.driver.lifeline.host_watch import HostEnd, watch_host
-from loom_gateway.driver.lifeline.silence import REFUSED_FOR, Refusals
+from loom_gateway.driver.process_link import host_watch
+from loom_gateway.driver.process_link.host_watch import HostEnd, watch_host
+from loom_gateway.driver.process_link.link import REFUSED_FOR, Refusals
 from loom_gateway.workers.sources import parse_worker_address
 from tests.support.network.gate import Gate
-from tests.unit.loom_gateway.driver.lifeline.processes import BOUND
+from tests.unit.loom_gateway.driver.process_link.processes import BOUND
 
 
 class Worker:

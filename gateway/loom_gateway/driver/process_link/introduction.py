@@ -1,4 +1,4 @@
-"""How the two ends of a lifeline get to know each other on a connection, before either believes the other.
+"""How the two ends of a process link get to know each other on a connection, before either believes the other.
 
 The driver sends a challenge, the process's end a proof that it knows the driver's key, and the driver another one
 with its answer (`loom.proof.exchange`). The key itself is never sent. What the process's end asks is to be tied to
@@ -15,7 +15,7 @@ from loom.proof.exchange import Exchange, Purpose, Side, checked_nonce, new_nonc
 from loom.wire.bodies import Challenge, ProcessesGone, Tie, Tied, Untied, Watch
 from loom.wire.framing import FrameSplitter
 from loom.wire.messages import Buffer, Kind, Message
-from loom_gateway.driver.lifeline.line import MAX_GREETING, greeting, read_greeting
+from loom_gateway.driver.process_link.link import MAX_GREETING, greeting, read_greeting
 
 A = TypeVar("A")  # the answers that may come
 
@@ -63,7 +63,7 @@ class Introduction(Generic[A]):
             challenged = Challenge.from_body(message.body)
             self.clock = challenged.clock
             challenge = checked_nonce(challenged.nonce)
-            self._exchange = exchange = Exchange(Purpose.LIFELINE, self._key, new_nonce(), challenge)
+            self._exchange = exchange = Exchange(Purpose.PROCESS_LINK, self._key, new_nonce(), challenge)
             proof = exchange.proof(Side.ASKS, *self._asks.said)
             return greeting(replace(self._asks, nonce=exchange.asking, proof=proof).message())
         return b""
@@ -90,7 +90,7 @@ def asked_of(frame: Buffer, key: str, challenge: str) -> tuple[Tie | Watch, Exch
     if message.kind not in _ANSWERS:
         raise ProtocolMismatch(f"a process begins with TIE or WATCH, not with message {message.kind}")
     asked = (Tie if message.kind == Kind.TIE else Watch).from_body(message.body)
-    exchange = Exchange(Purpose.LIFELINE, key, checked_nonce(asked.nonce), challenge)
+    exchange = Exchange(Purpose.PROCESS_LINK, key, checked_nonce(asked.nonce), challenge)
     if not exchange.proves(asked.proof, Side.ASKS, *asked.said):
         raise ProtocolMismatch("a stranger does not know the driver's key")
     return asked, exchange
