@@ -69,7 +69,7 @@ class Bridge:
         queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
         self._pushes: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
         publish_missed = functools.partial(self._pushes.put, {"type": "missed"})
-        self._nats = NatsLink(url, login, publish_missed, self._tally)
+        self._nats = NatsLink(url, login, self._note_loss, publish_missed, self._tally)
         kept = [*self._requests.subjects, self._subjects[EnvelopeKind.REGISTER_DEVICE]] if jetstream else []
         self._nats.subscriptions += [
             one
@@ -88,6 +88,8 @@ class Bridge:
         self._sent: int | None = None
         self._confirmed: int | None = None
         """The last event that NATS has received for certain; `_sent` is the last that was sent."""
+        self._is_whole = True
+        """Whether what was sent and is not confirmed was sent on the connection that there is now."""
         self._is_away = False
 
     async def open(self) -> None:
@@ -139,7 +141,9 @@ class Bridge:
                 await self._publish_push(message)
                 if self._pushes.empty() and self._sent != self._confirmed:
                     await self._nats.flush()
-                    self._confirmed = self._sent
+                    # A flush on the next connection says nothing of what was sent on the one before.
+                    if self._is_whole:
+                        self._confirmed = self._sent
             except NatsAway:
                 # Messages since the last flush may be lost; the reconnection lets them be published again.
                 self._sent = self._confirmed
@@ -173,6 +177,8 @@ class Bridge:
             case "devices":
                 await self._publish(self._publisher.devices(message["devices"]))
             case "missed":
+                self._is_whole = True
+                self._sent = self._confirmed
                 self._publisher.forget()
                 await self._publish_missed()
             case "away" if not self._is_away:
@@ -191,8 +197,13 @@ class Bridge:
                 self._sent = event["id"]
             more = len(events) == PAGE
 
+    def _note_loss(self) -> None:
+        self._is_whole = False
+
     async def _publish(self, publications: Iterable[Publication]) -> None:
         for kind, body in publications:
+            if not self._is_whole:  # what may be lost is published before what came later
+                raise NatsAway
             subject = self._subjects[kind]
             try:
                 data = Envelope(kind, body, SOURCE + self.id).encode(self._format)

@@ -1,4 +1,4 @@
-"""A connection to NATS that reconnects for as long as it takes."""
+"""The connection to NATS, and the causes for which nats-py gives one up for good."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from nats.aio.msg import Msg
 
 from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
 from loom.nats.tally import MessageTrouble, Tally
-from loom.process.backoff import Backoff
 from loom.tls import client_context
 
 logger = logging.getLogger(__name__)
@@ -29,11 +28,8 @@ OPEN_TIMEOUT, CLOSE_TIMEOUT = 15.0, 2.0
 PING_EVERY = 10
 """Seconds between pings. A server that leaves two unanswered counts as away."""
 
-LOOK_EVERY = 0.5
-"""Seconds between two looks whether the client has closed its connection."""
-
 MAX_UNREAD = 10_000  # messages of a subject that wait for the bridge; further ones are dropped
-AGAIN = Backoff(0.05, 5.0, jitter=0.5, at_once=True)  # the waits between attempts to reconnect
+AGAIN = 0.5  # seconds between attempts to reconnect
 
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
@@ -79,36 +75,44 @@ class SubjectSubscription:
 
 
 class NatsLink:
-    """A connection to a server or cluster of NATS.
+    """A connection to a server or cluster of NATS, which nats-py makes again whenever it is lost.
 
-    ``came`` is called after each reconnect. A ``url`` that is not one of NATS raises `InvalidAddress`.
+    ``lost`` is called when the connection is lost, before nats-py makes another one, and ``came`` when there is one
+    again. A ``url`` that is not one of NATS raises `InvalidAddress`.
     """
 
-    def __init__(self, url: str, login: NatsLogin, came: Callable[[], Awaitable[None]], tally: Tally) -> None:
+    def __init__(
+        self,
+        url: str,
+        login: NatsLogin,
+        lost: Callable[[], None],
+        came: Callable[[], Awaitable[None]],
+        tally: Tally,
+    ) -> None:
         self.name = _without_password(url)
         self.subscriptions: list[SubjectSubscription] = []
-        """The messages that each connection is to bring; complete before `open`."""
+        """The messages that the connection is to bring; complete before `open`."""
         self._url = url
+        self._on_loss = lost
         self._on_reconnect = came
         self._tally = tally
         self._options = _login_options(login, url)
         self._client: Client | None = None
-        self._lost = asyncio.Event()
-        self._connected = asyncio.Event()
+        self._is_up = False
         self._last_error: Exception | None = None
 
     async def open(self) -> None:
         """Connect, or raise `NatsUnreachable`, or `AuthenticationError` if the server refuses the credentials."""
-        self._lost = asyncio.Event()
         client = Client()
         self._last_error = None
         try:
             connecting = client.connect(
                 self._url,
                 error_cb=self._note,
-                closed_cb=self._note_loss,
+                disconnected_cb=self._note_loss,
+                reconnected_cb=self._note_return,
                 name="loom bridge",
-                # `keep` reconnects instead, with log lines and increasing waits.
+                # The first connection: nats-py would try for ever.
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
@@ -124,46 +128,30 @@ class NatsLink:
             await flush(client, CONNECT_TIMEOUT)
         except (*FAILURES, ValueError) as error:
             raise await self._not_opened(client, error) from error
+        client.options.update(allow_reconnect=True, max_reconnect_attempts=-1, reconnect_time_wait=AGAIN)
         self._client = client
-        self._connected.set()
-
-    async def connected(self) -> Client:
-        """Wait until there is a connection; return its client."""
-        while self._client is None:
-            await self._connected.wait()
-        return self._client
-
-    async def lost(self) -> None:
-        """Wait until the connection that there is now is lost."""
-        await self._lost.wait()
+        self._is_up = True
 
     async def keep(self) -> None:
-        """Reconnect whenever the connection is lost, without end."""
+        """Replace a client that nats-py has closed, without end.
+
+        It closes a client, and reconnects no more, after errors that a server sends, such as "Slow Consumer".
+        It does not call back if the data that it still had to send could not be sent.
+        """
         while True:
-            await self._until_closed(await self.connected())
-            self._client = None
-            self._connected.clear()
-            logger.warning("NATS at %s is away (%s); trying again until it is back", self.name, self._why())
-            for wait in AGAIN:
-                await asyncio.sleep(wait)
+            await asyncio.sleep(AGAIN)
+            if self._client is not None and self._client.is_closed:
+                await self._note_loss()
                 try:
                     await self.open()
-                    break
                 except LoomError as error:
                     logger.debug("%s", error)
-            logger.info("NATS at %s is back", self.name)
-            await self._on_reconnect()
-
-    async def _until_closed(self, client: Client) -> None:
-        # The client does not call back if the data that it still had to send could not be sent.
-        while not (self._lost.is_set() or client.is_closed):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), LOOK_EVERY)
-        self._lost.set()
+                else:
+                    await self._note_return()
 
     def check(self) -> Client:
         """Return the connected client, or raise `NatsAway`, as the methods below do."""
-        if self._client is None or not self._client.is_connected:
+        if self._client is None or not (self._is_up and self._client.is_connected):
             raise NatsAway
         return self._client
 
@@ -173,37 +161,44 @@ class NatsLink:
         return self.check().max_payload
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str], reply: str = "") -> None:
-        """Publish a message. It has arrived once `flush` returns."""
+        """Publish a message. It has arrived once `flush` returns, if the connection was not lost since."""
         with _away():
             await self.check().publish(subject, data, reply, dict(headers))
 
     async def flush(self) -> None:
-        """Wait until the server has received every published message."""
+        """Wait until the server has received every message published on its connection."""
         with _away():
             await flush(self.check(), CONNECT_TIMEOUT)
 
     async def close(self) -> None:
         """Send the remaining messages, and disconnect."""
-        client, self._client = self._client, None
-        if client is not None:
+        self._is_up = False
+        if self._client is not None:
             with contextlib.suppress(*FAILURES):
-                await flush(client, 1)
+                await flush(self._client, 1)
             with contextlib.suppress(*FAILURES):
-                await asyncio.wait_for(client.close(), CLOSE_TIMEOUT)
+                await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
 
     async def _note(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
             return self._tally.refuse(error.subject, MessageTrouble.BEHIND, f"{MAX_UNREAD} messages wait already")
         self._last_error = error
-        if self._client is not None:
+        if self._is_up:
             logger.warning("NATS at %s: %s", self.name, error or type(error).__name__)
 
     async def _note_loss(self) -> None:
-        self._lost.set()
+        if self._is_up:
+            self._is_up = False
+            error = self._last_error
+            why = "the connection is lost" if error is None else str(error) or type(error).__name__
+            logger.warning("NATS at %s is away (%s); trying again until it is back", self.name, why)
+            self._on_loss()
 
-    def _why(self) -> str:
-        error = self._last_error
-        return (str(error) or type(error).__name__) if error is not None else "it has closed the connection"
+    async def _note_return(self) -> None:
+        self._is_up = True
+        self._last_error = None
+        logger.info("NATS at %s is back", self.name)
+        await self._on_reconnect()
 
     async def _not_opened(self, client: Client, error: Exception) -> LoomError:
         why = error if str(error) and not isinstance(error, nats.errors.NoServersError) else self._last_error

@@ -23,10 +23,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy,
 
 from loom.errors import Conflict, NatsUnreachable
 from loom.nats.envelopes import HEADER
-from loom.nats.nats_link import FAILURES, NatsLink
+from loom.nats.nats_link import AGAIN, FAILURES, NatsAway, NatsLink
 from loom.nats.state import BridgeState
 from loom.nats.tally import MessageTrouble, Tally
-from loom.process.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +42,8 @@ REPLY_TO = "Loom-Reply-To"
 """The header with the subject for the bridge's reply: on the usual one NATS answers that it keeps the request."""
 
 _API_TIMEOUT = 5.0  # seconds that JetStream may take to answer
-_FETCH_TIMEOUT = 20.0  # seconds that one question for a request waits at NATS
-_AGAIN = Backoff(0.2, 5.0, jitter=0.5)  # waits after an error of JetStream
+_FETCH_TIMEOUT = 5.0
+"""Seconds that one question for a request waits at NATS, and is missed if the connection is lost meanwhile."""
 
 Take = Callable[[str, bytes, str, str, float], Awaitable[None]]
 """A function that does a request: its subject, bytes, reply subject or "", id, and age in seconds."""
@@ -93,27 +92,15 @@ class RequestStream:
 
     async def run(self) -> None:
         """Do the requests one after another, without end."""
-        waits = iter(_AGAIN)
         while True:
-            client = await self._link.connected()
-            consuming = asyncio.ensure_future(self._consume(client))
-            lost = asyncio.ensure_future(self._link.lost())
             try:
-                await asyncio.wait((consuming, lost), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (consuming, lost):
-                    task.cancel()
-                results = await asyncio.gather(consuming, lost, return_exceptions=True)
-            error = results[0]
-            if isinstance(error, Conflict | OSError | nats.errors.Error | asyncio.TimeoutError):
-                self._tally.refuse(
-                    f"the stream {self._name}", MessageTrouble.AWAY, str(error) or type(error).__name__
-                )
-                await asyncio.sleep(next(waits))
-            elif isinstance(error, Exception):
-                raise error
-            else:  # the connection is lost
-                waits = iter(_AGAIN)
+                await self._consume()
+            except NatsAway:
+                pass
+            except (Conflict, *FAILURES) as error:
+                why = str(error) or type(error).__name__
+                self._tally.refuse(f"the stream {self._name}", MessageTrouble.AWAY, why)
+            await asyncio.sleep(AGAIN)
 
     async def _prepare(self, client: Client) -> JetStreamContext.PullSubscription:
         jetstream = client.jetstream(timeout=_API_TIMEOUT)
@@ -152,12 +139,16 @@ class RequestStream:
             )
         return await jetstream.pull_subscribe_bind(durable=self._durable, stream=self._name)
 
-    async def _consume(self, client: Client) -> None:
-        requests = await self._prepare(client)
-        while True:
-            with contextlib.suppress(nats.errors.TimeoutError):
-                for message in await requests.fetch(1, _FETCH_TIMEOUT):
-                    await self._do(message)
+    async def _consume(self) -> None:
+        requests = await self._prepare(self._link.check())
+        try:
+            while self._link.check():
+                with contextlib.suppress(nats.errors.TimeoutError):
+                    for message in await requests.fetch(1, _FETCH_TIMEOUT):
+                        await self._do(message)
+        finally:
+            with contextlib.suppress(*FAILURES):
+                await requests.unsubscribe()
 
     async def _do(self, message: Msg) -> None:
         headers = message.headers or {}
