@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,10 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from loom.errors import LoomError, UnknownSession
 from loom.process.turns import Turns
 from loom.session_life import AliveBecause
+from loom.token_file import ADMIN
 from loom.tracing.collecting import LONGEST
+from loom.weaver.client import WeaverClient
+from loom.weaver.keys import EVERYONE
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal
@@ -252,3 +256,39 @@ async def _while_allowed(
 async def _client_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+class UserInfo(BaseModel):
+    """A user with replicas or sessions."""
+
+    name: str
+    replicas: int
+    """The number of the user's replicas that are known, also of those that have ended."""
+    sessions: int
+    """The number of the user's living sessions."""
+
+
+class UserList(BaseModel):
+    """Users, by name."""
+
+    users: list[UserInfo]
+
+
+def user_routes(weaver: WeaverClient, access: AccessControl) -> APIRouter:
+    """Return the route, which needs a token of scope admin."""
+    router = APIRouter(prefix="/api/v1", tags=["sessions"])
+
+    @router.get("/users")
+    async def users(principal: Sender) -> UserList:
+        """The users that have replicas or sessions. Needs a token of scope admin."""
+        access.require(principal, ADMIN, "to list the users")
+        sessions = Counter(one.user for one in access.sessions(principal))
+        known = await weaver.ask("users", user=EVERYONE)
+        states = await asyncio.gather(*(weaver.ask("status", user=user) for user in known))
+        replicas = {user: sum(state["replicas"].values()) for user, state in zip(known, states, strict=True)}
+        names = sorted(user for user in {*replicas, *sessions} if replicas.get(user) or sessions[user])
+        return UserList(
+            users=[UserInfo(name=one, replicas=replicas.get(one, 0), sessions=sessions[one]) for one in names]
+        )
+
+    return router

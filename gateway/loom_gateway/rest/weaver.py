@@ -15,16 +15,27 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, BeforeValidator, create_model
+from starlette.responses import JSONResponse
 
-from loom.control.operations import INNER, OPERATIONS, GetReplicas, GiveCommand, Operation, Reach, is_required
+from loom.control.operations import (
+    INNER,
+    MAX_WAIT,
+    OPERATIONS,
+    GetReplicas,
+    GiveCommand,
+    Operation,
+    Reach,
+    is_required,
+)
 from loom.errors import WrongArguments
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
+from loom.weaver.views import CommandState
+from loom.wire.exact_json import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
-from loom_gateway.rest.exact_json import ExactJson, written_json
-from loom_gateway.rest.weaver_changes import Note, WeaverChanges
-from loom_gateway.rest.whose import whose
+from loom_gateway.rest.sessions import Sender
+from loom_gateway.rest.weaver_changes import ConfigUpdate, Note, WeaverChanges, whose
 
 
 class ErrorText(BaseModel):
@@ -228,3 +239,48 @@ def _answer_model(operation: type[Operation]) -> Any:
         return operation.result
     around: dict[str, Any] = {**dict.fromkeys(route.echo, (str, ...)), route.key: (operation.result, ...)}
     return create_model(f"{operation.__name__}Answer", __doc__=operation.__doc__, **around)
+
+
+class ExactJson(JSONResponse):
+    """A response with such JSON. For small values: it is written on the event loop that relays."""
+
+    def render(self, content: Any) -> bytes:
+        return _encoded(content)
+
+
+def written_json(text: bytes, **around: Any) -> Response:
+    """Return a response of JSON that the weaver has written.
+
+    With ``around``, the response is an object of these names, with the text in the place of ``...``.
+    """
+    if around:
+        values = {name: text if value is ... else _encoded(value) for name, value in around.items()}
+        text = b"{" + b", ".join(_encoded(name) + b": " + value for name, value in values.items()) + b"}"
+    return Response(text, media_type="application/json")
+
+
+def _encoded(value: Any) -> bytes:
+    return exact_json(value).encode(errors="replace")  # a name may hold a lone surrogate
+
+
+WAIT = 5.0
+"""Seconds to wait for acknowledgements before the answer, if the request does not say how many."""
+
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait for acknowledgements.")]
+
+
+def alias_routes(changes: WeaverChanges) -> APIRouter:
+    """Return the routes. The `AccessMiddleware` requires scope operate for them."""
+    router = APIRouter(prefix="/api/commands", responses=REFUSALS, tags=["weaver"])
+
+    @router.post("/update-config", response_model=CommandState)
+    async def update_config(
+        asked: ConfigUpdate, principal: Sender, of: Of, note: Noted, wait: Wait = WAIT
+    ) -> Response:
+        """Change values of replicas' configurations; the same as ``POST /api/v1/weaver/commands``.
+
+        The answer comes once all replicas have acknowledged the change, or the wait is over.
+        """
+        return ExactJson(await changes.make(asked.to_command(wait), principal, of, note))
+
+    return router

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -10,11 +14,92 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from loom.control.faults import Place, check_fault
 from loom.control.operations import GiveCommand, InjectFault, Operation
-from loom.errors import WrongArguments
+from loom.errors import Denied, NotFound, WeaverUnavailable, WrongArguments
+from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
-from loom.weaver.views import InjectionState
+from loom.weaver.keys import EVERYONE
+from loom.weaver.views import InjectionState, few
+from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.rest.faults import Components
+from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.weaver_process import WeaverSupervisor
+
+BEFORE_THE_END = 0.1  # seconds that the gateway has to send its answer before it is killed
+
+
+class Components:
+    """The components that a fault may kill, if the gateway is injectable."""
+
+    def __init__(self, access: AccessControl, supervisor: WeaverSupervisor, injectable: bool) -> None:
+        self._access = access
+        self._supervisor = supervisor
+        self._injectable = injectable
+
+    async def kill(self, kind: str, target: str, by: Principal) -> dict[str, Any]:
+        """Kill a component; for ``dead_driver``, that of the session ``target``. Return evidence of its end.
+
+        Raises:
+            ScopeError: the gateway or the weaver, which all users share, is to be killed by anyone but an admin.
+            UnknownSession: the session is not the principal's.
+        """
+        if not self._injectable:
+            raise Denied(
+                "this gateway is not marked as injectable: start it with --injectable or with LOOM_INJECTABLE=1",
+                code="not_injectable",
+            )
+        if kind == "dead_driver":
+            return await _kill(self._access.find_own_session(by, target, "to kill its driver").driver)
+        self._access.require(by, ADMIN, f"to inject {kind}, which strikes all users,")
+        if kind == "dead_gateway":
+            asyncio.get_running_loop().call_later(BEFORE_THE_END, os.kill, os.getpid(), signal.SIGKILL)
+            return {"pid": os.getpid(), "state": f"killed in {BEFORE_THE_END:g} s"}
+        process = self._supervisor.process
+        if process is None:
+            raise WeaverUnavailable("the weaver is away already")
+        return await _kill(process)
+
+
+async def _kill(process: DriverProcess) -> dict[str, Any]:
+    began = time.monotonic()
+    process.signal(signal.SIGKILL)
+    await process.exited.wait()
+    return {"pid": process.pid, "state": "gone", "how": process.how_it_ended, "seconds": time.monotonic() - began}
+
+
+async def whose(
+    principal: Principal,
+    user: str | None,
+    session: str | None,
+    scope: str,
+    access: AccessControl,
+    weaver: WeaverClient,
+) -> dict[str, str]:
+    """Return whose replicas a request is about, as arguments for `WeaverClient.ask`.
+
+    These are the principal's own; for an admin those of the named user, or with ``*`` everyone's; with a session,
+    the replicas of that session only, in which the principal needs the scope.
+
+    Raises:
+        WrongArguments: both a user and a session are named.
+        ScopeError: the principal names another user and is no admin. Also as `AccessControl.find_session`.
+        NotFound: the weaver knows no user of that name.
+    """
+    if session is not None:
+        if user is not None:
+            raise WrongArguments("name a user or a session: a session is of one user")
+        found = access.find_session(principal, session, scope, "to reach a session's replicas")
+        return {"user": found.user, "in_session": found.name}
+    own = principal.user
+    if user is None or user == own:
+        return {"user": own}
+    access.require(principal, ADMIN, "to name another user")
+    if user == "*":
+        return {"user": EVERYONE}
+    known = await weaver.ask("users", user=EVERYONE)
+    if user not in known:
+        raise NotFound(f"the weaver knows no user {user!r:.80}; it knows {few(known)}")
+    return {"user": user}
+
 
 Op = TypeVar("Op", bound=Operation)
 

@@ -14,11 +14,9 @@ from typing import Any
 from loom.process import tasks
 from loom.process.turns import Turns
 from loom.wire.exact_json import exact_json
-from loom_gateway.weaver_socket.aggregates import Aggregates
 from loom_gateway.weaver_socket.columns import encode_frame
-from loom_gateway.weaver_socket.readers import SubscribingReader
-from loom_gateway.weaver_socket.resuming import KeptMessages
-from loom_gateway.weaver_socket.roster import STATES, Roster
+from loom_gateway.weaver_socket.readers import KeptMessages, SubscribingReader
+from loom_gateway.weaver_socket.roster import STATES, Aggregates, Roster
 
 
 class Statuses:

@@ -12,19 +12,21 @@ ordinary code with ``get`` and in a coroutine with ``await``. A coroutine uses t
 
 from __future__ import annotations
 
+import contextvars
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loom import beside
 from loom.control.operations import OPERATIONS, Ask, takes
-from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WrongState
+from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WeaverUnavailable, WrongState, error_for_code
 from loom.rest import Gateway, Route, TokenSource
 from loom.wire.bodies import AskWeaver
-from loom_proxy.session.calls import Calls
-from loom_proxy.weaver.here import ANSWER_TIMEOUT, this_weaver
 from loom_proxy.weaver.methods import WeaverMethods
 
 if TYPE_CHECKING:
+    from loom_proxy.session.calls import Calls
     from loom_proxy.weaver.watch import WeaverWatch
+
 
 BY_GATEWAY = frozenset(("inject", "remove_fault", "fail_device", "address"))
 """Operations for the gateway, which injects faults of drivers and its own, audits all faults, knows who is an
@@ -111,3 +113,79 @@ class SessionWeaver:
             if self._caller.error is None or not OPERATIONS[operation].reads():
                 raise
             return self._gateway.ask(operation, **arguments)
+
+
+ANSWER_TIMEOUT = 10.0  # seconds that an answer may take on top of those for which the operation itself waits
+
+_TRAVEL_TIMEOUT = 5.0  # seconds that a request and its answer may take between an actor and the driver
+
+
+def this_weaver() -> LocalWeaver:
+    """Return the weaver of this session, with the methods of `Job.weaver`.
+
+    Call it in an actor or in a function of `Job.run`. Coroutines use the methods of ``this_weaver().aio``. Other
+    threads of an actor's process may use the weaver that the actor got. It sees and commands the replicas of the
+    session's user. Updates of `watch` and ``events(follow=True)`` come once a second.
+
+    Raises:
+        RuntimeError: the caller is neither an actor nor in a session's driver.
+    """
+    if not beside.in_driver():
+        from loom.actor import in_actor  # which imports Monarch, as only the cluster needs to
+
+        if not in_actor():
+            raise RuntimeError(
+                "loom.this_weaver() is for actors and for functions of job.run. A thread takes the weaver that its "
+                "actor got, and a program on the laptop has job.weaver"
+            )
+    return LocalWeaver()
+
+
+class LocalWeaver(WeaverMethods):
+    """The weaver as actors and runs of a session reach it; see `this_weaver`.
+
+    Every method raises `WeaverUnavailable` while the weaver is away, and `Denied` for a fault of the gateway's own
+    processes.
+    """
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()  # Monarch finds the calling actor in it
+        super().__init__(self._ask_mesh)
+
+    @property
+    def mesh(self) -> Any:
+        """The session's actor mesh ``weaver``, in its driver."""
+        return self._context.copy().run(_find_mesh)
+
+    def _ask_mesh(self, operation: str, **arguments: Any) -> Any:
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return self._context.copy().run(_ask, operation, given, ANSWER_TIMEOUT + takes(operation, given))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return this_weaver, ()
+
+    def __repr__(self) -> str:
+        return "<LocalWeaver>"
+
+
+_mesh: Any = None  # the mesh, once it was found; a process belongs to one session
+
+
+def _find_mesh() -> Any:
+    global _mesh
+    if _mesh is None:
+        from loom.actor import get_or_spawn_controller
+        from loom.weaver.server.actor import WEAVER_MESH, WeaverActor
+
+        _mesh = get_or_spawn_controller(WEAVER_MESH, WeaverActor).get()
+    return _mesh
+
+
+def _ask(operation: str, arguments: dict[str, Any], timeout: float) -> Any:
+    try:
+        code, answer = _find_mesh().ask.call_one(operation, arguments, timeout).get(timeout + _TRAVEL_TIMEOUT)
+    except TimeoutError:
+        raise WeaverUnavailable(f"the session's driver did not answer within {timeout:g} s") from None
+    if code is not None:
+        raise error_for_code(code, answer)
+    return answer

@@ -132,13 +132,13 @@ def error_of(name: str, *args: Any, **kwargs: Any) -> tuple[str, str]:
 
 
 def error_without_an_answer() -> tuple[str, str]:
-    from loom_proxy.weaver import here
+    from loom_proxy.weaver import client
 
-    here.ANSWER_TIMEOUT = 0.5
+    client.ANSWER_TIMEOUT = 0.5
     try:
         return error_of("status")
     finally:
-        here.ANSWER_TIMEOUT = 10.0
+        client.ANSWER_TIMEOUT = 10.0
 
 
 def error_for_another_user(user: str) -> tuple[str | None, Any]:

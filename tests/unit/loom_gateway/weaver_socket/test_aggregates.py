@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from loom_gateway.weaver_socket import aggregates as module
-from loom_gateway.weaver_socket.aggregates import Aggregates
-from loom_gateway.weaver_socket.roster import Roster
+from loom_gateway.weaver_socket import roster as module
+from loom_gateway.weaver_socket.roster import Aggregates, Roster
 from tests.unit.loom_gateway.weaver_socket.replicas import info, reports
 
 

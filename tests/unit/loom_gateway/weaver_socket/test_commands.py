@@ -22,9 +22,9 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.settings import Limits
-from loom_gateway.weaver_socket import acknowledgements, commands, messages
+from loom_gateway.weaver_socket import commands, messages
 from loom_gateway.weaver_socket.commands import SocketCommands
-from loom_gateway.weaver_socket.subscriptions import PageSubscription
+from loom_gateway.weaver_socket.readers import PageSubscription
 
 BOUND = 20.0
 APPLIED = {"ok": True, "reason": None, "step": 7, "changes": {}, "refused": {}}
@@ -165,7 +165,7 @@ async def test_each_acknowledgement_comes_as_it_is_made_and_in_the_end_done(clie
 async def test_who_has_not_answered_for_long_is_told_with_the_reason(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledgements, "SHOW_WAITING", 0.01)
+    monkeypatch.setattr(commands, "SHOW_WAITING", 0.01)
     client.weaver.replicas = ["train_0", "train_1"]
     client.weaver.acknowledge("train_1")
     await client.send(**pause())
@@ -184,7 +184,7 @@ async def test_who_has_not_answered_for_long_is_told_with_the_reason(
 async def test_who_never_answers_is_not_waited_for_without_end(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledgements, "MAX_FOLLOWED", 0.01)
+    monkeypatch.setattr(commands, "MAX_FOLLOWED", 0.01)
     await client.send(**pause())
     answers = [await client.next() for _ in range(3)]
 
@@ -197,7 +197,7 @@ async def test_who_never_answers_is_not_waited_for_without_end(
 async def test_a_weaver_that_is_away_meanwhile_is_asked_again(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledgements, "BETWEEN_ATTEMPTS", 0.0)
+    monkeypatch.setattr(commands, "BETWEEN_ATTEMPTS", 0.0)
     client.weaver.refusals = [loom.WeaverUnavailable("killed")] * 3
     await client.send(**pause())
     await client.next()
@@ -209,8 +209,8 @@ async def test_a_weaver_that_is_away_meanwhile_is_asked_again(
 async def test_a_weaver_that_stays_away_and_one_that_forgot_are_errors(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledgements, "MAX_FOLLOWED", 0.0)
-    monkeypatch.setattr(acknowledgements, "SHOW_WAITING", 0.0)
+    monkeypatch.setattr(commands, "MAX_FOLLOWED", 0.0)
+    monkeypatch.setattr(commands, "SHOW_WAITING", 0.0)
     for error in (loom.WeaverUnavailable("killed"), loom.NotFound("there is no command")):
         client.weaver.refusals = [error]
         await client.send(**pause())

@@ -13,8 +13,7 @@ import pytest
 from loom.process import tasks
 from loom_gateway.weaver_socket import page_feed, roster
 from loom_gateway.weaver_socket.page_feed import PageFeed
-from loom_gateway.weaver_socket.readers import SubscribingReader
-from loom_gateway.weaver_socket.subscriptions import PageSubscription
+from loom_gateway.weaver_socket.readers import PageSubscription, SubscribingReader
 from tests.support.page_frames import Frame, read_frame
 from tests.unit.loom_gateway.weaver_socket.replicas import info, reports
 
@@ -96,7 +95,7 @@ async def feed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Feed]:
     monkeypatch.setattr(page_feed, "ROUND", 0.01)
     monkeypatch.setattr(page_feed, "SOONEST_TEXT", 0.0)
     monkeypatch.setattr(page_feed, "MAX_RATE", math.inf)
-    monkeypatch.setattr("loom_gateway.weaver_socket.aggregates.MAX_SHARE", math.inf)
+    monkeypatch.setattr("loom_gateway.weaver_socket.roster.MAX_SHARE", math.inf)
     died = tasks.died.total()
     made = Feed()
     await made.feed.take_snapshot([info(f"r{number}") for number in range(8)])
