@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-from loom.tensors.dtypes import DType
+from loom.tensors.layouts import DType
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
 from tests.support.torch_agreement import to_torch
@@ -143,7 +143,7 @@ def _compared(lt: Tensors, op: OpInfo, function: Any, sample: SampleInput, wante
         return _gradients(lt, theirs, ours, leaves) if grad and not quiet else ""
     except Exception as error:  # noqa: BLE001 - whatever went wrong
         if "there is no dtype" in str(error):
-            return ""  # refused at its line: the laptop knows the dtypes of `loom.tensors.dtypes`
+            return ""  # refused at its line: the laptop knows the dtypes of `loom.tensors.layouts`
         return f"{type(error).__name__}: {error}"
 
 

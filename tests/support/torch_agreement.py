@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from loom.tensors import dtypes
+from loom.tensors.layouts import dtype_named
 from loom.tensors.placements import Replicate, Shard
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
@@ -253,7 +253,7 @@ def _same(one: Any, other: Any, rtol: float | None, atol: float | None, strides:
         return
     assert isinstance(other, Tensor)
     assert other.shape == tuple(one.shape)
-    assert other.dtype is dtypes.dtype_named(one.dtype)
+    assert other.dtype is dtype_named(one.dtype)
     if strides and one.numel() and one.stride() != other.stride():
         # Strides of dimensions of size 1 tell nothing.
         pairs = zip(one.shape, one.stride(), other.strides, strict=True)
@@ -318,7 +318,7 @@ def _gradients_agree(
             assert one is None or not one.any()
             assert other is None or not to_torch(other).any()
             continue
-        assert (other.shape, other.dtype) == (tuple(one.shape), dtypes.dtype_named(one.dtype))
+        assert (other.shape, other.dtype) == (tuple(one.shape), dtype_named(one.dtype))
         _close(other, one, rtol, atol)
     if not second:
         return

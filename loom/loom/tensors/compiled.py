@@ -12,7 +12,7 @@ from weakref import ref
 from loom.errors import NotSupported
 from loom.tensors.grad_modes import grad_enabled, grad_mode
 from loom.tensors.history import link, needs_grad
-from loom.tensors.metas import Meta
+from loom.tensors.layouts import Meta
 from loom.tensors.sending.encoding import Form, Numbered
 from loom.tensors.tensor import PRESENT, Tensor, Value
 

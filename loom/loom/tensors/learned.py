@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from loom.errors import NotSupported
-from loom.tensors.dtypes import dtype_named, plain
 from loom.tensors.grad_modes import grad_enabled, makes_leaves
 from loom.tensors.history import Node, link, needs_grad
-from loom.tensors.metas import Meta
+from loom.tensors.layouts import Meta, dtype_named, plain
 from loom.tensors.names import DYNAMIC, FUNCTIONS, METHODS, VIEWING
 from loom.tensors.op import MOST_KNOWN, changed, check_home, check_leaf, make_leaf
 from loom.tensors.sending.encoding import Constant, Form, T, hashable

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from loom.tensors.core import indexing, joining, like, network, pointwise, products, reductions, shapes, spreading
-from loom.tensors.dtypes import ALL, dtype_named
+from loom.tensors.layouts import ALL, dtype_named
 from loom.tensors.learned import method_named
 from loom.tensors.op import functions, methods, properties
 from loom.tensors.tensor import Tensor

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from loom.tensors.dtypes import DtypeKind, plain, plain_numbers
 from loom.tensors.grad_modes import grad_enabled, makes_leaves
 from loom.tensors.history import link, needs_grad, relink
-from loom.tensors.metas import Meta
+from loom.tensors.layouts import DtypeKind, Meta, plain, plain_numbers
 from loom.tensors.sending.encoding import Form, S, T
 from loom.tensors.tensor import Tensor, Value
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from loom.tensors.metas import wrapped
+from loom.tensors.layouts import wrapped
 
 WHOLE = -1
 """On the wire: each process has all of it. Any other number is the dimension that is cut."""

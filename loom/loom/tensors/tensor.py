@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from loom.errors import NotSupported
-from loom.tensors.dtypes import DType, DtypeKind
 from loom.tensors.history import Node, needs_grad, operands
-from loom.tensors.metas import Meta, Shape
+from loom.tensors.layouts import DType, DtypeKind, Meta, Shape
 
 PRESENT = object()
 """Stands for a gradient that is there, and of which no handle was made."""

@@ -13,12 +13,10 @@ from weakref import ref
 from loom.errors import Invalid
 from loom.tensors import learned, optim
 from loom.tensors.compiled import Compiled, Hook, Recorder, record_hook
-from loom.tensors.dtypes import dtype_named
-from loom.tensors.elements import Elements
+from loom.tensors.factories import Elements, Making
 from loom.tensors.grad_modes import enable_grad, grad_enabled, no_grad, set_grad_enabled
 from loom.tensors.history import Graph, Node, Reached, link, needs_grad, walk
-from loom.tensors.making import Making
-from loom.tensors.metas import Meta, is_dense
+from loom.tensors.layouts import Meta, dtype_named, is_dense
 from loom.tensors.names import FUNCTIONS
 from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module

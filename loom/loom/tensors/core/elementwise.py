@@ -6,8 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from loom.tensors.dtypes import DEFAULT, DType, DtypeKind, bool_, of_scalar, plain, result_type
-from loom.tensors.metas import Meta, check_written, pointwise_meta
+from loom.tensors.layouts import (
+    DEFAULT,
+    DType,
+    DtypeKind,
+    Meta,
+    bool_,
+    check_written,
+    of_scalar,
+    plain,
+    pointwise_meta,
+    result_type,
+)
 from loom.tensors.op import ELEMENTWISE, Op, methods
 from loom.tensors.sending.encoding import S, T
 from loom.tensors.tensor import Tensor

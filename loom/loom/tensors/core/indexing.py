@@ -12,10 +12,20 @@ from operator import index as to_int
 from typing import Any, NamedTuple
 
 from loom.tensors.core.shapes import Metas, picked, viewed
-from loom.tensors.dtypes import DtypeKind, bool_, int32, int64, uint8
 from loom.tensors.history import needs_grad
+from loom.tensors.layouts import (
+    DtypeKind,
+    Meta,
+    Shape,
+    bool_,
+    broadcast,
+    int32,
+    int64,
+    pointwise_meta,
+    uint8,
+    wrapped,
+)
 from loom.tensors.learned import call, change
-from loom.tensors.metas import Meta, Shape, broadcast, pointwise_meta, wrapped
 from loom.tensors.op import Op, method, methods
 from loom.tensors.sending.encoding import S, T
 from loom.tensors.tensor import Tensor

@@ -8,8 +8,7 @@ from operator import index as to_int
 from typing import Any
 
 from loom.tensors.core.shapes import Metas, positional
-from loom.tensors.dtypes import DType, result_type
-from loom.tensors.metas import Meta, Shape, wrapped
+from loom.tensors.layouts import DType, Meta, Shape, result_type, wrapped
 from loom.tensors.op import Op, function, method
 from loom.tensors.sending.encoding import T
 from loom.tensors.tensor import Tensor

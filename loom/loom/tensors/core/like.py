@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loom.tensors.metas import broadcast
+from loom.tensors.layouts import broadcast
 from loom.tensors.op import function, method, methods, properties
 from loom.tensors.tensor import Tensor
 

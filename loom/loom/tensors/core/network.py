@@ -7,9 +7,8 @@ from typing import Any
 
 from loom.tensors.core.elementwise import result_dtype
 from loom.tensors.core.shapes import positional
-from loom.tensors.dtypes import DtypeKind, float32, float64, int32, int64
+from loom.tensors.layouts import DtypeKind, Meta, broadcast, float32, float64, int32, int64, pointwise_meta
 from loom.tensors.learned import call
-from loom.tensors.metas import Meta, broadcast, pointwise_meta
 from loom.tensors.op import Op, function
 from loom.tensors.sending.encoding import T
 from loom.tensors.tensor import Tensor

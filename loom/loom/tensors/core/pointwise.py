@@ -25,8 +25,19 @@ from loom.tensors.core.elementwise import (
     refusing,
     result_dtype,
 )
-from loom.tensors.dtypes import DType, DtypeKind, bool_, dtype_named, int64, of_scalar, plain, real_of, uint8
-from loom.tensors.metas import Meta, broadcast
+from loom.tensors.layouts import (
+    DType,
+    DtypeKind,
+    Meta,
+    bool_,
+    broadcast,
+    dtype_named,
+    int64,
+    of_scalar,
+    plain,
+    real_of,
+    uint8,
+)
 from loom.tensors.op import Op, function, method, methods
 from loom.tensors.tensor import Tensor
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loom.tensors.core.spreading import shared
-from loom.tensors.dtypes import DType
-from loom.tensors.metas import Meta, Shape, broadcast
+from loom.tensors.layouts import DType, Meta, Shape, broadcast
 from loom.tensors.op import Op, Rule, function, method
 from loom.tensors.tensor import Tensor
 

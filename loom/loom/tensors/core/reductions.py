@@ -6,9 +6,23 @@ from collections.abc import Callable, Sequence
 from math import prod as product
 from typing import Any, NamedTuple
 
-from loom.tensors.dtypes import DEFAULT, DType, DtypeKind, bool_, dtype_named, int64, plain, real_of, uint8
+from loom.tensors.layouts import (
+    DEFAULT,
+    DType,
+    DtypeKind,
+    Meta,
+    Shape,
+    bool_,
+    dtype_named,
+    int64,
+    is_dense,
+    plain,
+    pointwise_meta,
+    real_of,
+    uint8,
+    wrapped,
+)
 from loom.tensors.learned import call
-from loom.tensors.metas import Meta, Shape, is_dense, pointwise_meta, wrapped
 from loom.tensors.op import Op, Rule, method
 from loom.tensors.tensor import Tensor
 

@@ -9,8 +9,7 @@ from operator import index
 from typing import Any
 
 from loom.errors import NotSupported
-from loom.tensors.dtypes import DType
-from loom.tensors.metas import Meta, Shape, pointwise_meta, wrapped
+from loom.tensors.layouts import DType, Meta, Shape, pointwise_meta, wrapped
 from loom.tensors.op import Op, method, properties
 from loom.tensors.sending.encoding import T
 from loom.tensors.tensor import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loom.tensors.metas import Meta
+from loom.tensors.layouts import Meta
 from loom.tensors.op import Op, method, properties
 from loom.tensors.placements import WHOLE, Placement, packed, spread
 from loom.tensors.tensor import Tensor

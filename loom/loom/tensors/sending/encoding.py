@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from loom.errors import ProtocolMismatch
-from loom.tensors.dtypes import DType, dtype_named, plain
+from loom.tensors.layouts import DType, dtype_named, plain
 from loom.tensors.sending.repeats import Repeats, whole
 
 NEAR = 4096

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from loom.tensors.metas import contiguous_strides, is_dense
+from loom.tensors.layouts import contiguous_strides, is_dense
 from loom.tensors.sending.encoding import Failure
 from loom.tensors.worker import summaries
 

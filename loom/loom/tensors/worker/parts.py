@@ -9,7 +9,7 @@ import torch
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from loom.tensors.metas import contiguous_strides
+from loom.tensors.layouts import contiguous_strides
 from loom.tensors.placements import WHOLE
 
 SENT = frozenset(

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from loom.tensors import methods  # noqa: F401 - the operations say which of them are views
-from loom.tensors.metas import contiguous_strides
+from loom.tensors.layouts import contiguous_strides
 from loom.tensors.names import VIEWING
 from loom.tensors.op import ELEMENTWISE, VIEWS
 from loom.tensors.placements import WHOLE

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from loom.tensors.dtypes import DType
+from loom.tensors.layouts import DType
 from loom.tensors.sending.encoding import CommandDecoder, Constant, Failure, Form, S, T
 from loom.tensors.worker import functions
 from loom.tensors.worker.layouts import flat

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
-from loom.tensors import dtypes
+from loom.tensors.layouts import float16
 from loom.tensors.sending import encoding as commands
 from loom.tensors.sending.encoding import FREE, CommandDecoder, CommandEncoder, Form, S, T
 
@@ -113,7 +113,7 @@ def test_numbering_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arguments_travel() -> None:
-    given = (T(300), [1, T(0)], slice(1, None, 2), ..., None, dtypes.float16, 2 + 3j, -0.0, (True, 1, 1.0), "same")
+    given = (T(300), [1, T(0)], slice(1, None, 2), ..., None, float16, 2 + 3j, -0.0, (True, 1, 1.0), "same")
     pair = Pair()
     pair.put(Form("f", given, (("key", given),), tensors=0))
     pair.travel()

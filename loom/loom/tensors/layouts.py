@@ -3,10 +3,190 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from enum import IntEnum
+from functools import cache, reduce
 from operator import mul
+from typing import Any
 
-from loom.tensors.dtypes import DType
+
+class DtypeKind(IntEnum):
+    """What a type's elements are. A higher kind takes in the lower ones."""
+
+    BOOL = 0
+    INT = 1
+    FLOAT = 2
+    COMPLEX = 3
+
+
+class DType:
+    """An element type, such as ``float32``. There is one object of each."""
+
+    __slots__ = ("code", "itemsize", "kind", "name", "scalar_name")
+
+    def __init__(self, name: str, itemsize: int, kind: DtypeKind, scalar_name: str, code: str) -> None:
+        self.name = name
+        self.itemsize = itemsize
+        """Bytes of an element."""
+        self.kind = kind
+        self.scalar_name = scalar_name
+        """The name in torch's errors."""
+        self.code = code
+        """The letter of `struct` and `array` for an element; empty if they have none."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        return self.kind is DtypeKind.FLOAT
+
+    @property
+    def is_complex(self) -> bool:
+        return self.kind is DtypeKind.COMPLEX
+
+    def __repr__(self) -> str:
+        return f"loom.tensors.{self.name}"
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return dtype_named, (self.name,)
+
+
+bool_ = DType("bool", 1, DtypeKind.BOOL, "Bool", "?")
+uint8 = DType("uint8", 1, DtypeKind.INT, "Byte", "B")
+int8 = DType("int8", 1, DtypeKind.INT, "Char", "b")
+int16 = DType("int16", 2, DtypeKind.INT, "Short", "h")
+int32 = DType("int32", 4, DtypeKind.INT, "Int", "i")
+int64 = DType("int64", 8, DtypeKind.INT, "Long", "q")
+float16 = DType("float16", 2, DtypeKind.FLOAT, "Half", "e")
+bfloat16 = DType("bfloat16", 2, DtypeKind.FLOAT, "BFloat16", "")
+float32 = DType("float32", 4, DtypeKind.FLOAT, "Float", "f")
+float64 = DType("float64", 8, DtypeKind.FLOAT, "Double", "d")
+complex64 = DType("complex64", 8, DtypeKind.COMPLEX, "ComplexFloat", "")
+complex128 = DType("complex128", 16, DtypeKind.COMPLEX, "ComplexDouble", "")
+
+ALL = (bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, complex64, complex128)
+_NAMED = {each.name: each for each in ALL} | {
+    "half": float16, "float": float32, "double": float64, "short": int16, "int": int32, "long": int64,
+    "cfloat": complex64, "cdouble": complex128,
+}  # fmt: skip
+
+DEFAULT = float32
+"""The type of floats of Python, as in torch."""
+
+
+def real_of(dtype: DType) -> DType:
+    """Return the type of the parts of complex numbers; any other type itself."""
+    return {complex64: float32, complex128: float64}.get(dtype, dtype)
+
+
+def dtype_named(name: object) -> DType:
+    """Return the type of a name, or of an object of torch or numpy that is called so.
+
+    Raises:
+        TypeError: there is no such type.
+    """
+    if isinstance(name, DType):
+        return name
+    known = {bool: bool_, int: int64, float: DEFAULT, complex: complex64}.get(name)  # type: ignore[call-overload]
+    if known is not None:
+        return known  # type: ignore[no-any-return]
+    found = _NAMED.get(str(getattr(name, "name", name)).removeprefix("torch."))
+    if found is None:
+        raise TypeError(f"there is no dtype {str(name)[:80]!r}: it takes one of {', '.join(_NAMED)}")
+    return found
+
+
+def of_scalar(value: object) -> DType:
+    """Return the type that a number of Python has beside no tensor."""
+    match value:
+        case bool():
+            return bool_
+        case int():
+            return int64
+        case float():
+            return DEFAULT
+        case complex():
+            return complex64
+    raise TypeError(f"a number is needed, not {type(value).__name__}")
+
+
+PLAIN = frozenset((bool, int, float, complex))
+"""Python's types of numbers."""
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy as Python's, also within tuples, lists and slices; everything else as it is."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([plain(each) for each in value])
+    if kind is slice:
+        return slice(plain(value.start), plain(value.stop), plain(value.step))
+    if kind.__module__ == "numpy" and hasattr(value, "item") and value.shape == ():
+        return value.item()
+    return value
+
+
+def plain_numbers(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return numbers as Python's."""
+    for each in numbers:
+        if type(each) not in PLAIN:
+            return tuple(map(plain, numbers))
+    return numbers
+
+
+@cache
+def promote(one: DType, other: DType) -> DType:
+    """Return the type that holds both, as `torch.promote_types`."""
+    if one is other:
+        return one
+    if one.kind < other.kind:
+        one, other = other, one
+    if one.kind is DtypeKind.COMPLEX:
+        wide = one is complex128 or other in (complex128, float64)
+        return complex128 if wide else complex64
+    if one.kind != other.kind:
+        return one
+    if one.kind is DtypeKind.FLOAT:
+        if one.itemsize == other.itemsize:
+            return float32  # float16 and bfloat16
+        return max(one, other, key=lambda each: each.itemsize)
+    if uint8 in (one, other):
+        signed = other if one is uint8 else one
+        return int16 if signed is int8 else signed
+    return max(one, other, key=lambda each: each.itemsize)
+
+
+def _to_complex(floating: DType) -> DType:
+    return complex128 if floating is float64 else complex64
+
+
+def _combine(higher: DType | None, lower: DType | None) -> DType | None:
+    if higher is None or lower is None:
+        return higher or lower
+    if higher.kind is DtypeKind.FLOAT and lower.kind is DtypeKind.COMPLEX:
+        return _to_complex(higher)
+    if higher.kind >= DtypeKind.FLOAT:
+        return higher
+    if higher.kind is DtypeKind.BOOL or lower.kind >= DtypeKind.FLOAT:
+        return promote(higher, lower)
+    return higher
+
+
+def result_type(dimensioned: list[DType], zero_dimensional: list[DType], scalars: list[DType]) -> DType:
+    """Return the type of an operation's result.
+
+    Args:
+        dimensioned: of the tensors with at least one dimension.
+        zero_dimensional: of those without any, which count only if their kind is higher.
+        scalars: of numbers of Python, which count only if theirs is higher still.
+    """
+    groups = []
+    for group in (dimensioned, zero_dimensional, scalars):
+        found: DType | None = None
+        for each in group:
+            found = each if found is None else promote(found, each)
+        groups.append(found)
+    result = _combine(groups[0], _combine(groups[1], groups[2]))
+    assert result is not None
+    return result
+
 
 Shape = tuple[int, ...]
 
