@@ -447,13 +447,16 @@ def print_to_descriptors(ends: tuple[int, int] | None) -> None:
 def _write_of_run(write: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
     """Return an `os.write` or `os.writev` whose text to the standard descriptors belongs to the run that calls it.
 
-    The driver's own output, to which they lead, may be on a full disk.
+    The driver's own output, to which they lead, has it too if it can: it may be on a full disk.
     """
 
     @functools.wraps(write)
     def write_of_run(descriptor: int, data: Any, /) -> int:
         if descriptor in _NAMES and (ends := current_ends()) is not None and _what(descriptor) == _own_output:
-            descriptor = ends[descriptor - STDOUT]
+            written = write(ends[descriptor - STDOUT], data)
+            with contextlib.suppress(OSError):
+                write(descriptor, data)  # as the last words if the driver dies
+            return written
         return write(descriptor, data)
 
     return write_of_run
