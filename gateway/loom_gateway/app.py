@@ -17,8 +17,8 @@ from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
 from loom.errors import LoomError, NotFound, WrongArguments
+from loom.mutual_auth.forwarded import PROOF_PATH
 from loom.process import tasks
-from loom.proof.forwarded import PROOF_PATH
 from loom.token_file import ADMIN
 from loom.tracing import flush
 from loom_gateway.access.control import AccessControl
@@ -45,7 +45,7 @@ from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, WorkerInfo, che
 
 
 class Proof(BaseModel):
-    """The proof that the gateway knows a token: see `loom.proof`."""
+    """The proof that the gateway knows a token: see `loom.mutual_auth`."""
 
     nonce: str
     """The gateway's own part of what the proof is over."""

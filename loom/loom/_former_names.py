@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # importing `typing` would take longer than everything else h
 
 FORMER_NAMES = {
     "loom.analysis": "loom.rl.diagnosis",
+    "loom.beside": "loom.driver_api",
     "loom.bridge": "loom.nats",
     "loom.timing": "loom.tracing",
     "loom.tuning": "loom.rl.tuning",

@@ -7,7 +7,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from loom.cluster import Counterpart, in_cluster
+from loom.in_cluster import Counterpart, in_cluster
 
 
 class _MonarchsInCluster(Counterpart):

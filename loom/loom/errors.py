@@ -23,7 +23,7 @@ from concurrent.futures import CancelledError
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from loom.cluster import be_base_of, time_out_with
+from loom.in_cluster import be_base_of, time_out_with
 
 
 class LoomError(Exception):

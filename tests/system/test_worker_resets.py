@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import loom
-from loom import beside
+from loom import driver_api
 from loom_proxy.logs import LogLine
 from tests.integration.session.test_exactly_once import WINDOW, Ledger, Pair, check, turn
 from tests.support.needs import skipped_if
@@ -50,7 +50,7 @@ def far() -> Iterator[FarCluster]:
 
 
 def links_port() -> int:
-    port: int = beside.session()._context.link_address.port  # type: ignore[attr-defined]
+    port: int = driver_api.session()._context.link_address.port  # type: ignore[attr-defined]
     return port
 
 

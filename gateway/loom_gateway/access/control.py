@@ -24,10 +24,10 @@ from loom.errors import (
     TokenRevoked,
     WrongArguments,
 )
+from loom.mutual_auth.exchange import checked_nonce
+from loom.mutual_auth.forwarded import key_id
 from loom.process import tasks
 from loom.process.turns import Turns
-from loom.proof.exchange import checked_nonce
-from loom.proof.forwarded import key_id
 from loom.token_file import Token, digest
 from loom.wire.framing import TUNNELS
 from loom.wire.handshake import MODES, Hello
@@ -215,7 +215,7 @@ class AccessControl(SessionAccess):
         return token
 
     def prove(self, key: str, challenge: str, peer: str) -> dict[str, str]:
-        """Return the gateway's proof that it knows a token; see `loom.proof`. Nobody needs a token to ask.
+        """Return the gateway's proof that it knows a token; see `loom.mutual_auth`. Nobody needs a token to ask.
 
         Raises:
             WrongArguments: the key is not of the form that a client sends.

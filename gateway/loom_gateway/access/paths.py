@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom.proof.forwarded import PROOF_PATH
+from loom.mutual_auth.forwarded import PROOF_PATH
 from loom.rest import WEBSOCKET_PATH
 
 PAGE = "/api/v1/page"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
-from loom.proof.forwarded import gateway_proof, key_id
+from loom.mutual_auth.forwarded import gateway_proof, key_id
 from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
 from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.own_token import OwnTokenFile
@@ -231,7 +231,7 @@ class TokenAuthority:
         """Return the `gateway_proof` with a token, for a client that asks before it shows the token.
 
         Raises:
-            AuthenticationError: no token has this `loom.proof.forwarded.key_id`.
+            AuthenticationError: no token has this `loom.mutual_auth.forwarded.key_id`.
             TokenRevoked: it has, and is not good any more.
         """
         self.reload()

@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom.errors import LoomError
+from loom.mutual_auth.exchange import Purpose
+from loom.mutual_auth.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, proof_of_answer
 from loom.process.listen import bracketed
-from loom.proof.exchange import Purpose
-from loom.proof.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, proof_of_answer
 from loom_gateway.pod.peers import CONFIGURE, body_digest
 from loom_gateway.pod.settings import PodSettings
 from loom_gateway.pod.supervisor import PodSupervisor

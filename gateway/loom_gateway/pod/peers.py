@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from loom.errors import LoomError, PodUnreachable, ProtocolMismatch
+from loom.mutual_auth.exchange import Purpose
+from loom.mutual_auth.over_http import ask
 from loom.process.state_file import replace_file
-from loom.proof.exchange import Purpose
-from loom.proof.over_http import ask
 from loom_gateway.pod.settings import PodSettings
 
 CONFIGURE = "/configure"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import loom.beside
+import loom.driver_api
 from loom.cells.records import Record
 from loom.errors import describe_error
 
@@ -35,7 +35,7 @@ _METHODS = {
 
 def display(*values: Any) -> None:
     """Show values in the notebook's cell, in their richest form. The counterpart of IPython's ``display``."""
-    session = loom.beside.session()
+    session = loom.driver_api.session()
     for value in values:
         session.show(_record_of(value).to_text())
 

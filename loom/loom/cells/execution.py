@@ -22,7 +22,7 @@ from io import StringIO
 from types import CodeType, TracebackType
 from typing import Any
 
-import loom.beside
+import loom.driver_api
 from loom.cells.displays import display
 from loom.cells.records import Record
 from loom.wire.exceptions import last_lines
@@ -34,17 +34,17 @@ class CellJob:
     @property
     def session(self) -> str:
         """The session's name."""
-        return loom.beside.session().name
+        return loom.driver_api.session().name
 
     @property
     def hosts(self) -> Any:
         """The Monarch host mesh of the worker hosts."""
-        return loom.beside.session().host_mesh()
+        return loom.driver_api.session().host_mesh()
 
     @property
     def meshes(self) -> Mapping[str, Any]:
         """The session's Monarch proc and actor meshes by name; of two with one name, the newer."""
-        return loom.beside.session().meshes()
+        return loom.driver_api.session().meshes()
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -71,7 +71,7 @@ class Namespace:
 
     def give_meshes(self) -> None:
         """Bring the names of meshes up to date. A name that a cell has assigned keeps the cell's value."""
-        meshes = {name: mesh for name, mesh in loom.beside.session().meshes().items() if _is_usable(name)}
+        meshes = {name: mesh for name, mesh in loom.driver_api.session().meshes().items() if _is_usable(name)}
         for name, mesh in self._given.items():
             if name not in meshes and self.names.get(name) is mesh:
                 del self.names[name]
@@ -182,7 +182,7 @@ def run_cell(source: str) -> Coroutine[Any, Any, None] | None:
     """
     global _cells
     if _cells is None:
-        loom.beside.session()  # raises outside of a driver
+        loom.driver_api.session()  # raises outside of a driver
         os.environ.setdefault("MPLBACKEND", "module://loom.cells.figures")
         _cells = _Cells()
     name = f"<%%cluster cell {next(_cells.numbers)}>"
@@ -251,7 +251,7 @@ class _shown:  # noqa: N801
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            loom.beside.session().show(Record(traceback=traceback_text(error, self._name)).to_text())
+            loom.driver_api.session().show(Record(traceback=traceback_text(error, self._name)).to_text())
         if "matplotlib.pyplot" in sys.modules:
             from loom.cells import figures
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 
-import loom.beside
+import loom.driver_api
 from loom.cells.displays import display
 
 __all__ = ["FigureCanvas", "show"]
@@ -19,7 +19,7 @@ def show(*_: Any, **__: Any) -> None:
     """Show the open figures and close them. Outside of a driver nobody sees them."""
     import matplotlib.pyplot as plt
 
-    if loom.beside.in_driver():
+    if loom.driver_api.in_driver():
         for number in plt.get_fignums():
             display(plt.figure(number))
     plt.close("all")

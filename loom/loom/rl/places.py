@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from loom import beside
+from loom import driver_api
 from loom.actor import monarch_actor, this_host
 from loom.control.address import weaver_address
 from loom.errors import WeaverUnavailable
@@ -19,9 +19,9 @@ from loom.process.environment import add_to_environment
 _log = logging.getLogger("loom")
 
 
-def place() -> beside.Session:
+def place() -> driver_api.Session:
     """Return the session whose driver this process is; in an actor or a program of its own, its host."""
-    return beside.session() if beside.in_driver() else OwnHost()
+    return driver_api.session() if driver_api.in_driver() else OwnHost()
 
 
 @dataclass

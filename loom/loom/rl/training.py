@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from loom.beside import Session
+from loom.driver_api import Session
 from loom.errors import TrainingFailed
 from loom.rl.generators.calls import LOOK_EVERY, begin
 from loom.rl.settings import TrainerRun, Trainers, Weights

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from loom.cluster import MonarchsInCluster
 from loom.errors import NoSuchDimension, SliceOutOfRange
+from loom.in_cluster import MonarchsInCluster
 
 
 class Extent(Mapping[str, int], metaclass=MonarchsInCluster):

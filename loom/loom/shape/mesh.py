@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from loom.cluster import Counterpart
 from loom.errors import NoSuchDimension
+from loom.in_cluster import Counterpart
 from loom.shape.extent import Extent
 from loom.shape.shape import Shape, check_names
 

@@ -8,8 +8,8 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loom.cluster import MonarchsInCluster
 from loom.errors import Invalid, SliceOutOfRange, WrongArguments
+from loom.in_cluster import MonarchsInCluster
 
 
 class NDSlice(metaclass=MonarchsInCluster):

@@ -8,8 +8,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loom.cluster import MonarchsInCluster
 from loom.errors import Invalid, NoSuchDimension, SliceOutOfRange, WrongArguments
+from loom.in_cluster import MonarchsInCluster
 from loom.shape.extent import Extent
 from loom.shape.ndslice import NDSlice, dense_strides, irregular
 

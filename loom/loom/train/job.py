@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from loom.beside import session
+from loom.driver_api import session
 from loom.train.controller.controller import Controller
 from loom.train.controller.summaries import JobSummary
 from loom.train.spec import JobSpec

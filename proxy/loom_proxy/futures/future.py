@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from loom.cluster import Counterpart
 from loom.errors import OperationCancelled, WaitTimeout, WrongArguments
+from loom.in_cluster import Counterpart
 from loom.tracing.spans import record_call, recorder
 from loom.wire.bodies import EndpointCall
 from loom.wire.body import Body

@@ -18,8 +18,8 @@ from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from loom.cluster import is_monarchs
 from loom.errors import WaitTimeout
+from loom.in_cluster import is_monarchs
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.timing import check_timeout
 

@@ -11,10 +11,10 @@ import time
 from typing import Any, NamedTuple
 
 from loom.errors import InvalidAddress, LoomError, MissingDependency, Unavailable
+from loom.mutual_auth.forwarded import note_forwarded
 from loom.process.backoff import Backoff
 from loom.process.child import Child
 from loom.process.threads import keep_going
-from loom.proof.forwarded import note_forwarded
 
 logger = logging.getLogger(__name__)
 

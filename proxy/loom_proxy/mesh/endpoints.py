@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
-from loom.cluster import Counterpart
 from loom.errors import Invalid, NotAnEndpoint, NotSupported, WrongArguments
+from loom.in_cluster import Counterpart
 from loom.signatures import CallSignature
 from loom.tracing.trace_ids import trace_here
 from loom.wire.bodies import Broadcast, Call, CallOne, Choose, EndpointCall, SendToActors, StreamCall

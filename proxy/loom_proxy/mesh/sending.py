@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
-from loom.cluster import is_monarchs, monarchs
 from loom.errors import Invalid, NotAMethod, WrongArguments
+from loom.in_cluster import is_monarchs, monarchs
 from loom.signatures import CallSignature
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy

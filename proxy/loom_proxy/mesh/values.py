@@ -8,8 +8,8 @@ from pprint import pformat
 from textwrap import indent
 from typing import Any, Generic, TypeVar
 
-from loom.cluster import is_monarchs, monarchs
 from loom.errors import Invalid, NoSuchDimension, SliceOutOfRange, WrongArguments
+from loom.in_cluster import is_monarchs, monarchs
 from loom.shape import MeshTrait, Point, Shape
 from loom_proxy.display.notebook import value_mesh_html
 

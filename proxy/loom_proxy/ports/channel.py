@@ -9,8 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import Generic, Protocol, TypeVar
 
-from loom.cluster import in_cluster, monarchs
 from loom.errors import WrongState
+from loom.in_cluster import in_cluster, monarchs
 from loom_proxy.ports.port import Port
 from loom_proxy.ports.receiver import PortReceiver, Ports, RankedPortReceiver
 

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from loom.cluster import Counterpart
 from loom.errors import OncePortUsed, UnpicklableError, WrongArguments
+from loom.in_cluster import Counterpart
 from loom.wire.bodies import OpenPort, SendToPort
 from loom_proxy.session.calls import Calls
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from loom.cluster import Counterpart
 from loom.errors import ActorError, LoomError, OncePortUsed, PortClosed
+from loom.in_cluster import Counterpart
 from loom.wire.bodies import ClosePort, GrantCredit, OperationError, PortMessage, PortMessages
 from loom.wire.codec import Decoder
 from loom.wire.messages import Buffer, Kind, Message

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loom.errors import NameTaken, WrongArguments
-from loom.methods import Method, constructor_of, function_of, methods_of
+from loom.remote_objects import Method, constructor_of, function_of, methods_of
 from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.remote.deployments import Deployment, service_of
 from loom_proxy.remote.kubetorch import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from loom.errors import DeploymentFailed, NotFound, WrongArguments
 from loom.extras import require
-from loom.methods import Method
+from loom.remote_objects import Method
 from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.kubernetes.deployment import LOOM_POD
 from loom_proxy.kubernetes.found import FoundService, find_service

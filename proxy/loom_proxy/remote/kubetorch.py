@@ -34,7 +34,7 @@ from loom.errors import (
     WaitTimeout,
     WrongArguments,
 )
-from loom.methods import Method, no_method
+from loom.remote_objects import Method, no_method
 from loom.tls import client_context
 from loom.wire.blame import nesting
 from loom_proxy.futures.timing import check_timeout

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from loom.errors import WrongArguments
-from loom.methods import Method
+from loom.remote_objects import Method
 from loom_proxy.remote.deployments import find
 from loom_proxy.remote.kubetorch import (
     DeployedFunction,

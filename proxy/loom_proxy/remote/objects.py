@@ -1,6 +1,6 @@
 """Objects of ordinary classes that live in the cluster and whose methods are called here like local ones.
 
-A remote object is an actor mesh (`loom.hosted`) with one actor or many, in processes of its own.
+A remote object is an actor mesh (`loom.remote_objects`) with one actor or many, in processes of its own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from loom.errors import ActorError, LoomError, WrongState
-from loom.hosted import HostedObject
-from loom.methods import Method, no_method
+from loom.remote_objects import HostedObject, Method, no_method
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.remote.results import Results, own_error

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from loom.errors import Invalid, NameTaken, WrongArguments
-from loom.hosted import AsyncHosted, Hosted
-from loom.methods import Method
+from loom.remote_objects import AsyncHosted, Hosted, Method
 from loom_proxy.job import Job
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.procs import ProcMeshProxy

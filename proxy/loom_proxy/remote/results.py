@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loom.errors import ActorError, LoomError, RemoteException, WaitTimeout, WrongArguments
-from loom.hosted import Generated, HostedStep
+from loom.remote_objects import Generated, HostedStep
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.results import add_cause
 from loom_proxy.mesh.actors import ActorMeshProxy

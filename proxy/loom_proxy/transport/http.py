@@ -18,8 +18,8 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from loom.errors import ConnectionLost, LimitReached, LoomError, ProtocolMismatch, RateLimited, TooLarge
+from loom.mutual_auth.forwarded import check_proof
 from loom.process.backoff import Backoff
-from loom.proof.forwarded import check_proof
 from loom.rest import WEBSOCKET_PATH
 from loom.tls import client_context
 from loom.wire.framing import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch

@@ -16,7 +16,7 @@ import contextvars
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loom import beside
+from loom import driver_api
 from loom.control.operations import OPERATIONS, Ask, takes
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WeaverUnavailable, WrongState, error_for_code
 from loom.rest import Gateway, Route, TokenSource
@@ -130,7 +130,7 @@ def this_weaver() -> LocalWeaver:
     Raises:
         RuntimeError: the caller is neither an actor nor in a session's driver.
     """
-    if not beside.in_driver():
+    if not driver_api.in_driver():
         from loom.actor import in_actor  # which imports Monarch, as only the cluster needs to
 
         if not in_actor():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.hosted import MOST_GENERATORS
+from loom.remote_objects import MOST_GENERATORS
 from loom_proxy.local import LocalCluster
 from tests.support.ordinary_classes import AsyncShop, OutOfStock, Shop, Takes, later, power
 

@@ -18,7 +18,7 @@ import pytest
 from monarch.actor import Channel, this_host
 
 import loom
-import loom.beside
+import loom.driver_api
 from loom import Actor, endpoint
 from loom.errors import InForkedChild
 from loom_proxy.display.cells import CellView, start
@@ -175,7 +175,7 @@ async def _await(future: Any) -> Any:
 
 
 def uses_in_children(counters: Any, procs: Any, hosts: Any) -> dict[str, str]:
-    session = loom.beside.session()
+    session = loom.driver_api.session()
     future, (port, receiver) = counters.add.call(1), Channel[int].open()
     uses: dict[str, Callable[[], object]] = {
         "call": lambda: counters.add.call(1),
@@ -194,7 +194,7 @@ def uses_in_children(counters: Any, procs: Any, hosts: Any) -> dict[str, str]:
         "receive": lambda: receiver.recv().get(),
         "open": lambda: Channel[int].open(),
         "this_host": lambda: this_host().spawn_procs(),
-        "session": loom.beside.session,
+        "session": loom.driver_api.session,
         "the weaver": lambda: session.ask_weaver("status", {}),
         "a command": lambda: session.begin("status", {}, 1.0).result(1),
         "its address": session.weaver_address,

@@ -217,9 +217,9 @@ def test_a_child_is_no_driver_and_has_its_own_clean_end(tidied: loom.Job) -> Non
         source, end = os.pipe()
         pid = os.fork()
         if pid == 0:
-            import loom.beside
+            import loom.driver_api
 
-            here = loom.beside.in_driver(), signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+            here = loom.driver_api.in_driver(), signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
             with open(end, "w") as file:
                 file.write(repr([here[0], here[1] is signal.SIG_DFL, here[2] is signal.default_int_handler]))
             os._exit(0)

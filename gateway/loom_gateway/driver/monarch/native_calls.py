@@ -29,7 +29,7 @@ from monarch._src.actor.actor_mesh import ActorMesh, Port, context
 from monarch._src.actor.future import Future, _Exception
 from monarch._src.actor.proc_mesh import ProcMesh
 
-from loom.cluster import no_answer_within
+from loom.in_cluster import no_answer_within
 from loom_gateway.driver.runs import children
 
 GRACE = 0.6  # seconds that Monarch has to explain a process's death before its calls fail without

@@ -1,8 +1,8 @@
 """How the two ends of a process link get to know each other on a connection, before either believes the other.
 
 The driver sends a challenge, the process's end a proof that it knows the driver's key, and the driver another one
-with its answer (`loom.proof.exchange`). The key itself is never sent. What the process's end asks is to be tied to
-the driver, or to watch other processes.
+with its answer (`loom.mutual_auth.exchange`). The key itself is never sent. The process asks to be tied to the
+driver, or to watch other processes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from loom.errors import ProtocolMismatch
-from loom.proof.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
+from loom.mutual_auth.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.wire.bodies import Challenge, ProcessesGone, Tie, Tied, Untied, Watch
 from loom.wire.framing import FrameSplitter
 from loom.wire.messages import Buffer, Kind, Message

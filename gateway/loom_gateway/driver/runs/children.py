@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from loom.beside import leave
+from loom.driver_api import leave
 from loom.errors import InForkedChild
 from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import current_ends, print_to_descriptors

@@ -1,4 +1,4 @@
-"""The driver-local API: the session for functions that run in the driver; see `loom.beside`."""
+"""The driver-local API: the session for functions that run in the driver; see `loom.driver_api`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST_ID = 1 << 40  # first id of meshes that the driver makes itself, far above
 
 
 class LocalSession:
-    """The driver's implementation of `loom.beside.DriverSession`."""
+    """The driver's implementation of `loom.driver_api.DriverSession`."""
 
     def __init__(self, context: SessionContext, syncs: Syncs) -> None:
         self._context = context
@@ -96,7 +96,7 @@ class LocalSession:
 
 
 class SpawnedHere:
-    """The driver's implementation of `loom.beside.SpawnedProcs`."""
+    """The driver's implementation of `loom.driver_api.SpawnedProcs`."""
 
     def __init__(self, context: SessionContext, entry: MeshEntry) -> None:
         self._context = context

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from loom.beside import enter
+from loom.driver_api import enter
 from loom.errors import WorkersSilent
 from loom.process import tasks
 from loom.wire.bodies import SessionEnded

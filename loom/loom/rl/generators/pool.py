@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loom.beside import Session, SpawnedProcs
+from loom.driver_api import Session, SpawnedProcs
 from loom.errors import LoomError, because
 from loom.process.threads import start_thread
 from loom.rl.generation.ways import WeightsVia

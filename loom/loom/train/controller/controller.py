@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from loom.beside import Session
 from loom.control.commands import CommandKind
+from loom.driver_api import Session
 from loom.errors import Conflict, OperationCancelled, TrainingFailed, WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.controller.group_pool import GroupPool

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from loom.beside import Session
+from loom.driver_api import Session
 from loom.errors import because
 from loom.process.threads import start_thread
 from loom.train.settings import Ending, Member, TrainerReport

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from loom.beside import Session
+from loom.driver_api import Session
 from loom.errors import SupervisionError
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.host_agents import HostAgents

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loom.beside import Session
+from loom.driver_api import Session
 from loom.errors import LoomError, WeaverUnavailable
 from loom.process.threads import keep_going
 from loom.train.controller.usable_devices import UsableDevices

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from loom.beside import Session, SpawnedProcs
+from loom.driver_api import Session, SpawnedProcs
 from loom.errors import LoomError
 from loom.train.controller.job_events import JobEvents
 from loom.train.controller.lighthouse import LighthouseActor

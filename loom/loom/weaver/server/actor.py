@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from loom import beside
+from loom import driver_api
 from loom.actor import Actor, concurrent_endpoint
 from loom.errors import LoomError
 
@@ -24,6 +24,6 @@ class WeaverActor(Actor):
             timeout: seconds that the weaver has to answer.
         """
         try:
-            return None, await asyncio.wrap_future(beside.session().begin(operation, arguments, timeout))
+            return None, await asyncio.wrap_future(driver_api.session().begin(operation, arguments, timeout))
         except LoomError as error:
             return error.code, str(error)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import loom.beside
+import loom.driver_api
 from loom.cells.displays import LARGEST, LARGEST_TEXT, display
 from loom.cells.records import Record
 
@@ -24,7 +24,7 @@ class Session:
 @pytest.fixture(autouse=True)
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     session = Session()
-    monkeypatch.setattr(loom.beside, "_here", session)
+    monkeypatch.setattr(loom.driver_api, "_here", session)
     return session
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loom import beside
+from loom import driver_api
 from loom.errors import WeaverUnavailable
 from loom.weaver.server.actor import WeaverActor
 
@@ -35,7 +35,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     function = inspect.unwrap(method._method)
 
     async def ask_session(session: Any, *arguments: Any) -> Any:
-        monkeypatch.setattr(beside, "_here", session)
+        monkeypatch.setattr(driver_api, "_here", session)
         return await function(WeaverActor(), *arguments)
 
     return ask_session

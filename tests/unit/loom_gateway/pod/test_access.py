@@ -19,9 +19,9 @@ import pytest
 import uvicorn
 
 from loom.errors import LoomError, PodUnreachable
+from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
+from loom.mutual_auth.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER
 from loom.process.listen import listen
-from loom.proof.exchange import Exchange, Purpose, Side, new_nonce
-from loom.proof.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER
 from loom_gateway.pod import app as keeper_app
 from loom_gateway.pod.app import MAX_BODY, KeeperProtocol, create_app
 from loom_gateway.pod.peers import CONFIGURE, ask_pod, make_pod_key, pod_key

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import loom
-from loom.proof import forwarded
+from loom.mutual_auth import forwarded
 from loom.rest import Gateway
 from loom.tracing.otlp import Exporter
 

@@ -14,7 +14,7 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 import loom
-from loom.proof import forwarded
+from loom.mutual_auth import forwarded
 from loom.weaver.views import Away, Snapshot
 from loom_proxy.weaver.watch import WeaverWatch
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 
 from loom.errors import ProtocolMismatch
+from loom.mutual_auth.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.process.listen import bracketed
-from loom.proof.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
 
 CHALLENGE_HEADER = "x-loom-challenge"
 """The nonce of the side that answers."""

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from loom.errors import LoomError, NotAGateway, ProtocolMismatch, error_for_code
-from loom.proof.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
+from loom.mutual_auth.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.token_file import digest
 
 PROOF_PATH = "/api/v1/proof"

@@ -16,8 +16,8 @@ from monarch.actor import Future
 
 import loom
 import loom.actor  # from here on `except` catches Monarch's
-from loom.cluster import be_base_of, in_cluster, time_out_with
 from loom.errors import catch_monarchs
+from loom.in_cluster import be_base_of, in_cluster, time_out_with
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 ::
 
     def watch_over(name):
-        session = loom.beside.session()
+        session = loom.driver_api.session()
         procs = session.spawn_procs(name, host=0, per_host={"gpus": 1}, gone=lambda rank: print("lost", rank))
         procs.mesh.spawn("trainers", Trainer)
 
