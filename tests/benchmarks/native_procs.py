@@ -28,7 +28,7 @@ def native_hosts(*, tuned: bool = False) -> tuple[Any, Callable[[], None]]:
     end = _tuned_worker(address) if tuned else _stock_worker(address)
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
-    from loom_gateway.workers.monarch_version import service_address
+    from loom_gateway.workers.monarch_env import service_address
 
     enable_transport(ChannelTransport.TcpWithLocalhost)
     return attach_to_workers(ca="trust_all_connections", workers=[service_address(address)]), end

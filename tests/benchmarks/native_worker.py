@@ -18,7 +18,7 @@ def _end_with_parent() -> None:
 if __name__ == "__main__":
     from monarch.actor import run_worker_loop_forever
 
-    from loom_gateway.workers.monarch_version import service_address
+    from loom_gateway.workers.monarch_env import service_address
 
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     run_worker_loop_forever(address=service_address(sys.argv[1]), ca="trust_all_connections")

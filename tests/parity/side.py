@@ -82,7 +82,7 @@ def make_native(*workers: str) -> Side:
     from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
-    from loom_gateway.workers.monarch_version import service_address
+    from loom_gateway.workers.monarch_env import service_address
 
     # The default ends the process, and some scripts kill actors. Loom's driver replaces it too.
     monarch.actor.unhandled_fault_hook = lambda failure: None

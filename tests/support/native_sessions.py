@@ -30,7 +30,8 @@ from monarch.actor import ChannelTransport, enable_transport, run_worker_loop_fo
 from loom.process.listen import free_ports
 from loom.process.listen import free_ports
 from loom.process.parent_pipe import when_parent_ends
-from loom_gateway.workers.monarch_version import service_address
+from loom_gateway.workers.monarch_env import service_address
+from loom_gateway.workers.monarch_env import service_address
 
 when_parent_ends(lambda: os._exit(1))
 enable_transport(ChannelTransport.TcpWithLocalhost)
@@ -109,7 +110,7 @@ def session(addresses: list[str], rounds: int) -> None:
 def client(rounds: int, addresses: list[str]) -> None:
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
-    from loom_gateway.workers.monarch_version import service_address
+    from loom_gateway.workers.monarch_env import service_address
     from tests.support.actors import Counter
 
     enable_transport(ChannelTransport.TcpWithLocalhost)

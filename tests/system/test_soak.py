@@ -220,7 +220,7 @@ def native_round_growth(hosts: Any, rounds: int, pids: dict[str, int], data: byt
     torchmonarch 0.7 frees neither an actor mesh in its root client nor a proc mesh in a worker whole. Run in the
     driver.
     """
-    from loom_gateway.driver.monarch.release import release
+    from loom_gateway.driver.monarch.mesh_table import release
 
     processes = {name: psutil.Process(pid) for name, pid in pids.items()}
     sizes = []

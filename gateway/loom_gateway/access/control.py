@@ -27,7 +27,7 @@ from loom.errors import (
 from loom.mutual_auth.exchange import checked_nonce
 from loom.mutual_auth.forwarded import key_id
 from loom.process import tasks
-from loom.process.turns import Turns
+from loom.process.tasks import Turns
 from loom.token_file import Token, digest
 from loom.wire.framing import TUNNELS
 from loom.wire.handshake import MODES, Hello

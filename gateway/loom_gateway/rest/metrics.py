@@ -20,7 +20,7 @@ from prometheus_client.utils import floatToGoString
 from loom._version import __version__
 from loom.errors import LoomError
 from loom.process import tasks
-from loom.process.turns import Turns
+from loom.process.tasks import Turns
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE

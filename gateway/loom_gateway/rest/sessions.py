@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from loom.errors import LoomError, UnknownSession
-from loom.process.turns import Turns
+from loom.process.tasks import Turns
 from loom.session_life import AliveBecause
 from loom.token_file import ADMIN
 from loom.tracing.collecting import LONGEST

@@ -31,7 +31,7 @@ from loom.errors import WrongArguments
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom.weaver.views import CommandState
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import DONE
 from loom_gateway.rest.sessions import Sender

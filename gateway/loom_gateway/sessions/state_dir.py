@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from loom.process.held_folder import LONGEST_SOCKET_PATH, hold
+from loom.process.state_file import LONGEST_SOCKET_PATH, hold
 from loom.token_file import state_folder
 from loom_gateway.sessions.driver_files import DriverFiles
 

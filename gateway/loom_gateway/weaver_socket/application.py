@@ -32,7 +32,7 @@ from loom.errors import LoomError, WrongArguments
 from loom.token_file import SCOPES
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.shown import PAGE_PROTOCOL

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from loom.process import tasks
-from loom.process.turns import Turns
-from loom.wire.exact_json import exact_json
+from loom.process.tasks import Turns
+from loom.wire.plain import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.sessions import SessionInfo

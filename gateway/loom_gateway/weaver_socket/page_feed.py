@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loom.process import tasks
-from loom.process.turns import Turns
-from loom.wire.exact_json import exact_json
+from loom.process.tasks import Turns
+from loom.wire.plain import exact_json
 from loom_gateway.weaver_socket.columns import encode_frame
 from loom_gateway.weaver_socket.readers import KeptMessages, SubscribingReader
 from loom_gateway.weaver_socket.roster import STATES, Aggregates, Roster

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from itertools import compress
 from typing import Any
 
-from loom.process.turns import Turns
+from loom.process.tasks import Turns
 from loom.weaver.states import LIVING, ReplicaState
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 from loom_gateway.weaver_socket.columns import (
     AWAY,
     NAN,

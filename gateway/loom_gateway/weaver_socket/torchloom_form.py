@@ -20,9 +20,9 @@ from collections import Counter
 from typing import Any
 
 from loom.process import tasks
-from loom.process.turns import Turns
+from loom.process.tasks import Turns
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 from loom_gateway.weaver_socket.readers import FeedReader
 
 ROUND = 1.0

@@ -11,9 +11,9 @@ from typing import Any
 
 from loom.errors import LimitReached, LoomError, WeaverUnavailable
 from loom.process import tasks
-from loom.process.turns import Turns
+from loom.process.tasks import Turns
 from loom.weaver.client import WeaverClient, WeaverPushes
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 from loom_gateway.weaver_socket.page_feed import PageFeed
 from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
 from loom_gateway.weaver_socket.torchloom_form import FormReader, TorchloomForm, away

@@ -33,8 +33,7 @@ from loom.process.listen import announce, bracketed, listen
 from loom.process.parent_pipe import when_parent_ends
 from loom.process.threads import keep_going
 from loom_gateway.workers.end_notice import EndNotice
-from loom_gateway.workers.monarch_env import remove_own_place, set_monarch_environment
-from loom_gateway.workers.monarch_version import service_address
+from loom_gateway.workers.monarch_env import remove_own_place, service_address, set_monarch_environment
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
 if TYPE_CHECKING:

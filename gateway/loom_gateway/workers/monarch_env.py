@@ -1,9 +1,36 @@
-"""The environment of every Monarch process of Loom."""
+"""The environment of every Monarch process of Loom, and the installed version of Monarch.
+
+Of torchmonarch, 0.7 and 0.8 are supported, pre-releases of 0.8 included. The driver's own differences are in
+`loom_gateway.driver.monarch`.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
+from importlib.metadata import version
+
+_SERVICE = "service<1>"
+"""The identity of every worker's service. From 0.8 on a client has to name it. Loom gives all workers the same one,
+as 0.7 does, so that a worker's address alone is enough to reach it, also after a restart."""
+
+
+@functools.cache
+def monarch_version() -> tuple[int, int]:
+    """Return major and minor version of the installed torchmonarch, such as ``(0, 8)``.
+
+    Raises:
+        PackageNotFoundError: torchmonarch is not installed.
+    """
+    major, minor = version("torchmonarch").split(".")[:2]
+    return int(major), int(minor)
+
+
+def service_address(worker: str) -> str:
+    """Return a worker's ``tcp://HOST:PORT`` in the form in which Monarch serves it and attaches to it."""
+    return worker if monarch_version() < (0, 8) else f"{_SERVICE}@{worker}"
+
 
 MONARCH_ENVIRONMENT = {
     # Monarch looks for dead processes every 10 s by default, but a caller should know within a second.

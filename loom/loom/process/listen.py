@@ -1,4 +1,4 @@
-"""Listening on a port: the socket, its addresses, and the announcement for the parent."""
+"""Listening on a port: the socket, its addresses, the announcement for the parent, and peers without a key."""
 
 from __future__ import annotations
 
@@ -9,9 +9,54 @@ import json
 import os
 import random
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from loom.errors import InvalidAddress, PortInUse
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+
+C = TypeVar("C")
+
+
+class Strangers(Generic[C]):
+    """The connections without a key, of which the oldest is cut off when there are too many.
+
+    Who knows the key shows it at once, so whoever holds connections cuts off its own.
+
+    Args:
+        most: the number of connections.
+        cut: closes a connection at once.
+    """
+
+    def __init__(self, most: int, cut: Callable[[C], object]) -> None:
+        self._most = most
+        self._cut = cut
+        self._waiting: dict[C, None] = {}  # the oldest first
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, connection: C) -> None:
+        """Add a new connection, after cutting off the oldest if there are as many as there may be."""
+        if len(self._waiting) >= self._most:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            self._cut(oldest)
+        self._waiting[connection] = None
+
+    def discard(self, connection: C) -> None:
+        """Forget a connection, which has shown the key or is over."""
+        self._waiting.pop(connection, None)
+
+    def cut_all(self) -> None:
+        """Cut off every connection."""
+        for connection in list(self._waiting):
+            self._cut(connection)
+
 
 _ANY = ("0.0.0.0", "::")
 
@@ -101,3 +146,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def open_store(address: str) -> TCPStore:
+    """Return a store that listens on one address of this machine; torch's own listens on all."""
+    from torch.distributed import TCPStore
+
+    listener = listen(address, 0)
+    port = listener.getsockname()[1]
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

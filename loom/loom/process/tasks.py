@@ -3,7 +3,8 @@
 `run` is for work whose failure matters to nobody later. What has to live as long as its process, or until it has
 come to its end, is started with `keep_running` or `run_to_end`.
 
-asyncio itself keeps no reference to a task, and says nothing of an error that no caller waits for.
+asyncio itself keeps no reference to a task, and says nothing of an error that no caller waits for. `Turns` divide
+work that would hold the event loop for too long.
 """
 
 from __future__ import annotations
@@ -17,6 +18,23 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 from loom.process.backoff import Backoff
+
+TURN = 0.002
+"""Seconds for which one piece of work holds the event loop."""
+
+
+class Turns:
+    """Divides long work into turns, between which the event loop does what else there is."""
+
+    def __init__(self) -> None:
+        self._end = time.perf_counter() + TURN
+
+    async def rest(self) -> None:
+        """Let the event loop do other work, if this turn is over."""
+        if time.perf_counter() >= self._end:
+            await asyncio.sleep(0)
+            self._end = time.perf_counter() + TURN
+
 
 logger = logging.getLogger(__name__)
 

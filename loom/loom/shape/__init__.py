@@ -5,9 +5,8 @@ same slice of the real mesh, and its errors have Monarch's texts. In the cluster
 """
 
 from loom.shape.extent import Extent, Point
-from loom.shape.mesh import MeshTrait
+from loom.shape.mesh import MeshTrait, for_cluster
 from loom.shape.ndslice import NDSlice
 from loom.shape.shape import Shape
-from loom.shape.travel import for_cluster
 
 __all__ = ["Extent", "MeshTrait", "NDSlice", "Point", "Shape", "for_cluster"]

@@ -1,4 +1,4 @@
-"""What every mesh can do with its shape."""
+"""The operations of every mesh on its shape, and the form of shapes on their way to the cluster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,26 @@ from typing import Any, TypeVar
 
 from loom.errors import NoSuchDimension
 from loom.in_cluster import Counterpart
-from loom.shape.extent import Extent
+from loom.shape.extent import Extent, Point
+from loom.shape.ndslice import NDSlice
 from loom.shape.shape import Shape, check_names
+
+
+def for_cluster(obj: Any) -> tuple[Any, ...]:
+    """Return the reduced form of a value mesh or an object of this package: Monarch's own in the cluster."""
+    from loom import actor  # with torchmonarch installed, this takes a second
+
+    if isinstance(obj, Extent):
+        return actor.monarch_extent, (obj.labels, obj.sizes)
+    if isinstance(obj, Point):
+        return actor.monarch_point, (obj.rank, obj.extent.labels, obj.extent.sizes)
+    if isinstance(obj, NDSlice):
+        return actor.monarch_slice, (obj.offset, obj.sizes, obj.strides)
+    if isinstance(obj, Shape):
+        return actor.monarch_shape, (obj.labels, obj.offset, obj.sizes, obj.strides)
+    shape = obj._shape
+    return actor.monarch_value_mesh, ((shape.labels, shape.offset, shape.sizes, shape.strides), list(obj.values()))
+
 
 M = TypeVar("M", bound="MeshTrait")
 

@@ -65,7 +65,7 @@ class TrainerActor(TrainerModel, Actor):
         self.warm_up()
 
     def _open_store(self) -> tuple[str, int]:
-        from loom.process.rendezvous import open_store
+        from loom.process.listen import open_store
 
         address = own_address()
         self._store = open_store(address)

@@ -21,9 +21,8 @@ from loom.control.frame import FrameConnection, pack, refuse_extension, unpack
 from loom.control.operations import OPERATIONS, takes
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.process import tasks
-from loom.process.turns import Turns
-from loom.wire.exact_json import exact_json
-from loom.wire.plain import plain
+from loom.process.tasks import Turns
+from loom.wire.plain import exact_json, plain
 
 LARGE = 64 << 10
 """Bytes of a frame that takes too long to be decoded at once."""

@@ -3,6 +3,10 @@
 A user passes values that look like numbers and texts and are others: numpy scalars, members of an Enum, paths.
 `plain` gives them their obvious plain form before they are sent, and refuses all else at the caller's line, with
 the path of the value. It also copies lists and dicts, so that a later change of them does not reach the message.
+
+`exact_json` is JSON that every reader accepts. A loss may be NaN or infinite. Python would write that as ``NaN``,
+which a browser does not read. Here such numbers are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``,
+which Python's ``float`` and JavaScript's ``Number`` convert back.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import dataclasses
 import datetime
 import enum
 import itertools
+import json
 import math
 import os
 import reprlib
@@ -21,6 +26,30 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 
 from loom.errors import WrongArguments, describe_error
+
+
+def exact_json(value: Any) -> str:
+    """Return the JSON text of a value. Values that JSON cannot express become strings."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (ValueError, TypeError):
+        return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NAMES.get(value, "NaN")
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return repr(value)
+
+
+_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
 
 SMALLEST_INT, LARGEST_INT = -(1 << 63), (1 << 64) - 1
 """The integers that msgpack knows."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from loom.wire.bodies import Probe, Probed
 from loom.wire.framing import behind_length
-from loom.wire.lane import OutOfStep
-from loom.wire.stream import Stream, unnumbered_frame
+from loom.wire.stream import OutOfStep, Stream, unnumbered_frame
 
 EVERY = 5.0  # seconds between two questions
 

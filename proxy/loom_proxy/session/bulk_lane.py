@@ -15,10 +15,9 @@ from loom.errors import LoomError
 from loom.process.backoff import Backoff
 from loom.process.threads import keep_going
 from loom.wire.bodies import Probed
-from loom.wire.lane import OutOfStep
 from loom.wire.sender import FrameSender
 from loom.wire.sockets import Waker
-from loom.wire.stream import Stream
+from loom.wire.stream import OutOfStep, Stream
 from loom.wire.watch import ConnectionWatch
 from loom_proxy.session.handshake import Handshake
 from loom_proxy.transport.base import Transport

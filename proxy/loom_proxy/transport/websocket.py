@@ -36,10 +36,10 @@ from loom.errors import (
 from loom.mutual_auth.forwarded import check_proof
 from loom.tls import client_context, tls_error
 from loom.wire.framing import LENGTH, MAX_FRAME
-from loom.wire.lane import OutOfStep
 from loom.wire.messages import TURN, Buffer, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker, keep_queues_short
+from loom.wire.stream import OutOfStep
 from loom.wire.websocket import WebSocketFrames, apply_mask, joined, message_head
 from loom_proxy.transport.base import Transport
 from loom_proxy.transport.tls import TlsSocket

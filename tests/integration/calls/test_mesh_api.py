@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom_gateway.workers.monarch_version import monarch_version
+from loom_gateway.workers.monarch_env import monarch_version
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 

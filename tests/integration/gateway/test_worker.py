@@ -24,7 +24,7 @@ import json, os, subprocess, sys
 os.environ["HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"] = "250ms"
 import monarch.actor
 from monarch.actor import Actor, ChannelTransport, attach_to_workers, enable_transport, endpoint
-from loom_gateway.workers.monarch_version import service_address
+from loom_gateway.workers.monarch_env import service_address
 
 class Parent(Actor):
     @endpoint

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import loom
-from loom_gateway.driver.output.lines import LONGEST_LINE
+from loom_gateway.driver.output.collector import LONGEST_LINE
 from loom_proxy.local import LocalCluster
 from loom_proxy.logs import LogLine
 from tests.integration.calls.test_failures import BOUND

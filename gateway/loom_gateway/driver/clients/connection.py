@@ -1,4 +1,4 @@
-"""The driver's end of one connection of the gateway, which carries one client.
+"""The driver's socket, and its end of each connection of the gateway, which carries one client.
 
 On the socket, each frame follows its length (4 bytes, big endian). The gateway opens one connection for each
 client. It names the session in a `Kind.OPEN` frame and relays the client's frames from then on. A connection that
@@ -13,6 +13,7 @@ An event loop in between would add two thread switches to every call, together a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -20,21 +21,25 @@ import select
 import socket
 import sys
 import termios
+import threading
 from collections.abc import Callable, Iterator
 
-from loom.errors import LoomError, ProtocolMismatch, WrongState
+from loom.errors import DriverUnavailable, LoomError, ProtocolMismatch, WrongState
+from loom.process import tasks
+from loom.process.threads import keep_going
 from loom.wire.bodies import Describe, Description, OpenSession, Probe
 from loom.wire.frames import decode_frame
 from loom.wire.framing import LENGTH, MAX_FRAME, behind_length
-from loom.wire.handshake import Hello, refusal
-from loom.wire.lane import OutOfStep
+from loom.wire.handshake import Hello, check_protocol, refusal
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker
-from loom.wire.stream import Stream, unnumbered_frame
+from loom.wire.stream import OutOfStep, Stream, unnumbered_frame
 from loom.wire.watch import GAP, answer_to
 from loom_gateway.driver.clients.client import Client, TurnLost
+from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.session.session import DrivenSession
+from loom_gateway.sessions.peer import UnixPeer
 
 logger = logging.getLogger(__name__)
 
@@ -364,3 +369,81 @@ def _only_message(frame: Buffer) -> Message:
     if len(messages) != 1:
         raise ProtocolMismatch(f"a gateway sends one message in a frame of its own, not {len(messages)}")
     return messages[0]
+
+
+class DriverServer:
+    """Serves one session to its clients.
+
+    It is created on the driver's event loop, which does everything that is not on the path of a call.
+
+    Args:
+        new_session: opens the session that a gateway names. Called on the first client's thread.
+        gateway_uid: the user id of the gateway, whose connections alone are accepted.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        lifetime: Lifetime,
+        new_session: Callable[[OpenSession], DrivenSession],
+        gateway_uid: int,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._gateway_uid = gateway_uid
+        self._lifetime = lifetime
+        self._new_session = new_session
+        self._session: DrivenSession | None = None
+        self._opening = threading.Lock()  # held while the first client opens the session
+        self._ending: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()  # set when the session is over and its meshes have been stopped
+        lifetime.start(self._loop, self._end)
+        accepting = "accept clients", self._accept
+        threading.Thread(target=keep_going, args=accepting, name="accept", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return  # the listener was closed
+                raise  # such as too many open files, which passes
+            peer = UnixPeer.of(sock)
+            if peer.uid != self._gateway_uid:
+                logger.warning("process %d of user id %d is no gateway, and is sent away", peer.pid, peer.uid)
+                sock.close()
+                continue
+            connection = ClientConnection(self._open, self._describe, sock)
+            threading.Thread(target=connection.run, name="client", daemon=True).start()
+
+    def _open(self, hello: Hello, opening: OpenSession) -> DrivenSession:
+        """Return the session. Attach to the workers first if this is the first client. On a client's thread."""
+        check_protocol(hello.protocol, ours="driver", theirs="client")
+        self._lifetime.check_goes_on(opening.session)
+        with self._opening:
+            if self._session is None:
+                self._session = self._new_session(opening)
+            self._session.weaver.key = opening.weaver_key
+            return self._session
+
+    def _describe(self, subject: str) -> bytes:
+        """Return a description of the session as JSON. On a connection's thread."""
+        session = self._session
+        if session is None:
+            raise DriverUnavailable("the session is starting")
+        return session.describe(subject)
+
+    def _end(self, reason: str) -> None:
+        """Stop the session's meshes, tell the clients, and set `ended`. On the event loop."""
+        if self._ending is None:
+            self._lifetime.ends(reason)
+            self._ending = tasks.run("end the session", self._close(reason))
+
+    async def _close(self, reason: str) -> None:
+        try:
+            if self._session is not None:
+                await self._session.close(reason)
+        finally:  # whatever goes wrong, the process ends
+            self._listener.close()
+            self.ended.set()

@@ -1,4 +1,4 @@
-"""The handlers for a client's questions to the weaver, and for new configuration of replicas in actors."""
+"""The handlers for questions to the weaver and to the actors' debugger, and for new configuration of replicas."""
 
 from __future__ import annotations
 
@@ -6,11 +6,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from loom.control.commands import Acknowledgement, CommandKind
-from loom.wire.bodies import AskWeaver, ReconfigureActors
+from loom.errors import ProtocolMismatch
+from loom.wire.bodies import AskWeaver, Debug, ReconfigureActors
 from loom.wire.messages import Kind, Message
+from loom_gateway.driver.monarch.debugger import OPERATIONS, find_debugger
 from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
+
+
+class Debugging:
+    """The operations of one session that its debugger answers."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self.handlers: dict[int, Handler] = {Kind.DEBUG: self._ask}
+
+    def _ask(self, message: Message, started: float) -> None:
+        request = Debug.from_body(message.body)
+        if request.operation not in OPERATIONS:
+            raise ProtocolMismatch(f"this driver's debugger knows no operation {request.operation!r:.40}")
+        self._context.replies.answer_with(message, started, self._answer(request))
+
+    async def _answer(self, request: Debug) -> Any:
+        debugger = await find_debugger()
+        return await getattr(debugger, request.operation).call_one(*request.arguments).as_asyncio()
+
 
 ASK_FOR = 30.0  # seconds that the weaver waits for acknowledgements in one request
 REGISTERS_WITHIN = 2.0  # seconds that a threadlet has to register after its actor was made

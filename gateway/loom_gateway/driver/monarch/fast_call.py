@@ -27,9 +27,9 @@ from monarch.actor import ActorError, context
 from loom.process.threads import keep_going
 from loom.tracing.trace_ids import trace_here
 from loom.wire.arrays import passing_on
+from loom_gateway.driver.monarch.errors import about_endpoint
 from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.monarch.receiver import open_for_replies
-from loom_gateway.driver.monarch.reports import about_endpoint
 from loom_gateway.driver.monarch.traced_calls import pickled_in
 from loom_gateway.driver.session.replies import Replies, ReplyId
 

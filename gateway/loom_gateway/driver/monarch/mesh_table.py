@@ -1,23 +1,126 @@
-"""The meshes of a session, by the ids that the client gave them."""
+"""The meshes of a session, by the ids that the client gave them, and its worker hosts.
+
+Monarch's host mesh of the session knows the first addresses only. Processes on a host that has moved are started
+through another mesh, which was attached to the host's new address.
+
+Stopped meshes are released: Monarch itself keeps them until the process ends (torchmonarch 0.7 and 0.8), and a
+session of days may make and stop thousands of meshes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint
+from monarch._src.actor.actor_mesh import ActorMesh
+from monarch._src.actor.proc_mesh import ProcMesh
 from monarch._src.actor.shape import NDSlice, Shape
-from monarch.actor import as_endpoint
+from monarch.actor import as_endpoint, context
 
 from loom.errors import LoomError, NoSuchMesh, SupervisionError
 from loom.wire.bodies import MakeView
 from loom_gateway.driver.monarch.endpoint_calls import EndpointCalls
-from loom_gateway.driver.monarch.release import release
+from loom_gateway.driver.monarch.root_client import attach
+
+
+def release(meshes: Iterable[Any]) -> None:
+    """Drop Monarch's own references to whole actor and proc meshes that have stopped."""
+    children = context().actor_instance._children or []
+    for mesh in meshes:
+        _drop(children, mesh)
+        if isinstance(mesh, ActorMesh):
+            if mesh._proc_mesh is not None:
+                _drop(mesh._proc_mesh._pending_actor_spawns, mesh)
+        elif isinstance(mesh, ProcMesh):
+            for child in children.copy():  # such as the actor that has run the bootstrap function
+                if isinstance(child, ActorMesh) and child._proc_mesh is mesh:
+                    _drop(children, child)
+            mesh._pending_actor_spawns.clear()
+            if hasattr(mesh._logging_manager, "_log_level_actor"):  # in 0.8: its endpoint holds the mesh, in Rust
+                mesh._logging_manager._log_level_actor = None
+            hosts = mesh._host_mesh
+            _drop(hosts._proc_meshes, mesh)
+            for spawn in hosts._pending_spawns.copy():
+                if _is_done(spawn):
+                    _drop(hosts._pending_spawns, spawn)
+
+
+def _drop(references: list[Any], thing: Any) -> None:
+    with contextlib.suppress(ValueError):
+        references.remove(thing)  # in one step, because other threads append
+
+
+def _is_done(spawn: Any) -> bool:
+    try:
+        return spawn.poll() is not None
+    except Exception:  # noqa: BLE001 - the spawn failed with any of Monarch's errors
+        return True
+
+
+class HostTable:
+    """The hosts of one session, by number. Safe on any thread."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.addresses = list(addresses)
+        self.lost: set[int] = set()  # numbers of the hosts that are gone
+        self._reasons: dict[int, str] = {}  # why they are, by number
+        self.moved: set[int] = set()  # numbers of the hosts whose address has changed since the session was opened
+        self._at: dict[tuple[str, ...], Any] = {}  # meshes of moved hosts, by their addresses
+        self._attached: list[Any] = []
+
+    def check(self, hosts: Iterable[int]) -> None:
+        gone = sorted(self.lost.intersection(hosts))
+        if gone:
+            named = " and ".join(
+                f"worker host {host} at {self.addresses[host]}{self._reason(host)}" for host in gone
+            )
+            raise SupervisionError(
+                f"{named} {'is' if len(gone) == 1 else 'are'} gone: slice the hosts that live or, if a worker was "
+                f"started there again, call job.refresh_hosts() first"
+            )
+
+    def _reason(self, host: int) -> str:
+        return f" ({reason})" if (reason := self._reasons.get(host)) else ""
+
+    def lose(self, host: int, reason: str) -> None:
+        """Note that a host is gone, and why."""
+        self._reasons[host] = reason
+        self.lost.add(host)
+
+    def mesh_on(self, hosts: tuple[int, ...], mesh: Any, python: str = "") -> Any:
+        """Return the host mesh on which to start processes of some hosts, at their current addresses.
+
+        ``mesh`` is Monarch's mesh of them, with the first addresses; ``python`` an interpreter instead of its own.
+        """
+        if self.moved.isdisjoint(hosts):
+            return mesh
+        addresses = tuple(self.addresses[host] for host in hosts)
+        if addresses not in self._at:
+            self._at[addresses] = self.attach_to(list(addresses))
+        there = self._at[addresses]
+        return there.with_python_executable(python) if python else there
+
+    def attach_to(self, addresses: list[str]) -> Any:
+        mesh = attach(addresses, f"back{len(self._attached)}")
+        self._attached.append(mesh)  # Monarch might stop the processes of a host mesh without references
+        return mesh
+
+    def move(self, host: int, address: str) -> None:
+        self.addresses[host] = address
+        self.moved.add(host)
+
+    def back_at(self, host: int, mesh: Any) -> None:
+        """Note that a host is back, as a new host mesh of its own."""
+        if host in self.moved:
+            self._at[(self.addresses[host],)] = mesh
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from monarch._rust_bindings.monarch_hyperactor.actor import PythonMessage, Pytho
 from monarch._rust_bindings.monarch_hyperactor.buffers import Buffer
 from monarch.actor import Channel, Port, context
 
-from loom_gateway.workers.monarch_version import monarch_version
+from loom_gateway.workers.monarch_env import monarch_version
 
 
 class Receiver(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from loom.errors import WorkerUnreachable, catch_monarchs
 from loom.process import listen
 from loom.wire.by_value import repair_cloudpickle, share_with_children
-from loom_gateway.workers.monarch_version import service_address
+from loom_gateway.workers.monarch_env import service_address
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Protocol
 from loom.control.process_end import ProcessEnd
 from loom.errors import ProtocolMismatch
 from loom.mutual_auth.exchange import Exchange, new_nonce
-from loom.process.strangers import Strangers
+from loom.process.listen import Strangers
 from loom.tracing import clock
 from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch
 from loom.wire.framing import LENGTH

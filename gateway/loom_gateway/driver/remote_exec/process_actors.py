@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loom_gateway.driver.monarch.mesh_table import MeshEntry, shape_of
-from loom_gateway.driver.monarch.release import release
+from loom_gateway.driver.monarch.mesh_table import MeshEntry, release, shape_of
 
 
 class ProcessActors:

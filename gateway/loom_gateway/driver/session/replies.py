@@ -19,10 +19,9 @@ from loom.wire.codec import Encoder
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
 from loom.wire.texts import pack_texts
-from loom_gateway.driver.monarch.errors import MonarchSupervisionError, error_message
+from loom_gateway.driver.monarch.errors import MonarchSupervisionError, error_message, is_of_a_dead_process
 from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.monarch.native_calls import GRACE
-from loom_gateway.driver.monarch.reports import is_of_a_dead_process
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.distributed import DeviceMesh, ProcessGroupGloo, TCPStore
 
 from loom.control.address import own_address
-from loom.process.rendezvous import open_store
+from loom.process.listen import open_store
 
 PATIENCE = 300.0
 """Seconds that a process waits for the others in an operation on tensors that are spread."""

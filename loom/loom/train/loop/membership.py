@@ -27,8 +27,7 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, ReduceOp, Store, T
 from torchft.manager import Manager
 
 from loom.errors import FaultRefused
-from loom.process.listen import address_towards, bracketed
-from loom.process.rendezvous import open_store
+from loom.process.listen import address_towards, bracketed, open_store
 from loom.process.threads import DaemonExecutor
 from loom.train.loop.peer_transport import PeerTransport
 from loom.train.loop.tensors import local

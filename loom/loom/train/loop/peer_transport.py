@@ -28,8 +28,7 @@ from torchft.checkpointing.transport import CheckpointTransport
 from loom.errors import AuthenticationError, ConnectionLost, ProtocolMismatch
 from loom.mutual_auth.exchange import Purpose
 from loom.mutual_auth.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, ask, proof_of_answer
-from loom.process.listen import bracketed
-from loom.process.strangers import Strangers
+from loom.process.listen import Strangers, bracketed
 
 # torch warns that the state of a peer is read-only, but nothing writes to it.
 warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)

@@ -19,7 +19,7 @@ from loom.weaver.server.reach import Everyone
 from loom.weaver.server.threadlets import HELLO_WITHIN, IntakeSource, Peers
 from loom.weaver.server.user_weaver import UserWeaver
 from loom.weaver.server.users import Users
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ import msgpack
 
 from loom.control.frame import pack_value
 from loom.process import tasks
-from loom.process.tasks import OwnedTasks
-from loom.process.turns import Turns
+from loom.process.tasks import OwnedTasks, Turns
 from loom.weaver.replicas import Replica
 from loom.weaver.server.handlers import RequestHandler
 from loom.weaver.views import WeaverEvent

@@ -25,7 +25,7 @@ from loom.control.first_frame import FirstFrame
 from loom.control.frame import MAX_FRAME, MAX_HELLO, FrameConnection, pack, unpack
 from loom.control.introduction import Refusal, ThreadletHello
 from loom.errors import AuthenticationError, LoomError
-from loom.process.strangers import Strangers
+from loom.process.listen import Strangers
 from loom.weaver.keys import Grant
 from loom.weaver.replicas import Replica
 from loom.weaver.server.processes import find_process, process_descriptor

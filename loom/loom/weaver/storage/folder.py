@@ -12,8 +12,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from loom.errors import UnsafeStateFolder
-from loom.process.held_folder import hold
-from loom.process.state_file import is_gone, replace_file, write_json
+from loom.process.state_file import hold, is_gone, replace_file, write_json
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys, read_secret
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from loom.errors import FaultRefused
-from loom.process.rendezvous import open_store
+from loom.process.listen import open_store
 from loom.train import Timeouts, TrainerActor
 from loom.train.loop.membership import Membership, _Moved
 from loom.train.settings import Restore
@@ -206,7 +206,7 @@ _ENDS_WHILE_IT_GATHERS = """
 import logging, threading
 from torchft.coordination import LighthouseServer
 from loom.train.loop.membership import Membership, _Moved
-from loom.process.rendezvous import open_store
+from loom.process.listen import open_store
 from loom.train.settings import Restore
 from loom.train.spec import Assignment, JobSpec
 from tests.unit.loom.train.test_membership import TIMEOUTS, a_state, TrainerActor

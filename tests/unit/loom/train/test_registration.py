@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loom.errors import WrongArguments
-from loom.process.rendezvous import open_store
+from loom.process.listen import open_store
 from loom.threadlet import Threadlet
 from loom.train import register
 from tests.unit.loom.threadlet.fake_weaver import Loop, eventually

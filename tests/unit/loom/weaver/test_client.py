@@ -17,7 +17,7 @@ import pytest
 
 import loom
 from loom.control.frame import MAX_FRAME, pack, unpack, unpack_all
-from loom.process import turns
+from loom.process import tasks as turns
 from loom.weaver import client as weaver_client
 from loom.weaver.client import MAX_QUESTIONS, WeaverClient
 from loom.wire.framing import FrameSplitter

@@ -10,7 +10,7 @@ import pytest
 import loom
 from loom.token_file import ADMIN
 from loom.weaver.server import callers
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 from tests.unit.loom.weaver.running import running
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loom.process import turns
+from loom.process import tasks as turns
 from loom.token_file import ADMIN
 from loom.weaver.server import pushes, user_weaver
 from loom.weaver.storage import history, store

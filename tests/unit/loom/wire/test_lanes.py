@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from loom.errors import ProtocolMismatch
-from loom.wire import lane, mux, stream
+from loom.wire import mux, stream
+from loom.wire import stream as lane
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind, Message

@@ -12,11 +12,10 @@ import loom
 from loom.errors import UnpicklableError
 from loom.wire.blame import _children
 from loom.wire.by_value import Missing, _slots
-from loom.wire.exact_json import exact_json
 from loom.wire.frames import encode_frame
 from loom.wire.framing import behind_length
 from loom.wire.messages import Kind, Message
-from loom.wire.plain import number
+from loom.wire.plain import exact_json, number
 from loom.wire.sender import FrameSender
 from loom.wire.stream import Stream
 

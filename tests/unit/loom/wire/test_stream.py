@@ -12,10 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.framing import LENGTH
-from loom.wire.lane import WINDOW
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import CHUNK_SIZE
-from loom.wire.stream import Stream, unnumbered_frame
+from loom.wire.stream import WINDOW, Stream, unnumbered_frame
 
 CALL = Message(Kind.CALL, 7, (1, "add"), [b"payload"])
 OUTSIDE = [Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT, Kind.PROBE, Kind.PROBED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom.process import turns
+from loom.process import tasks as turns
 from loom_gateway.weaver_socket import gateway_feed
 from tests.benchmarks.routes import READS, SNAPSHOT, large_house, most_calls
 

@@ -18,9 +18,9 @@ import loom
 import loom_gateway
 from loom.process import tasks
 from loom.process.backoff import Backoff
+from loom_gateway.driver.clients.connection import DriverServer
 from loom_gateway.driver.handlers.hosts import HostWatcher
 from loom_gateway.driver.monarch.mesh_table import MeshTable
-from loom_gateway.driver.server import DriverServer
 from loom_gateway.sessions.log_feed import LogFeed
 
 BOUND = 30.0

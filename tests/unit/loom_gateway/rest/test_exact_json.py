@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from loom.errors import LimitReached, WrongArguments
-from loom_gateway.driver.output.lines import LONGEST_LINE
+from loom_gateway.driver.output.collector import LONGEST_LINE
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.sessions import log_cursor, log_feed, log_reader
 from loom_gateway.sessions.log_cursor import MOST, PIECE, LogCursor

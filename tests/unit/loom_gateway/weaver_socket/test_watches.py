@@ -13,7 +13,7 @@ import pytest
 import loom
 from loom.token_file import ADMIN
 from loom.weaver.server import pushes
-from loom.wire.exact_json import exact_json
+from loom.wire.plain import exact_json
 from loom_gateway.weaver_socket import readers
 from loom_gateway.weaver_socket import watches as weaver_watches
 from loom_gateway.weaver_socket.readers import FeedReader, Since, SubscribingReader

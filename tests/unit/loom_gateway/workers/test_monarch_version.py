@@ -7,8 +7,8 @@ from importlib import metadata
 
 import pytest
 
-from loom_gateway.workers import monarch_version as module
-from loom_gateway.workers.monarch_version import monarch_version, service_address
+from loom_gateway.workers import monarch_env as module
+from loom_gateway.workers.monarch_env import monarch_version, service_address
 
 WORKER = "tcp://10.0.0.5:26600"
 

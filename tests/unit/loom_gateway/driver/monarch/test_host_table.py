@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loom.errors import SupervisionError
-from loom_gateway.driver.monarch.host_table import HostTable
+from loom_gateway.driver.monarch.mesh_table import HostTable
 
 
 def test_who_uses_a_lost_host_is_told_why_it_is_gone() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loom_gateway.workers.monarch_version import monarch_version
+from loom_gateway.workers.monarch_env import monarch_version
 from tests.support.paths import ROOT
 
 DRIVER = ROOT / "gateway" / "loom_gateway" / "driver"

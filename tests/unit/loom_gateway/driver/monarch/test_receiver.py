@@ -12,7 +12,7 @@ from monarch.actor import Actor, Port, endpoint, send, this_proc
 
 from loom.wire.arrays import passing_on
 from loom_gateway.driver.monarch.receiver import Receiver, open_for_messages, open_for_replies
-from loom_gateway.workers.monarch_version import monarch_version
+from loom_gateway.workers.monarch_env import monarch_version
 
 BOUND = 30.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.driver.monarch.reports import (
+from loom_gateway.driver.monarch.errors import (
     Fault,
     MeshElement,
     about_endpoint,

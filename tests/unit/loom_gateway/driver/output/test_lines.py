@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom_gateway.driver.output.lines import LONGEST_LINE, Aggregator, LineSplitter
+from loom_gateway.driver.output.collector import LONGEST_LINE, Aggregator, LineSplitter
 
 
 def test_a_progress_bar_is_one_line() -> None:

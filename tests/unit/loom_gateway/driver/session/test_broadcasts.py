@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from loom_gateway.driver.session import broadcasts as module
-from loom_gateway.driver.session.broadcasts import Broadcasts
+from loom_gateway.driver.session import context as module
+from loom_gateway.driver.session.context import Broadcasts
 
 Asked = dict[int, list["asyncio.Future[None]"]]
 

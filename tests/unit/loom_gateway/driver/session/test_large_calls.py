@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.session import large_calls
-from loom_gateway.driver.session.large_calls import LARGE, MOST, LargeCalls
+from loom_gateway.driver.session import dispatcher as large_calls
+from loom_gateway.driver.session.dispatcher import LARGE, MOST, LargeCalls
 
 DATA = bytes(LARGE)
 ROOTS = {1: 1, 2: 1, 3: 3, 4: 4}

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from monarch._src.actor.shape import NDSlice
 
-from loom_gateway.driver.monarch.host_table import HostTable
-from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
-from loom_gateway.driver.monarch.reports import failed_element
-from loom_gateway.driver.session import unreported
-from loom_gateway.driver.session.unreported import UnreportedFailures
+from loom_gateway.driver.monarch.errors import failed_element
+from loom_gateway.driver.monarch.mesh_table import HostTable, MeshEntry, MeshTable
+from loom_gateway.driver.session import failures as unreported
+from loom_gateway.driver.session.failures import UnreportedFailures
 
 
 class Mesh:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.clients.results import StoredResults
-from loom_gateway.driver.session.user_limits import UserLimits
+from loom_gateway.driver.weaver_link import UserLimits
 
 
 def result(size: int) -> Message:
