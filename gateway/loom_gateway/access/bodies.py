@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from loom.errors import LoomError, RateLimited, TooLarge
-from loom.wire.framing import MAX_BATCH
+from loom.wire.framing import MAX_BATCH, SLOWEST_BATCH
 from loom_gateway.access.budgets import Budget
 from loom_gateway.access.origins import READS
 from loom_gateway.access.paths import FOR_EVERY_SCOPE, PLANS, continues_tunnel
@@ -37,7 +37,7 @@ SMALL = 64 << 10
 """Bytes of an answer that are not counted: the transport keeps as many for every connection."""
 
 SLOWEST = 32 << 10
-"""Bytes a second at which a body has to come, at least."""
+"""Bytes a second at which a body has to come, at least, but for the batches of a tunnel: `SLOWEST_BATCH`."""
 
 
 def largest_body(method: str, path: str) -> int:
@@ -76,6 +76,7 @@ class RequestBody:
         self._count = count
         self._counted = COUNTED  # bytes for which the request itself, and requests besides, have been counted
         self._most = largest_body(scope["method"], scope["path"])
+        self._slowest = SLOWEST_BATCH if continues_tunnel(scope["path"]) else SLOWEST
         self._declared = _length(scope["headers"])
         self._taken = 0
         """Bytes of the budget: those that were declared, or else those that have come."""
@@ -114,7 +115,8 @@ class RequestBody:
             return message
         except asyncio.TimeoutError:
             error: LoomError = RateLimited(
-                f"a body has to come at {SLOWEST} bytes a second, after {BODY_TIMEOUT:g} s; {self._came} have come"
+                f"a body has to come at {self._slowest} bytes a second, after {BODY_TIMEOUT:g} s; "
+                f"{self._came} have come"
             )
         except LoomError as refused:
             error = refused
@@ -130,7 +132,7 @@ class RequestBody:
             await self._send(message)
 
     def _until(self) -> float:
-        return self._began + BODY_TIMEOUT + self._came / SLOWEST
+        return self._began + BODY_TIMEOUT + self._came / self._slowest
 
     def _check(self, size: int) -> None:
         if size > self._most:

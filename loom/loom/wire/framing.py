@@ -24,6 +24,8 @@ TUNNELS = "/api/v1/tunnel"
 CONTENT_TYPE = "application/vnd.loom.frames"  # content type of a batch, which tells it from a middlebox's page
 ENDED_HEADER = "Loom-Ended"  # header of the gateway's last answer in a tunnel
 MAX_BATCH = LENGTH.size + MAX_FRAME  # bytes of the largest batch: one frame of the largest size
+SLOWEST_BATCH = 4 << 10
+"""Bytes a second at which a batch has to come to the gateway, at least: a laptop may have a slow line."""
 
 
 def behind_length(frame: Sequence[Buffer]) -> bytes:

@@ -22,7 +22,7 @@ from loom.mutual_auth.forwarded import check_proof
 from loom.process.backoff import Backoff
 from loom.rest import WEBSOCKET_PATH
 from loom.tls import client_context
-from loom.wire.framing import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, TUNNELS, split_batch
+from loom.wire.framing import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, SLOWEST_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
 from loom.wire.sockets import let_go
 from loom_proxy.transport.base import Transport
@@ -189,11 +189,12 @@ class HttpTransport(Transport):
     ) -> T:
         """Repeat a request until it is answered, refused, or `PATIENCE` seconds have passed without an answer."""
         deadline = None
+        timeout = self._answer_timeout + len(body or b"") / SLOWEST_BATCH
         pauses = iter(BACKOFF)
         while not self._closing.is_set():
             try:
                 response, answer = connection.ask(
-                    method, self._path + path, body, timeout=self._answer_timeout, connect_timeout=CONNECT_TIMEOUT
+                    method, self._path + path, body, timeout=timeout, connect_timeout=CONNECT_TIMEOUT
                 )
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error) or type(error).__name__

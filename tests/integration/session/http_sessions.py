@@ -16,6 +16,7 @@ from loom import Actor, endpoint
 from loom.wire.framing import TUNNELS
 from loom_proxy.local import LocalCluster
 from loom_proxy.transport.http import HttpTransport
+from tests.support.network.delay_proxy import DelayProxy
 from tests.support.network.http_proxy import HttpProxy
 
 BOUND = 30.0
@@ -47,7 +48,9 @@ def port_of(cluster: LocalCluster) -> int:
 
 
 @contextlib.contextmanager
-def through(proxy: HttpProxy, cluster: LocalCluster, transport: str | None = None) -> Iterator[loom.Job]:
+def through(
+    proxy: HttpProxy | DelayProxy, cluster: LocalCluster, transport: str | None = None
+) -> Iterator[loom.Job]:
     with loom.connect(f"ws://127.0.0.1:{proxy.port}", cluster.token, transport=transport) as job:
         yield job
 

@@ -33,6 +33,7 @@ from tests.support.actors import Counter, Hang
 from tests.support.network.delay_proxy import DelayProxy, Link, Passed
 from tests.support.network.gate import Gate
 from tests.support.network.http_proxy import Fault, HttpProxy, Lossy, without_websockets
+from tests.support.network.narrow_proxy import NarrowProxy
 
 
 @pytest.mark.slow
@@ -249,6 +250,14 @@ def test_a_network_that_is_away_for_longer_than_requests_are_repeated(
         assert next(event for event in job.events(timeout=BOUND) if event.name == "disconnected")
         away.clear()
         assert waiting.get(timeout=BOUND) == 2
+
+
+@pytest.mark.slow
+def test_a_large_call_goes_over_a_narrow_line(cluster: LocalCluster) -> None:
+    with NarrowProxy(port_of(cluster), rate=8 << 10, queue=MIB) as line, through(line, cluster, "http") as job:
+        assert job.run(len, os.urandom(MIB // 4)) == MIB // 4
+        assert job.transport == "http"
+        assert list(job.events(timeout=0)) == []
 
 
 def test_a_proxy_that_takes_no_large_bodies_is_named(cluster: LocalCluster) -> None:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from loom.errors import LimitReached
 from loom.token_file import SCOPES, TokenFile
-from loom.wire.framing import TUNNELS
+from loom.wire.framing import SLOWEST_BATCH, TUNNELS
 from loom_gateway.access import bodies
 from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.bodies import SLOWEST, largest_body
@@ -183,7 +183,8 @@ async def test_a_body_that_comes_too_slowly_is_refused(tmp_path: Path, monkeypat
     async with house(tmp_path) as gateway:
         tunnel = await gateway.tunnel()
         for path in ("/api/v1/page/code", f"{TUNNELS}/{tunnel}/up"):
-            parts = iter([part(b"x" * (SLOWEST // 100))] * 3)
+            slowest = SLOWEST_BATCH if path.endswith("/up") else SLOWEST
+            parts = iter([part(b"x" * (slowest // 100))] * 3)
 
             async def slow() -> Any:
                 for one in parts:  # noqa: B023

@@ -72,6 +72,7 @@ def test_the_values_are_those_of_the_code() -> None:
     assert str(Limits().max_connections_per_user) in of["--max-connections-per-user"][2]
     assert str(Limits().max_sessions) in of["--max-sessions"][2]
     assert f"{bodies.BODY_TIMEOUT:g} s" in of["BODY_TIMEOUT"][2]
+    assert f"{bodies.SLOWEST_BATCH >> 10} KiB" in of["BODY_TIMEOUT"][2]
     assert f"{audit.LINES:g} a second" in of["LINES"][3]
     assert f"{audit.STALLED:g} s" in of["STALLED"][2]
     assert f"{audit.MAX_LINES} lines" in of["MAX_LINES"][3]
