@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import uuid
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
 from loom.control.latencies import Latencies
-from loom.errors import CommandIdTaken, NotFound, WrongArguments, because
+from loom.errors import CommandIdTaken, LimitReached, NotFound, WrongArguments, because
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.outbox import Outbox
 from loom.weaver.policy import Action
@@ -260,8 +261,9 @@ class CommandDispatcher:
             return
         self.latencies.add(now - command.time)
         if made.changes:
-            replica.config = {**replica.config, **{key: change.new for key, change in made.changes.items()}}
-            self._known.save(replica)
+            config = {**replica.config, **{key: change.new for key, change in made.changes.items()}}
+            with contextlib.suppress(LimitReached):  # the values apply, but are not shown as the configuration
+                self._known.set_description(replica, config=config)
         about = {"command": command.id, "do": command.kind.value, "by": command.by, "cause": command.event}
         event = self._known.events.append(
             now, "applied" if made.ok else "refused", replica.id, **about, **made.to_body()

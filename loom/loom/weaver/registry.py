@@ -10,6 +10,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from loom.control.frame import pack_value
 from loom.control.introduction import Device, ThreadletHello
 from loom.control.reports import Row
 from loom.errors import LimitReached, NotFound
@@ -27,6 +28,12 @@ from loom.weaver.views import WeaverEvent
 
 MAX_REPLICAS = 20_000
 """Replicas of one user that live."""
+
+MAX_DESCRIPTION = 16 << 20
+"""Bytes of one replica's configuration and handlers."""
+
+MAX_DESCRIBED = 256 << 20
+"""Bytes of those of all replicas of one user, ended ones included."""
 
 LEAST_SAVED = 32
 """Replicas whose newest status one commit writes if it is due, at least."""
@@ -78,6 +85,9 @@ class Registry:
         self._touched_devices: dict[str, None] = {}
         self._unsaved: dict[Replica, tuple[int, float]] = {}
         """Replicas whose newest status is only in the journal: the first such row, and when it was written."""
+        self._described: dict[str, int] = {}
+        """Bytes of each replica's configuration and handlers."""
+        self._described_bytes = 0
         self._in_procs: dict[tuple[str | None, str], dict[str, None]] = {}
         """The ids of the replicas in each proc mesh, by session and mesh."""
         self._written = now  # when the last commit was, by the weaver's clock
@@ -105,12 +115,44 @@ class Registry:
         self.forgotten.pop(id, None)
         return replica
 
+    def check_description(self, id: str, config: Mapping[str, Any], handlers: Mapping[str, str]) -> int:
+        """Return the bytes of a replica's description.
+
+        Raises:
+            LimitReached: they are more than `MAX_DESCRIPTION`, or with all others more than `MAX_DESCRIBED`.
+        """
+        size = len(pack_value([config, handlers]))
+        if size > MAX_DESCRIPTION:
+            raise LimitReached(
+                f"the configuration and handlers of {id!r} have {size:,} bytes; {MAX_DESCRIPTION:,} are the most"
+            )
+        total = self._described_bytes - self._described.get(id, 0) + size
+        if total > MAX_DESCRIBED:
+            raise LimitReached(
+                f"the configurations of the user's replicas would have {total:,} bytes with that of {id!r}; "
+                f"{MAX_DESCRIBED:,} are the most: keep large values in files, and their paths in the configuration"
+            )
+        return size
+
+    def set_description(
+        self, replica: Replica, *, config: dict[str, Any] | None = None, handlers: dict[str, str] | None = None
+    ) -> None:
+        """Replace a replica's configuration, its handlers, or both. Raise `LimitReached` as `check_description`."""
+        config = replica.config if config is None else config
+        handlers = replica.handlers if handlers is None else handlers
+        size = self.check_description(replica.id, config, handlers)
+        self._described_bytes += size - self._described.get(replica.id, 0)
+        self._described[replica.id] = size
+        replica.config, replica.handlers = config, handlers
+        self.save(replica)
+
     def describe(self, replica: Replica, hello: ThreadletHello) -> None:
+        self.set_description(replica, config=hello.config, handlers=hello.handlers)
         self._leave_procs(replica)
         replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
         replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
         replica.mesh = hello.mesh
-        replica.actors, replica.handlers, replica.config = hello.actors, hello.handlers, hello.config
+        replica.actors = hello.actors
         replica.injectable, replica.respawns = hello.injectable, hello.respawns
         replica.announced = hello.announced
         self._enter_procs(replica)
@@ -277,6 +319,7 @@ class Registry:
         del self.replicas[replica.id]
         del self._ended[replica.id]
         self.states[replica.state] -= 1
+        self._described_bytes -= self._described.pop(replica.id, 0)
         self._leave_procs(replica)
         self._forget_unused(self.devices.drain(replica.id), replica)
         for known in (self._changed, self._unsaved, self._touched):
@@ -345,8 +388,10 @@ class Registry:
             replica = self.replicas[id] = Replica.from_dict(stored)
             for device in stored["devices"]:
                 self.devices.add(id, self.devices.device(device))
+            self._described[id] = len(pack_value([replica.config, replica.handlers]))
             self._enter_procs(replica)
             self.states[replica.state] += 1
+        self._described_bytes = sum(self._described.values())
         ended = [replica for replica in self.replicas.values() if replica.state not in LIVING]
         self._ended = {replica.id: None for replica in sorted(ended, key=lambda replica: replica.changed)}
         for group, stored in sorted(self.store.rows("policies"), key=lambda row: row[1]["time"]):

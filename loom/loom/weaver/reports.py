@@ -139,9 +139,8 @@ class Reports:
             if key not in replica.config or replica.config[key] != value
         }
         if changes:
-            replica.config = {**replica.config, **config}
+            self._known.set_description(replica, config={**replica.config, **config})
             self._known.events.append(now, "config", replica.id, changes=changes, step=replica.step)
-            self._known.save(replica)
 
     def _beat(self, replica: Replica, frame: list[Any], now: float) -> None:
         beat = Heartbeat.from_body(frame)
@@ -159,9 +158,8 @@ class Reports:
             self._known.goodput.account(replica.job, replica.id, TimeAccount.from_body(frame), now)
 
     def _handlers(self, replica: Replica, frame: list[Any], now: float) -> None:
-        replica.handlers = {**replica.handlers, **Handlers.from_body(frame).types}
+        self._known.set_description(replica, handlers={**replica.handlers, **Handlers.from_body(frame).types})
         self._outbox.output.described.append(replica)
-        self._known.save(replica)
 
     def _register(self, replica: Replica, frame: list[Any], now: float) -> None:
         before = set(self._known.devices.devices_of(replica.id))

@@ -248,6 +248,7 @@ class Weaver:
         """
         if session is not None:
             hello = self._of_session(hello, session)
+        self.known.check_description(hello.replica, hello.config, hello.handlers)
         replica = self.known.replicas.get(hello.replica) or self.known.add(hello.replica)
         if replica.link is not None:
             silence = self.timing.beat * self.timing.missed_beats

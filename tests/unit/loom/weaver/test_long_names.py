@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loom.control.commands import CommandKind
 from loom.errors import LimitReached, WrongArguments
 from loom.weaver import policy, registry
 from loom.weaver.commands import MAX_IDS, select
@@ -64,6 +65,46 @@ def test_replicas_that_live_are_bounded(bench: Bench, monkeypatch: pytest.Monkey
     bench.weaver.died(replica, replica.instance, "its process is gone", bench.now)
     Threadlet(bench, "train_2")
     assert "train_2" in bench.weaver.known.replicas
+
+
+def test_descriptions_are_bounded_by_replica_and_by_user(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_DESCRIPTION", 1000)
+    monkeypatch.setattr(registry, "MAX_DESCRIBED", 2000)
+    first = Threadlet(bench, "train_0", config={"notes": "x" * 900})
+    known = bench.weaver.known.replicas
+    more: dict[str, Any] = {"more": "x" * 900}
+    for frame in (
+        ["status", [[1, bench.now, 1, None, None, {}, more]]],
+        ["handlers", {f"key {n}": "float" for n in range(100)}],
+    ):
+        with pytest.raises(LimitReached, match="1,000 are the most"):
+            first.say(*frame)
+    with pytest.raises(LimitReached, match="1,000 are the most"):
+        Threadlet(bench, "train_1", config={"notes": "x" * 1001})
+    second = Threadlet(bench, "train_1", config={"notes": "x" * 900})
+    with pytest.raises(LimitReached, match="2,000 are the most"):
+        Threadlet(bench, "train_2", config={"notes": "x" * 300})
+
+    assert {id: list(replica.config) for id, replica in known.items()} == {
+        "train_0": ["notes"],
+        "train_1": ["notes"],
+    }
+    Threadlet(bench, "train_1", instance=second.instance, config={})
+    Threadlet(bench, "train_2", config={"notes": "x" * 900})
+
+
+def test_what_a_command_changed_is_acknowledged_though_it_is_too_large_to_be_shown(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MAX_DESCRIPTION", 1000)
+    replica = Threadlet(bench, "train_0", config={"notes": "short"}, handlers={"notes": "str"})
+    bench.weaver.dispatcher.give(CommandKind.UPDATE_CONFIG, {"notes": "x" * 1001}, "train_0", "test", bench.now)
+    bench.commit()
+
+    replica.ack(replica.last_command(), changes={"notes": {"old": "short", "new": "x" * 1001}})
+
+    assert bench.event("applied")["replica"] == "train_0"
+    assert bench.weaver.known.replicas["train_0"].config == {"notes": "short"}
 
 
 @pytest.mark.parametrize("wanted", [*LONG[:3], ["a*"] * 17, [1], 5, {"a": 1}], ids=lambda given: f"{given!r:.20}")

@@ -80,3 +80,5 @@ def test_the_values_are_those_of_the_code() -> None:
     for value in (frame.MAX_NAME, commands.MAX_IDS, reach.MAX_GLOBS, policy.MAX_POLICIES):
         assert str(value) in of["MAX_IDS"][2]
     assert of["MAX_REPLICAS"][2] == str(registry.MAX_REPLICAS)
+    for size in (registry.MAX_DESCRIPTION, registry.MAX_DESCRIBED):
+        assert f"{size >> 20} MiB" in of["MAX_DESCRIBED"][2]
