@@ -21,9 +21,9 @@ from loom.mutual_auth.forwarded import PROOF_PATH
 from loom.process import tasks
 from loom.token_file import ADMIN
 from loom.tracing import flush
+from loom_gateway.access.audit import audit_session_commands
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
-from loom_gateway.access.session_commands import audit_session_commands
 from loom_gateway.access.sessions import Principal
 from loom_gateway.dashboard.files import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes

@@ -26,11 +26,11 @@ from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.origins import AllowedHosts
 from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.sign_ins import SignIns
+from loom_gateway.access.token_memory import TokenMemory
 from loom_gateway.access.tokens import Issuer, TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay.relay import MAX_HELLO
@@ -65,7 +65,7 @@ def serve(settings: GatewaySettings) -> None:
     file = TokenFile(settings.tokens or default_path())
     audit = Audit(settings.audit, settings.audit_size, required=settings.audit_required)
     folder = _state_folder(settings, listener.getsockname()[1])
-    known = KnownTokens(None if folder is None else os.path.join(folder.path, "tokens.json"))
+    known = TokenMemory(None if folder is None else os.path.join(folder.path, "tokens.json"))
     if not known.any:
         file.read()  # that a new gateway cannot read it is a mistake in its options
     authority = TokenAuthority(own, file, _issuer(settings), known)

@@ -268,7 +268,7 @@ class Job:
             hosts: on how many hosts, the first ones.
             gpus: how many processes on each.
         """
-        from loom.tensors.place import of_job
+        from loom.tensors.on_procs import of_job
 
         return of_job(self, name, hosts, gpus)
 

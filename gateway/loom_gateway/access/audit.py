@@ -22,6 +22,8 @@ from queue import SimpleQueue
 from loom.errors import AuditUnavailable, LoomError, WrongArguments
 from loom.process.threads import keep_going, start_thread
 from loom.token_file import Token
+from loom.weaver.client import WeaverClient
+from loom.weaver.keys import EVERYONE
 from loom_gateway.access.rate_limits import RateLimit
 
 logger = logging.getLogger(__name__)
@@ -223,3 +225,21 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
         handle = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.fchmod(handle, 0o600)
         return io.TextIOWrapper(io.FileIO(handle, "ab"), encoding=self.encoding, write_through=True)
+
+
+BETWEEN_ATTEMPTS = 1.0  # seconds between two attempts to reach a weaver that is away
+
+
+async def audit_session_commands(weaver: WeaverClient, audit: Audit) -> None:
+    """Write a line for each, and tell the weaver with the next request that it is written. Never returns."""
+    trail, last = "", 0
+    while True:
+        await weaver.available()
+        try:
+            found = await weaver.ask("audit", user=EVERYONE, trail=trail, last=last)
+        except LoomError:
+            await asyncio.sleep(BETWEEN_ATTEMPTS)
+            continue
+        written = [audit.put("commanded", None, "", **entry) for entry in found["entries"]]
+        await asyncio.gather(*map(asyncio.wrap_future, written))
+        trail, last = found["trail"], found["last"]

@@ -16,7 +16,7 @@ from loom.errors import LoomError, RateLimited, TooLarge
 from loom.wire.framing import MAX_BATCH, SLOWEST_BATCH
 from loom_gateway.access.budgets import Budget
 from loom_gateway.access.origins import READS
-from loom_gateway.access.paths import FOR_EVERY_SCOPE, PLANS, continues_tunnel
+from loom_gateway.access.route_scopes import FOR_EVERY_SCOPE, PLANS, continues_tunnel
 
 MAX_BODY = 64 << 10
 """Bytes of a request's body, which the event loop reads as JSON: a message on the WebSocket has as many."""

@@ -31,13 +31,12 @@ from loom.process.tasks import Turns
 from loom.token_file import Token, digest
 from loom.wire.framing import TUNNELS
 from loom.wire.handshake import MODES, Hello
-from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.budgets import Budgets
+from loom_gateway.access.credentials import credential_of
 from loom_gateway.access.origins import Origins
-from loom_gateway.access.rate_limits import ADDRESSES, address_key
+from loom_gateway.access.rate_limits import ADDRESSES, Allowances, address_key
 from loom_gateway.access.sessions import Principal, SessionAccess
-from loom_gateway.access.shown import shown_by
 from loom_gateway.access.sign_ins import SignIn, SignIns
 from loom_gateway.access.tokens import KeyWanted, SignedToken, TokenAuthority
 from loom_gateway.sessions.history import EndedSession
@@ -127,7 +126,7 @@ class AccessControl(SessionAccess):
         if scope["type"] == "websocket":
             self.origins.check(headers)
         try:
-            shown = shown_by(headers, self.sign_ins.cookie)
+            shown = credential_of(headers, self.sign_ins.cookie)
         except AuthenticationError:
             if counts:
                 self._allowances.count_connection(address)
@@ -155,7 +154,7 @@ class AccessControl(SessionAccess):
     def shows_nothing(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Return whether a request with these headers will be refused, as it shows no token, or an unknown one."""
         try:
-            shown = shown_by(headers, self.sign_ins.cookie)
+            shown = credential_of(headers, self.sign_ins.cookie)
         except AuthenticationError:
             return True
         return not shown.is_sign_in and not self._authority.may_know(digest(shown.text), shown.text)

@@ -13,7 +13,7 @@ from loom_gateway.access.bodies import BoundedAnswer, RequestBody
 from loom_gateway.access.connections import admit, when_read
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.origins import READS, AllowedHosts
-from loom_gateway.access.paths import FOR_EVERY_SCOPE, continues_tunnel, drives, is_open, is_tunnel
+from loom_gateway.access.route_scopes import FOR_EVERY_SCOPE, continues_tunnel, drives, is_open, is_tunnel
 from loom_gateway.access.sessions import Principal
 
 MAX_UNKNOWN = 32 << 10

@@ -12,9 +12,9 @@ from typing import Protocol
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
 from loom.mutual_auth.forwarded import gateway_proof, key_id
 from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
-from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.sign_ins import SignIn
+from loom_gateway.access.token_memory import TokenMemory
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class TokenAuthority:
         token: str | OwnTokenFile,
         file: TokenFile | None = None,
         issuer: Issuer | None = None,
-        known: KnownTokens | None = None,
+        known: TokenMemory | None = None,
         wall: Callable[[], float] = lambda: time.time(),
         clock: Callable[[], float] = steady_clock,
     ) -> None:
@@ -140,7 +140,7 @@ class TokenAuthority:
         self._own = _own_token(token if isinstance(token, str) else token.read())
         self._file = file
         self._issuer = issuer
-        self._known = known or KnownTokens()
+        self._known = known or TokenMemory()
         self._version: tuple[int, ...] | None = None  # of the file's last content
         self._failed: tuple[tuple[int, ...], TokenFileError] | None = None  # version that cannot be read, and why
         self._by_digest: dict[str, Token] = {}

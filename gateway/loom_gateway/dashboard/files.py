@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from loom_gateway.access.paths import ASSETS
+from loom_gateway.access.route_scopes import ASSETS
 
 STATIC = Path(__file__).with_name("static")
 

@@ -14,10 +14,10 @@ from pydantic import BaseModel, Field
 
 from loom.errors import ScopeError, WrongArguments
 from loom_gateway.access.control import AccessControl
+from loom_gateway.access.credentials import HOST_COOKIE
 from loom_gateway.access.origins import PAGE_HEADER
-from loom_gateway.access.paths import PAGE
+from loom_gateway.access.route_scopes import PAGE
 from loom_gateway.access.sessions import Principal
-from loom_gateway.access.shown import HOST_COOKIE
 from loom_gateway.access.sign_ins import LASTS, SignIn
 
 Shown = Annotated[str, Field(min_length=1, max_length=16384)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from loom.process.state_file import write_json
-from loom_gateway.sessions.peer import UnixPeer
+from loom_gateway.sessions.unix_credentials import UnixPeer
 
 OWN = "driver"  # the beginning of the names of the files in a driver's own folder
 LAST_WORDS_BYTES = 64 << 10

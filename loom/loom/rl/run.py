@@ -20,7 +20,7 @@ from loom.rl.generators.inflight import Inflight, PromptRequest
 from loom.rl.generators.orders import WeightOrders
 from loom.rl.generators.pool import GeneratorPool, PooledGenerator
 from loom.rl.generators.requests import GeneratorRequests
-from loom.rl.places import place
+from loom.rl.process_home import process_home
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun
 from loom.rl.training import Training, restored_step
@@ -134,7 +134,7 @@ class OrchestratorRun:
             keep=options.async_level + 3,
             lines=self._spec.lines,
         )
-        session = place()
+        session = process_home()
         first = self._first_step()
         tracing.configure(role=NAME, folder=_timing_folder(self._folder), lines=self._spec.lines or None)
         self._training = training = Training(session, self._spec.trainers, settings)

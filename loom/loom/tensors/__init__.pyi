@@ -14,7 +14,7 @@ from loom.tensors.layouts import int16 as int16
 from loom.tensors.layouts import int32 as int32
 from loom.tensors.layouts import int64 as int64
 from loom.tensors.layouts import uint8 as uint8
-from loom.tensors.place import on as on
+from loom.tensors.on_procs import on as on
 from loom.tensors.placements import Replicate as Replicate
 from loom.tensors.placements import Shard as Shard
 from loom.tensors.tensor import Tensor as Tensor

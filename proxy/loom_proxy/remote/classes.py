@@ -23,7 +23,7 @@ from loom_proxy.remote.kubetorch import (
 )
 from loom_proxy.remote.named import NamedClass, NamedFunction
 from loom_proxy.remote.objects import OWN_NAMES, RemoteFunction, RemoteObject, make
-from loom_proxy.remote.place import RemotePlace, check_mode, open_job
+from loom_proxy.remote.resources import RemoteResources, check_mode, open_job
 
 
 def cls(
@@ -201,9 +201,9 @@ class RemoteClass(_Maker):
             deployed = deployment.in_session(hosts, per_host, args, kwargs, methods.values())
             return make(RemoteObject(target, methods, timeout, *deployed))
         _check_job_only(get_if_exists, reload_prefixes, stream_logs)
-        place = RemotePlace(open_job(job, connection_mode), hosts, per_host)
-        name = place.name(name or self._name, target.__name__)
-        mesh, end = place.host(name, target, args, kwargs, methods.values())
+        resources = RemoteResources(open_job(job, connection_mode), hosts, per_host)
+        name = resources.name(name or self._name, target.__name__)
+        mesh, end = resources.host(name, target, args, kwargs, methods.values())
         return make(RemoteObject(target, methods, timeout, name, mesh, end))
 
     async def to_async(self, job: Any, **options: Any) -> Any:
@@ -255,9 +255,9 @@ class RemoteFunctionMaker(_Maker):
                 RemoteFunction(function, timeout, *deployment.in_session(hosts, per_host, (), {}, [function]))
             )
         _check_job_only(get_if_exists, reload_prefixes, stream_logs)
-        place = RemotePlace(open_job(job, connection_mode), hosts, per_host)
-        name = place.name(name or self._name, function.title)
-        mesh, end = place.host(name, target, (), {}, [function])
+        resources = RemoteResources(open_job(job, connection_mode), hosts, per_host)
+        name = resources.name(name or self._name, function.title)
+        mesh, end = resources.host(name, target, (), {}, [function])
         return make(RemoteFunction(function, timeout, name, mesh, end))
 
     async def to_async(self, job: Any, **options: Any) -> Any:

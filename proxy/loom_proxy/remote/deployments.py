@@ -15,7 +15,7 @@ from loom_proxy.kubernetes.found import FoundService, find_service
 from loom_proxy.kubernetes.job import KubernetesJob
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.remote.kubetorch import DeployedService
-from loom_proxy.remote.place import RemotePlace
+from loom_proxy.remote.resources import RemoteResources
 
 Joined = tuple[str, ActorMeshProxy, Callable[[], None]]
 """An object in a session: its name, the actors that hold it, and a function that removes it."""
@@ -53,7 +53,7 @@ class Deployment:
             job.apply()
             job.job.print_logs = self.stream_logs is not False
             FoundService(job.namespace, job.name, LOOM_POD[1], job.token).end_sessions(but=job.session)
-            mesh, _ = RemotePlace(job.job, hosts, per_host).host(job.name, self.target, args, kwargs, methods)
+            mesh, _ = RemoteResources(job.job, hosts, per_host).host(job.name, self.target, args, kwargs, methods)
         except BaseException:
             job.__exit__()  # removes pods that were not there before
             raise

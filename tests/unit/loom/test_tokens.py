@@ -17,8 +17,8 @@ import loom
 from loom.token_file import Token, TokenFile, default_path, digest
 from loom_gateway.access import tokens
 from loom_gateway.access.control import AccessControl
+from loom_gateway.access.credentials import credential_of
 from loom_gateway.access.sessions import Principal
-from loom_gateway.access.shown import shown_by
 from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.access.tokens import JUMP_PATIENCE, SignedToken, SteadyDay, TokenAuthority
 from tests.support.processes import run
@@ -339,7 +339,7 @@ def test_the_gateways_own_token_may_do_everything_for_ever(file: TokenFile) -> N
 )
 def test_without_a_good_token_nobody_comes_in(headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(loom.AuthenticationError):
-        TokenAuthority("own").check(digest(shown_by(headers, "loom").text))
+        TokenAuthority("own").check(digest(credential_of(headers, "loom").text))
 
 
 @pytest.mark.parametrize(

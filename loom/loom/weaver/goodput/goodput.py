@@ -1,8 +1,8 @@
 """Goodput: the share of the replicas' time that was spent on steps that count, and what took the rest.
 
-A job is the replicas of a group, and of one session if Loom spawned them. Each replica has a place in its job. The
-place is vacant from a process's death until another process takes it, under the same name or under a new one of the
-same job. A second of a job is a second of one place. A living process accounts for its own seconds
+A job is the replicas of a group, and of one session if Loom spawned them. Each replica has a slot in its job. The
+slot is vacant from a process's death until another process takes it, under the same name or under a new one of the
+same job. A second of a job is a second of one slot. A living process accounts for its own seconds
 (`loom.control.time_account`). They count once it has made its first step, the time before included, because some
 processes never make one. The weaver itself measures the time around a death::
 
@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator
 
 from loom.control.time_account import TimeAccount
-from loom.weaver.goodput.places import GoodputSlot, JobTime
+from loom.weaver.goodput.slots import GoodputSlot, JobTime
 from loom.weaver.storage.history import COMMITS
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
@@ -50,8 +50,8 @@ class Goodput:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._jobs: dict[str, JobTime] = {}
-        self._places = 0
-        """The number of places in all jobs."""
+        self._slots = 0
+        """The number of slots in all jobs."""
         self._unsaved = _UnsavedRows()
         self._load()
 
@@ -64,14 +64,14 @@ class Goodput:
         if not known.living and known.vacant and now > known.alive + NEW_RUN_AFTER:
             for id in list(known.vacant):
                 self._drop(known, id)
-        place = known.places.get(replica)
-        if place is not None and place.vacant is None:  # the old process was not known to be dead yet
-            at = min(now, max(last_sign, place.heard))
-            self.failed(job, replica, "another process has its place", at, at)
+        slot = known.slots.get(replica)
+        if slot is not None and slot.vacant is None:  # the old process was not known to be dead yet
+            at = min(now, max(last_sign, slot.heard))
+            self.failed(job, replica, "another process has its slot", at, at)
         heir = replica if replica in known.vacant else next(iter(known.vacant), None)
         fresh = GoodputSlot(replica, now, now)
         if heir is not None:
-            old = known.places[heir]
+            old = known.slots[heir]
             later = now - (old.vacant if old.vacant is not None else now)
             fresh.respawn = old.settled + later
             fresh.before = old.before if heir == replica else None
@@ -79,69 +79,69 @@ class Goodput:
             known.add("respawn", later)
             known.update_fault(fresh, registered=now)
             self._drop(known, heir)
-        known.places[replica] = fresh
-        self._places += 1
+        known.slots[replica] = fresh
+        self._slots += 1
         self._touch(known, fresh, now, soon=True)
 
     def back(self, job: str, replica: str, now: float) -> None:
         """Record that a replica's process has reconnected: it lives, even if it was taken for dead."""
-        known, place = self._find(job, replica)
-        if place is None or place.vacant is None:
+        known, slot = self._find(job, replica)
+        if slot is None or slot.vacant is None:
             return
-        place.vacant = None
+        slot.vacant = None
         known.vacant.pop(replica, None)
-        known.add("respawn", -place.settled)
-        place.settled = 0.0
-        assert place.fault is not None  # it made the place vacant
-        known.add("detection", place.fault.time - place.fault.detected)
-        known.update_fault(place, registered=now)
-        place.fault = None
+        known.add("respawn", -slot.settled)
+        slot.settled = 0.0
+        assert slot.fault is not None  # it made the slot vacant
+        known.add("detection", slot.fault.time - slot.fault.detected)
+        known.update_fault(slot, registered=now)
+        slot.fault = None
         # Its seconds were added for good when it was taken for dead. Its next account repeats them all, so take
         # them back.
-        for reason, seconds in place.counted.items():
+        for reason, seconds in slot.counted.items():
             known.add(reason, -seconds)
-        place.counted, place.before = {}, place.reached
-        self._touch(known, place, now, soon=True)
+        slot.counted, slot.before = {}, slot.reached
+        self._touch(known, slot, now, soon=True)
 
     def wants(self, job: str, replica: str, now: float) -> bool:
         """Return whether to take a replica's account now: with thousands of replicas, some accounts are skipped."""
-        _, place = self._find(job, replica)
+        _, slot = self._find(job, replica)
         # Half a second of slack, because accounts that are due each second may come a little early.
-        return place is None or now >= place.heard + self._places / ACCOUNTS_A_SECOND - 0.5
+        return slot is None or now >= slot.heard + self._slots / ACCOUNTS_A_SECOND - 0.5
 
     def account(self, job: str, replica: str, account: TimeAccount, now: float) -> None:
-        known, place = self._find(job, replica)
-        if place is None:
+        known, slot = self._find(job, replica)
+        if slot is None:
             self.registered(job, replica, now - account.seconds, now)
-            known, place = self._find(job, replica)
-        assert place is not None
-        if place.vacant is not None:
+            known, slot = self._find(job, replica)
+        assert slot is not None
+        if slot.vacant is not None:
             return
-        if account.first_at is None and place.fault is None and place.before is None:
-            place.heard = now
+        if account.first_at is None and slot.fault is None and slot.before is None:
+            slot.heard = now
             return
         spent = dict(account.by_reason)
-        place.open = account.open
-        was_behind = place.behind
-        self._count_repeated(place, account, spent)
+        slot.open = account.open
+        was_behind = slot.behind
+        self._count_repeated(slot, account, spent)
         idle = account.seconds - account.open - sum(account.by_reason.values())
         spent["idle"] = idle if idle > 0.0 else 0.0
-        if place.overlap is None:
-            place.overlap = max(0.0, account.seconds - (now - place.registered))
-            # A process that lived while its place counted as vacant did so without a weaver that knew of it.
-            longer = min(place.respawn, max(0.0, place.overlap - spent.get("waiting", 0.0)))
+        if slot.overlap is None:
+            slot.overlap = max(0.0, account.seconds - (now - slot.registered))
+            # A process that lived while its slot counted as vacant did so without a weaver that knew of it.
+            longer = min(slot.respawn, max(0.0, slot.overlap - spent.get("waiting", 0.0)))
             known.add("respawn", -longer)
-        spent["waiting"] = max(0.0, spent.get("waiting", 0.0) - place.overlap)
-        self._count(known, place, spent)
-        place.heard = now
+        spent["waiting"] = max(0.0, spent.get("waiting", 0.0) - slot.overlap)
+        self._count(known, slot, spent)
+        slot.heard = now
         # The cost of repeated steps is written as soon as it is known. A restarted weaver would have to estimate it
         # from more steps, without knowing how long each took.
-        changed = was_behind and not place.behind
-        if account.first_at is not None and place.fault is not None:
-            known.update_fault(place, stepped=max(place.registered, now - account.seconds + account.first_at))
-            place.fault = None
+        changed = was_behind and not slot.behind
+        if account.first_at is not None and slot.fault is not None:
+            known.update_fault(slot, stepped=max(slot.registered, now - account.seconds + account.first_at))
+            slot.fault = None
             changed = True
-        self._touch(known, place, now, soon=changed)
+        self._touch(known, slot, now, soon=changed)
 
     def failed(
         self,
@@ -156,41 +156,41 @@ class Goodput:
     ) -> None:
         """Record the death of a process, last heard of at ``last_sign``, whose ``step`` came at ``last_step``.
 
-        ``respawns``: whether something will start another process in its place. The place costs time meanwhile.
+        ``respawns``: whether something will start another process in its slot. The slot costs time meanwhile.
         Otherwise it costs time only once another process has taken it after all.
         """
-        known, place = self._find(job, replica)
-        if place is None or place.vacant is not None:
+        known, slot = self._find(job, replica)
+        if slot is None or slot.vacant is not None:
             return
-        last_sign = min(now, max(place.heard, last_sign))
-        if spent := dict(place.counted):
+        last_sign = min(now, max(slot.heard, last_sign))
+        if spent := dict(slot.counted):
             # The step in which it died is lost. After its last account only the steps are known that it reported.
-            made = min(last_sign, last_step) - place.heard
-            if made > 0.0 and (place.before is None or (place.reached or 0) >= place.before):
+            made = min(last_sign, last_step) - slot.heard
+            if made > 0.0 and (slot.before is None or (slot.reached or 0) >= slot.before):
                 spent["compute"] = spent.get("compute", 0.0) + made
-                place.heard += made
+                slot.heard += made
             else:
-                spent["compute"] = spent.get("compute", 0.0) - place.open
-                spent["lost"] = spent.get("lost", 0.0) + place.open
-            spent["lost"] = spent.get("lost", 0.0) + last_sign - place.heard
-            self._count(known, place, spent)
-        self._end(known, place)
+                spent["compute"] = spent.get("compute", 0.0) - slot.open
+                spent["lost"] = spent.get("lost", 0.0) + slot.open
+            spent["lost"] = spent.get("lost", 0.0) + last_sign - slot.heard
+            self._count(known, slot, spent)
+        self._end(known, slot)
         known.add("detection", now - last_sign)
-        place.vacant, place.open, place.awaited = now, 0.0, respawns
-        place.before = max((one for one in (place.before, place.reached, step) if one is not None), default=None)
-        place.fault = FaultRecord(replica, reason[:500], last_sign, now)
+        slot.vacant, slot.open, slot.awaited = now, 0.0, respawns
+        slot.before = max((one for one in (slot.before, slot.reached, step) if one is not None), default=None)
+        slot.fault = FaultRecord(replica, reason[:500], last_sign, now)
         known.vacant[replica] = None
         known.settle_vacant(now)
-        known.faults = [*known.faults, place.fault][-MAX_FAULTS:]
-        self._touch(known, place, now, soon=True)
+        known.faults = [*known.faults, slot.fault][-MAX_FAULTS:]
+        self._touch(known, slot, now, soon=True)
 
     def finished(self, job: str, replica: str, now: float) -> None:
-        known, place = self._find(job, replica)
-        if place is not None and place.vacant is None:
-            self._end(known, place)
+        known, slot = self._find(job, replica)
+        if slot is not None and slot.vacant is None:
+            self._end(known, slot)
             self._drop(known, replica)
             for id in known.settle_vacant(now):
-                self._touch(known, known.places[id], now, soon=True)
+                self._touch(known, known.slots[id], now, soon=True)
             self._touch(known, None, now, soon=True)
 
     def tick(self, now: float) -> None:
@@ -236,7 +236,7 @@ class Goodput:
             job = self._jobs.get(key[0])
             kept: JobTime | GoodputSlot | None = job
             if job is not None and len(key) == 2:
-                kept = job.places.get(key[1])
+                kept = job.slots.get(key[1])
             if kept is None:
                 self._store.drop("goodput", json.dumps(key))
             else:
@@ -254,62 +254,62 @@ class Goodput:
         for key, row in rows:
             if len(key) == 2:
                 self._jobs[key[0]].restore(GoodputSlot.from_dict(row))
-                self._places += 1
+                self._slots += 1
 
     def _find(self, job: str, replica: str) -> tuple[JobTime, GoodputSlot | None]:
         known = self._jobs.get(job)
         if known is None:
             return JobTime(job, 0.0), None
-        return known, known.places.get(replica)
+        return known, known.slots.get(replica)
 
-    def _count_repeated(self, place: GoodputSlot, account: TimeAccount, spent: dict[str, float]) -> None:
+    def _count_repeated(self, slot: GoodputSlot, account: TimeAccount, spent: dict[str, float]) -> None:
         """Count the steps as lost that an earlier process had made already.
 
         The durations of single steps are unknown: all steps between two accounts count as equally long.
         """
         compute = spent.get("compute", 0.0)
-        done = place.reached if place.reached is not None else None if account.first is None else account.first - 1
-        if place.before is not None and done is not None and account.highest is not None:
-            repeated = min(place.before, account.highest) - done
+        done = slot.reached if slot.reached is not None else None if account.first is None else account.first - 1
+        if slot.before is not None and done is not None and account.highest is not None:
+            repeated = min(slot.before, account.highest) - done
             if account.highest > done and repeated > 0:
-                place.again += max(0.0, compute - place.compute) * repeated / (account.highest - done)
-            if account.highest < place.before:
-                place.open, reported_open = 0.0, account.open
+                slot.again += max(0.0, compute - slot.compute) * repeated / (account.highest - done)
+            if account.highest < slot.before:
+                slot.open, reported_open = 0.0, account.open
                 spent["lost"] = spent.get("lost", 0.0) + reported_open
-        place.compute = compute
-        place.reached = account.highest if account.highest is not None else place.reached
-        spent["compute"] = max(0.0, compute - place.again) + place.open
-        spent["lost"] = spent.get("lost", 0.0) + min(place.again, compute)
+        slot.compute = compute
+        slot.reached = account.highest if account.highest is not None else slot.reached
+        spent["compute"] = max(0.0, compute - slot.again) + slot.open
+        spent["lost"] = spent.get("lost", 0.0) + min(slot.again, compute)
 
-    def _count(self, job: JobTime, place: GoodputSlot, spent: dict[str, float]) -> None:
+    def _count(self, job: JobTime, slot: GoodputSlot, spent: dict[str, float]) -> None:
         """Set the seconds of a living process, and correct the job's sum by the difference."""
-        total, counted = job.total, place.counted
+        total, counted = job.total, slot.counted
         for reason, seconds in spent.items():
             before = counted.get(reason, 0.0)
             if seconds != before:
                 total[reason] = total.get(reason, 0.0) + seconds - before
         for reason in counted.keys() - spent.keys():
             total[reason] -= counted[reason]
-        place.counted = spent
+        slot.counted = spent
 
-    def _end(self, job: JobTime, place: GoodputSlot) -> None:
+    def _end(self, job: JobTime, slot: GoodputSlot) -> None:
         """Add a dead process's seconds to the job for good, and keep them in case it lives after all."""
-        for reason, seconds in place.counted.items():
+        for reason, seconds in slot.counted.items():
             job.base[reason] = job.base.get(reason, 0.0) + seconds
 
     def _drop(self, job: JobTime, replica: str) -> None:
-        del job.places[replica]
-        self._places -= 1
+        del job.slots[replica]
+        self._slots -= 1
         job.vacant.pop(replica, None)
         self._unsaved.add_now((job.name, replica))
 
-    def _touch(self, job: JobTime, place: GoodputSlot | None, now: float, soon: bool = False) -> None:
+    def _touch(self, job: JobTime, slot: GoodputSlot | None, now: float, soon: bool = False) -> None:
         job.until = now
         if soon:
             job.alive = now
             self._unsaved.add_now((job.name,))
-        if place is not None:
-            key = job.name, place.replica
+        if slot is not None:
+            key = job.name, slot.replica
             self._unsaved.add_now(key) if soon else self._unsaved.add(key, now)
 
     def _sample(self, job: JobTime, now: float) -> None:
@@ -322,7 +322,7 @@ class Goodput:
     def _forget_surplus(self) -> None:
         ended: Iterator[str] = (name for name, job in self._jobs.items() if not job.living)
         if len(self._jobs) >= MAX_JOBS and (name := next(ended, None)) is not None:
-            for replica in list(self._jobs[name].places):
+            for replica in list(self._jobs[name].slots):
                 self._drop(self._jobs[name], replica)
             del self._jobs[name]
             self._unsaved.add_now((name,))

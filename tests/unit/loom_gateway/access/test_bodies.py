@@ -17,11 +17,11 @@ from loom.errors import LimitReached
 from loom.token_file import SCOPES, TokenFile
 from loom.wire.framing import SLOWEST_BATCH, TUNNELS
 from loom_gateway.access import bodies
-from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.bodies import SLOWEST, largest_body
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import MAX_UNKNOWN, AccessMiddleware
+from loom_gateway.access.rate_limits import Allowances
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.sessions.manager import SessionManager

@@ -13,8 +13,8 @@ import pytest
 from loom.errors import AuthenticationError, LimitReached, LoomError, OriginRefused, RateLimited, TokenRevoked
 from loom.token_file import TokenFile, digest
 from loom_gateway.access.control import AccessControl
+from loom_gateway.access.credentials import RequestCredential, credential_of
 from loom_gateway.access.middleware import MAX_UNKNOWN, AccessMiddleware
-from loom_gateway.access.shown import ShownCredential, shown_by
 from loom_gateway.access.sign_ins import CODE_LASTS, LASTS, MAX_CODES, PREFIX, SignIns
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
@@ -401,9 +401,9 @@ async def test_a_sign_in_that_makes_no_sense(gateway: Gateway, both: dict[str, s
 
 def test_cookies_of_others_are_passed_over() -> None:
     headers = [(b"cookie", b'a=b; bad cookie; c="; {"d": 1}; loom-x=1; loom-y=%s' % PREFIX.encode())]
-    assert shown_by(headers, "loom-y") == ShownCredential(PREFIX, True, True)
+    assert credential_of(headers, "loom-y") == RequestCredential(PREFIX, True, True)
     with pytest.raises(AuthenticationError):
-        shown_by([(b"cookie", b"loom-x=1")], "loom-y")
+        credential_of([(b"cookie", b"loom-x=1")], "loom-y")
 
 
 async def test_the_pages_files_have_a_policy_and_need_no_token(

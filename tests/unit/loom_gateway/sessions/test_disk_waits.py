@@ -17,8 +17,8 @@ from loom.errors import Unavailable
 from loom.process import state_file
 from loom.process.child import Child
 from loom.token_file import Token
-from loom_gateway.access.known_tokens import KnownTokens
 from loom_gateway.access.sign_ins import SignIns
+from loom_gateway.access.token_memory import TokenMemory
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess, OwnDriver
 from loom_gateway.sessions.history import EndedSession, EndedSessions
@@ -185,10 +185,10 @@ async def test_leased_workers_are_published_beside_the_loop(tmp_path: Path, disk
 
 
 async def test_revocations_are_remembered_beside_the_loop(tmp_path: Path, disk: Disk) -> None:
-    known = KnownTokens(str(tmp_path / "known"))
+    known = TokenMemory(str(tmp_path / "known"))
     known.note([Token("1", "one", "view", "", 0.0, revoked=1.0)])
     await disk.is_synced_beside(asyncio.wrap_future(known.written))
     known.note([Token("2", "two", "view", "", 0.0, revoked=1.0)])
     known.written.result(BOUND)
 
-    assert KnownTokens(str(tmp_path / "known")).revoked == {"1", "2"}
+    assert TokenMemory(str(tmp_path / "known")).revoked == {"1", "2"}

@@ -15,9 +15,9 @@ import pytest
 import loom
 from loom.errors import LoomError
 from loom.token_file import TokenFile
-from loom_gateway.access.allowances import Allowances
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.control import AccessControl
+from loom_gateway.access.rate_limits import Allowances
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.rest.weaver_changes import WeaverChanges

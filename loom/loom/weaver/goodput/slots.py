@@ -1,4 +1,4 @@
-"""The time of a job: its places, and the deaths of processes in them.
+"""The time of a job: its slots, and the deaths of processes in them.
 
 A plot of a job's goodput: the use of its time over its life, and the deaths of its processes.
 
@@ -99,7 +99,7 @@ def _grown(reason: str, before: CoursePoint, after: CoursePoint) -> float:
 def _at_most(points: Sequence[CoursePoint], count: int) -> Sequence[CoursePoint]:
     if len(points) <= count:
         return points
-    return [points[round(place * (len(points) - 1) / (count - 1))] for place in range(count)]
+    return [points[round(slot * (len(points) - 1) / (count - 1))] for slot in range(count)]
 
 
 SAMPLE_EVERY = 1.0  # seconds between the first points of a timeline
@@ -107,7 +107,7 @@ SAMPLE_EVERY = 1.0  # seconds between the first points of a timeline
 
 @dataclass(slots=True)
 class GoodputSlot:
-    """The place of a replica in a job."""
+    """The slot of a replica in a job."""
 
     replica: str
     registered: float
@@ -122,19 +122,19 @@ class GoodputSlot:
     again: float = 0.0
     """Seconds of those steps that repeated steps of an earlier process."""
     before: int | None = None
-    """The highest step that an earlier process had made in this place."""
+    """The highest step that an earlier process had made in this slot."""
     reached: int | None = None
     """The highest step that the living process has made."""
     overlap: float | None = None
     """Seconds that the process lived before it registered; None before its first account."""
     respawn: float = 0.0
-    """Seconds for which the place was vacant before this process came."""
+    """Seconds for which the slot was vacant before this process came."""
     vacant: float | None = None
-    """When the place became vacant, or since when its time is not in the job's sum; None while a process has it."""
+    """When the slot became vacant, or since when its time is not in the job's sum; None while a process has it."""
     awaited: bool = False
-    """Whether something is to start another process in the vacant place."""
+    """Whether something is to start another process in the vacant slot."""
     settled: float = 0.0
-    """Seconds of the vacant place that are in the job's sum."""
+    """Seconds of the vacant slot that are in the job's sum."""
     fault: FaultRecord | None = None
     """The last fault, until the process after it has made a step."""
 
@@ -153,19 +153,19 @@ class GoodputSlot:
 
 @dataclass(slots=True)
 class JobTime:
-    """The time of a job, and the places of its replicas."""
+    """The time of a job, and the slots of its replicas."""
 
     name: str
     since: float
     base: dict[str, float] = field(default_factory=dict)
-    """Seconds of ended processes and vacant places, by reason."""
+    """Seconds of ended processes and vacant slots, by reason."""
     total: dict[str, float] = field(default_factory=dict)
     """Seconds by reason, with those of living processes: ``base`` plus the sum of ``counted``."""
     until: float = 0.0
     """When the job last changed."""
     alive: float = 0.0
     """When the job last had a living process."""
-    places: dict[str, GoodputSlot] = field(default_factory=dict)
+    slots: dict[str, GoodputSlot] = field(default_factory=dict)
     faults: list[FaultRecord] = field(default_factory=list)
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     sample_every: float = SAMPLE_EVERY
@@ -174,7 +174,7 @@ class JobTime:
     """The most seconds by reason that `counters` has returned."""
 
     def to_dict(self) -> dict[str, Any]:
-        left_out = ("places", "vacant", "total")
+        left_out = ("slots", "vacant", "total")
         stored = {name: value for name, value in _fields(self).items() if name not in left_out}
         return {**stored, "faults": [fault.to_body() for fault in self.faults]}
 
@@ -184,23 +184,23 @@ class JobTime:
         samples = [(time, spent) for time, spent in stored["samples"]]
         return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
 
-    def restore(self, place: GoodputSlot) -> None:
-        self.places[place.replica] = place
-        if place.vacant is not None:
-            self.vacant[place.replica] = None
+    def restore(self, slot: GoodputSlot) -> None:
+        self.slots[slot.replica] = slot
+        if slot.vacant is not None:
+            self.vacant[slot.replica] = None
         else:
-            for reason, seconds in place.counted.items():
+            for reason, seconds in slot.counted.items():
                 self.total[reason] = self.total.get(reason, 0.0) + seconds
 
-    def update_fault(self, place: GoodputSlot, **known: Any) -> None:
-        before = place.fault
+    def update_fault(self, slot: GoodputSlot, **known: Any) -> None:
+        before = slot.fault
         assert before is not None
-        place.fault = replace(before, **known)
-        self.faults = [place.fault if one == before else one for one in self.faults]
+        slot.fault = replace(before, **known)
+        self.faults = [slot.fault if one == before else one for one in self.faults]
 
     @property
     def living(self) -> int:
-        return len(self.places) - len(self.vacant)
+        return len(self.slots) - len(self.vacant)
 
     def add(self, reason: str, seconds: float) -> None:
         self.base[reason] = self.base.get(reason, 0.0) + seconds
@@ -216,29 +216,29 @@ class JobTime:
         return dict(self.highest)
 
     def settle_vacant(self, now: float) -> list[str]:
-        """Add the time of vacant places to the sum if nothing lives any more; return the ids of their replicas.
+        """Add the time of vacant slots to the sum if nothing lives any more; return the ids of their replicas.
 
         The job's share stays what it was at its end then.
         """
-        settled = [] if self.living else [id for id in self.vacant if self.places[id].awaited]
+        settled = [] if self.living else [id for id in self.vacant if self.slots[id].awaited]
         for id in settled:
-            place = self.places[id]
-            assert place.vacant is not None  # it is in `vacant`
-            seconds = max(0.0, now - place.vacant)
+            slot = self.slots[id]
+            assert slot.vacant is not None  # it is in `vacant`
+            seconds = max(0.0, now - slot.vacant)
             self.add("respawn", seconds)
-            place.settled, place.vacant = place.settled + seconds, max(now, place.vacant)
+            slot.settled, slot.vacant = slot.settled + seconds, max(now, slot.vacant)
         return settled
 
     def seconds(self, now: float) -> dict[str, float]:
-        """Return the seconds by reason, with the time for which places wait for another process so far."""
+        """Return the seconds by reason, with the time for which slots wait for another process so far."""
         spent = dict.fromkeys(REASONS, 0.0)
         for reason, seconds in self.total.items():
             # A sum of many float differences may be slightly negative.
             known = reason if reason in spent or len(spent) < len(REASONS) + MAX_REASONS else OTHER
             spent[known] = spent.get(known, 0.0) + max(0.0, seconds)
         if self.living:
-            awaited = (place for id in self.vacant if (place := self.places[id]).awaited)
-            spent["respawn"] += sum(max(0.0, now - (place.vacant or now)) for place in awaited)
+            awaited = (slot for id in self.vacant if (slot := self.slots[id]).awaited)
+            spent["respawn"] += sum(max(0.0, now - (slot.vacant or now)) for slot in awaited)
         return spent
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import loom
 from loom.token_file import Token, TokenFile, digest
-from loom_gateway.access.known_tokens import KnownTokens
+from loom_gateway.access.token_memory import TokenMemory
 from loom_gateway.access.tokens import TokenAuthority
 
 BOUND = 20.0
@@ -21,7 +21,7 @@ class Gateways:
     def __init__(self, folder: Path) -> None:
         self.file = TokenFile(folder / "tokens.json")
         self._state = str(folder / "state.json")
-        self._known: list[KnownTokens] = []
+        self._known: list[TokenMemory] = []
         self.good, self.good_text = self.file.create("good", "drive")
         self.bad, self.bad_text = self.file.create("bad", "drive")
         self.old_copy = self.file.path.read_bytes()
@@ -32,7 +32,7 @@ class Gateways:
     def next(self) -> TokenAuthority:
         for known in self._known:
             known.written.result(BOUND)
-        self._known.append(KnownTokens(self._state))
+        self._known.append(TokenMemory(self._state))
         return TokenAuthority("own", self.file, known=self._known[-1])
 
 
@@ -104,7 +104,7 @@ def test_an_old_copy_of_the_file_makes_no_revoked_token_good(gateways: Gateways,
 
 
 def test_without_a_token_file_there_is_nothing_to_miss(tmp_path: Path) -> None:
-    authority = TokenAuthority("own", TokenFile(tmp_path / "tokens.json"), known=KnownTokens())
+    authority = TokenAuthority("own", TokenFile(tmp_path / "tokens.json"), known=TokenMemory())
     with pytest.raises(loom.AuthenticationError, match="does not accept"):
         check(authority, "unknown")
     with pytest.raises(loom.TokenRevoked):

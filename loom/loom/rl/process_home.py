@@ -1,4 +1,4 @@
-"""`place`: where a run starts its processes: in the session whose driver this is, or else on this host."""
+"""`process_home`: where a run starts its processes: in the session whose driver this is, or else on this host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loom.process.environment import add_to_environment
 _log = logging.getLogger("loom")
 
 
-def place() -> driver_api.Session:
+def process_home() -> driver_api.Session:
     """Return the session whose driver this process is; in an actor or a program of its own, its host."""
     return driver_api.session() if driver_api.in_driver() else OwnHost()
 

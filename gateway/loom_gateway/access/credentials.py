@@ -18,7 +18,7 @@ HOST_COOKIE = "__Host-"
 """Begins the names of cookies that no other host, and no page without TLS, can set."""
 
 
-class ShownCredential(NamedTuple):
+class RequestCredential(NamedTuple):
     """A text, and what it is."""
 
     text: str
@@ -28,7 +28,7 @@ class ShownCredential(NamedTuple):
     """Whether the browser added it by itself, perhaps for another page."""
 
 
-def shown_by(headers: Iterable[tuple[bytes, bytes]], cookie: str) -> ShownCredential:
+def credential_of(headers: Iterable[tuple[bytes, bytes]], cookie: str) -> RequestCredential:
     """Return what a request shows. Raise `AuthenticationError` if that is nothing, or of another scheme.
 
     Args:
@@ -43,15 +43,15 @@ def shown_by(headers: Iterable[tuple[bytes, bytes]], cookie: str) -> ShownCreden
             raise AuthenticationError(
                 "this gateway takes a token in the header `Authorization: Bearer TOKEN`, and no other scheme"
             )
-        return ShownCredential(text.strip(), text.strip().startswith(PREFIX))
+        return RequestCredential(text.strip(), text.strip().startswith(PREFIX))
     for protocol in given.get(b"sec-websocket-protocol", "").split(","):
         if protocol.strip().startswith(_KEY_PROTOCOL + PREFIX):
-            return ShownCredential(protocol.strip().removeprefix(_KEY_PROTOCOL), True)
+            return RequestCredential(protocol.strip().removeprefix(_KEY_PROTOCOL), True)
     # Not by `http.cookies`, which takes none if one, perhaps of another program on this host, is malformed.
     kept = dict(part.strip().partition("=")[::2] for part in given.get(b"cookie", "").split(";"))
     for name in (HOST_COOKIE + cookie, cookie):
         if name in kept:
-            return ShownCredential(kept[name], True, True)
+            return RequestCredential(kept[name], True, True)
     raise AuthenticationError(
         "this gateway needs a token: pass token=… to loom.connect or set LOOM_TOKEN "
         "(HTTP: the header `Authorization: Bearer TOKEN`)"

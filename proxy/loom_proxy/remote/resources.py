@@ -1,4 +1,4 @@
-"""The place of a remote object: hosts of a job, and the processes to start on each."""
+"""The resources of a remote object: hosts of a job, and the processes to start on each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONNECTION_MODES = ("websocket", "http")
 TEARDOWN_TIMEOUT = 15.0
 
 
-class RemotePlace:
+class RemoteResources:
     """Hosts of a job, and the processes to start on each.
 
     Args:

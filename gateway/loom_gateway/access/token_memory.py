@@ -19,7 +19,7 @@ from loom.token_file import Token
 logger = logging.getLogger(__name__)
 
 
-class KnownTokens:
+class TokenMemory:
     """The memory, in a file of the state folder. Without a path it lasts as long as the gateway."""
 
     def __init__(self, path: str | None = None) -> None:
