@@ -8,20 +8,19 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from nats.aio.msg import Msg
 
 from loom.control.commands import Command
 from loom.errors import LoomError, TooLarge, WeaverUnavailable
-from loom.nats.envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, is_subject, subjects_of
-from loom.nats.intake import BridgedReplicas
+from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, is_subject, subjects_of
+from loom.nats.intake import BridgedReplicas, Screen
 from loom.nats.nats_link import NatsAway, NatsLink, NatsLogin, SubjectSubscription
 from loom.nats.publisher import Publication, Publisher
 from loom.nats.replicas import OutsideReplica
 from loom.nats.requests import AWAY, BridgeRequests
-from loom.nats.screen import Screen
 from loom.nats.state import BridgeState
 from loom.nats.stream import RequestStream
 from loom.nats.tally import MessageTrouble, Tally
@@ -32,6 +31,9 @@ logger = logging.getLogger(__name__)
 HEADER_SIZE = 128  # bytes of the header at most, which count as payload too
 DEVICES_EVERY = 2.0  # seconds between two requests for the devices, whose status the gateway does not push
 PAGE = 1000  # events that are read with one request
+
+Push: TypeAlias = Mapping[str, Any]
+"""A message of ``/ws/v1/weaver``."""
 
 
 class Bridge:
@@ -48,7 +50,7 @@ class Bridge:
     def __init__(
         self,
         gateway: Gateway,
-        messages: AsyncIterator[dict[str, Any]],
+        messages: AsyncIterator[Push],
         url: str,
         login: NatsLogin,
         prefix: str,
@@ -67,7 +69,7 @@ class Bridge:
         self._screen = Screen(self.id, self._intake, self._tally, self._subjects, self._reply)
         self._gateway_url = gateway.url
         queue = "loom-bridge-" + hashlib.sha256(gateway.url.encode()).hexdigest()[:16]
-        self._pushes: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1000)
+        self._pushes: asyncio.Queue[Push] = asyncio.Queue(1000)
         publish_missed = functools.partial(self._pushes.put, {"type": "missed"})
         self._nats = NatsLink(url, login, self._note_loss, publish_missed, self._tally)
         kept = [*self._requests.subjects, self._subjects[EnvelopeKind.REGISTER_DEVICE]] if jetstream else []
@@ -151,7 +153,7 @@ class Bridge:
                 self._sent = self._confirmed
                 logger.debug("events are read when the weaver is back: %s", error)
 
-    async def _publish_push(self, message: dict[str, Any]) -> None:
+    async def _publish_push(self, message: Push) -> None:
         match message["type"]:
             case "snapshot":
                 if self._is_away:
@@ -262,7 +264,7 @@ class Bridge:
         """Return whether a sender may choose a subject for replies, on which it perhaps may not publish itself."""
         return is_subject(subject) and not subject.startswith("$") and subject not in self._subjects.values()
 
-    async def _reply(self, body: dict[str, Any], format: Format, reply: str) -> None:
+    async def _reply(self, body: Body, format: Format, reply: str) -> None:
         if not reply:
             return
         if not self._may_reply(reply):

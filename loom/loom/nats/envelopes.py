@@ -18,13 +18,18 @@ import enum
 import json
 import re
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from loom.errors import InvalidAddress, WrongArguments
+from loom.errors import InvalidAddress, LoomError, WrongArguments
 
 SOURCE = "loom-bridge/"  # the beginning of the source in a bridge's messages
 HEADER = "Loom-Bridge"  # the header of every message that a bridge sends; bridges ignore messages with it
+
+
+Body: TypeAlias = Mapping[str, object]
+"""The body of a message, in the form of JSON."""
 
 
 class EnvelopeKind(enum.Enum):
@@ -75,12 +80,21 @@ class Format(str, enum.Enum):
         return cls.JSON if data.lstrip().startswith(b"{") else cls.PROTOBUF
 
 
+Reply: TypeAlias = Callable[[Body, Format, str], Awaitable[None]]
+"""A function that replies a body, in a format, to a subject; "" is nobody."""
+
+
+def error_reply(error: LoomError) -> Body:
+    """Return the body of the reply for a request that failed."""
+    return {"ok": False, "error": {"code": error.code, "message": str(error)}}
+
+
 @dataclass(frozen=True)
 class Envelope:
     """A message. The body is in the form of JSON, with texts such as ``"NaN"`` for numbers that are not finite."""
 
     kind: EnvelopeKind
-    body: dict[str, Any]
+    body: Body
     source: str = ""
     """The sender; it begins with `SOURCE` if it is a bridge."""
 
@@ -115,22 +129,24 @@ def decode(kind: EnvelopeKind, data: bytes, *also: EnvelopeKind) -> Envelope:
     return Envelope(kind, envelope)
 
 
-def _from_json(data: bytes) -> dict[str, Any]:
+def _from_json(data: bytes) -> dict[str, object]:
     try:
-        envelope: dict[str, Any] = json.loads(data)
+        envelope: dict[str, object] = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise WrongArguments(f"this is no JSON: {error}") from error
     return envelope
 
 
-def _from_protobuf(data: bytes) -> dict[str, Any]:
+def _from_protobuf(data: bytes) -> dict[str, object]:
     from google.protobuf.json_format import MessageToDict, SerializeToJsonError
     from google.protobuf.message import DecodeError
 
     from loom.nats.loom_pb2 import EventEnvelope
 
     try:
-        envelope: dict[str, Any] = MessageToDict(EventEnvelope.FromString(data), preserving_proto_field_name=True)
+        envelope: dict[str, object] = MessageToDict(
+            EventEnvelope.FromString(data), preserving_proto_field_name=True
+        )
     except (DecodeError, SerializeToJsonError, ValueError, RecursionError) as error:
         raise WrongArguments(
             f"this is neither an object of JSON nor an EventEnvelope of protobuf: {error}"

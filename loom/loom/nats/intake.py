@@ -1,5 +1,7 @@
 """`BridgedReplicas`: the replicas whose processes have no threadlet, and speak NATS instead.
 
+`Screen` checks the messages of those processes before a byte of them is believed.
+
 For each of them the bridge speaks the threadlets' protocol with the weaver, so that the replica is one like any
 other: it registers, it is lost when its heartbeats end, and it gets commands. The bridge publishes those commands.
 """
@@ -7,11 +9,14 @@ other: it registers, it is lost when its heartbeats end, and it gets commands. T
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+from nats.aio.msg import Msg
 
 from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.commands import Acknowledged, Acknowledgement, Command
@@ -20,9 +25,8 @@ from loom.control.introduction import Bye, TrainingEnding
 from loom.control.membership import Registration
 from loom.control.reports import DeviceFailed, DeviceReport
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
-from loom.nats.envelopes import Envelope
-from loom.nats.replica_link import ReplicaLink
-from loom.nats.replicas import OutsideReplica
+from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
+from loom.nats.replicas import OutsideReplica, ReplicaLink
 from loom.nats.reports import (
     CommandAnswer,
     DeviceRegistration,
@@ -33,7 +37,7 @@ from loom.nats.reports import (
     read_report,
 )
 from loom.nats.state import BridgeState
-from loom.nats.tally import MessageTrouble, Tally
+from loom.nats.tally import Bucket, MessageTrouble, Tally
 from loom.process import tasks
 from loom.process.backoff import Backoff
 
@@ -268,7 +272,7 @@ class BridgedReplicas:
     # -- messages of the processes -----------------------------------------------------------------------------
 
     def _register(self, report: DeviceRegistration, sent: float) -> OutsideReplica:
-        replica = self._replicas.get(report.replica)
+        replica = self._replicas.get(report.replica_id)
         if replica is not None and not replica.is_of(report, self._state.id):
             self._forget(replica)
             replica = None
@@ -298,7 +302,7 @@ class BridgedReplicas:
         self._forget(silent)
 
     def _progress(self, report: ProgressReport, sent: float) -> OutsideReplica:
-        replica = self._find(report.replica)
+        replica = self._find(report.replica_id)
         frames = replica.progress(report, self._is_open(replica))
         self._send(replica, *frames)
         replica.heard = max(replica.heard, sent)
@@ -307,40 +311,40 @@ class BridgedReplicas:
         return replica
 
     def _sign(self, report: Sign, sent: float) -> OutsideReplica:
-        replica = self._find(report.replica)
+        replica = self._find(report.replica_id)
         replica.sign(report)
         replica.heard = max(replica.heard, sent)
         return replica
 
     def _use(self, report: UseReport, sent: float) -> OutsideReplica:
-        replica = self._find(report.replica) if report.replica else self._by_device.get(report.device)
-        if replica is None or report.device not in replica.devices:
-            raise _unknown_device(report.device, replica)
-        if not report.replica:
+        replica = self._find(report.replica_id) if report.replica_id else self._by_device.get(report.device_uuid)
+        if replica is None or report.device_uuid not in replica.devices:
+            raise _unknown_device(report.device_uuid, replica)
+        if not report.replica_id:
             self._check_rate(replica)
-        self._send(replica, DeviceReport(time.time(), {report.device: report.use}))
-        if report.failure is not None and report.device not in replica.failures:
-            failed = DeviceFailed(uuid.uuid4().hex, report.device, report.failure)
-            replica.failures[report.device] = failed
+        self._send(replica, DeviceReport(time.time(), {report.device_uuid: report.use}))
+        if report.failure is not None and report.device_uuid not in replica.failures:
+            failed = DeviceFailed(uuid.uuid4().hex, report.device_uuid, report.failure)
+            replica.failures[report.device_uuid] = failed
             self._send(replica, failed)
         return replica
 
     def _drain(self, report: DrainReport, sent: float) -> OutsideReplica:
-        replica = self._find(report.replica)
-        if report.device and report.device not in replica.devices:
-            raise _unknown_device(report.device, replica)
+        replica = self._find(report.replica_id)
+        if report.device_uuid and report.device_uuid not in replica.devices:
+            raise _unknown_device(report.device_uuid, replica)
         self._send(replica, *replica.drain(report))
-        if report.device:
-            self._leave(replica, report.device)
+        if report.device_uuid:
+            self._leave(replica, report.device_uuid)
         self._state.put_replica(replica.id, replica.to_stored())
         return replica
 
     def _answer(self, report: CommandAnswer, sent: float) -> OutsideReplica:
-        replica = self._find(report.replica)
-        made: Acknowledged | None = replica.answered.get(report.command)
-        made = made or replica.answer(report.command, report.acknowledgement)
+        replica = self._find(report.replica_id)
+        made: Acknowledged | None = replica.answered.get(report.command_id)
+        made = made or replica.answer(report.command_id, report.acknowledgement)
         if made is None:
-            text = f"the replica {replica.id!r} was given no command {report.command!r:.80}"
+            text = f"the replica {replica.id!r} was given no command {report.command_id!r:.80}"
             raise NotFound(text, code="unknown_command")
         self._send(replica, made)
         if replica.ending is not None:
@@ -373,3 +377,111 @@ class BridgedReplicas:
 def _unknown_device(device: str, replica: OutsideReplica | None) -> NotFound:
     whose = "no replica" if replica is None else f"the replica {replica.id!r}"
     return NotFound(f"{whose} has registered the device {device!r:.80} here", code="unknown_device")
+
+
+MAX_SIZE = 64 << 10
+"""Bytes of one message."""
+
+RATE = 2000.0  # messages on one subject in a second
+MAX_ANSWERING = 1000  # registrations whose senders wait for the weaver
+YIELD_EVERY = 20  # messages after which others get their turn: a burst comes without a pause
+
+_EVENTS = (EnvelopeKind.REGISTER_DEVICE, EnvelopeKind.ACKNOWLEDGEMENT, EnvelopeKind.DRAIN)
+REPORTED = {
+    EnvelopeKind.TRAINING_STATUS: (EnvelopeKind.TRAINING_STATUS,),
+    EnvelopeKind.DEVICE_STATUS: (EnvelopeKind.DEVICE_STATUS,),
+    EnvelopeKind.HEARTBEAT: (EnvelopeKind.HEARTBEAT,),
+    EnvelopeKind.REGISTER_DEVICE: _EVENTS,
+    EnvelopeKind.ACKNOWLEDGEMENT: _EVENTS,
+}
+"""The kinds of messages on the subject of a kind. A body without an envelope is of the first."""
+
+
+class Screen:
+    """A check of size, rate and form, with a count of what passes and of what does not.
+
+    ``subjects`` are those of the kinds in `REPORTED`.
+    """
+
+    def __init__(
+        self, bridge: str, intake: BridgedReplicas, tally: Tally, subjects: dict[EnvelopeKind, str], reply: Reply
+    ) -> None:
+        self._bridge = bridge
+        self._intake = intake
+        self._tally = tally
+        self._reply = reply
+        self._kinds = {subjects[kind]: kinds for kind, kinds in REPORTED.items()}
+        self._buckets = {subject: Bucket(RATE) for subject in self._kinds}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._turn = itertools.count(1)
+
+    @property
+    def subjects(self) -> list[str]:
+        """The subjects of the messages."""
+        return list(self._kinds)
+
+    async def take(self, message: Msg) -> None:
+        """Take a message as it comes from NATS."""
+        # Some clients answer a command with its headers: one with this bridge's own id is not from this bridge, to
+        # which NATS echoes nothing.
+        if message.headers and message.headers.get(HEADER, self._bridge) != self._bridge:
+            return
+        if next(self._turn) % YIELD_EVERY == 0:
+            await asyncio.sleep(0)
+        await self.pass_on(message.subject, message.data, message.reply)
+
+    async def pass_on(self, subject: str, data: bytes, reply: str, age: float = 0.0) -> None:
+        """Pass a message that was sent ``age`` seconds ago to the intake, and reply."""
+        if not self._buckets[subject].take():
+            return self._tally.refuse(
+                subject, MessageTrouble.TOO_MANY, f"more than {RATE:g} messages come in a second"
+            )
+        if len(data) > MAX_SIZE:
+            return self._tally.refuse(
+                subject, MessageTrouble.TOO_LARGE, f"a message has {len(data)} bytes, more than {MAX_SIZE}"
+            )
+        try:
+            first, *also = self._kinds[subject]
+            envelope = decode(first, data, *also)
+            if envelope.source.startswith(SOURCE):
+                return
+            replica = self._intake.take(envelope, age)
+        except LoomError as error:
+            self._tally.refuse(subject, _trouble(error), error)
+            return await self._reply(error_reply(error), Format.of(data), reply)
+        self._tally.taken[subject] += 1
+        if reply:
+            is_settled = self._intake.settle(replica) if envelope.kind is EnvelopeKind.REGISTER_DEVICE else None
+            self._answer(is_settled, Format.of(data), reply)
+
+    async def close(self) -> None:
+        """Give up what waits for an answer."""
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+
+    def _answer(self, settled: Coroutine[Any, Any, None] | None, format: Format, reply: str) -> None:
+        if len(self._answering) >= MAX_ANSWERING:
+            if settled is not None:
+                settled.close()
+            return
+        task = asyncio.ensure_future(self._answer_later(settled, format, reply))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer_later(self, settled: Coroutine[Any, Any, None] | None, format: Format, reply: str) -> None:
+        body: Body = {"ok": True, "done": True}
+        try:
+            if settled is not None:
+                await settled
+        except LoomError as error:
+            body = error_reply(error)
+        await self._reply(body, format, reply)
+
+
+def _trouble(error: LoomError) -> MessageTrouble:
+    if isinstance(error, NotFound):
+        return MessageTrouble.UNKNOWN
+    if isinstance(error, LimitReached):
+        return MessageTrouble.TOO_MANY if isinstance(error, RateLimited) else MessageTrouble.FULL
+    return MessageTrouble.MALFORMED

@@ -234,8 +234,10 @@ def _without_password(url: str) -> str:
     return f"{parts.scheme}://{host}:{port or 4222}"
 
 
-def _login_options(login: NatsLogin, url: str) -> dict[str, Any]:
-    options = {name: value for name, value in vars(login).items() if name != "ca" and value is not None}
+def _login_options(login: NatsLogin, url: str) -> Mapping[str, Any]:
+    options: dict[str, object] = {
+        name: value for name, value in vars(login).items() if name != "ca" and value is not None
+    }
     if login.ca is not None or urlsplit(url).scheme in ("tls", "wss"):
         options["tls"] = client_context(login.ca)
     return options

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loom.control.reports import DEVICE_NUMBERS
-from loom.nats.envelopes import EnvelopeKind
+from loom.nats.envelopes import Body, EnvelopeKind
 
-Publication = tuple[EnvelopeKind, dict[str, Any]]
+Publication = tuple[EnvelopeKind, Body]
 """A message to publish on NATS: its kind and its body."""
 
 PART = 100  # replicas or devices in one message: a server's default limit is 1 MiB
@@ -23,7 +23,7 @@ class Publisher:
         # What was published last of each replica and device, and when each replica's heartbeat was.
         self._statuses: dict[str, tuple[Any, ...]] = {}
         self._beats: dict[str, float] = {}
-        self._devices: dict[str, dict[str, Any]] = {}
+        self._devices: dict[str, Body] = {}
 
     def forget(self) -> None:
         """Forget the published state, so that all of it is published again."""
@@ -108,7 +108,7 @@ class Publisher:
         yield EnvelopeKind.TRAINING_STATUS, {"replica_id": id, **group, **body}
 
 
-def _weaver_command(event: Mapping[str, Any]) -> dict[str, Any]:
+def _weaver_command(event: Mapping[str, Any]) -> dict[str, object]:
     target = event["target"]
     targets = [target] if isinstance(target, str) else target
     renamed = {"command_id": "command", "command_type": "do", "event_id": "id"}
@@ -116,7 +116,7 @@ def _weaver_command(event: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "target_replica_ids": targets}
 
 
-def _config_info(event: Mapping[str, Any]) -> dict[str, Any]:
+def _config_info(event: Mapping[str, Any]) -> dict[str, object]:
     changes = event["changes"]
     renamed = {"replica_id": "replica", "current_step": "step", "command_id": "command", "event_id": "id"}
     fields = _picked(event, "refused", "by", "reason", "time", **renamed)
@@ -125,7 +125,7 @@ def _config_info(event: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _update(type: str, data: dict[str, Any]) -> Publication:
+def _update(type: str, data: Body) -> Publication:
     return EnvelopeKind.UI_UPDATE, {"type": type, "data": data}
 
 
@@ -134,7 +134,7 @@ def _parts(items: Sequence[tuple[str, Any]]) -> Iterator[Sequence[tuple[str, Any
         yield items[start : start + PART]
 
 
-def _picked(source: Mapping[str, Any], *same: str, **renamed: str) -> dict[str, Any]:
+def _picked(source: Mapping[str, Any], *same: str, **renamed: str) -> dict[str, object]:
     """Return the fields that are not None; ``renamed`` ones have another name in the source."""
     names = {**dict(zip(same, same, strict=True)), **renamed}
     return {name: source[there] for name, there in names.items() if source.get(there) is not None}

@@ -1,25 +1,48 @@
-"""`OutsideReplica`: a replica whose process has no threadlet, as the bridge knows it.
+"""`OutsideReplica`: a replica whose process has no threadlet, and `ReplicaLink`, its connection with the weaver.
 
-It has no clock and no socket of its own: ``now`` is in seconds on the bridge's monotonic clock.
+A replica has no clock and no socket of its own: ``now`` is in seconds on the bridge's monotonic clock.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind
-from loom.control.frame import Frame
-from loom.control.introduction import MAX_DEVICES, Activity, Device, ThreadletHello, TrainingEnding
+from loom.control.address import WeaverAddress
+from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind, UnknownCommandKind
+from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
+from loom.control.introduction import (
+    MAX_DEVICES,
+    Activity,
+    Device,
+    Refusal,
+    Silent,
+    ThreadletHello,
+    ThreadletWelcome,
+    TrainingEnding,
+)
 from loom.control.membership import Draining, Registration
-from loom.control.reports import DeviceFailed, Heartbeat, Phase, Row, StatusReports
-from loom.errors import LimitReached
+from loom.control.profiles import Profile, ProfileRequest
+from loom.control.reports import (
+    DeviceFailed,
+    FailureNoted,
+    Heartbeat,
+    Phase,
+    Row,
+    Stack,
+    StackRequest,
+    StatusReports,
+)
+from loom.errors import LimitReached, ProtocolMismatch, TooLarge, error_for_code
 from loom.nats.reports import MAX_KEYS, MAX_METRICS, DeviceRegistration, DrainReport, ProgressReport, Sign
 from loom.nats.tally import Bucket
+from loom.wire.framing import FrameSplitter
 
 MISSED = 3
 """Heartbeats that may be missing before a replica is lost."""
@@ -47,7 +70,7 @@ class OutsideReplica:
     """Seconds between two heartbeats."""
     devices: dict[str, Device] = field(default_factory=dict)
     handlers: dict[str, str] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     ending: TrainingEnding | None = None
     """How it ends when its heartbeats end; None if that is a failure."""
     heard: float = float("-inf")
@@ -80,19 +103,19 @@ class OutsideReplica:
     def registered(cls, report: DeviceRegistration, bridge: str) -> OutsideReplica:
         """Return the replica of a process that registers for the first time with a bridge."""
         instance = _instance(report.instance or uuid.uuid4().hex, bridge)
-        made = cls(report.replica, report.group, instance, report.interval)
+        made = cls(report.replica_id, report.group or report.replica_id, instance, report.heartbeat_interval)
         made.register(report)
         return made
 
     @classmethod
-    def restored(cls, id: str, stored: dict[str, Any]) -> OutsideReplica:
+    def restored(cls, id: str, stored: Mapping[str, Any]) -> OutsideReplica:
         """Return a replica that a bridge has stored. It is silent until its process gives a sign of life."""
         rest = {name: stored[name] for name in _STORED}
         rest["ending"] = TrainingEnding(rest["ending"]) if rest["ending"] else None
         devices = {one["uuid"]: Device(**one) for one in stored["devices"]}
         return cls(id, **rest, devices=devices, known=True)
 
-    def to_stored(self) -> dict[str, Any]:
+    def to_stored(self) -> dict[str, object]:
         """Return what a bridge stores of the replica."""
         rest = {name: getattr(self, name) for name in _STORED}
         rest["ending"] = self.ending.value if self.ending else None
@@ -104,12 +127,12 @@ class OutsideReplica:
 
     def register(self, report: DeviceRegistration) -> None:
         """Take a registration; its devices join those that the replica has."""
-        devices = {**self.devices, **{device.uuid: device for device in report.devices}}
+        devices = {**self.devices, **report.devices}
         self.devices = bounded(devices, MAX_DEVICES, "devices")
         self.handlers = bounded({**self.handlers, **report.handlers}, MAX_KEYS, "keys")
         self.config = bounded({**self.config, **report.config}, MAX_KEYS, "keys")
-        self.group, self.interval = report.group, report.interval
-        self.step = self.step if report.step is None else report.step
+        self.group, self.interval = report.group or self.id, report.heartbeat_interval
+        self.step = self.step if report.current_step is None else report.current_step
         self.ending = None
 
     def is_alive(self, now: float) -> bool:
@@ -155,8 +178,9 @@ class OutsideReplica:
 
     def sign(self, sign: Sign) -> None:
         """Take a sign of life."""
-        self.step = self.step if sign.step is None else sign.step
-        self.phase, self.paused = sign.phase, sign.phase is Phase.PAUSED
+        self.step = self.step if sign.current_step is None else sign.current_step
+        self.phase = Phase(sign.phase)
+        self.paused = self.phase is Phase.PAUSED
 
     def beat(self) -> Heartbeat:
         """Return a heartbeat for the weaver."""
@@ -166,21 +190,21 @@ class OutsideReplica:
         """Take a report of progress; return the frames for the weaver."""
         self.metrics = bounded(self.metrics | report.metrics.keys(), MAX_METRICS, "metrics")
         self.config = bounded({**self.config, **report.config}, MAX_KEYS, "keys")
-        self.step = self.step if report.step is None else report.step
+        self.step = self.step if report.current_step is None else report.current_step
         if report.state:
             self.paused = report.state == "paused"
-        elif report.step is not None and report.step > self.paused_at:
+        elif report.current_step is not None and report.current_step > self.paused_at:
             self.paused = False  # whatever it has acknowledged: it goes on
         if report.ends:
             self.ending = TrainingEnding(report.state)
             self.farewell = self.ending, report.reason or f"its process says that it is {report.state}"
         frames: list[Frame] = []
         if report.state == "draining":
-            frames += self.drain(DrainReport(self.id, "", report.reason))
+            frames += self.drain(DrainReport(replica_id=self.id, reason=report.reason))
         row: Row = [
             self.seq + 1,
             time.time(),
-            report.step,
+            report.current_step,
             report.epoch,
             report.max_step,
             report.metrics,
@@ -200,10 +224,10 @@ class OutsideReplica:
 
     def drain(self, report: DrainReport) -> list[Frame]:
         """Take a drain; return the frames for the weaver."""
-        if not report.device:
+        if not report.device_uuid:
             self.ending = TrainingEnding.FINISHED
             return [Draining(report.reason)]
-        del self.devices[report.device]
+        del self.devices[report.device_uuid]
         return [Registration(tuple(self.devices.values()))]
 
     def command(self, command: Command, now: float) -> Acknowledged | None:
@@ -261,3 +285,113 @@ def bounded(found: S, most: int, what: str) -> S:
     if len(found) > most:
         raise LimitReached(f"a replica without a threadlet has at most {most} {what}, not {len(found)}")
     return found
+
+
+CONNECT_TIMEOUT = 5.0  # seconds that connecting may take
+WELCOME_TIMEOUT = 10.0  # seconds that the weaver has to answer a hello
+MAX_UNREAD = 4 << 20  # bytes that may wait for a weaver that does not read
+
+_CHUNK = 1 << 16
+_NO_PROFILE = "its process has no threadlet, and the bridge, which speaks for it, cannot look into it"
+_NO_STACKS = "The process has no threadlet, and the bridge, which speaks for it, does not know its stacks.\n"
+
+
+class ReplicaLink:
+    """A connection over which a bridge speaks the threadlets' protocol for a replica.
+
+    ``take`` gets each command, and ``welcomed`` is called when the weaver has welcomed the replica.
+    """
+
+    def __init__(
+        self,
+        replica: OutsideReplica,
+        take: Callable[[OutsideReplica, Command], None],
+        welcomed: Callable[[OutsideReplica], None],
+    ) -> None:
+        self._replica = replica
+        self._take = take
+        self._welcomed = welcomed
+        self._writer: asyncio.StreamWriter | None = None
+        self._takes_silence = False
+        """Whether the weaver takes `Silent`."""
+        self.beat: float | None = None
+        """Seconds between two heartbeats, once the weaver has welcomed the replica."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the weaver takes frames."""
+        return self.beat is not None
+
+    async def serve(self, address: WeaverAddress) -> None:
+        """Connect, and take commands until the connection is over.
+
+        Raises:
+            LoomError: the weaver refuses the replica, such as with `Conflict`, or what answers is no weaver.
+            OSError, TimeoutError: there is no weaver, or not any more.
+        """
+        connecting = asyncio.open_connection(address.host, address.port)
+        reader, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
+        splitter = FrameSplitter(MAX_FRAME)
+        self._writer = writer
+        try:
+            writer.write(pack(self._replica.hello(address.key).to_body()))
+            first = await asyncio.wait_for(self._first(reader, splitter), WELCOME_TIMEOUT)
+            welcome = ThreadletWelcome.from_body(first[0])
+            self.beat, self._takes_silence = welcome.beat, welcome.exits
+            self._replica.takes_status_types = welcome.status_types
+            for frame in self._replica.welcomed(welcome.seq):
+                self.send(frame)
+            self._welcomed(self._replica)
+            for body in first[1:]:
+                self._receive(body)
+            while data := await reader.read(_CHUNK):
+                for body in unpack_all(splitter.feed(data)):
+                    self._receive(body)
+        finally:
+            self.beat = self._writer = None
+            writer.transport.abort()
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame, if the connection stands. A frame that is too large for the link is left out."""
+        if self._writer is None:
+            return
+        with contextlib.suppress(TooLarge):
+            self._writer.write(pack(frame.to_body()))
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
+            self._writer.transport.abort()
+
+    def tell_silence(self, seconds: float) -> None:
+        """Tell for how long nothing was heard of the process; the weaver then ends the connection."""
+        if self._takes_silence:
+            self.send(Silent(seconds))
+
+    async def _first(self, reader: asyncio.StreamReader, splitter: FrameSplitter) -> list[list[Any]]:
+        """Return the weaver's answer to the hello, and the frames that came with it."""
+        while data := await reader.read(_CHUNK):
+            if frames := unpack_all(splitter.feed(data)):
+                if frames[0][0] == Refusal.KIND:
+                    self._receive(frames[0])
+                return frames
+        raise ConnectionResetError("the weaver closed the connection")
+
+    def _receive(self, frame: list[Any]) -> None:
+        match frame[0]:
+            case Command.KIND:
+                try:
+                    self._take(self._replica, Command.from_body(frame))
+                except UnknownCommandKind as error:
+                    self.send(Acknowledged(error.id, Acknowledgement.failed(str(error))))
+            case FailureNoted.KIND:
+                noted = FailureNoted.from_body(frame).id
+                failures = self._replica.failures
+                for device in [device for device, failed in failures.items() if failed.id == noted]:
+                    del failures[device]
+            case StackRequest.KIND:
+                self.send(Stack(StackRequest.from_body(frame).id, _NO_STACKS))
+            case ProfileRequest.KIND:
+                self.send(Profile(ProfileRequest.from_body(frame).id, "", 0, 0, _NO_PROFILE))
+            case Refusal.KIND:
+                refusal = Refusal.from_body(frame)
+                raise error_for_code(refusal.code, refusal.text)
+            case ThreadletWelcome.KIND:
+                raise ProtocolMismatch("a second welcome came")

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,11 @@ class BridgeState:
         """Remember that a request was done."""
         self._db.execute("INSERT OR IGNORE INTO done VALUES (?, ?)", (request, time.time()))
 
-    def replicas(self) -> dict[str, dict[str, Any]]:
+    def replicas(self) -> dict[str, Mapping[str, Any]]:
         """Return what was put for each replica."""
         return {replica: json.loads(body) for replica, body in self._db.execute("SELECT * FROM replicas")}
 
-    def put_replica(self, replica: str, body: dict[str, Any]) -> None:
+    def put_replica(self, replica: str, body: Mapping[str, object]) -> None:
         """Remember a replica."""
         self._db.execute("INSERT OR REPLACE INTO replicas VALUES (?, ?)", (replica, json.dumps(body)))
 

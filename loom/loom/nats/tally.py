@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class Tally:
             )
             self._logged[key] = now, self.refused[key]
 
-    def to_body(self) -> dict[str, Any]:
+    def to_body(self) -> dict[str, object]:
         """Return the counts as fields of ``BridgeMetrics``."""
         refused = {f"{subject} {trouble.value}": count for (subject, trouble), count in self.refused.items()}
         counts = {name: getattr(self, name) for name in ("commands", "done", "repeated")}

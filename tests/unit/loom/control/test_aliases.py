@@ -10,8 +10,8 @@ from loom.control.aliases import ALIASES, translate
 from loom.control.commands import CommandKind
 from loom.control.operations import GiveCommand
 from loom.errors import WrongArguments
-from loom.nats.commands import read_request
 from loom.nats.envelopes import Envelope, EnvelopeKind
+from loom.nats.requests import read_request
 from loom_gateway.rest.weaver_changes import checked_change
 from loom_gateway.weaver_socket.messages import check_kind, read_change
 

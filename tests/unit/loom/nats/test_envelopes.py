@@ -13,9 +13,9 @@ from google.protobuf import descriptor_pb2
 from loom.control.reports import DEVICE_NUMBERS
 from loom.errors import InvalidAddress, WrongArguments
 from loom.nats import loom_pb2
-from loom.nats.commands import CommandRequest, FailureReport, read_request
 from loom.nats.envelopes import Envelope, EnvelopeKind, Format, decode, subjects_of
 from loom.nats.publisher import Publication, Publisher
+from loom.nats.requests import CommandRequest, FailureReport, read_request
 from tests.support.needs import skip_because
 from tests.support.paths import ROOT
 
@@ -204,8 +204,8 @@ def test_the_reason_of_a_failure_may_be_long_or_missing() -> None:
     long = read_request(Envelope(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1", "reason": "x" * 9000}))
     none = read_request(Envelope(EnvelopeKind.MONITORED_FAIL, {"device_uuid": "GPU-1"}))
 
-    assert long == FailureReport("GPU-1", "x" * 2000)
-    assert none == FailureReport("GPU-1", "")
+    assert long == FailureReport(device_uuid="GPU-1", reason="x" * 2000)
+    assert none == FailureReport(device_uuid="GPU-1")
 
 
 def test_the_subjects_are_those_of_torchloom() -> None:

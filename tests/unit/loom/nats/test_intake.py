@@ -123,8 +123,55 @@ def test_the_names_of_metrics_are_bounded(replica: OutsideReplica) -> None:
 
     with pytest.raises(LimitReached, match="at most 1000 metrics, not 1001"):
         replica.progress(progress(metrics={"one more": 1}), connected=True)
-    with pytest.raises(WrongArguments, match="metrics has at most 1000 keys"):
+    with pytest.raises(WrongArguments, match="metrics has at most 1000 keys or items, not 1001"):
         progress(metrics={f"m{number}": 1 for number in range(MAX_METRICS + 1)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "text"),
+    [
+        (EnvelopeKind.HEARTBEAT, {}, "replica_id is missing; there is nothing"),
+        (EnvelopeKind.HEARTBEAT, {"replica_id": None, "a": 1}, "replica_id is missing; there is 'replica_id', 'a'"),
+        (EnvelopeKind.HEARTBEAT, {"replica_id": ""}, "replica_id is missing; there is 'replica_id'"),
+        (EnvelopeKind.HEARTBEAT, {"replica_id": 7}, "replica_id is a text, not 7"),
+        (EnvelopeKind.HEARTBEAT, {"replica_id": "a\nb"}, "replica_id is a printable text, not 'a\\nb'"),
+        (EnvelopeKind.HEARTBEAT, {"replica_id": "x" * 201}, "replica_id has at most 200 characters, not 201"),
+        (EnvelopeKind.HEARTBEAT, {"phase": "x"}, "phase is 'step', 'between' or 'paused', not 'x'"),
+        (EnvelopeKind.HEARTBEAT, {"current_step": -1}, "current_step is a whole number from 0, not -1"),
+        (EnvelopeKind.HEARTBEAT, {"current_step": True}, "current_step is a whole number from 0, not True"),
+        (EnvelopeKind.TRAINING_STATUS, {"reason": "\ud800"}, "reason has half a character: '\\ud800'"),
+        (EnvelopeKind.TRAINING_STATUS, {"metrics": {"loss": "low"}}, "loss in metrics is a number, not 'low'"),
+        (EnvelopeKind.TRAINING_STATUS, {"metrics": {"a\tb": 1}}, "a key of metrics is a printable text"),
+        (EnvelopeKind.TRAINING_STATUS, {"metrics": [1]}, "metrics has keys and values, not [1]"),
+        (EnvelopeKind.REGISTER_DEVICE, {}, "device_uuid is missing; there is nothing"),
+        (EnvelopeKind.REGISTER_DEVICE, {"device_uuids": "a"}, "device_uuids is a list, not 'a'"),
+        (
+            EnvelopeKind.REGISTER_DEVICE,
+            {"device_uuids": ["a"] * 2000},
+            "at most 1024 keys or items",
+        ),
+        (EnvelopeKind.REGISTER_DEVICE, {"device_uuids": ["a", 7]}, "1 in device_uuids is a text, not 7"),
+        (
+            EnvelopeKind.REGISTER_DEVICE,
+            {"device_uuid": "a", "heartbeat_interval": 0.1},
+            "heartbeat_interval is from 0.2 to 300 seconds, not 0.1",
+        ),
+        (EnvelopeKind.ACKNOWLEDGEMENT, {"command_id": "c", "ok": 1}, "ok is true or false, not 1"),
+        (EnvelopeKind.ACKNOWLEDGEMENT, {"command_id": "c"}, "ok is missing"),
+        (
+            EnvelopeKind.ACKNOWLEDGEMENT,
+            {"command_id": "c", "ok": True, "changes": {"lr": {"old": 1}}},
+            "new of lr in changes is missing",
+        ),
+    ],
+)
+def test_a_report_that_makes_no_sense_is_refused_with_its_field_and_the_reason(
+    kind: EnvelopeKind, body: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(WrongArguments) as refused:
+        read_report(Envelope(kind, {"replica_id": "out_0", **body} if body and "replica_id" not in body else body))
+
+    assert text in str(refused.value)
 
 
 # -- all of them ------------------------------------------------------------------------------------------------
