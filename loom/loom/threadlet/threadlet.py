@@ -164,6 +164,7 @@ class Threadlet(CommandApplier):
         self._changing_devices = threading.Lock()
         if injectable is None:
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
+        self._made_by = None if _maker is None else _maker()
         self._respawns = os.environ.get("LOOM_RESPAWNS") == "1" if respawns is None else respawns
         super().__init__(dict(config or {}), address is not None, injectable)
         self._peers = PeerWatch()
@@ -447,6 +448,23 @@ class Threadlet(CommandApplier):
 
 _open: set[Threadlet] = set()
 """The threadlets that say goodbye when this process ends, and that a forked child abandons."""
+
+
+_maker: Callable[[], object] | None = None
+"""Returns the actor that makes a threadlet; None if none does."""
+
+
+def belong_to(maker: Callable[[], object]) -> None:
+    """Let each threadlet of this process belong to the actor that ``maker`` returns when it is made, or to none."""
+    global _maker
+    _maker = maker
+
+
+def close_those_of(maker: object, error: BaseException | None) -> None:
+    """Say goodbye for the threadlets of an actor that has ended, by an error or in order."""
+    for threadlet in list(_open):
+        if threadlet._made_by == maker:
+            threadlet._close(error, early=True)
 
 
 def _exit_code(error: SystemExit) -> str:

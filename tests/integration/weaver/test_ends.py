@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 import loom
+import loom.actor
 from loom.cli.app import app
 from loom.weaver.states import ReplicaEnding, ReplicaState
 from loom.weaver.views import ReplicaInfo
 from loom_proxy.local import LocalCluster
+from tests.support.gateways import await_true
 
 BOUND = 30.0
 
@@ -163,3 +166,103 @@ def test_an_exception_without_a_text_has_its_name_and_no_colon(shared: loom.Job)
     replica = ended(shared, "raises", lambda one: True)
 
     assert (replica.ending, replica.end_reason) == (ReplicaEnding.CRASHED, "KeyError")
+
+
+class _Replica(loom.Actor):
+    """Makes 3 of 20,000 steps as a replica of a name."""
+
+    def __init__(self, name: str, then: Callable[[], None] = lambda: None) -> None:
+        self.threadlet = loom.Threadlet(name)
+        for step in range(3):
+            with self.threadlet.step(step, max_step=20_000):
+                pass
+        then()
+
+
+class Sync(_Replica):
+    @loom.endpoint
+    def do(self, what: Callable[[], object]) -> object:
+        return what()
+
+    @loom.endpoint
+    def own(self, name: str, what: Callable[[], object]) -> None:
+        self.child = loom.actor.context().actor_instance.proc.spawn(name, Sync, name)
+        self.child.do.broadcast(what)
+
+
+class Async(_Replica):
+    @loom.endpoint
+    async def do(self, what: Callable[[], object]) -> object:
+        return what()
+
+
+def _raise() -> None:
+    raise ValueError("no data")
+
+
+def _asked(what: Callable[[], object]) -> Callable[[Any], None]:
+    def do(actor: Any) -> None:
+        with pytest.raises(loom.SupervisionError):
+            actor.do.call_one(what).get(timeout=BOUND)
+
+    return do
+
+
+AT_STEP = "its program ended at step 2 of 20,000"
+
+ENDS_OF_ACTORS: dict[str, tuple[Callable[[Any], object], str, str]] = {
+    "sys.exit(3)": (_asked(lambda: sys.exit(3)), "crashed", "exit code 3"),
+    "sys.exit(-1)": (_asked(lambda: sys.exit(-1)), "crashed", "exit code 255"),
+    "sys.exit()": (_asked(sys.exit), "ended early", AT_STEP),
+    "sys.exit of a text": (_asked(lambda: sys.exit("no data")), "crashed", "exit code 1: no data"),
+    "an exit without an answer": (lambda actor: actor.do.broadcast(lambda: sys.exit(4)), "crashed", "exit code 4"),
+    "an error without an answer": (lambda actor: actor.do.broadcast(_raise), "crashed", "ValueError: no data"),
+    "a stop": (lambda actor: actor.stop().get(timeout=BOUND), "ended early", AT_STEP),
+}
+
+
+@pytest.mark.parametrize("kind", [Sync, Async])
+def test_an_actor_that_ends_ends_its_replica_and_not_those_of_others_in_its_process(
+    tidied: loom.Job, kind: type[_Replica]
+) -> None:
+    procs = tidied.hosts.slice(hosts=0).spawn_procs(name=f"ends of {kind.__name__}")
+    names = {f"{kind.__name__} {way}": way for way in [*ENDS_OF_ACTORS, "none"]}
+    actors = {name: procs.spawn(f"actor {number}", kind, name) for number, name in enumerate(names)}
+    last = actors.pop(f"{kind.__name__} none")
+    assert last.do.call_one(lambda: True).get(timeout=BOUND)
+
+    for name, actor in actors.items():
+        ENDS_OF_ACTORS[names[name]][0](actor)
+
+    for name in actors:
+        replica = _ended(tidied, name)
+        _, ending, reason = ENDS_OF_ACTORS[names[name]]
+        assert (name, replica.ending, replica.end_reason) == (name, ending, reason)
+        assert replica.state is (ReplicaState.FAILED if ending == "crashed" else ReplicaState.FINISHED)
+    with pytest.raises(loom.ActorError):
+        last.do.call_one(_raise).get(timeout=BOUND)
+    assert last.do.call_one(lambda: True).get(timeout=BOUND)
+    assert tidied.weaver.replica(f"{kind.__name__} none").state is ReplicaState.RUNNING
+
+
+def test_an_actor_that_cannot_be_made_or_loses_what_it_owns_ends_its_replica(tidied: loom.Job) -> None:
+    procs = tidied.hosts.slice(hosts=0).spawn_procs(name="ends at once")
+    procs.spawn("raises", Sync, "raises", _raise)
+    procs.spawn("exits", Sync, "exits", lambda: sys.exit(5))
+    owner = procs.spawn("owner", Sync, "owner")
+
+    owner.own.call_one("child", lambda: sys.exit(6)).get(timeout=BOUND)
+
+    ends = {name: _ended(tidied, name) for name in ("raises", "exits", "child", "owner")}
+    assert {one.ending for one in ends.values()} == {ReplicaEnding.CRASHED}
+    assert [ends[name].end_reason for name in ("raises", "exits", "child")] == [
+        "ValueError: no data",
+        "exit code 5",
+        "exit code 6",
+    ]
+    assert "did not handle a supervision event from its child" in str(ends["owner"].end_reason)
+
+
+def _ended(job: loom.Job, name: str) -> ReplicaInfo:
+    await_true(lambda: name in (found := job.weaver.replicas()) and found[name].ending is not None)
+    return job.weaver.replica(name)

@@ -269,6 +269,7 @@ def _heed_ends(address: ProcessLinkAddress) -> None:
     from monarch.config import configure
 
     from loom_gateway.driver.monarch import native_calls
+    from loom_gateway.driver.monarch.actor_ends import report_ends_of_actors
     from loom_gateway.driver.monarch.raised import answer_what_is_raised
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
@@ -283,6 +284,7 @@ def _heed_ends(address: ProcessLinkAddress) -> None:
     trace_calls()
     wait_for_torch()
     answer_what_is_raised()
+    report_ends_of_actors()
     keep_actors_apart()
     repair_cloudpickle()
     share_with_children()

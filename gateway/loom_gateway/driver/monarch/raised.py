@@ -39,6 +39,11 @@ class _Ended(Exception):
         self.raised = raised
 
 
+def what_was_raised(error: BaseException) -> BaseException:
+    """Return the error that user code raised, from one of Monarch's actors."""
+    return error.raised if isinstance(error, _Ended) else error
+
+
 def answer_what_is_raised() -> None:
     """Patch Monarch's actors and exceptions in this process. Again is harmless."""
     if hasattr(_Actor._lookup, "__wrapped__"):
@@ -131,10 +136,19 @@ _stopping: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 
 def _in_a_task(plain: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Give an actor's messages a task of their own, so that its end by Monarch differs from its end by itself."""
+    """Give an actor's messages a task of their own, so that its end by Monarch differs from its end by itself.
+
+    A `SystemExit` of the task would end the event loop, and with it the process's other actors.
+    """
+
+    async def contained(*args: Any) -> None:
+        try:
+            await plain(*args)
+        except SystemExit as error:
+            raise _Ended(error) from None
 
     async def _dispatch_loop(*args: Any) -> None:
-        task = asyncio.ensure_future(plain(*args))
+        task = asyncio.ensure_future(contained(*args))
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
@@ -148,8 +162,7 @@ def _in_a_task(plain: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable
 
 
 def _made_of(self: ActorError, exception: BaseException, message: str = "A remote actor call has failed.") -> None:
-    raised = exception.raised if isinstance(exception, _Ended) else exception
-    self.exception = raised
+    self.exception = raised = what_was_raised(exception)
     self.message = message
     # As Monarch's own constructor has it.
     at = "Traceback (most recent call last):"

@@ -38,7 +38,10 @@ ATTRIBUTES: dict[str, list[str]] = {
     "monarch._src.actor.actor_mesh": [
         *("_create_endpoint_message", "_dispatch_loop", "log_endpoint_exception", "pickle"),
     ],
-    "monarch._src.actor.actor_mesh._Actor": ["_lookup", "_prepare", "handle", "handle_sync"],
+    "monarch._src.actor.actor_mesh._Actor": [
+        *("_lookup", "_prepare", "handle", "handle_sync"),
+        *("_report_exception", "_report_panic", "__cleanup__", "_run_cleanup"),
+    ],
     "monarch._src.actor.debugger.debug_controller": ["DebugController"],
     "monarch._src.actor.debugger.debug_controller.DebugController": ["_enter", "_serve"],
     "monarch._src.actor.debugger.debug_io": ["DebugIO", "DebugIOError"],

@@ -1,0 +1,92 @@
+"""The ends of actors whose process lives on, which the replicas that they have made report.
+
+An actor ends by `sys.exit` in an endpoint, by an error in a message that has no answer, by the failure of a mesh
+that it owns, or because its mesh is stopped. Its training has ended then, while its threadlet and the process are
+well. So an actor that ends says goodbye for the threadlets that its messages made, after its ``__cleanup__``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from monarch._src.actor.actor_mesh import _Actor, _context
+
+from loom.errors import SupervisionError
+from loom.threadlet import threadlet
+from loom_gateway.driver.monarch.raised import what_was_raised
+
+_DIED_OF = "_loom_died_of"
+"""The attribute of an actor for the error that ended it. Monarch's own report of it is a text."""
+
+
+def report_ends_of_actors() -> None:
+    """Patch Monarch's actors in this process. Again is harmless."""
+    if hasattr(_Actor.__cleanup__, "__wrapped__"):
+        return
+    threadlet.belong_to(_running_actor)
+    _Actor._report_exception = _unless_answered(_Actor._report_exception)
+    _Actor._report_panic = _always(_Actor._report_panic)
+    _Actor.__cleanup__ = _and_goodbye_async(_Actor.__cleanup__)
+    _Actor._run_cleanup = _and_goodbye(_Actor._run_cleanup)
+
+
+def _running_actor() -> object:
+    """Return the id of the actor that handles a message in this thread or task; None if there is none."""
+    context = _context.get(None)
+    return None if context is None else context.actor_instance.actor_id
+
+
+def _unless_answered(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def report_exception(self: _Actor, error: BaseException, *args: Any) -> None:
+        try:
+            plain(self, error, *args)
+        except BaseException:  # nobody waits for an answer
+            setattr(self, _DIED_OF, error)
+            raise
+
+    return report_exception
+
+
+def _always(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def report_panic(self: _Actor, error: BaseException, *args: Any) -> None:
+        setattr(self, _DIED_OF, error)
+        plain(self, error, *args)
+
+    return report_panic
+
+
+def _and_goodbye_async(plain: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(plain)
+    async def cleanup(self: _Actor, context: Any, error: str | Exception | None) -> None:
+        try:
+            await plain(self, context, error)
+        finally:
+            # In another thread: a weaver that is away would hold up the other actors of this loop.
+            await asyncio.to_thread(_say_goodbye, self, context, error)
+
+    return cleanup
+
+
+def _and_goodbye(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def run_cleanup(self: _Actor, item: Any) -> None:
+        try:
+            plain(self, item)
+        finally:
+            _say_goodbye(self, item.context, item.error)
+
+    return run_cleanup
+
+
+def _say_goodbye(actor: _Actor, context: Any, told: str | Exception | None) -> None:
+    error: BaseException | None = vars(actor).pop(_DIED_OF, None)
+    if error is not None:
+        error = what_was_raised(error)
+    elif told is not None:
+        error = told if isinstance(told, BaseException) else SupervisionError(told)
+    threadlet.close_those_of(context.actor_instance.actor_id, error)
