@@ -6,15 +6,14 @@ Threadlets use it with the weaver over TCP; the gateway and the drivers use it o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgpack
 
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.body import Body
-from loom.wire.framing import LENGTH, FrameSplitter
+from loom.wire.framing import LENGTH
 
 MAX_COUNT = 1 << 53  # the bound of steps, epochs and sequence numbers, so that a double holds them exactly
 MAX_NAME = 200  # characters of the longest name
@@ -126,36 +125,3 @@ def unpack(body: bytes) -> list[Any]:
 def refuse_extension(code: int, data: bytes) -> Any:
     """Raise `ValueError`: frames have no extension types of msgpack."""
     raise ValueError(f"it holds an extension of type {code}")
-
-
-MAX_UNREAD = 2 * MAX_FRAME
-"""Bytes that may wait for a peer that does not read. The limit leaves room for the largest frame."""
-
-
-class FrameConnection(asyncio.Protocol):
-    """A connection that carries frames on a stream."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self.splitter = FrameSplitter(limit)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are not asyncio's classes
-
-    def send(self, frame: list[Any]) -> None:
-        self.write(pack(frame))
-
-    def write(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        self.transport.write(data)
-        if self.transport.get_write_buffer_size() > MAX_UNREAD:
-            self.transport.abort()
-
-    def close(self) -> None:
-        self.transport.close()
-
-    def abort(self) -> None:
-        """Close the connection at once, and drop what waits to be sent."""
-        self.transport.abort()

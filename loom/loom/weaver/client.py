@@ -17,11 +17,12 @@ from weakref import WeakValueDictionary
 
 import msgpack
 
-from loom.control.frame import FrameConnection, pack, refuse_extension, unpack
+from loom.control.frame import pack, refuse_extension, unpack
 from loom.control.operations import OPERATIONS, takes
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.process import tasks
 from loom.process.tasks import Turns
+from loom.weaver.connection import FrameConnection
 from loom.wire.plain import exact_json, plain
 
 LARGE = 64 << 10

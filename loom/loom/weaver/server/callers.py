@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Iterator
 from typing import Any
 
 from loom.control.first_frame import FirstFrame
-from loom.control.frame import MAX_FRAME, FrameConnection, pack_around, unpack
+from loom.control.frame import MAX_FRAME, pack_around, unpack
 from loom.control.introduction import MAX_KEY
 from loom.control.operations import OPERATIONS
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
+from loom.weaver.connection import FrameConnection
 from loom.weaver.keys import EVERYONE, Grant
 from loom.weaver.server.reach import Everyone
 from loom.weaver.server.threadlets import HELLO_WITHIN, IntakeSource, Peers

@@ -22,10 +22,11 @@ from typing import Any
 import psutil
 
 from loom.control.first_frame import FirstFrame
-from loom.control.frame import MAX_FRAME, MAX_HELLO, FrameConnection, pack, unpack
+from loom.control.frame import MAX_FRAME, MAX_HELLO, pack, unpack
 from loom.control.introduction import Refusal, ThreadletHello
 from loom.errors import AuthenticationError, LoomError
 from loom.process.listen import Strangers
+from loom.weaver.connection import FrameConnection
 from loom.weaver.keys import Grant
 from loom.weaver.replicas import Replica
 from loom.weaver.server.processes import find_process, process_descriptor

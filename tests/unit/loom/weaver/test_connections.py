@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import loom
-from loom.control import frame as frames
 from loom.control.frame import pack
 from loom.token_file import ADMIN
+from loom.weaver import connection
 from loom.weaver.server import callers, handlers, threadlets, user_weaver
 from loom.weaver.states import ReplicaState
 from tests.unit.loom.weaver.raw_threadlet import BOUND, hello_of
@@ -106,7 +106,7 @@ async def test_a_process_at_another_address_is_not_looked_for_on_this_host(monke
 
 
 async def test_a_threadlet_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MAX_UNREAD", 1 << 16)
+    monkeypatch.setattr(connection, "MAX_UNREAD", 1 << 16)
     async with running() as weaver:
         await weaver.threadlet()
         replica = weaver.admin.weaver.known.replicas["train_0"]
