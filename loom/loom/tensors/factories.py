@@ -325,13 +325,14 @@ class Making:
         start, end, step = plain(start), plain(end), plain(step)
         if end is None:
             start, end = 0, start
-        if step == 0:
-            raise RuntimeError("step must be nonzero")
-        if (end - start) * step < 0:
-            raise RuntimeError("upper bound and lower bound inconsistent with step sign")
         whole = all(isinstance(each, int) for each in (start, end, step))
         kind = (int64 if whole else DEFAULT) if dtype is None else dtype_named(dtype)
-        length = max(0, -((start - end) // step))
+        begin, bound, by = map(int, (start, end, step)) if kind is int64 else (start, end, step)  # as torch does
+        if by == 0:
+            raise RuntimeError("step must be nonzero")
+        if (bound - begin) * by < 0:
+            raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+        length = max(0, -((begin - bound) // by))
         form = Form(".made", ("arange", S(0), S(1), S(2)), (("dtype", kind),), numbers=3)
         return self._made(form, Meta((int(length),), kind), requires_grad, (start, end, step))
 
