@@ -261,15 +261,15 @@ class Values:
 
     def _simple(self, form: Form) -> Callable[..., Any]:
         name = form.function
-        try:
-            function = functions.own(self, name) if name.startswith(".") else functions.torch_function(name)
-        except Exception as error:  # noqa: BLE001 - each command with this form fails
-            return _raiser(error)
         # What stays is made once; what differs is put in its places each time.
         keys = [key for key, _ in form.kwargs]
         given = [*form.args, *[value for _, value in form.kwargs]]
         many = len(form.args)
-        made = [value if _has_holes(value) else self._filled(value, (), ()) for value in given]
+        try:
+            function = functions.own(self, name) if name.startswith(".") else functions.torch_function(name)
+            made = [value if _has_holes(value) else self._filled(value, (), ()) for value in given]
+        except Exception as error:  # noqa: BLE001 - each command with this form fails
+            return _raiser(error)
         tensors_at = [(at, value.place) for at, value in enumerate(given) if type(value) is T]
         numbers_at = [(at, value.place) for at, value in enumerate(given) if type(value) is S]
         holes = [
