@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import overrides
+from torchgen.packaged.autograd.gen_variable_type import DONT_REQUIRE_DERIVATIVE
 
 import loom.tensors
 
@@ -31,9 +32,12 @@ MODULES = (
 
 MAKERS = (
     "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window", "fft.fftfreq",
-    "fft.rfftfreq", "logspace", "tril_indices", "triu_indices",
+    "empty_strided", "fft.rfftfreq", "logspace", "normal", "scalar_tensor", "tril_indices", "triu_indices",
 )  # fmt: skip
-"""Functions that make tensors of numbers alone, and have no rule on the laptop."""
+"""Functions that make tensors of numbers, or of tensors too, and have no rule on the laptop."""
+
+LIKE = {"randint_like": "input, low, high"}
+"""Functions that make tensors like another one, and which torch lets nobody override."""
 
 LEFT_OUT = (
     "sparse", "quantize", "dequantize", "q_", "mkldnn", "fbgemm", "miopen", "cudnn", "fake_quantize", "int_repr",
@@ -45,7 +49,7 @@ LEFT_OUT = (
     "nelement", "ndimension", "element_size", "has_", "get_device", "grid_sampler", "lstm", "gru", "rnn",
     "sym_", "untyped", "multi_head_attention_forward", "wait_tensor", "sspmm", "smm", "hspmm", "as_subclass",
     "result_type", "can_cast", "batch_norm_", "native_", "embedding_renorm", "choose_qparams", "fused",
-    "expand_copy",
+    "expand_copy", "chalf",
 )  # fmt: skip
 """Beginnings, or parts with ``_``, of names that lazy tensors have not, or have by hand."""
 
@@ -70,6 +74,8 @@ def tables() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
         functions[short] = signature, returned(name, module)
     for path in MAKERS:
         functions[path] = "", "made"
+    for path, signature in LIKE.items():
+        functions[path] = signature, "1"
     return functions, methods
 
 
@@ -101,6 +107,9 @@ def text() -> str:
         f"DYNAMIC = frozenset({dynamic!r})",
         '"""Functions whose layouts depend on elements."""',
         "",
+        f"WITHOUT_GRADIENT = frozenset({without_gradient(methods)!r})",
+        '"""Operations that torch\'s graph does not see when they are done in place."""',
+        "",
     ]
     return "\n".join(lines)
 
@@ -111,6 +120,14 @@ DYNAMIC = (
     "tensor_split", "unique", "unique_consecutive", "where",
 )  # fmt: skip
 """Functions whose layouts depend on elements."""
+
+
+def without_gradient(methods: Iterable[str]) -> list[str]:
+    """Return the operations in place that torch's graph does not see, as torch generates it."""
+    resized = ("resize", "resize_as", "resize_as_sparse")  # of which torch writes the derivatives by hand
+    return sorted(
+        name[:-1] for name in methods if name.endswith("_") and name[:-1] in {*DONT_REQUIRE_DERIVATIVE, *resized}
+    )
 
 
 def entries() -> Iterator[tuple[str, Callable[..., Any]]]:

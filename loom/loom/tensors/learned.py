@@ -17,8 +17,8 @@ from loom.tensors.sending.encoding import Constant, Form, T, hashable
 from loom.tensors.tensor import Tensor, Value
 
 RELAID = frozenset(
-    ("as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
-     "unsqueeze_")
+    ("addbmm_", "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_",
+     "transpose_", "unsqueeze_")
 )  # fmt: skip
 """Methods in place after which the tensor has another layout."""
 
@@ -68,8 +68,14 @@ def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> LearnedCall:
         if isinstance(value, (tuple, list)):
             return list(map(filled, value)) if type(value) is list else tuple(map(filled, value))
         kind = type(value)
-        if kind.__module__ == "torch":  # a program that has torch, too
-            return dtype_named(value) if kind.__name__ == "dtype" else Constant(str(value).removeprefix("torch."))
+        if kind.__module__.partition(".")[0] == "torch":  # a program that has torch, too
+            if kind.__name__ in ("layout", "memory_format"):
+                return Constant(str(value).removeprefix("torch."))
+            if kind.__name__ != "dtype":
+                raise TypeError(
+                    f"a {kind.__name__} of torch is no argument of lazy tensors: make lt.tensor(…) of it"
+                )
+            return dtype_named(value)
         return plain(value)
 
     holed = tuple(map(filled, args))
@@ -131,7 +137,7 @@ def change(function: str, target: Tensor, args: Sequence[Any], kwargs: Mapping[s
     """
     home, name = target._home, function.rpartition(".")[2]
     if name != "requires_grad_":
-        check_leaf(target)
+        check_leaf(target, name[:-1])
     what = taken((target, *args), kwargs)
     check_home(home, what.tensors)
     form = home._form(Form(function, what.args, what.kwargs, tensors=len(what.tensors), outs=0))
@@ -248,9 +254,11 @@ def function_named(home: Any, name: str) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         if name.endswith("_") and args and isinstance(args[0], Tensor):
             return change(path, args[0], args[1:], kwargs)
-        if returns == "made":
-            return home.make(path, args, kwargs)
-        return call(home, path, args, kwargs, returns)
+        if returns != "made":
+            return call(home, path, args, kwargs, returns)
+        if any(isinstance(each, Tensor) for each in args):
+            return call(home, path, args, kwargs, "1")
+        return home.make(path, args, kwargs)
 
     return _described(function, name, signature)
 

@@ -796,10 +796,14 @@ FUNCTIONS: dict[str, tuple[str, str]] = {
     "hann_window": ("", "made"),
     "kaiser_window": ("", "made"),
     "fft.fftfreq": ("", "made"),
+    "empty_strided": ("", "made"),
     "fft.rfftfreq": ("", "made"),
     "logspace": ("", "made"),
+    "normal": ("", "made"),
+    "scalar_tensor": ("", "made"),
     "tril_indices": ("", "made"),
     "triu_indices": ("", "made"),
+    "randint_like": ("input, low, high", "1"),
 }
 
 METHODS: dict[str, tuple[str, str]] = {
@@ -891,7 +895,6 @@ METHODS: dict[str, tuple[str, str]] = {
     "ceil": ("input", "1"),
     "ceil_": ("input", "1"),
     "cfloat": ("self, memory_format=preserve_format", "?"),
-    "chalf": ("self, memory_format=preserve_format", "1"),
     "char": ("self, memory_format=preserve_format", "?"),
     "cholesky": ("input, upper=False", "1"),
     "cholesky_inverse": ("input, upper=False", "1"),
@@ -1402,3 +1405,8 @@ DYNAMIC = frozenset(
     ]
 )
 """Functions whose layouts depend on elements."""
+
+WITHOUT_GRADIENT = frozenset(
+    ["logical_and", "logical_not", "logical_or", "logical_xor", "resize", "resize_as", "resize_as_sparse"]
+)
+"""Operations that torch's graph does not see when they are done in place."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from loom.tensors.grad_modes import grad_enabled, makes_leaves
 from loom.tensors.history import link, needs_grad, relink
 from loom.tensors.layouts import DtypeKind, Meta, plain, plain_numbers
+from loom.tensors.names import WITHOUT_GRADIENT
 from loom.tensors.sending.encoding import Form, S, T
 from loom.tensors.tensor import Tensor, Value
 
@@ -131,7 +132,7 @@ class Op:
         target = inputs[0]
         home = target._home
         numbers, static = plain_numbers(numbers), plain(static)
-        check_leaf(target)
+        check_leaf(target, self.name)
         self._check_result([each.meta for each in inputs], numbers, static)
         key = (self, "in place", static, len(inputs), tuple(map(type, numbers)))
         form = home.known.get(key)
@@ -199,24 +200,22 @@ def check_home(home: Any, inputs: Sequence[Tensor]) -> None:
             raise RuntimeError("Expected all tensors to be on the same mesh, but found those of two")
 
 
-def check_leaf(target: Tensor) -> None:
-    """Check that a tensor may be changed in place.
+def check_leaf(target: Tensor, name: str) -> None:
+    """Check that a tensor may be changed in place by an operation.
 
     Raises:
         RuntimeError: it is a leaf whose gradient is wanted, in torch's words.
     """
+    if name in WITHOUT_GRADIENT:
+        return
     if grad_enabled.get() and target._needs and target._node is None and not target._root.needs:
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
-
-
-_WITHOUT_GRADIENT = frozenset(("logical_and", "logical_not", "logical_or", "logical_xor"))
-"""Operations that torch's graph does not see, also when their result takes the place of a float."""
 
 
 def changed(target: Tensor, name: str, others: Sequence[Tensor]) -> None:
     """Note that a tensor was changed in place by an operation with others."""
     target._base.version += 1
-    if name not in _WITHOUT_GRADIENT and grad_enabled.get() and any(map(needs_grad, (target, *others))):
+    if name not in WITHOUT_GRADIENT and grad_enabled.get() and any(map(needs_grad, (target, *others))):
         meta = target._meta
         if meta is None or meta.dtype.kind >= DtypeKind.FLOAT:
             relink(target, name, others)

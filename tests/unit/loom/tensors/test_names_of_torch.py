@@ -142,6 +142,31 @@ def test_without_gradients_there_is_nothing_to_clip(lt: Tensors) -> None:
         lt.nn.utils.clip_grad_norm_([], 1.0)
 
 
+@pytest.mark.parametrize("value", [torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.Generator()])
+def test_an_object_of_torch_is_refused_at_its_line(lt: Tensors, value: Any) -> None:
+    with pytest.raises(TypeError, match="of torch is no argument of lazy tensors"):
+        lt.cov(lt.ones(2, 2), aweights=value)
+    assert lt.ones(2, 2).cov().tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_layouts_and_formats_of_torch_are_arguments(lt: Tensors) -> None:
+    made = lt.bartlett_window(3, layout=torch.strided)
+    assert made.clamp_max(1).tolist() == torch.bartlett_window(3).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
+@pytest.mark.parametrize("bounds", [(0.5, 2.7, 1), (-1.5, 3.2, 2), (5, 1.5, -1.5), (0, 2.5, 0.5)])
+def test_a_range_of_a_dtype_is_as_long_as_in_torch(lt: Tensors, bounds: Any, dtype: torch.dtype) -> None:
+    try:
+        wanted = torch.arange(*bounds, dtype=dtype)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=str(error)):
+            lt.arange(*bounds, dtype=dtype)
+        return
+    made = lt.arange(*bounds, dtype=dtype)
+    assert (made.shape, made.tolist()) == (tuple(wanted.shape), wanted.tolist())
+
+
 def test_the_table_of_names_is_that_of_the_torch_that_is_installed() -> None:
     if torch.__version__.partition("+")[0] == names.TORCH:
         assert tensor_names.tables() == (names.FUNCTIONS, names.METHODS)
