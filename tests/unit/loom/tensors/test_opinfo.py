@@ -1,59 +1,66 @@
-"""torch's own database of operations agrees with lazy tensors."""
+"""torch's own database of operations agrees with lazy tensors: on one process, and for the core on several."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
+from loom.tensors.op import functions, methods
 from loom.tensors.tensors import Tensors
 from tests.support.near_tensors import near_tensors
 from tests.support.torch_agreement import PROCESSES
 
 pytest.importorskip("expecttest", reason="torch's database of operations needs it")
 
-from tests.support.opinfo import DTYPES, check, entries, lazy
+from tests.support.opinfo import DTYPES, check, entries, kinds
 
 pytestmark = [
-    pytest.mark.skipif(PROCESSES > 1, reason="the database has operands of every layout, which are not spread"),
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(900),
 ]
 
 OPERATIONS = entries()
-EACH = 8
-"""Of so many operations one is compared with each commit; .ci/slow compares all."""
+EACH = 10
+"""Of so many operations one is compared with each commit; the slow parts, of which some are, too, compare all."""
+PARTS = 24
+MOST = 30 if PROCESSES == 1 else 6
+"""Samples of an operation and dtype."""
 
 
-@pytest.fixture(scope="module")
-def own() -> Tensors:
-    return near_tensors()
+@pytest.fixture
+def own(lt: Tensors) -> Tensors:
+    return near_tensors() if PROCESSES == 1 else lt
 
 
-def agrees(own: Tensors, place: int, most: int) -> None:
-    op = OPERATIONS[place]
-    if lazy(own, op.name) is None:
-        pytest.skip(f"lazy tensors have no {op.name}")
-    problems = [
-        found
-        for dtype in DTYPES
-        if dtype in op.supported_dtypes("cpu") and (found := check(own, op, dtype, most)).problem
-    ]
-    assert not problems
+def problems(own: Tensors, first: int, step: int, most: int) -> list[str]:
+    found = []
+    for op in OPERATIONS[first::step]:
+        if PROCESSES > 1 and op.name.removeprefix("nn.functional.") not in {**methods, **functions}:
+            continue  # what has no rule on the laptop every process computes with whole tensors
+        for kind in kinds(own, op):
+            for dtype in DTYPES:
+                if dtype in op.supported_dtypes("cpu"):
+                    outcome = check(own, op, kind, dtype, most)
+                    if outcome.problem:
+                        found.append(f"{op.formatted_name} as {kind.name} in {dtype}: {outcome.problem}")
+    return found
 
 
-@pytest.mark.parametrize(
-    "place", range(0, len(OPERATIONS), EACH), ids=lambda place: OPERATIONS[place].formatted_name
-)
-def test_some_operations_agree(own: Tensors, place: int) -> None:
-    agrees(own, place, 2)
+def test_some_operations_agree(own: Tensors) -> None:
+    assert not problems(own, 0, EACH if PROCESSES == 1 else 5 * EACH, 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(OPERATIONS)), ids=lambda place: OPERATIONS[place].formatted_name)
-def test_all_operations_agree(own: Tensors, place: int) -> None:
-    agrees(own, place, 30)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_all_operations_agree(own: Tensors, part: int) -> None:
+    assert not problems(own, part, PARTS, MOST)
 
 
+@pytest.mark.skipif(PROCESSES > 1, reason="it compares nothing")
 def test_most_of_the_database_is_there(own: Tensors) -> None:
-    missing = sorted({op.name for op in OPERATIONS if lazy(own, op.name) is None})
-    assert len(missing) < 60, missing
-    assert torch.__version__
+    missing = {op.name for op in OPERATIONS if not kinds(own, op)}
+    assert missing == {
+        "broadcast_shapes", "chalf", "empty_permuted", "expand_copy", "grid_sampler_2d", "grid_sampler_3d",
+        "item", "max_pool2d_with_indices_backward", "native_batch_norm", "native_dropout_backward",
+        "native_group_norm", "native_layer_norm", "new_empty_strided", "nn.functional.multi_head_attention_forward",
+        "slice", "split_with_sizes_copy", "unbind_copy", "__rdiv__",
+    }  # fmt: skip
