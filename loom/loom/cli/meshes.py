@@ -28,7 +28,7 @@ def meshes(
     if as_json:
         print_json(answer)
         return
-    found = list(_tree(answer["hosts"]))
+    found = list(tree(answer["hosts"]))
     rows = [[f"{'  ' * depth}{one['name']}", _kind(one), _extent(one), _states(one)] for depth, one in found]
     print_table(f"meshes of {session}", ["mesh", "kind", "shape", "states"], rows)
     for _, one in found:
@@ -42,10 +42,11 @@ def meshes(
         say(f"{answer['left_out']} other meshes, most of them stopped")
 
 
-def _tree(mesh: dict[str, Any], depth: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+def tree(mesh: dict[str, Any], depth: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield a mesh that a gateway describes and the meshes below it, each with its depth."""
     yield depth, mesh
     for below in mesh.get("procs") or mesh.get("actors") or ():
-        yield from _tree(below, depth + 1)
+        yield from tree(below, depth + 1)
 
 
 def _kind(mesh: dict[str, Any]) -> str:

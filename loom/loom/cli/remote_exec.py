@@ -10,11 +10,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loom.cli.meshes import tree
 from loom.cli.options import Access, asking, only_session
 from loom.cli.output import say, say_lines
 from loom.errors import LoomError, NoSuchMesh, WrongArguments
@@ -144,19 +145,23 @@ def forward(
 @contextlib.contextmanager
 def _reached(access: Access, session: str | None, mesh: str | None) -> Iterator[Any]:
     """Yield a mesh of a session, to which this program connects next to the one that drives it."""
-    with access.connect(session or only_session(access.gateway()), "ranks") as job:
+    gateway = access.gateway()
+    with access.connect(session or only_session(gateway), "ranks") as job:
         job.print_logs = False
-        yield _mesh(dict(job.meshes), mesh)
+        yield _mesh(dict(job.meshes), mesh, lambda: gateway.meshes(job.session))
 
 
-def _mesh(meshes: dict[str, Any], name: str | None) -> Any:
+def _mesh(meshes: dict[str, Any], name: str | None, shown: Callable[[], dict[str, Any]]) -> Any:
+    """Return the mesh with a name, or the only one of processes. ``shown`` asks for all, also those stopped."""
     from loom_proxy.mesh.procs import ProcMeshProxy
 
     if name in meshes:
         return meshes[name]
     known = ", ".join(sorted(meshes)) or "none"
     if name is not None:
-        raise NoSuchMesh(f"there is no mesh {name!r}; the session's meshes: {known}")
+        stopped = any(one["name"] == name and one["stopped"] for _, one in tree(shown()["hosts"]))
+        found = f"mesh {name!r} was stopped" if stopped else f"there is no mesh {name!r}"
+        raise NoSuchMesh(f"{found}; the session's meshes: {known}")
     procs = {
         one: mesh for one, mesh in meshes.items() if isinstance(mesh, ProcMeshProxy) and not mesh._whole.stopped
     }

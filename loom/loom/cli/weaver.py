@@ -245,7 +245,12 @@ def profile(
     Programs that draw flame graphs read what it prints.
     """
     found = access.weaver().profile(replica, seconds)
-    say_lines(json.dumps(asdict(found)) if as_json else found.folded.rstrip("\n"))
+    if as_json:
+        say_lines(json.dumps(asdict(found)))
+    elif found.folded:
+        say_lines(found.folded.rstrip("\n"))
+    else:
+        say(f"no thread of {replica} was busy: `loom stacks {replica}` shows what each waits for", err=True)
     say(f"{found.samples} samples by {found.sampler}, {found.left_out} left out", err=True)
 
 

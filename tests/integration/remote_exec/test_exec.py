@@ -221,6 +221,10 @@ def test_the_command_line_shows_ranks_and_ends_with_the_status(
     none = CliRunner().invoke(app, ["exec", *options, "nothing", "--", "true"])
     assert isinstance(none.exception, loom.NoSuchMesh)
     assert "there is no mesh 'nothing'" in str(none.exception)
+    far.hosts.spawn_procs(name="gone").stop().get(BOUND)
+    gone = CliRunner().invoke(app, ["exec", *options, "gone", "--", "true"])
+    assert isinstance(gone.exception, loom.NoSuchMesh)
+    assert "mesh 'gone' was stopped" in str(gone.exception)
 
 
 LOOM = "import sys; from loom.cli import main; main()"

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from loom.cli.app import app
 from loom.cli.plot import plot_lines
 from loom.cli.weaver_display import (
     DEVICE_COLUMNS,
@@ -21,6 +23,7 @@ from loom.cli.weaver_display import (
     live,
     replica_row,
 )
+from loom.rest import Gateway
 from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
 
 GPU = DeviceInfo("GPU-0", "active", "gpu", "node-1", "H200", 141 << 30, replicas=("train_0",))
@@ -278,3 +281,13 @@ def test_a_line_of_an_end_has_its_reason_and_its_last_line() -> None:
 @pytest.mark.parametrize("reason", [None, "", " "])
 def test_a_device_without_a_reason_has_no_colon(reason: str | None) -> None:
     assert device_row(DeviceInfo("GPU-0", "failed", reason=reason))[DEVICE_COLUMNS.index("state")] == "failed"
+
+
+def test_a_profile_of_a_replica_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = {"replica": "train_0", "seconds": 1.0, "folded": "", "samples": 0, "left_out": 0, "sampler": "py-spy"}
+    monkeypatch.setattr(Gateway, "ask", lambda self, operation, **arguments: empty)
+
+    shown = CliRunner().invoke(app, ["profile", "train_0", "--seconds", "1", "--url", "ws://127.0.0.1:1"])
+
+    assert (shown.stdout, shown.exit_code) == ("", 0)
+    assert "no thread of train_0 was busy: `loom stacks train_0` shows" in shown.stderr
