@@ -19,6 +19,11 @@ FORMER_NAMES = {
     "loom.analysis": "loom.rl.diagnosis",
     "loom.beside": "loom.driver_api",
     "loom.bridge": "loom.nats",
+    "loom.rl.generation.limits": "loom.rl.generation.completions",
+    "loom.rl.generation.places": "loom.rl.generation.weight_client",
+    "loom.rl.generation.urls": "loom.rl.generation.weight_client",
+    "loom.rl.generation.ways": "loom.rl.generation.weight_client",
+    "loom.rl.generation.weights": "loom.rl.generation.weight_files",
     "loom.timing": "loom.tracing",
     "loom.tuning": "loom.rl.tuning",
 }

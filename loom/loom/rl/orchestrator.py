@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loom.errors import WrongArguments
-from loom.rl.generation.ways import POOL, WeightsVia
+from loom.rl.generation.weight_client import POOL, WeightsVia
 from loom.rl.settings import Generators, Options, RunSpec, RunSummary, StepRecord, Trainers, Weights
 from loom.rl.task import Task
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from loom import tracing
 from loom.errors import Conflict, WrongArguments
-from loom.rl.generation.ways import WeightsVia
+from loom.rl.generation.weight_client import WeightsVia
 from loom.rl.generators.calls import ProcessGone
 from loom.rl.generators.inflight import Inflight, PromptRequest
 from loom.rl.generators.orders import WeightOrders
@@ -362,7 +362,7 @@ class OrchestratorRun:
 
     def _tidy(self) -> None:
         """Remove rollouts and weights that nobody needs any more."""
-        from loom.rl.generation import weights
+        from loom.rl.generation import weight_files as weights
 
         self._store.remove_before(self._training.oldest_step())
         weights.prune(self._folder / "weights", self._options.async_level + 3)

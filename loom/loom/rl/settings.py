@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import WrongArguments
-from loom.rl.generation.ways import WeightsVia
+from loom.rl.generation.weight_client import WeightsVia
 from loom.rl.task import Task, Tokenizer
 from loom.train.settings import LiveConfig
 

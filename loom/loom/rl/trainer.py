@@ -53,7 +53,7 @@ class Trainer(TrainerActor):
 
     def warm_up(self) -> None:
         """Import what the first step needs."""
-        import loom.rl.generation.weights
+        import loom.rl.generation.weight_files
         import loom.rl.policy  # noqa: F401
 
     def build(self) -> Any:
@@ -130,7 +130,7 @@ class Trainer(TrainerActor):
         self._published = step
 
     def _write(self, model: Any, state: dict[str, Any], step: int) -> None:
-        from loom.rl.generation import weights
+        from loom.rl.generation import weight_files as weights
 
         folder = Path(self._run.folder) / "weights"
         if not weights.path_of(folder, step).exists():  # the step may be made again, from a checkpoint

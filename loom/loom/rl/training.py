@@ -100,7 +100,7 @@ class Training:
         return found
 
     def _look_for_file(self, step: int) -> int | None:
-        from loom.rl.generation import weights
+        from loom.rl.generation import weight_files as weights
 
         if weights.path_of(self._weights, step).is_dir():
             return step

@@ -7,9 +7,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.rl.generation.places import Bottleneck, place_of
-from loom.rl.generation.urls import bearer
-from loom.rl.generation.ways import OrderTiming, shared_client, weights_client
+from loom.rl.generation.weight_client import (
+    Bottleneck,
+    OrderTiming,
+    bearer,
+    place_of,
+    shared_client,
+    weights_client,
+)
 from tests.benchmarks.queue.plan import QueuePlan, SetUp
 
 STEPS = (1, 2)  # weights that are loaded in turn

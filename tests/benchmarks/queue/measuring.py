@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 import loom
-from loom.rl.generation import weights
+from loom.rl.generation import weight_files as weights
 from loom.rl.generation.generator import Generator
 from tests.benchmarks.queue.load import STEPS, Target, Window, measure_window
 from tests.benchmarks.queue.plan import SET_UPS, WAYS, QueuePlan, SetUp

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loom.rl.generation.places import Bottleneck
-from loom.rl.generation.ways import POOL
+from loom.rl.generation.weight_client import POOL, Bottleneck
 
 WAYS = ("shared", "admin", "listener", "lane")
 """The three ways, and the admin client at a listener of its own."""

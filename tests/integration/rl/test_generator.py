@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 import loom
-from loom.rl.generation import weights
+from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import Completion
 from loom.rl.generation.generator import Generator
-from loom.rl.generation.ways import weights_client
+from loom.rl.generation.weight_client import weights_client
 from loom_proxy.local import LocalCluster
 from tests.support.small_models import Letters, SmallModel
 
@@ -119,7 +119,7 @@ def test_its_url_is_all_that_a_client_needs(generator: Any) -> None:
 
 def orders(generators: Any) -> list[tuple[str, float, float]]:
     """Order weights in each of the three ways, from the cluster."""
-    from loom.rl.generation.ways import shared_client, weights_client
+    from loom.rl.generation.weight_client import shared_client, weights_client
 
     actors = [generators.slice(hosts=host, gpus=0) for host in range(2)]
     urls = [actor.serve.call_one().get(timeout=BOUND) for actor in actors]

@@ -12,7 +12,7 @@ import torch
 
 import loom
 from loom.rl import RolloutStore, arithmetic_run
-from loom.rl.generation import weights
+from loom.rl.generation import weight_files as weights
 from loom_proxy.local import LocalCluster
 from tests.support.processes import still_there
 from tests.system.rl.runs import BOUND, WatchedRun, assert_exact

@@ -16,8 +16,7 @@ import torch
 from loom.errors import LimitReached, OperationFailed, WrongArguments, WrongState
 from loom.process.threads import keep_going
 from loom.rl.generation.batch import DecodingBatch, Row, TextTokenizer
-from loom.rl.generation.completions import Completion
-from loom.rl.generation.limits import RequestLimits, Sampling
+from loom.rl.generation.completions import Completion, RequestLimits, Sampling
 
 _log = logging.getLogger("loom")
 

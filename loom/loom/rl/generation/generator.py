@@ -12,15 +12,15 @@ from loom import tracing
 from loom.actor import Actor, concurrent_endpoint, current_rank, in_actor
 from loom.errors import WrongArguments
 from loom.extras import require
-from loom.rl.generation.completions import Completion
-from loom.rl.generation.limits import RequestLimits, Sampling
+from loom.rl.generation.completions import Completion, RequestLimits, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from loom.rl.generation.batch import TextTokenizer
     from loom.rl.generation.engine import Engine, EngineState
-    from loom.rl.generation.serving import Serving, ServingState
+    from loom.rl.generation.serving import Serving
+    from loom.rl.generation.weight_client import ServingState
 
 
 class Generator(Actor):
@@ -57,7 +57,7 @@ class Generator(Actor):
         import torch
 
         from loom.rl.generation.engine import Engine
-        from loom.rl.generation.updates import WeightUpdates
+        from loom.rl.generation.weight_files import WeightUpdates
 
         torch.set_num_threads(threads)
         rank = current_rank().rank if in_actor() else 0

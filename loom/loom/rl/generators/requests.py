@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from loom.errors import LoomError, Unavailable
 from loom.rl.generation.completions import Completion
-from loom.rl.generation.urls import without_token
-from loom.rl.generation.ways import POOL, OrderTiming, WeightsClient, WeightsVia, shared_client, weights_client
+from loom.rl.generation.weight_client import (
+    POOL,
+    OrderTiming,
+    WeightsClient,
+    WeightsVia,
+    shared_client,
+    weights_client,
+    without_token,
+)
 from loom.rl.task import Tokenizer
 
 if TYPE_CHECKING:

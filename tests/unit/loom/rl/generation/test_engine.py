@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import loom
-from loom.rl.generation.completions import Completion
+from loom.rl.generation.completions import Completion, RequestLimits, Sampling
 from loom.rl.generation.engine import Engine
-from loom.rl.generation.limits import RequestLimits, Sampling
 from tests.support.small_models import LETTERS, Letters, SmallModel
 
 PROMPTS = ["a", "bcdefgh", "hg", "abcabcabcabcabcabc", "p", "ponm"]

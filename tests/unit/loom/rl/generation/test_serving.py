@@ -16,14 +16,14 @@ import httpx
 import pytest
 
 import loom
-from loom.rl.generation import listener, weights
+from loom.rl.generation import serving
+from loom.rl.generation import weight_files as weights
 from loom.rl.generation.app import MAX_BODY, GenerationService
+from loom.rl.generation.completions import RequestLimits, Sampling
 from loom.rl.generation.engine import Engine
-from loom.rl.generation.limits import RequestLimits, Sampling
-from loom.rl.generation.places import Bottleneck, place_of
-from loom.rl.generation.serving import Serving, ServingState, new_token
-from loom.rl.generation.updates import WeightUpdates
-from loom.rl.generation.urls import without_token
+from loom.rl.generation.serving import Serving, new_token
+from loom.rl.generation.weight_client import Bottleneck, ServingState, place_of, without_token
+from loom.rl.generation.weight_files import WeightUpdates
 from tests.support.small_models import Letters, SmallModel
 
 BOUND = 60.0
@@ -335,7 +335,7 @@ def test_garbage_on_the_port_does_no_harm(server: Server) -> None:
 
 
 def test_a_connection_that_shows_no_token_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "REQUEST_TIMEOUT", 0.2)
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.2)
     server = Server(tmp_path)
     parts = urlsplit(server.url)
     with socket.create_connection((parts.hostname or "", parts.port or 0)) as silent:

@@ -1,7 +1,7 @@
 """Three ways to order generators to load weights, and how long each order took.
 
 An order that goes over HTTP may wait where completions wait: in the client's pool of connections, in the server's
-accept queue, in its event loop. ``queue_ms`` says how long, and which way to take instead.
+accept queue, in its event loop. ``queue_ms`` says how long, and `place_of` where.
 """
 
 from __future__ import annotations
@@ -14,13 +14,85 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from loom import tracing
 from loom.errors import ActorError, LoomError, Unavailable, WrongArguments
-from loom.rl.generation.urls import TRACE_HEADER, UPDATE, bearer, without_token
+from loom.process.listen import bracketed
 
 if TYPE_CHECKING:
     import httpx
+
+
+NOTICED_MS = 100.0
+"""Waits below this are nowhere in particular."""
+PASSES = 10
+"""How often an order passes the server's event loop, at most."""
+
+
+class Bottleneck(str, Enum):
+    """Where an order waited."""
+
+    POOL = "the client's pool"
+    ACCEPT = "the server's accept queue"
+    LOOP = "the server's event loop"
+    ENGINE = "the engine"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True)
+class ServingState:
+    """Where requests to a server wait."""
+
+    connections: int
+    """Connections that are accepted."""
+    accept_queue: int
+    """Connections that wait in the kernel to be accepted."""
+    late_ms: float
+    """How late the server's event loop was at most in the last second."""
+
+
+def place_of(queue_ms: float, rpc_ms: float, state: ServingState) -> Bottleneck:
+    """Return where an order waited most.
+
+    Args:
+        queue_ms: of the order.
+        rpc_ms: of the order.
+        state: of the server, while the order waited.
+    """
+    if max(queue_ms, rpc_ms) < NOTICED_MS:
+        return Bottleneck.NOWHERE
+    if rpc_ms > queue_ms:
+        return Bottleneck.ENGINE
+    if state.late_ms * PASSES > queue_ms:
+        return Bottleneck.LOOP
+    return Bottleneck.ACCEPT if state.accept_queue else Bottleneck.POOL
+
+
+USER = "loom"
+TRACE_HEADER = "x-trace-id"
+UPDATE, RELOAD = "/update_weights", "/reload_weights"
+
+
+def url_with_token(host: str, port: int, token: str) -> str:
+    """Return ``http://loom:TOKEN@HOST:PORT``, which most HTTP clients understand."""
+    return f"http://{USER}:{quote(token, safe='')}@{bracketed(host)}:{port}"
+
+
+def without_token(url: str) -> str:
+    """Return a URL without user and token, to be shown."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def bearer(url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without its token, and the header that shows the token.
+
+    httpx logs whole URLs at the level INFO, so requests that go this way keep the token out of logs.
+    """
+    token = unquote(urlsplit(url).password or "")
+    return without_token(url), {"authorization": f"Bearer {token}"} if token else {}
+
 
 POOL = 28_000
 """Connections of the pool that completions and orders share."""

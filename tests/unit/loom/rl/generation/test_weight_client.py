@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom.rl.generation import weights
-from loom.rl.generation.ways import AdminWeights, shared_client, weights_client
+from loom.rl.generation import weight_files as weights
+from loom.rl.generation.weight_client import AdminWeights, shared_client, weights_client
 from tests.support.small_models import SmallModel
 from tests.unit.loom.rl.generation.test_serving import Server
 

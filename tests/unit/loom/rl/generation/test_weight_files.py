@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import loom
-from loom.rl.generation import weights
+from loom.rl.generation import weight_files as weights
 
 STATE = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(2, dtype=torch.bfloat16)}
 
@@ -146,7 +146,7 @@ def test_a_wrong_step_is_refused(tmp_path: Path) -> None:
 
 SAVES = """
 import sys, torch
-from loom.rl.generation import weights
+from loom.rl.generation import weight_files as weights
 state = {f"layer{number}": torch.full((256, 1024), float(number)) for number in range(16)}
 print("ready", flush=True)
 for step in range(1000):
