@@ -452,12 +452,13 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{value!r:.20}")
-async def test_what_is_decoded_in_turns_is_what_is_decoded_at_once(value: Any) -> None:
+async def test_what_is_decoded_in_turns_is_what_is_decoded_at_once(value: Any, count: int) -> None:
     for frame in (
         ["answer", 1, value],
         ["answer", 1, {"a": value, "b": [value, value]}],
-        ["answer", value, value],
+        ["answer", *[value] * count],
     ):
         body = pack(frame)[4:]
 
