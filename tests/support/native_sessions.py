@@ -28,9 +28,7 @@ import sys
 from monarch.actor import ChannelTransport, enable_transport, run_worker_loop_forever
 
 from loom.process.listen import free_ports
-from loom.process.listen import free_ports
 from loom.process.parent_pipe import when_parent_ends
-from loom_gateway.workers.monarch_env import service_address
 from loom_gateway.workers.monarch_env import service_address
 
 when_parent_ends(lambda: os._exit(1))

@@ -88,19 +88,27 @@ def kept_ports(cluster: LocalCluster) -> int:
     return min(len((folder(cluster) / "ports").read_text().split()), HELD)
 
 
-def native_growth(sessions: int, rounds: int) -> float:
-    """Bytes by which a worker grows with each of the rounds of sessions of Monarch's own, without Loom.
+NATIVE_RUNS = 3
 
-    The mean of two, which do the same: one differs from the other by half and more.
+NATIVE_SHARE = 4
+"""A native run has a fourth of the sessions, for time; what it costs a worker is divided by the rounds."""
+
+
+def native_growth(sessions: int, rounds: int) -> float:
+    """Bytes by which a worker grows with each of the rounds of sessions of Monarch's own, without Loom: the most.
+
+    Runs that do the same, each with workers of its own and nothing beside it, differ by more than two to one (74 to
+    171 KiB a round): when a worker's allocator takes more from the system is chance. Growth that any run of Monarch
+    alone has, too, is not Loom's. Of a run the mean of its two workers counts.
     """
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.support.native_sessions", str(sessions), str(rounds)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=20 * BOUND,
-    )
-    return statistics.mean(max(int(number), 0) for number in re.findall(r"-?\d+", ended.stdout))
+    share = max(sessions // NATIVE_SHARE, 2 * AT_ONCE)
+    command = [sys.executable, "-m", "tests.support.native_sessions", str(share), str(rounds * share // sessions)]
+    runs = []
+    for _ in range(NATIVE_RUNS):
+        ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=20 * BOUND)
+        runs.append(statistics.mean(max(int(number), 0) for number in re.findall(r"-?\d+", ended.stdout)))
+    print("natively", ", ".join(f"{run / 1024:.0f}" for run in runs), "KiB a round")
+    return max(runs)
 
 
 def settle(cluster: LocalCluster, files: int | None = None) -> None:
@@ -160,7 +168,7 @@ def gateway_of_its_own() -> Iterator[LocalCluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("seconds", "sessions"), [SHORT, LONG], ids=["short", "long"])
 def test_sessions_that_come_and_go_leave_nothing(
     gateway_of_its_own: LocalCluster, seconds: float, sessions: int
@@ -183,7 +191,7 @@ def test_sessions_that_come_and_go_leave_nothing(
     ports = kept_ports(cluster) - ports
     after = [held(pid) for pid in cluster.pids]
     native = native_growth(sessions, rounds)
-    print(f"{sessions} sessions, {rounds} rounds of work; natively {native / 1024:.0f} KiB a round")
+    print(f"{sessions} sessions, {rounds} rounds of work")
     names = ["gateway", "worker 0", "worker 1"]
     more = zip([0, native, native], [ports, 0, 0], strict=True)
     courses = [medians(course, PARTS) for course in zip(*samples, strict=True)]
