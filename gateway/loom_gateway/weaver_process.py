@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
 
+from loom.control.operations import GetStatus
 from loom.errors import LoomError
 from loom.process import tasks
 from loom.process.backoff import Backoff
@@ -115,7 +116,7 @@ class WeaverSupervisor:
             self.client.came()
             with contextlib.suppress(LoomError):
                 # this also keeps a connection open, so that the weaver does not linger out
-                await self.client.ask("status")
+                await self.client.ask_for(GetStatus())
             await process.exited.wait()
             last = "\n".join(process.output)
             why = f"it {process.how_it_ended}" + (f"; its last output:\n{last}" if last else "")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loom.control.operations import GetStatus, GetUsers, Operation
 from loom.errors import WeaverUnavailable
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.history import EndedSession
@@ -53,10 +54,10 @@ class LargeWeaver:
         self._replicas = [info(f"train_{number}") for number in range(replicas)]
         self._json = json.dumps(self._replicas).encode()
 
-    async def ask(self, operation: str, *_: object, **__: object) -> Any:
-        if operation == "users":
+    async def ask_for(self, asked: Operation, *_: object, **__: object) -> Any:
+        if isinstance(asked, GetUsers):
             return [f"user {number}" for number in range(USERS)]
-        if operation == "status":
+        if isinstance(asked, GetStatus):
             return {"replicas": {"running": 1}}
         raise WeaverUnavailable("it has no such answer")
 

@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from queue import SimpleQueue
 
+from loom.control.operations import ReadAudit
 from loom.errors import AuditUnavailable, LoomError, WrongArguments
 from loom.process.threads import keep_going, start_thread
 from loom.token_file import Token
@@ -236,7 +237,7 @@ async def audit_session_commands(weaver: WeaverClient, audit: Audit) -> None:
     while True:
         await weaver.available()
         try:
-            found = await weaver.ask("audit", user=EVERYONE, trail=trail, last=last)
+            found = await weaver.ask_for(ReadAudit(trail, last), user=EVERYONE)
         except LoomError:
             await asyncio.sleep(BETWEEN_ATTEMPTS)
             continue

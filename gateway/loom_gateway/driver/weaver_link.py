@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loom.control.latencies import Latencies
+from loom.control.operations import GetAddress, NoteReached, ReportCalls, ReportEnded, ReportSpawned
 from loom.errors import LoomError, WeaverUnavailable
 from loom.process import tasks
 from loom.process.backoff import Backoff
@@ -46,9 +47,9 @@ class UserLimits:
         self.in_flight_left = max_in_flight
         """What the other sessions leave of `max_in_flight`."""
 
-    def used(self) -> dict[str, int]:
-        """Return what this session uses, as the weaver takes it."""
-        return {"in_flight": self._in_flight(), "kept": self._results.used}
+    def used(self) -> tuple[int, int]:
+        """Return (unanswered operations of this session, bytes of results that it keeps)."""
+        return self._in_flight(), self._results.used
 
     def take(self, others: Any) -> None:
         """Take what the weaver says that the other sessions use; None if it said nothing, as when it is away."""
@@ -80,7 +81,7 @@ class DriverWeaverLink:
         self._loop = loop
         self._finding: asyncio.Task[str] | None = None  # shared by all processes that start
         self._find_until = 0.0  # the loop time until which processes wait
-        self._reports: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue(MOST_REPORTS)
+        self._reports: asyncio.Queue[ReportSpawned | ReportEnded] = asyncio.Queue(MOST_REPORTS)
         self._reporting: asyncio.Task[None] | None = None
 
     async def address(self) -> str:
@@ -96,7 +97,7 @@ class DriverWeaverLink:
     async def _find(self) -> str:
         for wait in BACKOFF:
             try:
-                return str(await self.client.ask("address"))
+                return str(await self.client.ask_for(GetAddress()))
             except LoomError:
                 pass
             except Exception:
@@ -119,35 +120,34 @@ class DriverWeaverLink:
         except asyncio.TimeoutError:
             raise WeaverUnavailable(f"the weaver did not answer within {timeout:g} s") from None
 
-    async def write_down(self, does: str, **about: Any) -> None:
+    async def write_down(self, reached: NoteReached) -> None:
         """Have it written into the gateway's audit what a client does in the process of a rank.
 
         Raises:
             WeaverUnavailable: the weaver, which passes it on, is away. Nothing may be done then.
         """
         if self._client is not None:
-            await self._client.ask("reached", AUDIT_TIMEOUT, does=does, **about)
+            await self._client.ask_for(reached, AUDIT_TIMEOUT)
 
     def started(self, procs: int, name: str, ranks: list[int]) -> None:
-        self._report("spawned", procs, None, f"{len(ranks)} of {name}", mesh=name)
+        self._report(ReportSpawned(self.session, procs, name, what=f"{len(ranks)} of {name}"))
 
     def gone(self, procs: int, name: str, rank: int, what: str, reason: str, **seen: Any) -> None:
         """Report a process that is gone, of a proc mesh with a name.
 
         Args:
             what: ``stopped`` if it was meant to end, else ``died``.
-            seen: further fields of the report, as in `loom.weaver.weaver.Weaver.supervision`.
+            seen: further fields of a `ReportEnded`.
         """
-        self._report("supervision", procs, rank, what, mesh=name, reason=reason, **seen)
+        self._report(ReportEnded(self.session, procs, name, rank, what=what, reason=reason, **seen))
 
-    def _report(self, operation: str, procs: int, rank: int | None, what: str, **more: Any) -> None:
+    def _report(self, report: ReportSpawned | ReportEnded) -> None:
         if self._client is None:
             return
         if self._reports.full():
             self._reports.get_nowait()
             self._reports.task_done()
-        arguments = {"session": self.session, "procs": procs, "rank": rank, "what": what, **more}
-        self._reports.put_nowait((operation, arguments))
+        self._reports.put_nowait(report)
         if self._reporting is None:
             client = self._client
             self._reporting = tasks.keep_running("report to the weaver", lambda: self._keep_reporting(client))
@@ -169,9 +169,9 @@ class DriverWeaverLink:
         while self._client is not None:
             others = None
             with contextlib.suppress(LoomError):  # the weaver is away: the next report includes these calls
-                about: dict[str, Any] = {"session": self.session, "workers": workers(), **limits.used()}
-                died = sum(tasks.died.values())
-                others = await self._client.ask("calls", **about, tasks_died=died, **latencies.to_dict())
+                calls, died = latencies.to_dict(), sum(tasks.died.values())
+                report = ReportCalls(self.session, calls["counts"], calls["sum"], workers(), *limits.used(), died)
+                others = await self._client.ask_for(report)
             limits.take(others)
             replicas(_idle(others))
             await asyncio.sleep(CALLS_EVERY)
@@ -183,16 +183,16 @@ class DriverWeaverLink:
 
     async def _keep_reporting(self, client: WeaverClient) -> None:
         while True:
-            operation, arguments = await self._reports.get()
+            report = await self._reports.get()
             for wait in BACKOFF:
                 try:
-                    await client.ask(operation, **arguments)
+                    await client.ask_for(report)
                 except WeaverUnavailable as error:
                     logger.info("%s", error)
                     await asyncio.sleep(wait)
                     continue
                 except LoomError as error:
-                    logger.warning("the weaver does not take %s: %s", operation, error)
+                    logger.warning("the weaver does not take %s: %s", report.name, error)
                 break
             self._reports.task_done()
 

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from loom._version import __version__
+from loom.control.operations import GetNumbers
 from loom.errors import LoomError
 from loom.process import tasks
 from loom.process.tasks import Turns
@@ -68,7 +69,7 @@ async def metrics_text(
     numbers are missing. The page is made in another process, because this one relays every session's calls.
     """
     try:
-        packed: bytes | None = await weaver.ask("numbers", user=EVERYONE)
+        packed: bytes | None = await weaver.ask_for(GetNumbers(), user=EVERYONE)
     except LoomError:
         packed = None
     turns, rows = Turns(), list[list[Any]]()

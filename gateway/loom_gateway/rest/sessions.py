@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from loom.control.operations import GetStatus, GetUsers
 from loom.errors import LoomError, UnknownSession
 from loom.process.tasks import Turns
 from loom.session_life import AliveBecause
@@ -283,8 +284,8 @@ def user_routes(weaver: WeaverClient, access: AccessControl) -> APIRouter:
         """The users that have replicas or sessions. Needs a token of scope admin."""
         access.require(principal, ADMIN, "to list the users")
         sessions = Counter(one.user for one in access.sessions(principal))
-        known = await weaver.ask("users", user=EVERYONE)
-        states = await asyncio.gather(*(weaver.ask("status", user=user) for user in known))
+        known = await weaver.ask_for(GetUsers(), user=EVERYONE)
+        states = await asyncio.gather(*(weaver.ask_for(GetStatus(), user=user) for user in known))
         replicas = {user: sum(state["replicas"].values()) for user, state in zip(known, states, strict=True)}
         names = sorted(user for user in {*replicas, *sessions} if replicas.get(user) or sessions[user])
         return UserList(

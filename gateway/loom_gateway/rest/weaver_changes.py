@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter
 
 from loom.control.faults import Place, check_fault
-from loom.control.operations import GiveCommand, InjectFault, Operation
+from loom.control.operations import GetUsers, GiveCommand, InjectFault, Operation
 from loom.errors import Denied, NotFound, WeaverUnavailable, WrongArguments
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
@@ -95,7 +95,7 @@ async def whose(
     access.require(principal, ADMIN, "to name another user")
     if user == "*":
         return {"user": EVERYONE}
-    known = await weaver.ask("users", user=EVERYONE)
+    known = await weaver.ask_for(GetUsers(), user=EVERYONE)
     if user not in known:
         raise NotFound(f"the weaver knows no user {user!r:.80}; it knows {few(known)}")
     return {"user": user}
@@ -157,8 +157,8 @@ class WeaverChanges:
             Denied: a target of a fault is not marked as injectable, or another user has processes on its host.
             ScopeError: the gateway or the weaver is to be struck by anyone but an admin.
         """
-        event, about = asked.noted()
-        about.update(about_whose(of))
+        event, noted = asked.noted()
+        about = {**noted, **about_whose(of)}
         note(event, about)
         given = {name: value for name, value in vars(asked).items() if value is not None}
         if isinstance(asked, InjectFault):

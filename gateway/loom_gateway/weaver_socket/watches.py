@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -180,8 +180,9 @@ class _SharedWatch:
             await asyncio.sleep(BETWEEN_WATCHES)
             await self._weaver.available()
 
-    async def _pass_on(self, kind: str, body: dict[str, Any]) -> None:
-        more = body.pop("more", {})
+    async def _pass_on(self, kind: str, body: Mapping[str, Any]) -> None:
+        more = body.get("more", {})
+        body = {name: value for name, value in body.items() if name != "more"}
         if kind == "snapshot":
             await self._pass_snapshot(body, more)
             return

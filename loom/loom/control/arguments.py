@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loom.control.frame import MAX_NAME
@@ -59,10 +59,19 @@ def count_or_none(arguments: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-def count(arguments: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a count, or the default if none was given."""
-    value = count_or_none(arguments, name)
-    return default if value is None else value
+_ITEMS = {int: "numbers", str: "texts"}
+
+
+def items(
+    arguments: Mapping[str, Any], name: str, kind: type, least: int, most: int | None, required: bool
+) -> Sequence[Any] | None:
+    """Return a list of counts or of texts, with some bounds of its length; None if none was given."""
+    value = given(arguments, name) if required else arguments.get(name)
+    fits = type(value) is list and len(value) >= least and (most is None or len(value) <= most)
+    if value is None or (fits and all(type(one) is kind and (type(one) is not int or one >= 0) for one in value)):
+        return value
+    many = "" if most is None else f"{most} " if least == most else f"at most {most} "
+    raise WrongArguments(f"{name} are {many}{_ITEMS[kind]}, not {value!r:.80}")
 
 
 def seconds_or_none(arguments: Mapping[str, Any], name: str) -> float | None:
@@ -73,9 +82,3 @@ def seconds_or_none(arguments: Mapping[str, Any], name: str) -> float | None:
     if type(value) not in (int, float):
         raise WrongArguments(f"{name} is a time in seconds, not {value!r:.80}")
     return float(value)
-
-
-def seconds(arguments: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a time in seconds, or the default if none was given."""
-    value = seconds_or_none(arguments, name)
-    return default if value is None else value

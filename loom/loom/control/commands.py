@@ -78,7 +78,7 @@ class Command(Frame, kind="command"):
 
     id: str
     kind: CommandKind
-    params: dict[str, Any]
+    params: Mapping[str, Any]
     announced: bool = False
     """Whether it is news of a configuration, such as on ``config.info`` of NATS, and nobody's command."""
 

@@ -1,7 +1,8 @@
 """The operations of the weaver: each one's arguments, REST route, reach and result, declared once.
 
 The gateway's router, the weaver's checks, the reach of guests and admins, and the clients are made of them. A new
-one is a class here, a handler in `loom.weaver.server.handlers` and a method in `loom_proxy.weaver.methods`.
+one is a class here, a handler in `loom.weaver.server.handlers` and a method in `loom_proxy.weaver.methods`. Those
+at the end have no route: only Loom's own processes ask for them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from enum import Flag, auto
-from functools import cache
+from enum import Enum, Flag, auto
+from functools import cache, partial
 from string import Formatter
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from loom.control import arguments as check
 from loom.control.aliases import ALIASES, translate
 from loom.control.commands import CommandKind
 from loom.control.faults import MAX_DURATION
+from loom.control.latencies import BOUNDS
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.errors import WrongArguments
 from loom.weaver.policy import Action
@@ -101,6 +103,8 @@ class Reach(Flag):
     """A guest of a session, or a user about one session: it is about the session's replicas."""
     EVERYONE = auto()
     """An admin about all users at once."""
+    SESSION = auto()
+    """A session's driver, about the session itself."""
 
 
 class RestRoute(NamedTuple):
@@ -135,6 +139,21 @@ class RestRoute(NamedTuple):
         return [name for _, name, _, _ in Formatter().parse(self.path) if name]
 
 
+INTERNAL_ROUTE = RestRoute("", "")
+"""The route of an operation that has none."""
+
+
+class Storing(Enum):
+    """What an operation's answer says of the disk."""
+
+    NOTHING = 0
+    """It changes nothing that has to be stored."""
+    STORED = 1
+    """The change is stored, and refused while the disk takes nothing."""
+    LATER = 2
+    """The change is taken while the disk takes nothing, too, and answered once it is stored."""
+
+
 class Operation:
     """An operation with its arguments. Subclasses are frozen dataclasses.
 
@@ -146,6 +165,8 @@ class Operation:
         about: the argument that names the one replica that it is about.
         gives: whether it gives a command, whose state is the result.
         waits: whether the weaver answers later than at once.
+        storing: what its answer says of the disk; by default `Storing.NOTHING` for a GET, else `Storing.STORED`.
+        large: whether the weaver answers at once, perhaps after much work, if the result is no list.
     """
 
     name: ClassVar[str]
@@ -155,27 +176,33 @@ class Operation:
     about: ClassVar[str]
     gives: ClassVar[bool]
     waits: ClassVar[bool]
+    storing: ClassVar[Storing]
+    large: ClassVar[bool]
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
     def __init_subclass__(
         cls,
         name: str,
-        route: RestRoute,
-        result: Any,
+        route: RestRoute = INTERNAL_ROUTE,
+        result: Any = None,
         reach: Reach = Reach.NONE,
         about: str = "",
         gives: bool = False,
         waits: bool = False,
+        storing: Storing | None = None,
+        large: bool = False,
     ) -> None:
         cls.name, cls.route, cls.result, cls.reach = name, route, result, reach
         cls.about, cls.gives, cls.waits = about, gives, waits
-        OPERATIONS[name] = cls
+        cls.storing = storing or (Storing.NOTHING if route.method in ("GET", "") else Storing.STORED)
+        cls.large = large or typing.get_origin(result) is list
+        (INTERNAL if route is INTERNAL_ROUTE else OPERATIONS)[name] = cls
 
     @classmethod
     def reads(cls) -> bool:
         """Return whether it changes nothing."""
-        return cls.route.method == "GET"
+        return cls.storing is Storing.NOTHING
 
     @classmethod
     def read(cls: type[Op], arguments: Mapping[str, Any]) -> Op:
@@ -199,13 +226,35 @@ class Operation:
         wait: float = arguments.get("wait", 0.0)
         return wait
 
-    def noted(self) -> tuple[str, dict[str, Any]]:
+    def given(self) -> dict[str, object]:
+        """Return the arguments, without those that are not given."""
+        values = ((one, getattr(self, one.name)) for one in fields(self))  # type: ignore[arg-type]
+        return {one.name: value for one, value in values if is_required(one) or value not in (None, one.default)}
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
         """Return a change's event and details for the audit. Values stay out of it: they may be secrets."""
         raise NotImplementedError
 
 
 OPERATIONS: dict[str, type[Operation]] = {}
-"""The operations by name."""
+"""The operations of users, by name."""
+
+INTERNAL: dict[str, type[Operation]] = {}
+"""The operations of Loom's own processes, by name."""
+
+
+def known_operation(name: str) -> type[Operation] | None:
+    """Return the operation with a name, of a user or of Loom's own; None if there is none."""
+    return OPERATIONS.get(name) or INTERNAL.get(name)
+
+
+def find_operation(name: str) -> type[Operation]:
+    """Return an operation as `known_operation`. Raise `WrongArguments` if there is none."""
+    found = known_operation(name)
+    if found is None:
+        known = ", ".join([*OPERATIONS, *INTERNAL])
+        raise WrongArguments(f"the weaver knows no operation {name!r:.80}; it knows {known}")
+    return found
 
 
 def takes(operation: str, arguments: Mapping[str, Any]) -> float:
@@ -221,7 +270,9 @@ LISTED, SHOWN = Reach.GUEST | Reach.EVERYONE, Reach.GUEST
 
 
 @dataclass(frozen=True)
-class GetStatus(Operation, name="status", route=RestRoute("GET", "status"), result=WeaverStatus, reach=LISTED):
+class GetStatus(
+    Operation, name="status", route=RestRoute("GET", "status"), result=WeaverStatus, reach=LISTED, large=True
+):
     """The weaver at a glance, as far as the caller's replicas go; for an admin, ``user=*`` is everyone's."""
 
 
@@ -433,7 +484,7 @@ class GiveCommand(
     target: Target | None = None
     """A replica's id, a group, a glob over both, ``*`` for all, or a list of ids; among the caller's replicas.
     Without it all are meant; of a command about devices, those on them."""
-    params: dict[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     """For update_config, keys and their values; for deactivate_device and reactivate, ``device`` with the device's
     uuid, or ``group`` with the name of a group or replica, whose devices are meant; those on them are told."""
     wait: Wait = 0.0
@@ -458,7 +509,7 @@ class GiveCommand(
             )
         return {**arguments, "kind": kind, "target": target, "params": params}
 
-    def noted(self) -> tuple[str, dict[str, Any]]:
+    def noted(self) -> tuple[str, Mapping[str, object]]:
         target = "*" if self.target is None else self.target
         return "commanded", {"kind": str(self.kind), "target": target, "keys": list(self.params)}
 
@@ -485,7 +536,7 @@ class InjectFault(
     """The kind of fault, such as sigkill; `loom inject list` shows all kinds."""
     target: Annotated[str, ArgumentBounds(min_length=1, max_length=500)] | list[str]
     """The replicas, as for a command; for dead_driver a session; for dead_gateway and dead_weaver `*`."""
-    params: dict[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     duration: Annotated[float, ArgumentBounds(gt=0, le=MAX_DURATION)] | None = None
     """Seconds until the fault is removed; without it, as long as its kind lasts."""
     wait: Wait = 0.0
@@ -494,7 +545,7 @@ class InjectFault(
     """An id for the fault, of the caller's choice: a second request with the same id injects no second fault.
     A fault of the gateway, the weaver or a driver has none."""
 
-    def noted(self) -> tuple[str, dict[str, Any]]:
+    def noted(self) -> tuple[str, Mapping[str, object]]:
         return "injected", {"fault": self.fault, "target": self.target, "duration": self.duration}
 
 
@@ -506,7 +557,7 @@ class RemoveFault(
 
     injection: str
 
-    def noted(self) -> tuple[str, dict[str, Any]]:
+    def noted(self) -> tuple[str, Mapping[str, object]]:
         return "injected", {"removed": self.injection[:200]}
 
 
@@ -529,7 +580,7 @@ class FailDevice(
     report: Id | None = None
     """An id for the report, of the caller's choice: a second request with the same id changes nothing."""
 
-    def noted(self) -> tuple[str, dict[str, Any]]:
+    def noted(self) -> tuple[str, Mapping[str, object]]:
         return "injected", {"device": self.device[:200], "reason": self.reason[:200]}
 
 
@@ -543,8 +594,153 @@ class SetPolicy(
     """A group, or a glob; ``*`` for all."""
     action: Action
 
-    def noted(self) -> tuple[str, dict[str, Any]]:
+    def noted(self) -> tuple[str, Mapping[str, object]]:
         return "commanded", {"group": self.group, "action": str(self.action.value)}
+
+
+Procs = int | str | None
+"""The id of a proc mesh, in its session."""
+
+
+@dataclass(frozen=True)
+class ReportSpawned(Operation, name="spawned", reach=Reach.SESSION, storing=Storing.LATER):
+    """Log that a driver has started processes, whose threadlets will say hello."""
+
+    session: str
+    procs: Procs = None
+    mesh: str | None = None
+    rank: int | None = None
+    host: Procs = None
+    what: str | None = None
+
+
+@dataclass(frozen=True)
+class ReportEnded(Operation, name="supervision", result=list[str], reach=Reach.SESSION, storing=Storing.LATER):
+    """Take a driver's report that processes of its meshes have ended; return the ids of their replicas."""
+
+    session: str
+    procs: Procs = None
+    mesh: str | None = None
+    """The name of the proc mesh."""
+    rank: int | None = None
+    """None: all ranks."""
+    host: Procs = None
+    what: str | None = None
+    """``stopped`` if the processes were meant to end."""
+    reason: str = ""
+    lost: bool = False
+    """Whether their host is gone."""
+    exit: Mapping[str, Any] | None = None
+    """As in `loom.weaver.views.ReplicaInfo`."""
+
+
+MAX_WORKERS = 10_000
+"""Workers of one session."""
+
+
+@dataclass(frozen=True)
+class ReportCalls(Operation, name="calls", reach=Reach.SESSION):
+    """Take a driver's report of its calls, and return what the user's other sessions use of the user's limits.
+
+    ``idle`` in the result is the seconds for which no replica of the session made a step; None if it has none.
+    """
+
+    session: str
+    counts: Annotated[list[int], ArgumentBounds(min_length=len(BOUNDS) + 1, max_length=len(BOUNDS) + 1)]
+    """How many calls took as long as each bucket of `loom.control.latencies.BOUNDS` says."""
+    sum: float = 0.0
+    """Seconds of all calls."""
+    workers: Annotated[list[str], ArgumentBounds(max_length=MAX_WORKERS)] = field(default_factory=list)
+    """Addresses of the workers that the session uses."""
+    in_flight: int = 0
+    """Operations of the session without an answer."""
+    kept: int = 0
+    """Bytes of results that the session keeps."""
+    tasks_died: int = 0
+    """Background tasks of the driver that have died."""
+
+
+@dataclass(frozen=True)
+class AddEvent(Operation, name="note", result=int, reach=Reach.SESSION, storing=Storing.STORED):
+    """Log an event of a training's own; return its id."""
+
+    kind: str
+    data: Mapping[str, Any]
+    """What the event says beside id, time, kind and replica."""
+    replica: str | None = None
+
+
+@dataclass(frozen=True)
+class GetReplicasIn(Operation, name="replicas_in", reach=Reach.SESSION, waits=True):
+    """Return (rank, id) of the replicas in a proc mesh, once each of its ``ranks`` has one or the time is over."""
+
+    session: str
+    procs: Procs = 0
+    ranks: list[int] = field(default_factory=list)
+    timeout: float = 0.0
+    """Seconds."""
+
+
+@dataclass(frozen=True)
+class NoteReached(Operation, name="reached", reach=Reach.SESSION):
+    """Write down, for the gateway's audit, what a client of a session does in the process of a rank."""
+
+    does: str
+    mesh: str | None = None
+    rank: int | None = None
+    what: str | None = None
+    """A command, a path or a port."""
+    guest: str | None = None
+    """The user, if the session is another user's."""
+
+
+@dataclass(frozen=True)
+class GetNumbers(Operation, name="numbers", reach=Reach.EVERYONE, large=True):
+    """Return a user's numbers for ``/metrics``; those of all users as packed bytes."""
+
+    bytes: int | None = None
+    """The most that the answer may have."""
+
+
+@dataclass(frozen=True)
+class GetUsers(Operation, name="users", result=list[str], reach=Reach.EVERYONE):
+    """Return the names of the users that the weaver knows."""
+
+
+@dataclass(frozen=True)
+class ReadAudit(Operation, name="audit", waits=True):
+    """Drop the audit's entries up to one of a trail, which are written; return those after it, or wait for some."""
+
+    trail: str | None = None
+    last: int = 0
+
+
+@dataclass(frozen=True)
+class WatchFully(Operation, name="watch_full"):
+    """Make the following watches of the connection full ones, as `loom.weaver.server.pushes.FullWatch` says.
+
+    It is no part of the watch's own frame, so that an older weaver refuses it and watches all the same.
+    """
+
+
+@dataclass(frozen=True)
+class DoInSession(Operation, name="in_session"):
+    """Do an operation on the replicas of one session only."""
+
+    session: str
+    do: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AsJson(Operation, name="as_json"):
+    """Do an operation, and write its result as JSON.
+
+    The gateway passes the text on. It would take long to read and write it on the event loop that relays.
+    """
+
+    do: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 Check = Callable[[Mapping[str, Any], str], Any]
@@ -567,12 +763,18 @@ def _check(hint: Any, required: bool) -> Check:
         options = [one for one in typing.get_args(hint) if one is not NoneType]
         hint = options[0] if len(options) == 1 else Any
     kind, *limits = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
-    if kind is str and any(one.pattern for one in limits):
+    bounds: ArgumentBounds = limits[0] if limits else ArgumentBounds()
+    if kind is str and bounds.pattern:
         return check.identity
     if kind is str:
         return check.text if required else check.text_or_none
     if kind in _NUMBERS:
         return _NUMBERS[kind]
+    if typing.get_origin(kind) is list:
+        (item,) = typing.get_args(kind)
+        return partial(
+            check.items, kind=item, least=bounds.min_length or 0, most=bounds.max_length, required=required
+        )
     return check.given if required and kind is not Any else lambda given, name: given.get(name)
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from itertools import islice
-from typing import Any, get_origin
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgpack
 
 from loom.control.frame import pack, refuse_extension, unpack
-from loom.control.operations import OPERATIONS, takes
+from loom.control.operations import OPERATIONS, AsJson, DoInSession, Operation, WatchFully, known_operation, takes
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.process import tasks
 from loom.process.tasks import Turns
@@ -41,20 +41,11 @@ _BYTES, _TEXT = 0xC6, 0xDB  # the types of msgpack whose length has 32 bits
 _AT_ONCE = 16
 """Parts that are decoded between two looks at the clock."""
 
-_READS = frozenset(
-    ("numbers", "audit", "users", "as_json", *(name for name, one in OPERATIONS.items() if one.reads()))
-)
-
 BETWEEN_ATTEMPTS = 0.02  # seconds between two attempts to connect to a weaver that its supervisor says is up
 PATIENCE = 3.0  # seconds that a request waits for a weaver that is away
 
-_LARGE_ANSWERS = frozenset(
-    ("numbers", "users", "status", *(name for name, one in OPERATIONS.items() if get_origin(one.result) is list))
-)
-"""Reads that the weaver answers at once, some after much work."""
-
 MAX_QUESTIONS = 2
-"""Such reads about one user that are under way at once. The others wait, so that other users' come in between."""
+"""Large reads about one user that are under way at once. The others wait, so that other users' come in between."""
 
 MANY = 256
 """Values in a question's arguments from which on their conversion is left to a thread."""
@@ -106,22 +97,20 @@ class WeaverClient:
             raise WrongArguments(
                 f"the weaver knows no operation {operation!r:.80}; it knows {', '.join(OPERATIONS)}"
             )
-        timeout = ANSWER_TIMEOUT + takes(operation, arguments)
-        wait = arguments.pop("wait", 0.0)
+        within, wait = ANSWER_TIMEOUT + takes(operation, arguments), arguments.pop("wait", 0.0)
         if OPERATIONS[operation].gives:
             given = await self.ask(operation, user=user, by=by, **arguments)
             operation, arguments = "command_state", {"id": given["id"]}
-        if operation == "command_state":
-            arguments["timeout"] = wait
-        return await self.ask(operation, timeout, user=user, by=by, **arguments)
+        return await self.ask(operation, within, user=user, by=by, **_waiting(operation, arguments, wait))
 
     async def do_json(self, operation: str, by: str, /, user: str | None = None, **arguments: Any) -> bytes:
         """Do as `do`, for an operation that reads, and return its result as JSON that the weaver has written."""
-        timeout = ANSWER_TIMEOUT + takes(operation, arguments)
-        wait = arguments.pop("wait", 0.0)
-        if operation == "command_state":
-            arguments["timeout"] = wait
-        return await self.ask_json(operation, timeout, user=user, by=by, **arguments)
+        within, wait = ANSWER_TIMEOUT + takes(operation, arguments), arguments.pop("wait", 0.0)
+        return await self.ask_json(operation, within, user=user, by=by, **_waiting(operation, arguments, wait))
+
+    async def ask_for(self, asked: Operation, within: float = ANSWER_TIMEOUT, user: str | None = None) -> Any:
+        """Return the result of an operation of Loom's own processes. Raise as `ask` does."""
+        return await self.ask(asked.name, within, user=user, **asked.given())
 
     async def ask(
         self, operation: str, within: float = ANSWER_TIMEOUT, /, user: str | None = None, **arguments: Any
@@ -133,21 +122,20 @@ class WeaverClient:
         Raises:
             LimitReached: `MAX_QUESTIONS` reads about the user were under way for as long as an answer may take.
         """
-        few = _innermost(operation, arguments) in _LARGE_ANSWERS
-        session, do = arguments.pop("in_session", None), operation
-        if session is not None:  # an operation of its own, so that an older weaver does not do it without the limit
-            do, arguments = "in_session", {"session": session, "do": operation, "arguments": arguments}
+        asked = known_operation(_innermost(operation, arguments))
+        large, reads = asked is not None and asked.large, asked is not None and asked.reads()
+        do, given = _in_session(operation, arguments)
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         while True:
             link = await self._connected(until)
             try:
-                async with self._turn(user, within) if few else nullcontext():
-                    return await asyncio.wait_for(link.ask(user, do, arguments), within)
+                async with self._turn(user, within) if large else nullcontext():
+                    return await asyncio.wait_for(link.ask(user, do, given), within)
             except asyncio.TimeoutError:
                 raise WeaverUnavailable(f"the weaver did not answer within {within:g} s") from None
             except WeaverUnavailable:
-                if self._closed or operation not in _READS or loop.time() > until:
+                if self._closed or not reads or loop.time() > until:
                     raise
                 await asyncio.sleep(BETWEEN_ATTEMPTS)
 
@@ -155,12 +143,8 @@ class WeaverClient:
         self, operation: str, within: float = ANSWER_TIMEOUT, /, user: str | None = None, **arguments: Any
     ) -> bytes:
         """Return the result of an operation as JSON that the weaver has written. Raise as `ask` does."""
-        session, do, given = arguments.get("in_session"), operation, arguments
-        if session is not None:
-            given = {name: value for name, value in arguments.items() if name != "in_session"}
-            do, given = "in_session", {"session": session, "do": operation, "arguments": given}
         try:
-            return bytes(await self.ask("as_json", within, user=user, do=do, arguments=given))
+            return bytes(await self.ask_for(AsJson(*_in_session(operation, arguments)), within, user))
         except WrongArguments as error:
             if "no operation 'as_json'" not in str(error):
                 raise
@@ -244,10 +228,10 @@ class WeaverPushes:
                 such part.
         """
         if full:
-            self._link.send(["ask", 0, self._user, "watch_full", {}])
+            self._link.send(["ask", 0, self._user, WatchFully.name, {}])
         self._link.watch(self._user)
 
-    async def next(self) -> tuple[str, dict[str, Any]]:
+    async def next(self) -> tuple[str, Mapping[str, Any]]:
         """Return the next push: ``("snapshot", …)`` first, and then ``("event", …)`` for each change."""
         return await self._link.next_push()
 
@@ -263,7 +247,7 @@ class _Link(FrameConnection):
         self._number = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._watches = False
-        self._pushes: asyncio.Queue[tuple[str, dict[str, Any]] | bytes | None] = asyncio.Queue()
+        self._pushes: asyncio.Queue[tuple[str, Mapping[str, Any]] | bytes | None] = asyncio.Queue()
         """Pushes that the watcher has not read; one that is large is not decoded yet; None after the last."""
 
     def data_received(self, data: bytes) -> None:
@@ -293,7 +277,7 @@ class _Link(FrameConnection):
                 future.set_exception(self._refusal or WeaverUnavailable(text))
         self._pushes.put_nowait(None)
 
-    async def ask(self, user: str | None, operation: str, arguments: dict[str, Any]) -> Any:
+    async def ask(self, user: str | None, operation: str, arguments: Mapping[str, Any]) -> Any:
         # What the weaver cannot read would end the connection, and with it all other requests.
         # Of a large configuration it takes tens of milliseconds, in which a gateway's loop would relay nothing.
         many = _has_many(arguments)
@@ -312,7 +296,7 @@ class _Link(FrameConnection):
         self._watches = True
         self.send(["watch", 1, user])
 
-    async def next_push(self) -> tuple[str, dict[str, Any]]:
+    async def next_push(self) -> tuple[str, Mapping[str, Any]]:
         push = await self._pushes.get()
         if push is None:
             raise self._refusal or WeaverUnavailable("the weaver went away")
@@ -354,7 +338,26 @@ class _Link(FrameConnection):
                 raise ProtocolMismatch(f"not an answer of the weaver: {frame!r:.80}")
 
 
-def _innermost(operation: str, arguments: dict[str, Any]) -> str:
+def _waiting(operation: str, arguments: Mapping[str, Any], wait: float) -> Mapping[str, Any]:
+    """Return the arguments of an operation, with the seconds to wait for acknowledgements if it waits for them."""
+    return {**arguments, "timeout": wait} if operation == "command_state" else arguments
+
+
+def _in_session(operation: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return an operation and its arguments; within a session, if they name one, that of `DoInSession`.
+
+    That is an operation of its own, so that an older weaver does not do it without the limit.
+    """
+    rest = dict(arguments)
+    session = rest.pop("in_session", None)
+    return (
+        (operation, arguments)
+        if session is None
+        else (DoInSession.name, DoInSession(session, operation, rest).given())
+    )
+
+
+def _innermost(operation: str, arguments: Mapping[str, Any]) -> str:
     """Return the operation that another one does in a session, or as JSON."""
     while "do" in arguments and isinstance(arguments.get("arguments"), dict):
         operation, arguments = arguments["do"], arguments["arguments"]

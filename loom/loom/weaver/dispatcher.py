@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +46,7 @@ class CommandDispatcher:
     def give(
         self,
         kind: CommandKind,
-        params: dict[str, Any],
+        params: Mapping[str, Any],
         target: Target | None,
         by: str,
         now: float,
@@ -91,7 +92,7 @@ class CommandDispatcher:
         command = Command(id or uuid.uuid4().hex, kind, params, announced)
         return self._send(command, selected, target, by, now, cause)
 
-    def _devices_meant(self, kind: CommandKind, params: dict[str, Any]) -> list[str]:
+    def _devices_meant(self, kind: CommandKind, params: Mapping[str, Any]) -> list[str]:
         """Return the uuids of the devices that a command takes out of use or puts back."""
         if "group" not in params:
             self._known.devices.device(params["device"])  # raises if there is none

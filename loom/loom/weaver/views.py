@@ -22,9 +22,9 @@ class _View:
     """A JSON object. Fields that only a newer weaver knows are ignored."""
 
     # For pydantic, with which the gateway describes REST: fields with a default here are always present in JSON.
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"json_schema_serialization_defaults_required": True}
+    __pydantic_config__: ClassVar[Mapping[str, bool]] = {"json_schema_serialization_defaults_required": True}
 
-    def to_body(self) -> dict[str, Any]:
+    def to_body(self) -> dict[str, object]:
         """Return the JSON object."""
         return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
 
@@ -35,11 +35,18 @@ class _View:
         return cls(**{name: value for name, value in body.items() if name in names})
 
 
+def to_json(result: Any) -> Any:
+    """Return the result of an operation as JSON has it, if it is a view or a list of views."""
+    if isinstance(result, _View):
+        return result.to_body()
+    return [to_json(one) for one in result] if isinstance(result, list) else result
+
+
 class _JsonNumber:
     """The pydantic schema of a float, for which JSON has texts if it is not finite."""
 
     @staticmethod
-    def __get_pydantic_json_schema__(schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(schema: Any, handler: Any) -> dict[str, object]:
         texts = {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}
         return {"anyOf": [{"type": "number"}, texts]}
 
@@ -227,7 +234,7 @@ class WeaverEvent(_View):
     data: dict[str, Any]
     """Further fields, by the event's kind. ``cause`` is the id of the event that led to this one."""
 
-    def to_body(self) -> dict[str, Any]:
+    def to_body(self) -> dict[str, object]:
         return {"id": self.id, "time": self.time, "kind": self.kind, "replica": self.replica, **self.data}
 
     @classmethod
@@ -236,7 +243,7 @@ class WeaverEvent(_View):
         return cls(body["id"], body["time"], body["kind"], body["replica"], data)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, object]:
         described: dict[str, Any] = handler.resolve_ref_schema(handler(schema))
         described["properties"].pop("data")
         described["required"].remove("data")
@@ -256,7 +263,7 @@ class CommandState(_View):
     outcomes: Mapping[str, Acknowledgement]
     """The acknowledgements by replica; one that is ``waiting`` for a replica that has not answered yet."""
 
-    def to_body(self) -> dict[str, Any]:
+    def to_body(self) -> dict[str, object]:
         return {**super().to_body(), "outcomes": {id: one.to_body() for id, one in self.outcomes.items()}}
 
     @classmethod
@@ -349,7 +356,7 @@ class GoodputRecord(_View):
         whole = sum(self.seconds.values())
         return self.seconds.get(reason, 0.0) / whole if whole > 0 else 0.0
 
-    def to_body(self) -> dict[str, Any]:
+    def to_body(self) -> dict[str, object]:
         faults, course = [one.to_body() for one in self.faults], [one.to_body() for one in self.course]
         return {**super().to_body(), "faults": faults, "course": course}
 

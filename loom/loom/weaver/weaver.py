@@ -8,7 +8,7 @@ the number of replicas, except if a caller asks for all of them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from loom.control.introduction import (
     ThreadletWelcome,
     TrainingEnding,
 )
+from loom.control.operations import ReportEnded, ReportSpawned
 from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
@@ -52,8 +53,10 @@ EXIT_WITHIN = 60.0
 _UNTOLD = (ReplicaEnding.COMPLETED, ReplicaEnding.ENDED_EARLY, ReplicaEnding.UNKNOWN)
 """The ends in order that nobody else has brought about."""
 
-_PLACE = ("session", "procs", "mesh", "rank", "host", "what")
-"""What an event repeats of a driver's report about processes."""
+
+def _place(report: ReportSpawned | ReportEnded) -> dict[str, Any]:
+    """Return what an event repeats of a driver's report about processes."""
+    return {name: getattr(report, name) for name in ("session", "procs", "mesh", "rank", "host", "what")}
 
 
 class Weaver:
@@ -132,7 +135,7 @@ class Weaver:
         end = End(ReplicaEnding.CRASHED, (seen and seen.cause) or reason, exit=exit, guessed=True)
         self._liveness.fail(replica, Cause.DIED, end, now)
 
-    def note(self, kind: str, replica: str | None, data: dict[str, Any], now: float) -> WeaverEvent:
+    def note(self, kind: str, replica: str | None, data: Mapping[str, Any], now: float) -> WeaverEvent:
         self.outbox.urgent = True
         return self.known.events.append(now, kind, replica, **data)
 
@@ -152,33 +155,24 @@ class Weaver:
         self.known.set_policy(group, action, by, now)
         self.outbox.urgent = True
 
-    def supervision(self, report: dict[str, Any], now: float) -> list[str]:
-        """Take a driver's report that processes of its meshes have ended; return the ids of their replicas.
-
-        The report has ``session``, ``procs`` and its name ``mesh``, ``rank`` (None: all ranks), ``what``
-        (``"stopped"`` if the processes were meant to end) and ``reason``. It may have ``lost``, whether their host
-        is gone, and ``exit``, as in `loom.weaver.views.ReplicaInfo`.
-        """
-        session, procs, rank, what = (report.get(name) for name in ("session", "procs", "rank", "what"))
-        reason = str(report.get("reason") or what or "its process is dead")
-        found = [
-            replica for replica in self.known.in_procs(session, str(procs)) if rank is None or replica.rank == rank
-        ]
+    def supervision(self, report: ReportEnded, now: float) -> list[str]:
+        """Take a driver's report that processes of its meshes have ended; return the ids of their replicas."""
+        reason = report.reason or report.what or "its process is dead"
+        there = self.known.in_procs(report.session, str(report.procs))
+        found = [replica for replica in there if report.rank is None or replica.rank == report.rank]
         ended = [replica for replica in found if replica.state in LIVING]
-        about = {name: report.get(name) for name in _PLACE}
-        seen = report.get("exit")
-        seen = ProcessEnd.from_body(seen).to_body() if isinstance(seen, dict) else None
+        seen = ProcessEnd.from_body(report.exit).to_body() if isinstance(report.exit, Mapping) else None
         event = self.known.events.append(
-            now, "supervision", None, **about, reason=reason, exit=seen, replicas=[replica.id for replica in ended]
+            now, "supervision", None, **_place(report), reason=reason, exit=seen, replicas=[one.id for one in ended]
         )
-        ending = ReplicaEnding.LOST if report.get("lost") is True else ReplicaEnding.CRASHED
-        if what == "stopped":
+        ending = ReplicaEnding.LOST if report.lost else ReplicaEnding.CRASHED
+        if report.what == "stopped":
             ending = ReplicaEnding.CANCELLED
         for replica in found:
             end = End(ending, reason, exit=seen)
             if replica.state not in LIVING:
                 self._explain(replica, end, now)
-            elif what == "stopped":
+            elif report.what == "stopped":
                 done = replica.max_step is not None and replica.made_its_steps
                 finished = End(ReplicaEnding.COMPLETED, "it made its last step", exit=seen)
                 self._liveness.finish(replica, finished if done else end, now, event.id)
@@ -204,10 +198,9 @@ class Weaver:
         elif known.ending is ReplicaEnding.CRASHED and end.exit is not None:
             self._liveness.explain(replica, replace(known, exit=end.exit), now)
 
-    def spawned(self, report: dict[str, Any], now: float) -> None:
+    def spawned(self, report: ReportSpawned, now: float) -> None:
         """Log a driver's report that it has started processes, whose threadlets will say hello."""
-        about = {name: report.get(name) for name in _PLACE}
-        self.known.events.append(now, "spawned", None, **about)
+        self.known.events.append(now, "spawned", None, **_place(report))
 
     def tick(self, now: float) -> None:
         self.known.goodput.tick(now)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from loom.control.operations import NoteReached
 from loom.errors import LimitReached, NoSuchRank, NotFound, ProtocolMismatch, SupervisionError, WrongArguments
 from loom.file_access import METHODS
 from loom.process import tasks
@@ -107,8 +108,7 @@ class RankOperations:
         return _Target(procs, request.rank, entry.name, guest)
 
     async def _write_down(self, does: str, target: _Target, what: str) -> None:
-        guest = {} if target.guest is None else {"guest": target.guest}
-        await self._context.weaver.write_down(does, mesh=target.mesh, rank=target.rank, what=what, **guest)
+        await self._context.weaver.write_down(NoteReached(does, target.mesh, target.rank, what, target.guest))
 
     # -- what begins ----------------------------------------------------------------------------------------
 

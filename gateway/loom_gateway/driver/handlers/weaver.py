@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loom.control.commands import Acknowledgement, CommandKind
+from loom.control.operations import GetReplicasIn
 from loom.errors import ProtocolMismatch
 from loom.wire.bodies import AskWeaver, Debug, ReconfigureActors
 from loom.wire.messages import Kind, Message
@@ -58,13 +59,8 @@ class WeaverOperations:
         """Return the acknowledgement of each process's replica, in the order of the ranks."""
         await entry.mesh.initialized.as_asyncio()
         session, weaver = self._context.weaver.session, self._context.weaver.client
-        wanted: dict[str, Any] = {
-            "session": session,
-            "procs": entry.procs,
-            "ranks": entry.ranks,
-            "timeout": REGISTERS_WITHIN,
-        }
-        replicas = dict(await weaver.ask("replicas_in", **wanted))
+        wanted = GetReplicasIn(session, entry.procs, list(entry.ranks), REGISTERS_WITHIN)
+        replicas = dict(await weaver.ask_for(wanted))
         target = [replicas[rank] for rank in entry.ranks if rank in replicas]
         outcomes: dict[str, dict[str, Any]] = {}
         if target:

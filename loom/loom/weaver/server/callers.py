@@ -6,20 +6,32 @@ import asyncio
 import inspect
 import logging
 import sqlite3
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loom.control.first_frame import FirstFrame
 from loom.control.frame import MAX_FRAME, pack_around, unpack
 from loom.control.introduction import MAX_KEY
-from loom.control.operations import OPERATIONS
+from loom.control.operations import (
+    INTERNAL,
+    OPERATIONS,
+    AsJson,
+    NoteReached,
+    Operation,
+    Reach,
+    ReadAudit,
+    WatchFully,
+    find_operation,
+    known_operation,
+)
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
 from loom.weaver.connection import FrameConnection
 from loom.weaver.keys import EVERYONE, Grant
-from loom.weaver.server.reach import Everyone
+from loom.weaver.server.reach import Asker, Everyone
 from loom.weaver.server.threadlets import HELLO_WITHIN, IntakeSource, Peers
 from loom.weaver.server.user_weaver import UserWeaver
 from loom.weaver.server.users import Users
+from loom.weaver.views import to_json
 from loom.wire.plain import exact_json
 
 _log = logging.getLogger(__name__)
@@ -32,26 +44,6 @@ MAX_ASK = 4 << 20
 
 _MAX_REQUEST_HELLO = MAX_KEY + 64
 """Bytes of the first frame of a connection for requests."""
-
-_OF_SESSIONS = frozenset(("spawned", "supervision", "calls", "note", "replicas_in"))
-"""Operations of a session about itself."""
-
-WATCH_FULL = "watch_full"
-"""A request of the gateway that makes the following watches of its connection full ones, as `FullWatch` says.
-
-It is no part of the watch's own frame, so that an older weaver refuses it and watches all the same.
-"""
-
-AS_JSON = "as_json"
-"""A request of the gateway: do the operation ``do`` with ``arguments``, and write the result as JSON.
-
-The gateway passes the text on. It would take long to read and write it on the event loop that relays.
-"""
-
-REACHED = "reached"
-"""An operation of a session: write down what one of its clients does in the process of a rank."""
-
-_CHANGING = frozenset(name for name, operation in OPERATIONS.items() if not operation.reads())
 
 
 class RequestConnection(FrameConnection, IntakeSource):
@@ -162,69 +154,71 @@ class RequestConnection(FrameConnection, IntakeSource):
         self._grant = grant
         self.user = grant.user or ""
 
-    def _receive(self, frame: list[Any], grant: Grant) -> None:
+    def _receive(self, frame: Sequence[Any], grant: Grant) -> None:
         match frame:
             case ["hello", _] if not self._introduced:
                 self._introduced = True
             case ["ask", int(number), (str() | None) as user, str(operation), dict(arguments)]:
-                self._handle(number, grant, user, operation, arguments)
+                try:
+                    self._handle(number, grant, user, operation, arguments)
+                except LoomError as error:
+                    self._send_answer(["error", number, error.code, str(error)])
+                except sqlite3.Error:
+                    raise  # the store is broken, so the weaver has to end
+                except Exception as error:  # noqa: BLE001 - a bug of Loom, and the gateway waits for an answer
+                    _log.exception("%s cannot be answered", operation)
+                    self._send_answer(["error", number, LoomError.code, f"the weaver failed: {error!r}"])
             case ["watch", int(number), (str() | None) as user]:
                 self._watch(number, grant, user)
             case _:
                 raise ProtocolMismatch(f"not a question: {frame!r:.80}")
 
     def _handle(
-        self, number: int, grant: Grant, user: str | None, operation: str, arguments: dict[str, Any]
+        self, number: int, grant: Grant, user: str | None, operation: str, arguments: Mapping[str, Any]
     ) -> None:
-        try:
-            of = _user(grant, user)
-            if operation == AS_JSON:
-                self._as_json.add(number)
-                operation, arguments = str(arguments.get("do")), dict(arguments.get("arguments", {}))
-            if grant.session is not None:
-                return self._handle_session(number, of, grant.session, operation, arguments)
-            if operation == WATCH_FULL:
+        of, asker = _user(grant, user), Asker.read(arguments)
+        if operation == AsJson.name and AsJson.name in INTERNAL:
+            self._as_json.add(number)
+            inner = AsJson.read(arguments)
+            operation, arguments = inner.do, inner.arguments
+            asker = Asker.read(arguments)
+        if grant.session is not None:
+            asker = Asker(grant.session, grant.session)
+            arguments = self._of_session(of, grant.session, operation, arguments)
+        asked = find_operation(operation).read(arguments)
+        match asked:
+            case WatchFully():
                 self._watches_full = True
                 self._send_answer(["answer", number, None])
-            elif operation == "audit":
-                trail, last = str(arguments.get("trail")), int(arguments.get("last", 0))
-                self._answer_in_time(number, None, self._users.audit.after(trail, last, 20.0))
-            elif of == EVERYONE:
-                self._send_answer(["answer", number, self._everyone.answer(operation, arguments)])
-            else:
-                self._answer(number, self._users.of(of), operation, arguments)
-        except LoomError as error:
-            self._send_answer(["error", number, error.code, str(error)])
-        except sqlite3.Error:
-            raise  # the store is broken, so the weaver has to end
-        except Exception as error:  # noqa: BLE001 - a bug of Loom, and the gateway waits for an answer
-            _log.exception("%s cannot be answered", operation)
-            self._send_answer(["error", number, LoomError.code, f"the weaver failed: {error!r}"])
+            case NoteReached():
+                self._send_answer(["answer", number, None])
+            case ReadAudit():
+                self._answer_in_time(number, None, self._users.audit.after(asked.trail or "", asked.last, 20.0))
+            case _ if of == EVERYONE:
+                self._send_answer(["answer", number, to_json(self._everyone.do(asked, asker))])
+            case _:
+                self._answer(number, self._users.of(of), asked, asker)
 
-    def _handle_session(
-        self, number: int, user: str, session: str, operation: str, arguments: dict[str, Any]
-    ) -> None:
-        """Do what a session may ask for: operations on its user's replicas, and reports about itself."""
-        if operation == REACHED:
-            self._users.audit.add(user, session, str(arguments.get("does")), arguments, self._users.clock())
-            return self._send_answer(["answer", number, None])
-        if operation not in OPERATIONS and operation not in _OF_SESSIONS:
+    def _of_session(
+        self, user: str, session: str, operation: str, arguments: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Return a session's arguments. It may ask for what users do with their replicas, and about itself."""
+        found = known_operation(operation)
+        if found is None or (operation in INTERNAL and Reach.SESSION not in found.reach):
             raise Denied(f"a session cannot ask the weaver for {operation!r:.80}")
-        if operation in _CHANGING:
+        if found is NoteReached:
+            self._users.audit.add(user, session, str(arguments.get("does")), arguments, self._users.clock())
+        elif operation in OPERATIONS and not found.reads():
             self._users.audit.add(user, session, operation, arguments, self._users.clock())
-        self._answer(
-            number,
-            self._users.of(user),
-            operation,
-            {**arguments, "by": session, "session": session, "admin": False},
-        )
+        return {**arguments, "session": session}
 
-    def _answer(self, number: int, user: UserWeaver, operation: str, arguments: dict[str, Any]) -> None:
-        answer = user.requests.answer(operation, arguments)
+    def _answer(self, number: int, user: UserWeaver, asked: Operation, asker: Asker) -> None:
+        answer = user.requests.do(asked, asker)
         if inspect.isawaitable(answer):
             self._answer_in_time(number, user, answer)
         else:
-            user.answer(lambda: self._send_answer(["answer", number, answer]), user.requests.reads(operation))
+            body = to_json(answer)
+            user.answer(lambda: self._send_answer(["answer", number, body]), asked.reads())
         user.plan_commit()
 
     def _answer_in_time(self, number: int, user: UserWeaver | None, answer: Awaitable[Any]) -> None:
@@ -232,7 +226,7 @@ class RequestConnection(FrameConnection, IntakeSource):
 
     async def _answer_later(self, number: int, user: UserWeaver | None, waiting: Awaitable[Any]) -> None:
         try:
-            answer = ["answer", number, await waiting]
+            answer = ["answer", number, to_json(await waiting)]
         except LoomError as error:
             answer = ["error", number, error.code, str(error)]
         except Exception as error:  # noqa: BLE001 - a bug of Loom, and the gateway waits for an answer

@@ -1,4 +1,4 @@
-"""The requests of the gateway: operations by name, with their arguments checked."""
+"""The handlers of a user's operations, of Loom's own processes too, and what drivers report of their sessions."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgpack
 
 from loom.control import operations
-from loom.control.arguments import count, seconds, text, text_or_none
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.faults import Place, fault_kind
 from loom.control.frame import MAX_FRAME
 from loom.control.introduction import Device
-from loom.control.latencies import BOUNDS
-from loom.control.operations import OPERATIONS, Operation
+from loom.control.latencies import BOUNDS, LatencyCounts
+from loom.control.operations import Operation, Storing, find_operation
 from loom.control.profiles import LEAST_SECONDS, MOST_SECONDS
 from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.weaver.commands import GivenCommand, select
@@ -28,7 +27,7 @@ from loom.weaver.outbox import CommittedOutput
 from loom.weaver.replicas import Replica
 from loom.weaver.server.reach import Asker, Guest
 from loom.weaver.states import LIVING, ReplicaState
-from loom.weaver.views import CommandState, DeviceInfo, ProfileInfo, WeaverStatus
+from loom.weaver.views import CommandState, DeviceInfo, GoodputRecord, ProfileInfo, WeaverEvent, WeaverStatus
 from loom.weaver.weaver import Weaver
 
 LIVES_FOR = 15.0
@@ -41,16 +40,18 @@ MOST_USED = 1 << 53
 """The largest sum that is told."""
 
 _MAX_SESSIONS = 1_000
-_MAX_WORKERS = 10_000
+
+
+class CallCounts(LatencyCounts):
+    """The latencies of a session's calls, and how many of its driver's background tasks have died."""
+
+    tasks_died: int
 
 
 @dataclass(frozen=True)
 class _Report:
     time: float
-    latencies: dict[str, Any]
-    workers: frozenset[str]
-    in_flight: int
-    kept: int
+    calls: operations.ReportCalls
 
 
 class Sessions:
@@ -60,40 +61,33 @@ class Sessions:
         self._reports: dict[str, _Report] = {}
 
     @property
-    def latencies(self) -> dict[str, dict[str, Any]]:
-        """The latencies of calls by session, as `loom.control.latencies.Latencies.to_dict`."""
-        return {session: report.latencies for session, report in self._reports.items()}
+    def latencies(self) -> dict[str, CallCounts]:
+        """The latencies of calls by session."""
+        calls = {session: report.calls for session, report in self._reports.items()}
+        return {
+            session: {"bounds": list(BOUNDS), "counts": one.counts, "sum": one.sum, "tasks_died": one.tasks_died}
+            for session, one in calls.items()
+        }
 
     def workers(self, session: str | None) -> frozenset[str]:
         """Return the addresses of a session's workers."""
         report = self._reports.get(session or "")
-        return frozenset() if report is None else report.workers
+        return frozenset() if report is None else frozenset(report.calls.workers)
 
     def use(self, workers: Collection[str], now: float) -> bool:
         """Return whether a living session uses one of the workers."""
         living = (report for report in self._reports.values() if now < report.time + LIVES_FOR)
-        return any(not report.workers.isdisjoint(workers) for report in living)
+        return any(one in workers for report in living for one in report.calls.workers)
 
-    def take(self, arguments: dict[str, Any], now: float) -> dict[str, int]:
-        """Take a driver's report; return what the user's other sessions use of the limits that count by user.
-
-        A report has ``session`` and ``workers``, ``counts`` and ``sum`` of the calls, and what the session uses:
-        its unanswered operations ``in_flight``, and the bytes of results that it has ``kept``.
-        """
-        session, counts, workers = text(arguments, "session"), arguments.get("counts"), arguments.get("workers", [])
-        if not isinstance(counts, list) or len(counts) != len(BOUNDS) + 1:
-            raise WrongArguments(f"counts are {len(BOUNDS) + 1} numbers, not {counts!r:.80}")
-        if type(workers) is not list or len(workers) > _MAX_WORKERS or not all(type(one) is str for one in workers):
-            raise WrongArguments(f"workers are at most {_MAX_WORKERS} addresses, not {workers!r:.80}")
-        counts = [count({"a count": one}, "a count", 0) for one in counts]
-        latencies = {"bounds": list(BOUNDS), "counts": counts, "sum": seconds(arguments, "sum", 0.0)}
-        latencies["tasks_died"] = count(arguments, "tasks_died", 0)
-        self._reports.pop(session, None)  # reinsert it at the end: the first entry is dropped first
-        used = count(arguments, "in_flight", 0), count(arguments, "kept", 0)
-        self._reports[session] = _Report(now, latencies, frozenset(workers), *used)
+    def take(self, calls: operations.ReportCalls, now: float) -> dict[str, int]:
+        """Take a driver's report; return what the user's other sessions use of the limits that count by user."""
+        self._reports.pop(calls.session, None)  # reinsert it at the end: the first entry is dropped first
+        self._reports[calls.session] = _Report(now, calls)
         if len(self._reports) > _MAX_SESSIONS:
             del self._reports[next(iter(self._reports))]
-        others = [one for name, one in self._reports.items() if name != session and now < one.time + USES_FOR]
+        others = [
+            one.calls for name, one in self._reports.items() if name != calls.session and now < one.time + USES_FOR
+        ]
         sums = {"in_flight": sum(one.in_flight for one in others), "kept": sum(one.kept for one in others)}
         return {name: min(value, MOST_USED) for name, value in sums.items()}
 
@@ -108,20 +102,12 @@ KEPT_IN_METRICS = 600.0
 _A_NUMBER, _A_REPLICA, _A_DEVICE, _A_JOB = 12, 60, 40, 800
 """Bytes that a number, a replica, a device and a job take in an answer, about, beside names and statuses."""
 
-_STORES = frozenset(("note", *(name for name, operation in OPERATIONS.items() if not operation.reads())))
-"""The operations whose answers promise that something is stored."""
-
-_REPORTS = frozenset(("spawned", "supervision"))
-"""The operations of drivers that are stored later while the disk takes nothing."""
-
 _MAX_EVENTS = 10_000
 _MAX_POINTS = 20_000
 
 
 class RequestHandler:
     """The operations on one user's weaver.
-
-    Those that wait are ``command_state``, ``replicas_in``, ``stacks`` and ``profile``.
 
     Args:
         address: returns the address for threadlets of a user, or of one of their sessions.
@@ -170,37 +156,24 @@ class RequestHandler:
             operations.InjectFault: self._inject,
             operations.RemoveFault: self._remove_fault,
             operations.FailDevice: self._fail_device,
+            operations.ReportSpawned: lambda asked, asker, now: weaver.spawned(asked, now),
+            operations.ReportEnded: lambda asked, asker, now: weaver.supervision(asked, now),
+            operations.ReportCalls: self._calls,
+            operations.AddEvent: self._note,
+            operations.GetNumbers: self._numbers,
+            operations.GetReplicasIn: self._replicas_in,
+            operations.DoInSession: self._in_session,
         }
-        self._of_processes: dict[str, Callable[[dict[str, Any], float], Any]] = {
-            "spawned": weaver.spawned,
-            "supervision": weaver.supervision,
-            "calls": self._calls,
-            "note": self._note,
-            "numbers": self._numbers,
-            "replicas_in": self._replicas_in,
-            "in_session": self._in_session,
-        }
-        """What Loom's own processes ask beside the operations of users."""
 
-    def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
-        """Do an operation and return its result; the result of one that waits has to be awaited."""
-        if operation in _STORES:
-            self.check_stores(operation)
-        if (found := OPERATIONS.get(operation)) is not None:
-            return self.do(found.read(arguments), Asker.read(arguments))
-        if (inner := self._of_processes.get(operation)) is not None:
-            return inner(arguments, self._clock())
-        known = ", ".join([*OPERATIONS, *self._of_processes])
-        raise WrongArguments(f"the weaver knows no operation {operation!r:.80}; it knows {known}")
+    def answer(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """Do an operation of a name, as `do`."""
+        return self.do(find_operation(operation).read(arguments), Asker.read(arguments))
 
     def do(self, asked: Operation, asker: Asker = Asker()) -> Any:  # noqa: B008 - it is frozen
-        """Do an operation of a user, as `answer` does."""
+        """Do an operation and return its result; the result of one that waits has to be awaited."""
+        if asked.storing is Storing.STORED:
+            self.check_stores(asked.name)
         return self._handlers[type(asked)](asked, asker, self._clock())
-
-    @staticmethod
-    def reads(operation: str) -> bool:
-        """Return whether an operation changes nothing that its answer promises to be stored."""
-        return operation not in _STORES | _REPORTS
 
     def check_stores(self, operation: str) -> None:
         """Raise `Unavailable` while the disk takes nothing."""
@@ -231,39 +204,36 @@ class RequestHandler:
     def devices(self) -> list[Device]:
         return list(self._known.devices)
 
-    def info_of_known(self, replica: Replica) -> dict[str, Any] | None:
+    def info_of_known(self, replica: Replica) -> Mapping[str, object] | None:
         """Return the fields of a replica's `ReplicaInfo`; None if the replica was forgotten meanwhile."""
         return self.info(replica) if self._known.replicas.get(replica.id) is replica else None
 
-    def device_of_known(self, device: Device) -> dict[str, Any] | None:
+    def device_of_known(self, device: Device) -> Mapping[str, object] | None:
         """Return the fields of a device's `DeviceInfo`; None if the device was forgotten meanwhile."""
-        return self.device(self._known.devices.device(device.uuid)) if device.uuid in self._known.devices else None
+        known = self._known.devices
+        return self.device(known.device(device.uuid)).to_body() if device.uuid in known else None
 
     def is_on(self, hosts: Collection[str], workers: Collection[str]) -> bool:
         """Return whether a replica lives on one of the hosts, or a session uses one of the workers."""
         living = (one for one in self._known.replicas.values() if one.state in LIVING)
         return self._sessions.use(workers, self._clock()) or any(one.host in hosts for one in living)
 
-    def _calls(self, arguments: dict[str, Any], now: float) -> dict[str, float | None]:
+    def _calls(self, asked: operations.ReportCalls, asker: Asker, now: float) -> dict[str, float | None]:
         """Take a driver's report; return what other sessions use, and for how long no replica of it made a step."""
-        others = self._sessions.take(arguments, now)
-        session = arguments["session"]
-        own = [one for one in self._known.replicas.values() if one.session == session]
+        others = self._sessions.take(asked, now)
+        own = [one for one in self._known.replicas.values() if one.session == asked.session]
         newest = max(own, key=attrgetter("stepped_at"), default=None)
         idle = math.inf if newest is None else newest.idle(now)
         if 0.0 < idle < math.inf:  # one with longer steps may go on
             idle = min(one.idle(now) for one in own)
         return {**others, "idle": idle if math.isfinite(idle) else None}
 
-    def _in_session(self, arguments: dict[str, Any], now: float) -> Any:
+    def _in_session(self, asked: operations.DoInSession, asker: Asker, now: float) -> Any:
         """Do an operation on the replicas of one session only."""
-        guest = Guest(text(arguments, "session"), self._weaver, self.do)
-        inner = dict(arguments.get("arguments") or {})
-        if text(arguments, "do") in _STORES:
-            self.check_stores(arguments["do"])
-        return guest.answer(text(arguments, "do"), inner, Asker.read(inner))
+        return Guest(asked.session, self._weaver, self.do).answer(asked.do, asked.arguments)
 
-    def _status(self, now: float) -> dict[str, Any]:
+    def _status(self, now: float) -> WeaverStatus:
+        undurable = self._weaver.undurable
         return WeaverStatus(
             weaver=self._weaver.instance,
             started=self._weaver.started,
@@ -273,14 +243,14 @@ class RequestHandler:
             commands=sum(not command.done for command in self._known.commands),
             event=self._known.events.last,
             reports=self._weaver.reports.taken,
-            undurable_since=None if self._weaver.undurable is None else self._weaver.undurable.since,
-            undurable_reason="" if self._weaver.undurable is None else self._weaver.undurable.reason,
-        ).to_body()
+            undurable_since=None if undurable is None else undurable.since,
+            undurable_reason="" if undurable is None else undurable.reason,
+        )
 
-    def info(self, replica: Replica) -> dict[str, Any]:
+    def info(self, replica: Replica) -> Mapping[str, object]:
         return replica.info(self.user, self._known.devices.devices_of(replica.id))
 
-    def device(self, device: Device) -> dict[str, Any]:
+    def device(self, device: Device) -> DeviceInfo:
         devices = self._known.devices
         return DeviceInfo(
             **device.to_body(),
@@ -289,14 +259,13 @@ class RequestHandler:
             reason=devices.reason(device.uuid),
             replicas=tuple(devices.replicas_of(device.uuid)),
             status=self._known.device_status.get(device.uuid),
-        ).to_body()
+        )
 
-    def _events(self, asked: operations.GetEvents, asker: Asker, now: float) -> list[dict[str, Any]]:
+    def _events(self, asked: operations.GetEvents, asker: Asker, now: float) -> list[WeaverEvent]:
         newest, among, limit = asked.after is None, asked.replicas, min(asked.limit, _MAX_EVENTS)
         since, until = _span(asked.since, asked.until)
         events = self._known.events
-        found = events.after(asked.after or 0, limit, asked.replica, asked.kind, newest, among, since, until)
-        return [event.to_body() for event in found]
+        return events.after(asked.after or 0, limit, asked.replica, asked.kind, newest, among, since, until)
 
     def _metrics(self, asked: operations.GetMetrics, asker: Asker, now: float) -> list[str]:
         return self._known.history.metrics(self._known.replica(asked.replica).id)
@@ -313,12 +282,12 @@ class RequestHandler:
         points = min(max(1, asked.points), _MAX_POINTS)
         return self._known.history.between(replica, metric, *_span(asked.since, asked.until), points)
 
-    def _goodput(self, asked: operations.GetGoodput, asker: Asker, now: float) -> list[dict[str, Any]]:
+    def _goodput(self, asked: operations.GetGoodput, asker: Asker, now: float) -> list[GoodputRecord]:
         kept = self._known.goodput
         records = (kept.record(job, now) for job in kept.jobs() if asked.job in (None, job))
-        return [{**record.to_body(), "user": self.user} for record in records]
+        return [replace(record, user=self.user) for record in records]
 
-    def _give(self, asked: operations.GiveCommand, asker: Asker, now: float) -> dict[str, Any]:
+    def _give(self, asked: operations.GiveCommand, asker: Asker, now: float) -> Mapping[str, object]:
         kind = CommandKind.read(asked.kind)
         if kind not in USER_COMMANDS:
             raise WrongArguments(
@@ -330,7 +299,7 @@ class RequestHandler:
         params, announced = asked.params or {}, asked.announced
         return _given(give(kind, params, asked.target, asker.by, now, id=asked.id, announced=announced))
 
-    def _inject(self, asked: operations.InjectFault, asker: Asker, now: float) -> dict[str, Any]:
+    def _inject(self, asked: operations.InjectFault, asker: Asker, now: float) -> Mapping[str, object]:
         params = {"fault": asked.fault, "params": asked.params, "duration": asked.duration}
         params = {name: value for name, value in params.items() if value not in (None, {})}
         if fault_kind(asked.fault).place is Place.GATEWAY:
@@ -352,12 +321,12 @@ class RequestHandler:
                 "of scope admin"
             )
 
-    def _remove_fault(self, asked: operations.RemoveFault, asker: Asker, now: float) -> dict[str, Any]:
+    def _remove_fault(self, asked: operations.RemoveFault, asker: Asker, now: float) -> Mapping[str, object]:
         return _given(self._weaver.dispatcher.remove_fault(asked.injection, asker.by, now))
 
-    def _fail_device(self, asked: operations.FailDevice, asker: Asker, now: float) -> dict[str, Any]:
+    def _fail_device(self, asked: operations.FailDevice, asker: Asker, now: float) -> WeaverEvent:
         dispatcher = self._weaver.dispatcher
-        return dispatcher.fail_device(asked.device, asked.reason, asker.by, now, asked.report).to_body()
+        return dispatcher.fail_device(asked.device, asked.reason, asker.by, now, asked.report)
 
     def _set_policy(self, asked: operations.SetPolicy, asker: Asker, now: float) -> dict[str, str]:
         self._weaver.set_policy(asked.group, asked.action, asker.by, now)
@@ -366,14 +335,14 @@ class RequestHandler:
     def _policies(self) -> dict[str, str]:
         return {group: action.value for group, action in self._known.policy}
 
-    def _note(self, arguments: dict[str, Any], now: float) -> int:
-        data = arguments.get("data")
-        if not isinstance(data, dict) or not {"id", "time", "kind", "replica"}.isdisjoint(data):
-            raise WrongArguments(f"data is what an event says beside id, time, kind and replica, not {data!r:.80}")
-        kind, replica = text(arguments, "kind"), text_or_none(arguments, "replica")
-        return self._weaver.note(kind, replica, data, now).id
+    def _note(self, asked: operations.AddEvent, asker: Asker, now: float) -> int:
+        if not isinstance(asked.data, Mapping) or not {"id", "time", "kind", "replica"}.isdisjoint(asked.data):
+            raise WrongArguments(
+                f"data is what an event says beside id, time, kind and replica, not {asked.data!r:.80}"
+            )
+        return self._weaver.note(asked.kind, asked.replica, asked.data, now).id
 
-    def _numbers(self, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+    def _numbers(self, asked: operations.GetNumbers, asker: Asker, now: float) -> Mapping[str, object]:
         kept = self._known.goodput
         records = (kept.record(job, now, course=False, faults=0) for job in kept.jobs())
         jobs = [job for job in records if job.replicas or now < job.until + KEPT_IN_METRICS]
@@ -384,7 +353,7 @@ class RequestHandler:
         ]
         shown.sort(key=lambda one: one.state not in LIVING)
         devices = self._known.devices
-        room = _Room(count(arguments, "bytes", MAX_FRAME // 2))
+        room = _Room(MAX_FRAME // 2 if asked.bytes is None else asked.bytes)
         uuids = room.of(
             "devices",
             (device.uuid for device in devices),
@@ -397,7 +366,7 @@ class RequestHandler:
             for one in found
         }
         return {
-            **self._status(now),
+            **self._status(now).to_body(),
             "command_latency": self._weaver.dispatcher.latencies.to_dict(),
             "call_latency": self._sessions.latencies,
             "history_bytes": self._known.history.size,
@@ -412,7 +381,7 @@ class RequestHandler:
             "left_out": room.left_out,
         }
 
-    async def _command_state(self, asked: operations.GetCommand, asker: Asker, now: float) -> dict[str, Any]:
+    async def _command_state(self, asked: operations.GetCommand, asker: Asker, now: float) -> CommandState:
         """Return the acknowledgements of a command, once all have come or the time is over."""
         id, timeout = asked.id, _checked(asked.timeout)
         command = self._known.commands.find(id)
@@ -423,13 +392,13 @@ class RequestHandler:
         known = command.acknowledgements | {
             name: Acknowledgement.failed(self._why_waiting(command, name), waiting=True) for name in command.waiting
         }
-        return CommandState(id, tuple(known), command.done, known).to_body()
+        return CommandState(id, tuple(known), command.done, known)
 
-    async def _acknowledgements_after(self, command: GivenCommand, after: int, timeout: float) -> dict[str, Any]:
+    async def _acknowledgements_after(self, command: GivenCommand, after: int, timeout: float) -> CommandState:
         if not command.done and len(command.acknowledgements) <= after:
             await _wait_for(self._acknowledged.setdefault(command.id, asyncio.Event()), timeout)
         new = dict(itertools.islice(command.acknowledgements.items(), after, None))
-        return CommandState(command.id, tuple(new), command.done, new).to_body()
+        return CommandState(command.id, tuple(new), command.done, new)
 
     def _why_waiting(self, command: GivenCommand, id: str) -> str:
         replica = self._known.replicas.get(id)
@@ -438,16 +407,19 @@ class RequestHandler:
         hint = "; it is told when it is connected again" if state == ReplicaState.RECOVERING else ""
         return f"replica {id!r} has not applied it in {since:.1f} s; it is {state}{hint}"
 
-    async def _replicas_in(self, arguments: dict[str, Any], now: float) -> list[tuple[int | None, str]]:
+    async def _replicas_in(
+        self, asked: operations.GetReplicasIn, asker: Asker, now: float
+    ) -> list[tuple[int | None, str]]:
         """Return rank and id of the replicas in a mesh, once each of its ``ranks`` has one or the time is over."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + _checked(seconds(arguments, "timeout", 0.0))
-        session, procs = text(arguments, "session"), str(count(arguments, "procs", 0))
+        until = loop.time() + _checked(asked.timeout)
         while True:
             # Ended replicas come first: a living replica of the same rank replaces them in the caller's dict.
-            there = sorted(self._known.in_procs(session, procs), key=lambda one: one.state in LIVING)
+            there = sorted(
+                self._known.in_procs(asked.session, str(asked.procs)), key=lambda one: one.state in LIVING
+            )
             left = until - loop.time()
-            if left <= 0 or {one.rank for one in there}.issuperset(arguments.get("ranks") or ()):
+            if left <= 0 or {one.rank for one in there}.issuperset(asked.ranks):
                 return [(one.rank, one.id) for one in there]
             if self._next_event is None:
                 self._next_event = loop.create_future()
@@ -458,7 +430,7 @@ class RequestHandler:
         self._weaver.stacks.want(self._known.replica(asked.replica), tell=came.put_nowait)
         return came.get()
 
-    def _profile(self, asked: operations.GetProfile, asker: Asker, now: float) -> Awaitable[dict[str, Any]]:
+    def _profile(self, asked: operations.GetProfile, asker: Asker, now: float) -> Awaitable[ProfileInfo]:
         wanted = asked.seconds
         if not LEAST_SECONDS <= wanted <= MOST_SECONDS:
             raise WrongArguments(
@@ -469,11 +441,11 @@ class RequestHandler:
         return _told(came)
 
 
-async def _told(came: asyncio.Queue[ProfileInfo | LoomError]) -> dict[str, Any]:
+async def _told(came: asyncio.Queue[ProfileInfo | LoomError]) -> ProfileInfo:
     answer = await came.get()
     if isinstance(answer, LoomError):
         raise answer
-    return answer.to_body()
+    return answer
 
 
 class _Room:
@@ -514,5 +486,5 @@ def _span(since: float | None, until: float | None) -> tuple[float, float]:
     return -math.inf if since is None else since, math.inf if until is None else until
 
 
-def _given(command: GivenCommand) -> dict[str, Any]:
+def _given(command: GivenCommand) -> Mapping[str, object]:
     return {"id": command.id, "replicas": command.replicas}

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgpack
 
 from loom.control.frame import pack_value
+from loom.control.operations import GetEvents, GetPolicies, GetStatus
 from loom.process import tasks
 from loom.process.tasks import OwnedTasks, Turns
 from loom.weaver.replicas import Replica
 from loom.weaver.server.handlers import RequestHandler
-from loom.weaver.views import WeaverEvent
+from loom.weaver.views import WeaverEvent, to_json
 from loom.weaver.weaver import Weaver
 
 NEWEST_EVENTS = 200
@@ -66,15 +67,15 @@ class FullWatch:
         self._known.forgotten.clear()
         self._described.clear()
 
-    def snapshot(self, now: float) -> dict[str, Any]:
+    def snapshot(self, now: float) -> Mapping[str, object]:
         """Return the further part of a snapshot."""
         return {
             "policies": self._policies_now(),
             "goodput": self._goodput(self._known.goodput.jobs(), now),
-            "events": self._requests.answer("events", {"limit": NEWEST_EVENTS}),
+            "events": to_json(self._requests.do(GetEvents(limit=NEWEST_EVENTS))),
         }
 
-    def event(self, event: WeaverEvent) -> dict[str, Any]:
+    def event(self, event: WeaverEvent) -> Mapping[str, object]:
         """Return the further part of an event: its replica, if the event describes the replica anew."""
         replica = self._known.replicas.get(event.replica or "")
         if replica is None or event.kind not in _DESCRIBING:
@@ -86,9 +87,9 @@ class FullWatch:
         if self._wanted:
             self._described.update(dict.fromkeys(replicas))
 
-    def changes(self, now: float) -> dict[str, Any]:
+    def changes(self, now: float) -> Mapping[str, object]:
         """Return what has changed since the last call."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
         if self._described:
             changes["replicas"] = {replica.id: {"handlers": replica.handlers} for replica in self._described}
             self._described.clear()
@@ -108,18 +109,17 @@ class FullWatch:
         return changes
 
     def _policies_now(self) -> dict[str, str]:
-        policies: dict[str, str] = self._requests.answer("policies", {})
+        policies: dict[str, str] = self._requests.do(GetPolicies())
         return policies
 
-    def _device(self, uuid: str) -> dict[str, Any] | None:
+    def _device(self, uuid: str) -> Mapping[str, object] | None:
         """Return a device without its status; None for one that was forgotten."""
         if uuid not in self._known.devices:
             return None
-        device = self._requests.device(self._known.devices.device(uuid))
-        del device["status"]
-        return device
+        device = self._requests.device(self._known.devices.device(uuid)).to_body()
+        return {name: value for name, value in device.items() if name != "status"}
 
-    def _goodput(self, jobs: Collection[str], now: float) -> list[dict[str, Any]]:
+    def _goodput(self, jobs: Collection[str], now: float) -> list[Mapping[str, object]]:
         kept = self._known.goodput
         records = (kept.record(job, now, course=False, faults=NEWEST_FAULTS) for job in jobs)
         return [{**record.to_body(), "user": self._user} for record in records]
@@ -229,7 +229,7 @@ class Pushes:
     def _has_full(self) -> bool:
         return any(watch.full for watch in self._watches.values())
 
-    def _push(self, update: dict[str, Any], further: dict[str, Any]) -> None:
+    def _push(self, update: Mapping[str, object], further: Mapping[str, object]) -> None:
         """Push an update to all watchers, and its further part to full ones."""
         packed: dict[bool, bytes] = {}
         for (watcher, number), watch in list(self._watches.items()):
@@ -242,7 +242,7 @@ class Pushes:
                 watcher.push(number, packed[more])
 
     async def _send_snapshot(
-        self, watcher: Watcher, number: int, watch: _Watch, more: dict[str, Any] | None
+        self, watcher: Watcher, number: int, watch: _Watch, more: Mapping[str, object] | None
     ) -> None:
         snapshot = await packed_snapshot(self._requests, more)
         watch.packing -= 1
@@ -255,14 +255,14 @@ class Pushes:
                 watcher.push(number, update)
 
 
-async def packed_snapshot(requests: RequestHandler, more: dict[str, Any] | None) -> bytes:
+async def packed_snapshot(requests: RequestHandler, more: Mapping[str, object] | None) -> bytes:
     """Return the current state, packed, with a part ``more`` if that is given.
 
     What changes meanwhile may be in it or not. So each push from the call on has to follow it.
     """
     turns, packer = Turns(), msgpack.Packer()
 
-    async def packed(items: Iterable[T], body: Callable[[T], dict[str, Any] | None]) -> list[bytes]:
+    async def packed(items: Iterable[T], body: Callable[[T], Mapping[str, object] | None]) -> list[bytes]:
         found = []
         for item in items:
             if (of_item := body(item)) is not None:
@@ -271,7 +271,7 @@ async def packed_snapshot(requests: RequestHandler, more: dict[str, Any] | None)
         return [packer.pack_array_header(len(found)), *found]
 
     pieces = [packer.pack_map_header(3 if more is None else 4)]
-    pieces += [pack_value("status"), pack_value(requests.answer("status", {}))]
+    pieces += [pack_value("status"), pack_value(requests.do(GetStatus()).to_body())]
     if more is not None:
         pieces += [pack_value("more"), pack_value(more)]
     pieces += [pack_value("replicas"), *await packed(requests.replicas, requests.info_of_known)]

@@ -20,7 +20,7 @@ from loom.weaver.commands import unknown_command
 from loom.weaver.registry import named
 from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING
-from loom.weaver.views import few
+from loom.weaver.views import DeviceInfo, GoodputRecord, WeaverEvent, WeaverStatus, few, to_json
 from loom.weaver.weaver import Weaver
 
 ALL_NUMBERS = 8 << 20
@@ -77,14 +77,14 @@ class Guest:
             operations.GetCommand: self._command_state,
         }
 
-    def answer(self, operation: str, arguments: Mapping[str, Any], asker: Asker) -> Any:
+    def answer(self, operation: str, arguments: Mapping[str, Any]) -> Any:
         """Do an operation and return its result; the result of one that waits has to be awaited."""
         found = OPERATIONS.get(operation)
         if found is None or Reach.GUEST not in found.reach:
             raise Denied(
                 f"{operation!r:.80} reaches beyond session {self._session!r}: only the session's user asks for it"
             )
-        asked = found.read(arguments)
+        asked, asker = found.read(arguments), Asker.read(arguments)
         if found.about:
             return self._do(self._about_own(asked, found.about), asker)
         return self._narrowed[found](asked, asker)
@@ -107,22 +107,23 @@ class Guest:
             code="unknown_replica",
         )
 
-    def _status(self, asked: operations.GetStatus, asker: Asker) -> dict[str, Any]:
-        own = self._own
-        mine = {
-            "replicas": dict(Counter(one.state.value for one in own.values())),
-            "devices": len({device for id in own for device in self._known.devices.devices_of(id)}),
-            "commands": sum(
+    def _status(self, asked: operations.GetStatus, asker: Asker) -> WeaverStatus:
+        own: Mapping[str, Replica] = self._own
+        whole: WeaverStatus = self._do(asked, asker)
+        return replace(
+            whole,
+            replicas=dict(Counter(one.state.value for one in own.values())),
+            devices=len({device for id in own for device in self._known.devices.devices_of(id)}),
+            commands=sum(
                 not command.done and own.keys() >= {*command.replicas} for command in self._known.commands
             ),
-            "reports": sum(one.seq for one in own.values()),
-        }
-        return {**self._do(asked, asker), **mine}
+            reports=sum(one.seq for one in own.values()),
+        )
 
-    def _devices(self, asked: operations.GetDevices, asker: Asker) -> list[dict[str, Any]]:
+    def _devices(self, asked: operations.GetDevices, asker: Asker) -> list[DeviceInfo]:
         own, known = self._own, self._do(asked, asker)
-        used = ({**one, "replicas": tuple(id for id in one["replicas"] if id in own)} for one in known)
-        return [one for one in used if one["replicas"]]
+        used = (replace(one, replicas=tuple(id for id in one.replicas if id in own)) for one in known)
+        return [one for one in used if one.replicas]
 
     def _events(self, asked: operations.GetEvents, asker: Asker) -> Any:
         """Return the events about the session's replicas."""
@@ -130,9 +131,9 @@ class Guest:
             return self._do(self._about_own(asked, "replica"), asker)
         return self._do(replace(asked, replicas=list(self._own)), asker)
 
-    def _goodput(self, asked: operations.GetGoodput, asker: Asker) -> list[dict[str, Any]]:
+    def _goodput(self, asked: operations.GetGoodput, asker: Asker) -> list[GoodputRecord]:
         jobs = {one.job for one in self._own.values()}
-        return [one for one in self._do(asked, asker) if one["job"] in jobs]
+        return [one for one in self._do(asked, asker) if one.job in jobs]
 
     def _command(self, asked: operations.GiveCommand, asker: Asker) -> Any:
         if asked.kind in DEVICE_COMMANDS:
@@ -173,7 +174,7 @@ def _meaning(wanted: Sequence[str]) -> Callable[[Replica], bool]:
 class UserRequests(Protocol):
     """The operations on one user's weaver."""
 
-    def answer(self, operation: str, arguments: dict[str, Any]) -> Any: ...
+    def do(self, asked: Operation, asker: Asker) -> Any: ...
     def check_stores(self, operation: str) -> None: ...
 
 
@@ -196,70 +197,87 @@ class Everyone:
 
     def __init__(self, users: Callable[[], Iterable[tuple[str, OneUser]]]) -> None:
         self._users = users
-        self._joined: dict[str, Callable[[dict[str, Any]], Any]] = {
-            operations.GetStatus.name: self._status,
-            operations.GetEvents.name: self._events,
-            operations.FailDevice.name: self._fail_device,
-            "numbers": self._numbers,
-            "users": lambda arguments: [user for user, _ in self._users()],
+        self._joined: dict[type[Operation], Callable[[Any, Asker], Any]] = {
+            operations.GetStatus: self._status,
+            operations.GetEvents: self._events,
+            operations.FailDevice: self._fail_device,
+            operations.GetNumbers: self._numbers,
+            operations.GetUsers: lambda asked, asker: [user for user, _ in self._users()],
         }
 
-    def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
+    def do(self, asked: Operation, asker: Asker) -> Any:
         """Do an operation on all users' weavers; what it reports is stored when this returns."""
-        if (joined := self._joined.get(operation)) is not None:
-            return joined(arguments)
+        if (joined := self._joined.get(type(asked))) is not None:
+            return joined(asked, asker)
         lists = [name for name, one in OPERATIONS.items() if Reach.EVERYONE in one.reach]
-        if operation in lists:
-            return [one for found in bounded(self._each(operation, arguments)).values() for one in found]
+        if asked.name in lists:
+            return [one for found in self._lists(asked, asker).values() for one in found]
+        known = dict.fromkeys([*lists, *(one.name for one in self._joined)])
         raise WrongArguments(
-            f"{operation!r:.80} is done for one user at a time; name the user. For all users there are "
-            f"{', '.join(dict.fromkeys([*lists, *self._joined]))}"
+            f"{asked.name!r} is done for one user at a time; name the user. For all users there are "
+            f"{', '.join(known)}"
         )
 
-    def _each(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {user: one.requests.answer(operation, arguments) for user, one in self._users()}
+    def _each(self, asked: Operation, asker: Asker) -> dict[str, Any]:
+        return {user: one.requests.do(asked, asker) for user, one in self._users()}
 
-    def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        each = list(self._each("status", arguments).values())
+    def _lists(self, asked: Operation, asker: Asker) -> Lists:
+        return bounded({user: to_json(found) for user, found in self._each(asked, asker).items()})
+
+    def _status(self, asked: operations.GetStatus, asker: Asker) -> WeaverStatus:
+        each: list[WeaverStatus] = list(self._each(asked, asker).values())
         replicas: Counter[str] = Counter()
         for one in each:
-            replicas.update(one["replicas"])
-        sums = {name: sum(one[name] for one in each) for name in ("devices", "commands", "event", "reports")}
-        first = next((one for one in each if one["undurable_since"] is not None), each[0])
-        return {**first, **sums, "replicas": dict(replicas)}
+            replicas.update(one.replicas)
+        return replace(
+            next((one for one in each if one.undurable_since is not None), each[0]),
+            replicas=dict(replicas),
+            devices=sum(one.devices for one in each),
+            commands=sum(one.commands for one in each),
+            event=sum(one.event for one in each),
+            reports=sum(one.reports for one in each),
+        )
 
-    def _events(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    def _events(self, asked: operations.GetEvents, asker: Asker) -> list[Mapping[str, Any]]:
         """Return the newest events of all, by time; their ids count for each user alone."""
-        asked = operations.GetEvents.read(arguments)
         if asked.after is not None:
             raise WrongArguments("events are numbered for each user: name the user to read on after an event")
-        each = bounded(self._each("events", arguments))
-        found = [{**event, "user": user} for user, events in each.items() for event in events]
+        each = self._lists(asked, asker)
+        found: list[Mapping[str, Any]] = [
+            {**event, "user": user} for user, events in each.items() for event in events
+        ]
         found.sort(key=lambda event: event["time"])
         return found[-(asked.limit or 100) :]
 
-    def _numbers(self, arguments: dict[str, Any]) -> bytes:
+    def _numbers(self, asked: operations.GetNumbers, asker: Asker) -> bytes:
         """Return the packed numbers of each user, for a reader that unpacks them on a thread of its own."""
         share = min(MOST_NUMBERS, ALL_NUMBERS // max(1, len(list(self._users()))))
-        packed: bytes = msgpack.packb(self._each("numbers", {**arguments, "bytes": share}))
+        packed: bytes = msgpack.packb(self._each(replace(asked, bytes=share), asker))
         return packed
 
-    def _fail_device(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _fail_device(self, asked: operations.FailDevice, asker: Asker) -> WeaverEvent:
         """Record the failure for every user whose replicas use the device; return an event that lists them all."""
-        device = operations.FailDevice.read(arguments).device
+        device = asked.device
         using = {user: one for user, one in self._users() if device in one.weaver.known.devices}
         if not using:
             raise NotFound(f"no user's replicas have registered the device {device!r:.80}", code="unknown_device")
         for one in using.values():
-            one.requests.check_stores("fail_device")
-        events = {user: one.requests.answer("fail_device", arguments) for user, one in using.items()}
+            one.requests.check_stores(asked.name)
+        events: dict[str, WeaverEvent] = {user: one.requests.do(asked, asker) for user, one in using.items()}
         for one in using.values():
             one.commit_now()
-        replicas = [{**replica, "user": user} for user, event in events.items() for replica in event["replicas"]]
-        return {**next(iter(events.values())), "replicas": replicas}
+        replicas = [
+            {**replica, "user": user} for user, event in events.items() for replica in event.data["replicas"]
+        ]
+        first = next(iter(events.values()))
+        return replace(first, data={**first.data, "replicas": replicas})
 
 
-def bounded(each: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+Lists = Mapping[str, Sequence[Mapping[str, object]]]
+"""The items of lists, as JSON, by user."""
+
+
+def bounded(each: Lists) -> Lists:
     """Return lists of `ALL_ITEMS` bytes in all at most. Of users with small lists they are whole."""
     sizes = {user: len(msgpack.packb(found)) for user, found in each.items()}
     room, answer = ALL_ITEMS, dict(each)
@@ -271,7 +289,7 @@ def bounded(each: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, A
     return answer
 
 
-def _cut(found: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
+def _cut(found: Sequence[Mapping[str, object]], share: int) -> list[Mapping[str, object]]:
     """Return the last items, without their largest members, so that they have at most so many bytes."""
     most, kept = max(_LEAST_ITEM, share // len(found)), []
     for item in reversed(found):
@@ -283,7 +301,7 @@ def _cut(found: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
     return kept[::-1]
 
 
-def _shortened(item: dict[str, Any], most: int) -> dict[str, Any]:
+def _shortened(item: Mapping[str, Any], most: int) -> Mapping[str, object]:
     """Return an item, of which too large members are empty or cut, and named in ``left_out``."""
     sizes = {name: len(msgpack.packb(value)) for name, value in item.items()}
     size, left_out = sum(sizes.values()), []

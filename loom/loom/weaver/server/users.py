@@ -12,7 +12,7 @@ import contextlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -42,11 +42,11 @@ class AuditTrail:
 
     def __init__(self) -> None:
         self._id = uuid.uuid4().hex
-        self._entries: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_ENTRIES)
+        self._entries: deque[tuple[int, Mapping[str, object]]] = deque(maxlen=MAX_ENTRIES)
         self._last = 0
         self._more = asyncio.Event()
 
-    def add(self, user: str, session: str, operation: str, arguments: dict[str, Any], time: float) -> None:
+    def add(self, user: str, session: str, operation: str, arguments: Mapping[str, Any], time: float) -> None:
         """Add an entry for an operation of a session. Values stay out of it: they may be secrets."""
         about = {name: str(value)[:_MAX_TEXT] for name, value in arguments.items() if name in _SHOWN}
         keys = {"keys": [str(key)[:_MAX_TEXT] for key in arguments["params"]]} if "params" in arguments else {}
@@ -55,7 +55,7 @@ class AuditTrail:
         self._entries.append((self._last, entry))
         self._more.set()
 
-    async def after(self, trail: str, number: int, timeout: float) -> dict[str, Any]:
+    async def after(self, trail: str, number: int, timeout: float) -> Mapping[str, object]:
         """Drop the entries up to a number of this trail; return those after it, or none when the time is over."""
         while trail == self._id and self._entries and self._entries[0][0] <= number:
             self._entries.popleft()

@@ -13,13 +13,30 @@ import pytest
 from fastapi import FastAPI
 
 import loom
-from loom.control.operations import OPERATIONS, ArgumentBounds, Operation, Reach, is_required, takes
+from loom.control.latencies import BOUNDS
+from loom.control.operations import (
+    INTERNAL,
+    OPERATIONS,
+    ArgumentBounds,
+    AsJson,
+    GetUsers,
+    Operation,
+    Reach,
+    ReadAudit,
+    is_required,
+    takes,
+)
+from loom.token_file import ADMIN
+from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom_gateway.rest.weaver import weaver_routes
 from loom_proxy.weaver import command, feed, methods
-from tests.unit.loom.weaver.running import running
+from tests.unit.loom.weaver.running import KEYS, running
 
 EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda one: one.name)
+ALSO_INTERNAL = pytest.mark.parametrize(
+    "operation", [*OPERATIONS.values(), *INTERNAL.values()], ids=lambda one: one.name
+)
 
 ODD = {"str": 5, "Name": 5, "Id": "short", "int": -1, "Count": -1, "float": "soon", "Wait": "soon", "Action": None}
 """What an argument is not, by the first name of its type."""
@@ -34,10 +51,11 @@ def odd_arguments(operation: type[Operation]) -> Iterator[tuple[str, Any]]:
 
 def enough(operation: type[Operation]) -> dict[str, Any]:
     """Arguments for all that have no default."""
-    return {one.name: "pause" for one in fields(operation) if is_required(one)}  # type: ignore[arg-type]
+    known: dict[str, Any] = {"counts": [0] * (len(BOUNDS) + 1), "data": {}}
+    return {one.name: known.get(one.name, "pause") for one in fields(operation) if is_required(one)}  # type: ignore[arg-type]
 
 
-@EACH
+@ALSO_INTERNAL
 def test_an_argument_that_makes_no_sense_is_named(operation: type[Operation]) -> None:
     for name, odd in odd_arguments(operation):
         with pytest.raises(loom.WrongArguments, match=name):
@@ -48,9 +66,17 @@ def test_an_argument_that_makes_no_sense_is_named(operation: type[Operation]) ->
                 operation.read({**enough(operation), name: None})
 
 
-@EACH
+@ALSO_INTERNAL
 def test_arguments_of_a_newer_program_are_ignored(operation: type[Operation]) -> None:
     assert operation.read({**enough(operation), "newer": 1}) == operation.read(enough(operation))
+
+
+@ALSO_INTERNAL
+def test_what_was_given_of_it_is_read_as_it_was(operation: type[Operation]) -> None:
+    asked = operation.read(enough(operation))
+
+    assert operation.read(asked.given()) == asked
+    assert asked.given().keys() >= enough(operation).keys()
 
 
 @EACH
@@ -85,6 +111,23 @@ async def test_the_weaver_answers_each_and_reaches_as_far_as_is_declared() -> No
                 assert "knows no operation" not in str(told[0])
                 assert reached is (reach is None or reach in operation.reach), (name, about, told)
         link.close()
+
+
+async def test_the_weaver_answers_each_of_looms_own_and_a_session_those_about_itself() -> None:
+    async with running() as weaver:
+        session = WeaverClient(weaver.client._path, lambda: KEYS.of(ADMIN, "s"))
+        session.came()
+        for name, operation in INTERNAL.items():
+            asked = operation.read(
+                {**enough(operation), **({"do": "replicas"} if "do" in enough(operation) else {})}
+            )
+            told = await asyncio.gather(session.ask_for(asked), return_exceptions=True)
+            refused = isinstance(told[0], loom.Denied) and "a session cannot ask" in str(told[0])
+            assert refused is not (Reach.SESSION in operation.reach or operation is AsJson), (name, told)
+            if operation is not ReadAudit:  # it waits for something to be written
+                user = EVERYONE if operation is GetUsers else None
+                await weaver.client.ask_for(asked, **({} if user is None else {"user": user}))
+        session.close()
 
 
 @EACH

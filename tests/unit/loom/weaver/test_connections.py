@@ -203,11 +203,11 @@ async def test_a_weaver_that_cannot_store_anything_ends(monkeypatch: pytest.Monk
 
 
 async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(operation: str, arguments: dict[str, Any]) -> None:
+    def fail(asked: object, asker: object) -> None:
         raise KeyError("step")
 
     async with running() as weaver:
-        monkeypatch.setattr(weaver.admin.requests, "answer", fail)
+        monkeypatch.setattr(weaver.admin.requests, "do", fail)
 
         with pytest.raises(loom.LoomError, match=r"the weaver failed: KeyError\('step'\)"):
             await weaver.client.ask("status")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loom.control.commands import CommandKind
+from loom.control.operations import ReportEnded
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 
 SEEN = {"signal": 9, "code": None, "out_of_memory": True, "last_lines": ["no room left"]}
@@ -133,7 +134,9 @@ def test_a_session_may_see_that_one_failed_after_its_goodbye(bench: Bench) -> No
     begin(bench, 3).say("bye", "it ends", "early")
     seen = {**SEEN, "signal": None, "code": 3, "out_of_memory": False}
 
-    bench.weaver.supervision({**MESH, "what": "died", "reason": "exit code 3", "exit": seen}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({**MESH, "what": "died", "reason": "exit code 3", "exit": seen}), bench.now
+    )
 
     assert end(bench) == ("failed", "crashed", None, "exit code 3")
 
@@ -191,7 +194,9 @@ def test_one_whose_processes_were_stopped_is_cancelled_also_if_it_said_goodbye(
     if says_goodbye:
         threadlet.say("bye", "its process ended within its training", "early")
 
-    bench.weaver.supervision({**MESH, "what": "stopped", "reason": "its session has ended"}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({**MESH, "what": "stopped", "reason": "its session has ended"}), bench.now
+    )
 
     assert end(bench) == ("finished", "cancelled", None, "its session has ended")
 
@@ -203,7 +208,9 @@ def test_one_that_closed_its_threadlet_long_before_was_not_cancelled_with_its_se
     begin(bench, 2, 100).say("bye", "it came to its end", "finished")
     bench.now += later
 
-    bench.weaver.supervision({**MESH, "what": "stopped", "reason": "its session has ended"}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({**MESH, "what": "stopped", "reason": "its session has ended"}), bench.now
+    )
 
     assert end(bench)[:2] == ("finished", how)
 
@@ -216,7 +223,9 @@ def test_one_that_made_its_steps_is_completed_though_its_processes_were_stopped(
     if says_goodbye:
         threadlet.say("bye", "it came to its end", "finished")
 
-    bench.weaver.supervision({**MESH, "what": "stopped", "reason": "its session has ended"}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({**MESH, "what": "stopped", "reason": "its session has ended"}), bench.now
+    )
 
     assert end(bench)[:2] == ("finished", "completed")
 
@@ -229,7 +238,9 @@ def test_what_its_session_saw_of_a_death_is_told_also_if_the_weaver_noticed_it_f
     if noticed:
         bench.weaver.died(bench.weaver.known.replicas["train_0"], threadlet.instance, "its process 7 is gone", 0.0)
 
-    bench.weaver.supervision({**MESH, "what": "died", "reason": "killed by SIGKILL", "exit": SEEN}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({**MESH, "what": "died", "reason": "killed by SIGKILL", "exit": SEEN}), bench.now
+    )
 
     assert end(bench) == ("failed", "crashed", None, "killed by SIGKILL")
     assert bench.weaver.known.replicas["train_0"].exit == bench.event("failed")["exit"] == SEEN
@@ -240,7 +251,9 @@ def test_an_exception_keeps_its_text_when_its_process_has_ended(bench: Bench) ->
     begin(bench, 3).say("bye", "ValueError: no data", "failed")
     seen = {**SEEN, "signal": None, "code": 1}
 
-    bench.weaver.supervision({**MESH, "what": "died", "reason": "exit code 1", "exit": seen}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({**MESH, "what": "died", "reason": "exit code 1", "exit": seen}), bench.now
+    )
 
     assert end(bench) == ("failed", "crashed", None, "ValueError: no data")
     assert bench.event("failed")["exit"] == seen
@@ -249,7 +262,9 @@ def test_an_exception_keeps_its_text_when_its_process_has_ended(bench: Bench) ->
 def test_a_lost_host_is_a_loss(bench: Bench) -> None:
     begin(bench, 3)
 
-    bench.weaver.supervision({**MESH, "what": "died", "reason": "its host is gone", "lost": True}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({**MESH, "what": "died", "reason": "its host is gone", "lost": True}), bench.now
+    )
 
     assert end(bench) == ("failed", "lost", None, "its host is gone")
 
@@ -257,7 +272,9 @@ def test_a_lost_host_is_a_loss(bench: Bench) -> None:
 def test_the_end_is_known_after_a_restart_and_forgotten_when_another_process_comes(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "weaver.db")
     begin(bench, 3)
-    bench.weaver.supervision({**MESH, "what": "died", "reason": "killed", "exit": SEEN}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({**MESH, "what": "died", "reason": "killed", "exit": SEEN}), bench.now
+    )
     bench.commit()
 
     bench.restart()

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from loom.control.frame import MAX_FRAME, pack, unpack_all
+from loom.control.operations import Operation
 from loom.weaver.server import threadlets as intake
 from loom.weaver.server.handlers import RequestHandler
+from loom.weaver.server.reach import Asker
 from loom.weaver.server.threadlets import TURN, Intake, IntakeSource
 from loom.wire.framing import FrameSplitter
 from tests.unit.loom.weaver.raw_threadlet import BOUND
@@ -210,13 +212,13 @@ async def test_a_session_that_floods_the_weaver_does_not_delay_another_user(
     """A turn is one frame here, so that it does not matter how fast the machine is."""
     monkeypatch.setattr(intake, "TURN", 0.0)
     asked: list[str] = []
-    answer = RequestHandler.answer
+    do = RequestHandler.do
 
-    def note(self: RequestHandler, operation: str, arguments: dict[str, Any]) -> Any:
-        asked.append(arguments["session"])
-        return answer(self, operation, arguments)
+    def note(self: RequestHandler, operation: Operation, asker: Asker) -> Any:
+        asked.append(asker.by)
+        return do(self, operation, asker)
 
-    monkeypatch.setattr(RequestHandler, "answer", note)
+    monkeypatch.setattr(RequestHandler, "do", note)
     questions = 2000
     async with running() as weaver:
         for session in ("flood", "few"):

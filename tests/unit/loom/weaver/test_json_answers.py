@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import loom
+from loom.control.operations import INTERNAL
 from loom.token_file import ADMIN
-from loom.weaver.server import callers
 from loom.wire.plain import exact_json
 from tests.unit.loom.weaver.running import running
 
@@ -31,7 +31,7 @@ async def test_an_answer_that_the_weaver_writes_as_json_is_the_same_as_one_that_
 
 
 async def test_a_weaver_that_writes_no_json_is_asked_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "AS_JSON", "of a later version")
+    monkeypatch.delitem(INTERNAL, "as_json")  # which makes it an older one
     async with running() as weaver:
         await weaver.threadlet()
         (replica,) = json.loads(await weaver.client.ask_json("replicas", user=ADMIN))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loom.control.commands import CommandKind
+from loom.control.operations import ReportEnded
 from tests.unit.loom.weaver.bench import START, Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import GPU
 
@@ -136,14 +137,16 @@ def test_a_process_that_is_dead_has_failed_at_once_and_only_once(bench: Bench) -
     Threadlet(bench, "train_1", session="s", procs="trainers", rank=4)
 
     ended = bench.weaver.supervision(
-        {
-            "session": "s",
-            "procs": "trainers",
-            "rank": 3,
-            "host": "h",
-            "what": "dead",
-            "reason": "killed by signal 9",
-        },
+        ReportEnded.read(
+            {
+                "session": "s",
+                "procs": "trainers",
+                "rank": 3,
+                "host": "h",
+                "what": "dead",
+                "reason": "killed by signal 9",
+            }
+        ),
         bench.now,
     )
     threadlet.lose()
@@ -169,13 +172,20 @@ def test_the_death_of_a_process_that_another_has_replaced_changes_nothing(bench:
 def test_a_mesh_that_was_stopped_has_finished(bench: Bench) -> None:
     Threadlet(bench, "train_0", session="s", procs="trainers", rank=0)
 
-    bench.weaver.supervision({"session": "s", "procs": "trainers", "rank": None, "what": "stopped"}, bench.now)
+    bench.weaver.supervision(
+        ReportEnded.read({"session": "s", "procs": "trainers", "rank": None, "what": "stopped"}), bench.now
+    )
 
     assert bench.state() == "finished"
 
 
 def test_news_of_processes_without_replicas_are_only_logged(bench: Bench) -> None:
-    assert bench.weaver.supervision({"session": "s", "procs": "p", "rank": 0, "what": "dead"}, bench.now) == []
+    assert (
+        bench.weaver.supervision(
+            ReportEnded.read({"session": "s", "procs": "p", "rank": 0, "what": "dead"}), bench.now
+        )
+        == []
+    )
     bench.commit()
     assert bench.event("supervision")["replicas"] == []
 

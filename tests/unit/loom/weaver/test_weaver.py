@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loom.control.operations import ReportEnded
 from loom.errors import ProtocolMismatch, UnknownReplica
 from loom.weaver import reports
 from loom.weaver.goodput import goodput
@@ -80,7 +81,9 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         "device_failed",
         "stop",
     ]
-    assert weaver.supervision({"session": "s", "procs": "p", "rank": 1, "what": "dead"}, bench.now) == ["train_0"]
+    assert weaver.supervision(
+        ReportEnded.read({"session": "s", "procs": "p", "rank": 1, "what": "dead"}), bench.now
+    ) == ["train_0"]
 
 
 def test_replicas_have_time_to_find_a_weaver_that_was_started_again(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loom.control.latencies import BOUNDS, Latencies
+from loom.control.operations import GetNumbers, Operation
 from loom.errors import WeaverUnavailable
 from loom.process import tasks
 from loom.weaver.keys import EVERYONE
@@ -50,8 +51,8 @@ class StandIn:
         self.sessions = lambda: [SimpleNamespace(name="s", user="anna", **about)]
         self.ended = SimpleNamespace(all=list)
 
-    async def ask(self, operation: str, user: str) -> bytes:
-        assert (operation, user) == ("numbers", EVERYONE)
+    async def ask_for(self, asked: Operation, user: str) -> bytes:
+        assert (asked, user) == (GetNumbers(), EVERYONE)
         if self._numbers is None:
             raise WeaverUnavailable("it is away")
         packed: bytes = msgpack.packb(self._numbers)

@@ -20,7 +20,7 @@ def test_what_other_sessions_use_counts_here(tmp_path: Path) -> None:
 
     limits.take({"in_flight": 8, "kept": 50_000})
 
-    assert limits.used() == {"in_flight": 3, "kept": 40_000}
+    assert limits.used() == (3, 40_000)
     assert limits.in_flight_left == 2
     assert results.keep(result(20_000)) is None
     assert results.keep(result(5_000)) is not None
