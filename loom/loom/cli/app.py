@@ -7,23 +7,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import (
-    analyze,
-    bridge,
-    context,
-    dashboard,
-    debug,
-    inject,
-    logs,
-    meshes,
-    remote_exec,
-    serve,
-    status,
-    token,
-    trace,
-    tune,
-    weaver,
-)
+from loom.cli import bridge, context, inject, meshes, remote_exec, serve, status, timing, token, weaver
 from loom.cli.demos import demo
 from loom.cli.output import say
 
@@ -56,15 +40,15 @@ app.command()(serve.up)
 app.add_typer(demo.app, name="demo")
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)
-app.command()(logs.logs)
+app.command()(meshes.logs)
 app.command()(meshes.meshes)
 app.command("exec")(remote_exec.exec_)
 app.command()(remote_exec.shell)
 app.command()(remote_exec.cp)
 app.command()(remote_exec.forward)
-app.command()(trace.trace)
-app.command()(debug.debug)
-app.command()(dashboard.dashboard)
+app.command()(timing.trace)
+app.command()(remote_exec.debug)
+app.command()(meshes.dashboard)
 app.add_typer(status.sessions_app, name="sessions")
 app.add_typer(token.app, name="token")
 app.add_typer(context.app, name="context")
@@ -84,5 +68,5 @@ app.command()(weaver.reactivate)
 app.command()(weaver.policy)
 app.add_typer(inject.app, name="inject")
 app.command()(bridge.bridge)
-app.command()(analyze.analyze)
-app.command()(tune.tune)
+app.command()(timing.analyze)
+app.command()(timing.tune)

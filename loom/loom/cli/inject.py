@@ -87,7 +87,7 @@ def run(
 ) -> None:
     """Carry out a plan and write a report. Exits with 1 unless all of the plan's expectations held."""
     from loom.chaos.runs.reports import Report
-    from loom.chaos.runs.runner import prepare
+    from loom.chaos.runs.run import prepare
 
     running = prepare(plan, access.weaver(), seed, lambda line: say(line, err=True))
     with suppress(KeyboardInterrupt):  # the report then says that it was interrupted
@@ -117,8 +117,8 @@ def from_events(
     same recoveries. What cannot be replayed stands in comments, with its reason. `loom inject run` carries the plan
     out.
     """
-    from loom.chaos.incidents.event_lines import read_events
     from loom.chaos.incidents.plan_text import plan_text
+    from loom.chaos.incidents.replay import read_events
 
     if (file is None) == (since is None):
         raise WrongArguments("give a file of events, or --since TIME")

@@ -1,4 +1,4 @@
-"""``loom exec``, ``shell``, ``cp`` and ``forward``: hands on the processes of a session's ranks."""
+"""``loom exec``, ``shell``, ``cp``, ``forward`` and ``debug``: hands on the processes of a session."""
 
 from __future__ import annotations
 
@@ -11,18 +11,54 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loom.cli.meshes import tree
-from loom.cli.options import Access, asking, only_session
-from loom.cli.output import say, say_lines
+from loom.cli.options import Access, Json, asking, only_session
+from loom.cli.output import say, say_lines, show
 from loom.errors import LoomError, NoSuchMesh, WrongArguments
 
 if TYPE_CHECKING:
     from loom_proxy.remote_exec.copies import CopyProgress
     from loom_proxy.remote_exec.execution import Execution, RankOutput
+
+
+@asking
+def debug(
+    access: Access,
+    actor: Annotated[str | None, typer.Argument(help="Attach to this actor mesh at once.")] = None,
+    rank: Annotated[int, typer.Argument(min=0, help="The rank to attach to.")] = 0,
+    session: Annotated[str | None, typer.Option(help="Name of a session; not needed if only one lives.")] = None,
+    wait: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="First wait until an actor stops.")
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Only list the actors that have stopped.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Debug a session's actors: breakpoint() in an endpoint stops there. The token must be one that may drive.
+
+    The program that drives the session goes on beside. `help` lists the commands, such as `attach NAME RANK`,
+    `cast NAME ranks(0,2) n` and `continue`. `quit`, or Ctrl-D, leaves what has stopped as it is.
+    """
+    name = session or only_session(access.gateway())
+    job = access.connect(name, "debug")
+    with job:
+        job.print_logs = False
+        if wait is not None:
+            job.debugger.wait(wait)
+        if only_list or as_json:
+            found = [asdict(each) for each in job.debugger.breakpoints()]
+            columns = ["actor", "rank", "host", "function", "line"]
+            rows = [
+                [one[name] for name in ("actor_name", "rank", "hostname", "function", "lineno")] for one in found
+            ]
+            show(as_json, {"breakpoints": found}, "actors that have stopped", columns, rows)
+            return
+        job.debugger.interact(*([] if actor is None else [f"attach {actor} {rank}"]))
+
 
 Mesh = Annotated[
     str | None, typer.Option("--mesh", help="Name of a mesh of processes or actors; not needed if there is one.")

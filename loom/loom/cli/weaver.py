@@ -279,7 +279,7 @@ def metrics(
     if as_json:
         print_json({"replica": replica, "metric": metric, "points": history})
     elif plot:
-        from loom.cli.plot import plot_lines
+        from loom.cli.weaver_display import plot_lines
 
         for line in plot_lines(f"{metric} of {replica}", [(one.step, one.time, one.value) for one in history]):
             say(line)

@@ -20,9 +20,8 @@ from loom.control.commands import (
 from loom.control.membership import MAX_REASON, Draining
 from loom.control.reports import Phase
 from loom.errors import describe_error
-from loom.threadlet.deferred import Settlement
 from loom.threadlet.effects import Application, AwaitedEffects
-from loom.threadlet.handlers import HandlerRegistry, Outcome
+from loom.threadlet.handlers import HandlerRegistry, Outcome, Settlement
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.reporting import StatusReporter
 from loom.threadlet.reports import now_of_system, plain

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.control.commands import Change, Command, CommandKind
-from loom.threadlet.deferred import Deferred
+from loom.threadlet.handlers import Deferred
 
 _POLLS = 2
 """Times that a loop asks between two statuses whether it is paused, after which it counts as one that waits so."""

@@ -13,8 +13,7 @@ from loom.driver_api import Session
 from loom.errors import SupervisionError
 from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.host_agents import HostAgents
-from loom.train.controller.job_events import JobEvents
-from loom.train.controller.usable_devices import UsableDevices
+from loom.train.controller.job_events import JobEvents, UsableDevices
 from loom.train.spec import JobSpec
 
 _log = logging.getLogger("loom")

@@ -1,18 +1,91 @@
-"""`StepExchange`: the exchanges of a group with the other groups of a job, and of its members with each other."""
+"""`StepExchange`: exchanges among groups and within one, and the strategies of a step that average by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeAlias
 
 import torch
 from torch import distributed
 
+from loom.threadlet import Step, Threadlet
 from loom.train.loop.membership import Membership
-from loom.train.loop.step_clock import Baseline, StepClock
-from loom.train.loop.tensors import flatten
-from loom.train.loop.training_state import FROM_THE_BEGINNING, TrainingState
+from loom.train.loop.tensors import flatten, local, unflatten
+from loom.train.loop.training_state import FROM_THE_BEGINNING, OuterOptimizer, ParameterMean, TrainingState
 from loom.train.settings import Batch, Ending, Restore
+
+REMEMBERED = 200  # the newest waits, from which a baseline is computed
+LEAST = 5  # waits before which there is no baseline
+TIMES = 2.0  # the baseline is this many times the median
+_AGAIN = 10  # waits after which the median is computed again
+Mark: TypeAlias = tuple[float, dict[str, float]]  # a moment, and the seconds measured until then
+
+
+class Baseline:
+    """The usual time of an exchange: a much longer one is a wait for a slow, stopped, gone or new group."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=REMEMBERED)
+        self._until_again = LEAST
+        self.seconds = 0.0  # the longest usual time; 0 until enough times are known
+
+    def add(self, seconds: float) -> None:
+        self._times.append(seconds)
+        self._until_again -= 1
+        if self._until_again == 0:
+            self._until_again = _AGAIN
+            self.seconds = TIMES * median(self._times)
+
+
+class StepClock:
+    """A sum of seconds by their use, for a step's metrics and, by the threadlet, for the weaver's goodput."""
+
+    def __init__(self, threadlet: Threadlet) -> None:
+        self._threadlet = threadlet
+        self._seconds = {"compute_s": 0.0, "wait_s": 0.0, "lost_s": 0.0, "checkpoint_s": 0.0}
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds since the last call, by metric."""
+        seconds = {key: round(value, 6) for key, value in self._seconds.items()}
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        return seconds
+
+    @contextlib.contextmanager
+    def measured(self, metric: str) -> Iterator[None]:
+        """Measure a part of a step, such as ``compute_s``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[metric] += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measure the time that the training waits for a checkpoint."""
+        with self.measured("checkpoint_s"), self._threadlet.spent("checkpoint"):
+            yield
+
+    @contextlib.contextmanager
+    def waiting(self, baseline: Baseline) -> Iterator[None]:
+        """Measure an exchange: its time up to the baseline is part of the step, the time beyond is a wait."""
+        began = time.perf_counter()
+        with self.measured("wait_s"), self._threadlet.spent("waiting", baseline.seconds):
+            yield
+        baseline.add(time.perf_counter() - began)
+
+    def mark(self) -> Mark:
+        """Return the current moment, for `lose`."""
+        return time.perf_counter(), dict(self._seconds)
+
+    def lose(self, since: Mark) -> None:
+        """Count all seconds since a moment as lost, because their work is repeated."""
+        at, seconds = since
+        self._seconds = {**seconds, "lost_s": seconds["lost_s"] + time.perf_counter() - at}
 
 
 class NoPeers(Exception):
@@ -123,3 +196,127 @@ class StepExchange:
         self.gather()
         self.membership.average(torch.zeros(1), self.state.config.row())
         self.membership.commit()
+
+
+MOST_SKIPPED = 20  # steps in a row without a finite gradient after which the training fails
+
+
+class NotFinite(Exception):
+    """The gradient was not finite in so many steps that it will not recover."""
+
+
+@dataclass
+class StepStrategy:
+    """A kind of `loom.train.Averaging`, with the parts that all kinds share: gradients and the optimizer's step."""
+
+    state: TrainingState
+    exchange: StepExchange
+    clock: StepClock
+    _skipped_now: int = field(default=0, init=False)  # steps in a row without a finite gradient
+
+    def begin(self) -> None:
+        """Prepare for the first step."""
+
+    def advance(self, step: Step) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Complete the work after the last step."""
+
+    @property
+    def groups_agree(self) -> bool:
+        """Whether all groups have the same parameters now."""
+        return True
+
+    def _compute(self) -> torch.Tensor:
+        """Return the gradient of this process's batch, followed by the loss, as one flat tensor."""
+        state = self.state
+        state.optimizer.zero_grad(set_to_none=True)
+        loss = state.trainer.step(state.model, self.exchange.batch())
+        loss.backward()
+        for parameter in state.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return flatten((one.grad for one in state.parameters), [float(loss.detach())])
+
+    def _apply(self, flat: torch.Tensor) -> None:
+        """Let the optimizer step by the mean gradient, the same in all groups, unless it is not finite."""
+        state, report = self.state, self.state.report
+        report.metrics["loss"] = unflatten(flat, (one.grad for one in state.parameters))[0]
+        if self.exchange.all_members(local(one.grad).isfinite().all() for one in state.parameters):
+            self._skipped_now = 0
+            if clip := state.config.current.gradient_clipping:
+                torch.nn.utils.clip_grad_norm_(state.parameters, clip)
+            state.optimizer.step()
+            report.applied += 1
+        else:
+            report.skipped += 1
+            self._skipped_now += 1
+            if self._skipped_now >= MOST_SKIPPED:
+                raise NotFinite(
+                    f"the gradient was not finite in {MOST_SKIPPED} steps in a row, up to {report.step}"
+                )
+        report.step += 1
+
+
+class SharedSteps(StepStrategy):
+    """`Averaging.GRADIENTS`: all groups apply the same mean gradient in each step."""
+
+    def advance(self, step: Step) -> None:
+        """Make one step; repeat it until no group is lost in it."""
+        while True:
+            mark = self.clock.mark()
+            self.exchange.gather()
+            if self.state.report.step >= self.state.job.steps:  # the state came from a group that says farewell
+                return
+            with self.clock.measured("compute_s"):
+                flat = self._compute()
+            if self.exchange.average_gradients(flat):
+                break
+            self.clock.lose(mark)
+            step.discard()
+        with self.clock.measured("compute_s"):
+            self.exchange.settle()
+            self._apply(flat)
+
+
+@dataclass
+class LocalSteps(StepStrategy):
+    """`Averaging.LOCAL_SGD` and ``DILOCO``: each group steps alone, and all step together after several steps."""
+
+    outer: OuterOptimizer | ParameterMean
+    _local_steps: int = field(default=0, init=False)  # steps since the last outer step
+
+    @property
+    def groups_agree(self) -> bool:
+        """Whether no group has made a step of its own since the last outer step."""
+        return self._local_steps == 0
+
+    def begin(self) -> None:
+        """Take over the state of the other groups if the group joins them."""
+        self._step_outside()
+
+    def advance(self, step: Step) -> None:
+        """Make one local step, and an outer one if it is due."""
+        with self.clock.measured("compute_s"):
+            flat = self._compute()
+            self.exchange.average_in_group(flat)
+            self._apply(flat)
+        self._local_steps += 1
+        if self._local_steps >= self.state.config.current.sync_every:
+            self._step_outside()
+
+    def finish(self) -> None:
+        """Make the last outer step, if there are local steps since the one before."""
+        if self._local_steps:
+            self._step_outside()
+
+    def _step_outside(self) -> None:
+        while True:
+            self.exchange.gather()
+            flat = flatten(self.outer.progress())
+            if self.exchange.average(flat):
+                break
+        self.exchange.settle()
+        self._local_steps = 0
+        self.outer.follow(flat)

@@ -13,13 +13,10 @@ from typing import Any
 from loom.threadlet import Threadlet
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
 from loom.train.loop.agreement import AgreedConfig
-from loom.train.loop.averaging import LocalSteps, SharedSteps, StepStrategy
-from loom.train.loop.exchange import NoPeers, StepExchange
+from loom.train.loop.exchange import LocalSteps, NoPeers, SharedSteps, StepClock, StepExchange, StepStrategy
 from loom.train.loop.membership import Membership, process_ends
-from loom.train.loop.outer import ParameterMean
-from loom.train.loop.step_clock import StepClock
 from loom.train.loop.tensors import hash_of, whole
-from loom.train.loop.training_state import TrainingState
+from loom.train.loop.training_state import ParameterMean, TrainingState
 from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, Ending, Restore, TrainerReport
 from loom.train.spec import Assignment

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loom.chaos.incidents.event_lines import parse_events, read_events
 from loom.chaos.incidents.plan_text import LEFT_OUT, plan_text
+from loom.chaos.incidents.replay import parse_events, read_events
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.plans.plan import Plan, PlannedFault
 from loom.chaos.targets import Target

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from loom.chaos.durations import parse_rate, parse_time
-from loom.chaos.plans.expectations import FORMS, ExpectationKind, parse_expectation
 from loom.chaos.plans.files import parse_plan, read_plan
-from loom.chaos.plans.plan import Plan, PlannedFault, When
+from loom.chaos.plans.plan import FORMS, ExpectationKind, Plan, PlannedFault, When, parse_expectation
 from loom.chaos.targets import Target
 from loom.control.faults import FAULTS, check_fault
 from loom.errors import BadPlan, WrongArguments

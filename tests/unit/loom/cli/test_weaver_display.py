@@ -12,7 +12,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from loom.cli.app import app
-from loom.cli.plot import plot_lines
 from loom.cli.weaver_display import (
     DEVICE_COLUMNS,
     REPLICA_COLUMNS,
@@ -21,6 +20,7 @@ from loom.cli.weaver_display import (
     event_line,
     json_line,
     live,
+    plot_lines,
     replica_row,
 )
 from loom.rest import Gateway

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loom.threadlet.conversion import BadValue, convert, is_convertible, type_name
+from loom.threadlet.handlers import BadValue, convert, is_convertible, type_name
 
 
 class Schedule(enum.Enum):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from loom.threadlet.deferred import Deferred, Settlement
+from loom.threadlet.handlers import Deferred, Settlement
 from loom.train.loop.agreement import Agreement
 
 

@@ -12,9 +12,8 @@ import pytest
 from loom.train import FaultTolerantJob, Timeouts, TrainerActor
 from loom.train.controller.group import ReplicaGroup
 from loom.train.controller.group_pool import GroupPool
-from loom.train.controller.job_events import JobEvents
+from loom.train.controller.job_events import JobEvents, UsableDevices
 from loom.train.controller.summaries import GroupStatus
-from loom.train.controller.usable_devices import UsableDevices
 from loom.train.settings import Ending
 
 
