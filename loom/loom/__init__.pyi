@@ -51,15 +51,15 @@ from loom_proxy.mesh.sending import Accumulator as Accumulator
 from loom_proxy.mesh.sending import as_endpoint as as_endpoint
 from loom_proxy.mesh.sending import send as send
 from loom_proxy.mesh.values import ValueMeshProxy as ValueMeshProxy
-from loom_proxy.ports.channel import Channel as Channel
 from loom_proxy.ports.port import Port as Port
+from loom_proxy.ports.receiver import Channel as Channel
 from loom_proxy.ports.receiver import PortReceiver as PortReceiver
 from loom_proxy.remote.classes import cls as cls
 from loom_proxy.remote.classes import fn as fn
 from loom_proxy.remote.objects import RemoteFunction as RemoteFunction
 from loom_proxy.remote.objects import RemoteObject as RemoteObject
 from loom_proxy.runs import RunHandle as RunHandle
-from loom_proxy.session.fault_hook import unhandled_fault_hook as unhandled_fault_hook
+from loom_proxy.session.events import unhandled_fault_hook as unhandled_fault_hook
 from loom_proxy.session.open import connect as connect
 from loom_proxy.weaver.client import this_weaver as this_weaver
 

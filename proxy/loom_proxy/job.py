@@ -18,27 +18,43 @@ from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
 from loom_proxy.debugger import Debugger
-from loom_proxy.display.dashboard import Dashboard
-from loom_proxy.display.notebook import job_html
+from loom_proxy.display.notebook import Dashboard, job_html
 from loom_proxy.futures.timing import check_timeout
-from loom_proxy.job_state import JobState
 from loom_proxy.kubernetes.port_forward import PortForward
 from loom_proxy.logs import LogLine, LogReceiver
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
-from loom_proxy.mesh.procs import HostMeshProxy
-from loom_proxy.mesh.returned import find_meshes, proxy_of
-from loom_proxy.ports.channel import Channel, open_jobs
+from loom_proxy.mesh.procs import HostMeshProxy, find_meshes, proxy_of
 from loom_proxy.ports.port import Port
-from loom_proxy.ports.receiver import PortReceiver, Ports
+from loom_proxy.ports.receiver import Channel, PortReceiver, Ports, open_jobs
 from loom_proxy.runs import KnownRuns, RunHandle
 from loom_proxy.session.connection import Connection
-from loom_proxy.session.events import Event, FailureCallbacks, MeshFailure
-from loom_proxy.session.fault_hook import FaultHook
+from loom_proxy.session.events import Event, FailureCallbacks, FaultHook, MeshFailure
 from loom_proxy.session.unclaimed import UndeliveredCall, unclaimed_calls
 from loom_proxy.weaver.client import WeaverProxy
 
 if TYPE_CHECKING:
     from loom.tensors.tensors import Tensors
+
+
+class JobState:
+    """The state of a job: a host mesh for each name. The counterpart of the state of Monarch's ``JobTrait``.
+
+    Args:
+        meshes: the host meshes by name.
+    """
+
+    workers: HostMeshProxy
+    """All hosts, unless the gateway was given names for them."""
+
+    def __init__(self, meshes: Mapping[str, HostMeshProxy]) -> None:
+        self.__dict__.update(meshes)
+
+    def __getattr__(self, name: str) -> HostMeshProxy:
+        raise AttributeError(f"this job has no host mesh {name!r}; it has {', '.join(vars(self))}")
+
+    def __repr__(self) -> str:
+        return f"<JobState {', '.join(f'{name}: {mesh.extent}' for name, mesh in vars(self).items())}>"
+
 
 CLOSE_TIMEOUT = 15.0  # seconds that `Job.close` waits for the meshes to stop
 ASK_TIMEOUT = 2.0  # seconds that the driver has, when the program leaves, to tell until when the session lives

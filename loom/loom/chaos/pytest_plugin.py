@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from loom.chaos.plans import Plan
     from loom.chaos.runs.observer import RunWeaver
     from loom.chaos.runs.reports import Report
-    from loom.chaos.runs.run import HasWeaver, PlanExecution
+    from loom.chaos.runs.run import PlanExecution
+    from loom.chaos.runs.runner import HasWeaver
 
 
 OPTION = "--loom-chaos-seed"
@@ -92,7 +93,7 @@ class LoomChaos:
         """
         __tracebackhide__ = True  # pytest then shows the line of the test
         from loom.chaos.runs.reports import Report
-        from loom.chaos.runs.run import prepare
+        from loom.chaos.runs.runner import prepare
         from loom.errors import ExpectationsFailed
 
         lines: list[str] = []

@@ -87,7 +87,7 @@ def run(
 ) -> None:
     """Carry out a plan and write a report. Exits with 1 unless all of the plan's expectations held."""
     from loom.chaos.runs.reports import Report
-    from loom.chaos.runs.run import prepare
+    from loom.chaos.runs.runner import prepare
 
     running = prepare(plan, access.weaver(), seed, lambda line: say(line, err=True))
     with suppress(KeyboardInterrupt):  # the report then says that it was interrupted

@@ -6,18 +6,46 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from loom.control.address import MONARCH_PORT
 from loom.errors import AuthenticationError, DeploymentFailed, LoomError
 from loom.rest import Gateway
+from loom.token_file import generate_token, state_folder
 from loom_proxy.job import Job
 from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.kubernetes.deployment import LOOM_POD, PodMesh
 from loom_proxy.kubernetes.network_policy import PortPolicies
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT, PortForward, is_kube_address, parse_kube_address
-from loom_proxy.kubernetes.tokens import kept_token
 from loom_proxy.session.open import connect
+
+
+def token_for(namespace: str, service: str) -> str:
+    """Return the token of a job's gateway, kept in a file of this user's; a new one for a new job."""
+    path = _path(namespace, service)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return path.read_text().strip()
+    with open(handle, "w", encoding="utf-8") as file:
+        token = generate_token()
+        file.write(token + "\n")
+    return token
+
+
+def kept_token(namespace: str, service: str) -> str | None:
+    """Return the token of a job that this user has deployed from here; None if there is none."""
+    try:
+        return _path(namespace, service).read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def _path(namespace: str, service: str) -> Path:
+    return state_folder() / "kubernetes" / f"{namespace}.{service}.token"
+
 
 HOLDERS = ("Hosted", "AsyncHosted")
 """Names of the actor classes that hold the objects of `loom.cls` and the functions of `loom.fn`."""

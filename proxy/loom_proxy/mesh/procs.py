@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
@@ -16,13 +17,25 @@ from loom.errors import (
     WrongState,
 )
 from loom.shape import Point, Shape
-from loom.signatures import check_actor, constructor, endpoints
-from loom.wire.bodies import HostOf, SetLogOptions, SpawnActors, SpawnProcs, StopHosts, StopMesh, WithPython
+from loom.signatures import CallSignature, check_actor, constructor, endpoints
+from loom.wire.bodies import (
+    HostOf,
+    ListMeshes,
+    SetLogOptions,
+    SpawnActors,
+    SpawnProcs,
+    StopHosts,
+    StopMesh,
+    WithPython,
+)
+from loom.wire.codec import Made
 from loom.wire.plain import plain, shortened
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import GIVES_WAY, ActorMeshProxy
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
+from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.remote_exec.methods import RankMethods
+from loom_proxy.session.calls import Calls
 
 HIGHEST_LEVEL = 255
 
@@ -286,3 +299,34 @@ class ProcMeshProxy(RankMethods):
             self._whole.caller.note_stopped(self._whole.ident)
         self._whole.caller.states.stopped(self._ident)
         return self._whole.caller.ask(StopMesh(self._ident, reason))
+
+
+def proxy_of(caller: Calls, made: Made) -> Any:
+    """Return the proxy of a mesh, or of a value mesh, that came in a result."""
+    labels, offset, sizes, strides = made.shape
+    shape = Shape.of(tuple(labels), offset, tuple(sizes), tuple(strides))
+    if made.kind == "values":
+        return ValueMeshProxy(shape, made.values or [])
+    whole = caller.wholes.get(made.root)
+    if whole is None:
+        whole = WholeMesh(caller, made.mesh, made.name, shape)
+        if made.mesh < 0:
+            weakref.finalize(whole, caller.forget, made.mesh)
+    if made.kind == "hosts":
+        return HostMeshProxy(whole, shape)
+    if made.kind == "procs":
+        return ProcMeshProxy(whole, shape)
+    signatures = {
+        label: CallSignature(f"{made.class_name}.{label}", parameters)
+        for label, parameters in (made.endpoints or {}).items()
+    }
+    return ActorMeshProxy(whole, shape, class_name=made.class_name, signatures=signatures)
+
+
+def find_meshes(caller: Calls) -> None:
+    """Make proxies of the meshes of the session's earlier clients."""
+    listed = caller.ask(ListMeshes()).get()
+    for ident, kind, name, shape, class_name, signatures, stopped in listed:
+        if not stopped and ident not in caller.meshes:
+            made = Made(kind, ident, name, shape, ident, class_name, signatures)
+            caller.meshes.add(proxy_of(caller, made))

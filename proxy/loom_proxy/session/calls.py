@@ -51,9 +51,8 @@ from loom_proxy.futures.future import FutureProxy, LargeAnswer
 from loom_proxy.futures.results import StreamFutures, Unread, error_of, raise_error, raise_failure
 from loom_proxy.mesh.values import ValueMeshProxy
 from loom_proxy.session.events import Event, SessionEvents
-from loom_proxy.session.interrupts import Uninterrupted
-from loom_proxy.session.reads import Reads
-from loom_proxy.session.waits import Waits
+from loom_proxy.session.read_loop import Uninterrupted
+from loom_proxy.session.waits import Reads, Waits
 
 KEPT_STOPPED = 64
 """Meshes that were stopped here which still have a name."""

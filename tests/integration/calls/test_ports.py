@@ -14,7 +14,6 @@ import loom
 from loom import Actor, endpoint
 from loom_gateway.driver.monarch.port_batching import MOST_MESSAGES
 from loom_proxy.local import LocalCluster
-from loom_proxy.ports import channel
 from loom_proxy.ports import port as sending_end
 from loom_proxy.ports import receiver as receiving_end
 from tests.support.actors import BadLuck, Counter, NeedsCluster
@@ -485,15 +484,15 @@ def test_a_channel_needs_one_open_job(
 ) -> None:
     import weakref
 
-    monkeypatch.setattr(channel, "open_jobs", weakref.WeakSet())
+    monkeypatch.setattr(receiving_end, "open_jobs", weakref.WeakSet())
     with pytest.raises(loom.NoOpenJob, match=r"loom\.connect"):
         loom.Channel[int].open()
-    channel.open_jobs.add(shared)
+    receiving_end.open_jobs.add(shared)
     port, receiver = loom.Channel[int].open()
     port.send(1)
     assert receiver.recv().get(timeout=BOUND) == 1
     with loom.connect(cluster.url, cluster.token) as other:
-        channel.open_jobs.add(other)
+        receiving_end.open_jobs.add(other)
         with pytest.raises(loom.NoOpenJob, match=other.session):
             loom.Channel[int].open()
     loom.Channel[int].open()

@@ -16,7 +16,7 @@ import pytest
 
 import loom
 from loom_proxy.local import LocalCluster
-from loom_proxy.session.reads import SOON, TOGETHER
+from loom_proxy.session.waits import SOON, TOGETHER
 from tests.support.actors import Counter, open_gate
 from tests.support.gateways import BOUND, attach, await_true
 

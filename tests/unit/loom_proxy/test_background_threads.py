@@ -14,10 +14,9 @@ from loom.process.backoff import Backoff
 from loom.wire.messages import Kind, Message
 from loom_proxy import logs
 from loom_proxy.logs import LogLine, LogReceiver
-from loom_proxy.session import events, fault_hook
-from loom_proxy.session.events import Event, FailureCallbacks, SessionEvents
-from loom_proxy.session.fault_hook import FaultHook
-from loom_proxy.session.reads import Reads
+from loom_proxy.session import events
+from loom_proxy.session.events import Event, FailureCallbacks, FaultHook, SessionEvents
+from loom_proxy.session.waits import Reads
 
 BOUND = 30.0  # seconds
 
@@ -121,8 +120,8 @@ def test_the_hook_for_failures_is_called_after_an_error(
         raise ValueError("of the user's own")
 
     monkeypatch.setattr(loom, "unhandled_fault_hook", hook)
-    monkeypatch.setattr(fault_hook, "_interrupt_main", interrupted.release)
-    _once(monkeypatch, fault_hook, name, error)
+    monkeypatch.setattr(events, "_interrupt_main", interrupted.release)
+    _once(monkeypatch, events, name, error)
     fault = FaultHook()
     for _ in range(3):
         fault.take(FAILURE)

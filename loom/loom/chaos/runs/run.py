@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from loom.chaos.plans.files import read_plan
 from loom.chaos.plans.plan import RECOVERED, Plan, PlannedFault
 from loom.chaos.runs.observer import AWAY, Observer
-from loom.chaos.runs.reports import Report
 from loom.chaos.runs.tracker import Struck, Tracker, Victim
 from loom.chaos.targets import ENDED, Target, check_target, chosen, living, matching
 from loom.control.faults import FaultKind, Place
@@ -298,44 +295,3 @@ def _between(begin: dict[str, float], end: dict[str, float]) -> dict[str, float]
 def _is_about_replicas(kind: FaultKind) -> bool:
     """Return whether a kind strikes replicas, their hosts or their driver."""
     return kind.place is not Place.GATEWAY or kind.of == "session"
-
-
-class HasWeaver(Protocol):
-    """A job, or whatever else has a weaver."""
-
-    @property
-    def weaver(self) -> RunWeaver:
-        """The weaver of the replicas that a plan strikes."""
-
-
-def run(plan: Plan | str | os.PathLike[str], weaver: RunWeaver | HasWeaver, *, seed: int | None = None) -> Report:
-    """Carry a plan out, and return the report; `Report.ok` says whether all held that the plan expects.
-
-    The faults of the plan are removed when the run ends, whatever ends it.
-
-    Args:
-        plan: a plan, or the path of its file: YAML, or Python if the name ends with ``.py``.
-        weaver: ``job.weaver``, or the job.
-        seed: a seed in place of the plan's own.
-
-    Raises:
-        BadPlan: the plan makes no sense, or a fault has no target that lives and is marked as injectable. Nothing
-            was touched.
-        GatewayUnreachable, WeaverUnavailable: nobody answers.
-    """
-    running = prepare(plan, weaver, seed)
-    running.run()
-    return Report(running)
-
-
-def prepare(
-    plan: Plan | str | os.PathLike[str],
-    weaver: RunWeaver | HasWeaver,
-    seed: int | None = None,
-    report: Callable[[str], None] = lambda line: None,
-) -> PlanExecution:
-    """Return a run of a plan that has not begun; ``report`` is called with a line for each thing that happens."""
-    read = plan if isinstance(plan, Plan) else read_plan(os.fspath(plan))
-    if seed is not None:
-        read = replace(read, seed=seed)
-    return PlanExecution(read, cast("RunWeaver", getattr(weaver, "weaver", weaver)), report)

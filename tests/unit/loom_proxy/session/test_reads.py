@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loom_proxy.session import reads as module
-from loom_proxy.session.reads import MOST, MOST_BYTES, TOGETHER, Reads
+from loom_proxy.session import waits as module
+from loom_proxy.session.waits import MOST, MOST_BYTES, TOGETHER, Reads
 
 BOUND = 30.0
 
