@@ -26,8 +26,8 @@ import psutil
 import loom
 from loom.rl import arithmetic_run
 from loom.tracing import configure, event, flush, span, trace
+from loom.tracing.files import Writer
 from loom.tracing.spans import recorder
-from loom.tracing.writer import Writer
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import budgeted

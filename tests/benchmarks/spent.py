@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from loom import tracing
-from loom.tracing import clock, spans, trace_ids, writer
+from loom.tracing import clock, files, spans, trace_ids
 
 __all__ = ["Spent", "begin", "in_all_processes", "measured", "read"]
 
@@ -55,16 +55,16 @@ def begin(folder: str) -> None:
     for cls in (spans.span, trace_ids.trace):
         cls.__enter__ = measured(cls.__enter__, found)  # type: ignore[method-assign]
         cls.__exit__ = measured(cls.__exit__, found)  # type: ignore[method-assign]
-    flush = measured(writer.Writer.flush, found)
+    flush = measured(files.Writer.flush, found)
 
     @functools.wraps(flush)
-    def flush_and_note(self: writer.Writer[Any]) -> None:
+    def flush_and_note(self: files.Writer[Any]) -> None:
         flush(self)
         with Path(folder, f"{os.getpid()}.jsonl").open("a") as file:
             file.writelines(json.dumps(one) + "\n" for one in found)
         found.clear()
 
-    writer.Writer.flush = flush_and_note  # type: ignore[method-assign]
+    files.Writer.flush = flush_and_note  # type: ignore[method-assign]
 
 
 def read(folder: Path, began: float, ended: float) -> list[Spent]:

@@ -6,19 +6,18 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping, Sequence
 from contextvars import Context, ContextVar, Token, copy_context
 from itertools import count, groupby
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from loom.tracing import clock, files, otlp, shapes
-from loom.tracing.files import HOST, EventFile, who
+from loom.tracing.files import HOST, EventFile, Writer, who
 from loom.tracing.lines import FORMS, format_line
 from loom.tracing.shapes import PLAIN
-from loom.tracing.trace_ids import checked_trace, reset, trace_here
-from loom.tracing.writer import Writer
+from loom.tracing.trace_ids import TRACE_HEADER, checked_trace, reset, trace, trace_here
 
 Record = dict[str, object]
 Sink = Callable[[Record], None]
@@ -338,3 +337,54 @@ def record_call(name: str, started: float, ended: float, trace: str | None, **fi
         }  # fmt: skip
         # It ended a while ago, if this thread had to wait since.
         recorder.record(name, clock.monotonic() - (time.perf_counter() - started), trace, fields)
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+RECEIVED = "loom.received"
+"""The key in a request's ASGI scope with the time at which it arrived, in seconds of `loom.tracing.now`."""
+
+_HEADER = TRACE_HEADER.encode()
+
+
+class FirstByte:
+    """Serves each HTTP request in the trace of its header ``x-trace-id``, if that has one.
+
+    The server calls a middleware when it has read the request's headers, before its body; time in the accept queue
+    and, on a busy event loop, until that loop comes to it, has passed by then.
+
+    Args:
+        app: the application.
+        paths: for requests to these paths there is an event.
+        name: the event's name; its fields are ``path`` and ``t``.
+    """
+
+    def __init__(self, app: App, paths: Collection[str] = (), name: str = "weights.server.recv") -> None:
+        self._app = app
+        self._paths = frozenset(paths)
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or anything else as it is."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        scope[RECEIVED] = received = clock.now()
+        id = next((_trace_of(value) for name, value in scope["headers"] if name == _HEADER), None)
+        if id is None:
+            if scope["path"] in self._paths:
+                event(self._name, path=scope["path"], t=received)
+            return await self._app(scope, receive, send)
+        with trace(id):
+            if scope["path"] in self._paths:
+                event(self._name, path=scope["path"], t=received)
+            if not recorder.sinks:
+                return await self._app(scope, receive, send)
+            with span("http", method=scope["method"], path=scope["path"]):
+                await self._app(scope, receive, send)
+
+
+def _trace_of(value: bytes) -> str | None:
+    return checked_trace(value.decode("latin-1"))

@@ -14,7 +14,7 @@ from loom.rl.diagnosis import sources
 from loom.rl.diagnosis.result import Analysis
 from loom.rl.diagnosis.run import analyze
 from loom.rl.tuning.changes import ORCHESTRATOR, TRAINER_JOB, OptionChange
-from loom.rl.tuning.measurement import Measurement
+from loom.rl.tuning.ledger import Measurement
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
 

@@ -20,8 +20,7 @@ from loom.rl.tuning.changes import (
     OptionChange,
     change_for,
 )
-from loom.rl.tuning.ledger import Decision, Ledger, LedgerEntry
-from loom.rl.tuning.measurement import Measurement
+from loom.rl.tuning.ledger import Decision, Ledger, LedgerEntry, Measurement
 from loom.rl.tuning.target import RunEnded, TunedRun
 
 SETTLES = 2

@@ -3,8 +3,7 @@ import asyncio
 import pytest
 
 from loom.tracing import FirstByte, current_trace
-from loom.tracing.first_byte import RECEIVED
-from loom.tracing.spans import listen
+from loom.tracing.spans import RECEIVED, listen
 
 
 @pytest.fixture

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from loom.tracing import writer
+from loom.tracing import files
 
 
 def test_what_waits_is_bounded(monkeypatch):
-    monkeypatch.setattr(writer, "EVERY", 100.0)
+    monkeypatch.setattr(files, "EVERY", 100.0)
     written: list[int] = []
-    one = writer.Writer(written.extend)
+    one = files.Writer(written.extend)
     one.take(0)
-    for number in range(1, writer.MOST + 1):
+    for number in range(1, files.MOST + 1):
         one.take(number)
     assert written == [0]
-    one.take(writer.MOST + 1)
-    assert written == list(range(writer.MOST + 2))
+    one.take(files.MOST + 1)
+    assert written == list(range(files.MOST + 2))
 
 
 def test_where_no_thread_can_start_an_event_is_written_at_once(monkeypatch):
@@ -27,7 +27,7 @@ def test_where_no_thread_can_start_an_event_is_written_at_once(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     written: list[int] = []
-    one = writer.Writer(written.extend)
+    one = files.Writer(written.extend)
     one.take(1)
     one.take(2)
     assert written == [1, 2]
@@ -35,8 +35,8 @@ def test_where_no_thread_can_start_an_event_is_written_at_once(monkeypatch):
 
 def test_the_first_of_a_burst_is_written_at_once_and_the_others_by_a_thread(monkeypatch):
     seconds, came = queue.Queue(), queue.Queue()
-    monkeypatch.setattr(writer, "time", SimpleNamespace(sleep=lambda _: seconds.get(timeout=30)))
-    one = writer.Writer(lambda entries: came.put((threading.current_thread().name, entries)))
+    monkeypatch.setattr(files, "time", SimpleNamespace(sleep=lambda _: seconds.get(timeout=30)))
+    one = files.Writer(lambda entries: came.put((threading.current_thread().name, entries)))
     here = threading.current_thread().name
     for _ in range(3):
         for number in range(3):
@@ -59,7 +59,7 @@ def test_an_interruption_while_its_thread_starts_leaves_no_writer_that_waits_for
 
     monkeypatch.setattr(threading.Thread, "start", interrupt)
     written: list[int] = []
-    one = writer.Writer(written.extend)
+    one = files.Writer(written.extend)
     with pytest.raises(KeyboardInterrupt):
         one.take(1)
     one.take(2)

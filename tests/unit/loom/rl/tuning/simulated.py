@@ -10,7 +10,7 @@ from loom.control.commands import Acknowledgement, Change
 from loom.errors import WaitTimeout
 from loom.rl.diagnosis import analyze
 from loom.rl.diagnosis.result import Analysis
-from loom.rl.tuning.measurement import Measurement
+from loom.rl.tuning.ledger import Measurement
 from loom.rl.tuning.target import RunEnded, TunedRun
 from loom.weaver.views import WeaverEvent
 from tests.unit.loom.rl.diagnosis.pipeline import Pipeline, Times
