@@ -1,25 +1,28 @@
-"""Spans for OpenTelemetry, where its environment variables name a collector: OTLP over HTTP, as JSON.
+"""Spans for OpenTelemetry, where its environment variables name a collector.
 
-The format: https://opentelemetry.io/docs/specs/otlp/#otlphttp, the variables:
-https://opentelemetry.io/docs/specs/otel/protocol/exporter. Nothing needs to be installed for it.
+OpenTelemetry's exporter for OTLP over HTTP, of the extra ``otel``, is imported by the thread that sends. What waits
+is bounded, and a batch that fails ends a round: the SDK's processor would try each of the others, also at the end.
 """
 
 from __future__ import annotations
 
 import atexit
 import hashlib
-import json
 import logging
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any
 
 from loom.process.threads import keep_going
 from loom.tracing.files import HOST
+
+if TYPE_CHECKING:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import ReadableSpan
 
 Record = dict[str, object]
 
@@ -58,19 +61,15 @@ def endpoint(environment: Mapping[str, str]) -> str | None:
 class Exporter:
     """Sends spans in batches, from a thread of its own. What cannot be sent is counted, and said once."""
 
-    def __init__(self, url: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, url: str) -> None:
         self.lost = 0
         """Spans that the collector did not take, or for which there was no room."""
         self._url = url
-        self._headers = {"Content-Type": "application/json", **_headers(environment)}
-        service = environment.get("OTEL_SERVICE_NAME", "loom")
-        self._resource = [_attribute("service.name", service), _attribute("host.name", HOST)]
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._waiting: deque[Record] = deque(maxlen=MAX_WAITING)
-        self._wake = threading.Event()
         self._said = False
         self._sending = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -90,7 +89,7 @@ class Exporter:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(EVERY)
+            time.sleep(EVERY)
             self.flush(TIMEOUT)
 
     def flush(self, timeout: float) -> None:
@@ -100,43 +99,43 @@ class Exporter:
         with self._sending:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-                if not self._send(batch, timeout):
+                if (why := _send(batch, self._url, timeout)) is not None:
+                    self.lost += len(batch)
+                    if not self._said:
+                        self._said = True
+                        _log.warning("cannot send spans to %s, and leaves them out: %s", self._url, why)
                     return
 
-    def _send(self, batch: list[Record], timeout: float) -> bool:
-        import urllib.request  # the laptop's `import loom` does without it
 
-        class Straight(urllib.request.HTTPRedirectHandler):
-            """Follows no redirect, which would show the headers to wherever it leads."""
-
-            def redirect_request(self, *_: object) -> None:
-                return None
-
-        request = urllib.request.Request(self._url, self._body(batch), self._headers)
-        try:
-            with urllib.request.build_opener(Straight).open(request, timeout=timeout) as response:
-                response.read()
-            return True
-        except (OSError, ValueError) as error:
-            self.lost += len(batch)
-            if not self._said:
-                self._said = True
-                _log.warning("cannot send spans to %s, and leaves them out: %s", self._url, error)
-            return False
-
-    def _body(self, batch: list[Record]) -> bytes:
-        spans = [_span(record) for record in batch]
-        scope = {"scope": {"name": "loom.timing"}, "spans": spans}
-        return json.dumps(
-            {"resourceSpans": [{"resource": {"attributes": self._resource}, "scopeSpans": [scope]}]}
-        ).encode()
+def _send(batch: list[Record], url: str, timeout: float) -> str | None:
+    """Send spans; return why they could not be sent, or None."""
+    try:
+        exporter = _exporter(url, timeout)
+        from opentelemetry.sdk.trace.export import SpanExportResult
+    except ImportError as error:
+        return f"{error}: pip install 'monarch-loom[otel]'"
+    try:
+        failed = exporter.export([_span(record) for record in batch]) is not SpanExportResult.SUCCESS
+    except Exception as error:  # noqa: BLE001 - of a library; spans must not end the thread
+        return repr(error)
+    finally:
+        exporter.shutdown()
+    return "the collector does not take them" if failed else None
 
 
-def _headers(environment: Mapping[str, str]) -> dict[str, str]:
-    name = "OTEL_EXPORTER_OTLP_HEADERS"
-    given = environment.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or environment.get(name, "")
-    pairs = [pair.partition("=") for pair in given.split(",") if "=" in pair]
-    return {key.strip(): unquote(value.strip()) for key, _, value in pairs}
+def _exporter(url: str, timeout: float) -> OTLPSpanExporter:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from requests import Session, TooManyRedirects
+
+    class Straight(Session):
+        """Follows no redirect, which would show the headers to wherever it leads."""
+
+        def get_redirect_target(self, resp: Any) -> None:
+            if resp.is_redirect:
+                resp.close()
+                raise TooManyRedirects(f"it leads to {resp.headers['location']:.200}")
+
+    return OTLPSpanExporter(url, timeout=timeout, session=Straight())
 
 
 def trace_of(record: Record) -> str:
@@ -145,34 +144,33 @@ def trace_of(record: Record) -> str:
     return str(id) if _OTLP_TRACE.fullmatch(str(id)) else hashlib.sha256(str(id).encode()).hexdigest()[:32]
 
 
-def _span(record: Record) -> dict[str, Any]:
+def _span(record: Record) -> ReadableSpan:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, Status, StatusCode
+
+    def context(span: object) -> SpanContext:
+        return SpanContext(int(trace_of(record), 16), int(str(span), 16), is_remote=False)
+
     start = int(float(str(record["time"])) * 1e9)
-    took = int(float(str(record.get("dur_ms") or 0.0)) * 1e6)
-    attributes = [_attribute(key, value) for key, value in record.items() if key not in _OWN]
-    attributes += [_attribute(f"loom.{key}", record[key]) for key in ("role", "pid", "trace") if record.get(key)]
-    span: dict[str, Any] = {
-        "traceId": trace_of(record),
-        "spanId": record.get("span") or os.urandom(8).hex(),
-        "name": record["name"],
-        "kind": 1,
-        "startTimeUnixNano": str(start),
-        "endTimeUnixNano": str(start + took),
-        "attributes": attributes,
-    }
-    if record.get("parent"):
-        span["parentSpanId"] = record["parent"]
-    if record.get("error"):
-        span["status"] = {"code": 2, "message": str(record["error"])}
-    return span
+    about = {key: value for key, value in record.items() if key not in _OWN}
+    about |= {f"loom.{key}": record[key] for key in ("role", "pid", "trace") if record.get(key)}
+    return ReadableSpan(
+        str(record["name"]),
+        context(record.get("span") or os.urandom(8).hex()),
+        context(record["parent"]) if record.get("parent") else None,
+        Resource({"service.name": os.environ.get("OTEL_SERVICE_NAME", "loom"), "host.name": HOST}),
+        {key: _plain(value) for key, value in about.items()},
+        status=Status(StatusCode.ERROR, str(record["error"])) if record.get("error") else Status(),
+        start_time=start,
+        end_time=start + int(float(str(record.get("dur_ms") or 0.0)) * 1e6),
+        instrumentation_scope=InstrumentationScope("loom.timing"),
+    )
 
 
-def _attribute(key: str, value: object) -> dict[str, Any]:
-    if isinstance(value, bool):
-        typed: dict[str, Any] = {"boolValue": value}
-    elif isinstance(value, int) and abs(value) < 1 << 63:
-        typed = {"intValue": str(value)}
-    elif isinstance(value, float) and abs(value) < float("inf"):
-        typed = {"doubleValue": value}
-    else:
-        typed = {"stringValue": str(value)[:1000]}
-    return {"key": key, "value": typed}
+def _plain(value: object) -> bool | int | float | str:
+    """Return a value as an attribute can have it."""
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    return value if isinstance(value, float) and abs(value) < float("inf") else str(value)[:1000]

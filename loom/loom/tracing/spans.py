@@ -46,7 +46,7 @@ class _Recorder:
         self.file: EventFile | None = None
         self.listeners: list[Sink] = []
         url = otlp.endpoint(os.environ)
-        self.exporter = otlp.Exporter(url, os.environ) if url else None
+        self.exporter = otlp.Exporter(url) if url else None
         self.pid = 0
         self._writer = Writer(self._write)
         self.read_environment()

@@ -1,8 +1,9 @@
 import http.server
-import json
+import sys
 import threading
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from loom.tracing import event, otlp, span, trace
 from loom.tracing.otlp import Exporter, endpoint, trace_of
@@ -16,7 +17,7 @@ def collector():
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
             requests.append((self.path, dict(self.headers), body))
             self.send_response(200)
             self.end_headers()
@@ -33,21 +34,26 @@ def collector():
 
 
 def spans_of(requests):
-    return [one for _, _, body in requests for one in body["resourceSpans"][0]["scopeSpans"][0]["spans"]]
+    return [one for _, _, body in requests for one in body.resource_spans[0].scope_spans[0].spans]
 
 
-def exported(url, **environment):
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, **environment}
-    exporter = Exporter(endpoint(environment), environment)
+def attributes_of(something):
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in something.attributes}
+
+
+def exported(url):
+    exporter = Exporter(endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": url}))
     exporter._thread = threading.current_thread()  # flushed here, and not at some time
     return exporter
 
 
-def test_spans_and_events_reach_the_collector(collector):
+def test_spans_and_events_reach_the_collector(collector, monkeypatch):
     url, requests = collector
-    exporter = exported(url, OTEL_SERVICE_NAME="rl", OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20x")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "rl")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x")
+    exporter = exported(url)
     end = listen(exporter.take)
-    with trace("abc"), span("outer", rows=3, loss=0.5, ok=True):
+    with trace("abc"), span("outer", rows=3, loss=0.5, ok=True, far=float("inf"), many=1 << 80):
         with pytest.raises(KeyError), span("inner"):
             raise KeyError("x")
         event("weights.client.done", queue_ms=3.0)
@@ -56,17 +62,27 @@ def test_spans_and_events_reach_the_collector(collector):
 
     ((path, headers, body),) = requests
     assert path == "/v1/traces"
-    assert headers["Authorization"] == "Bearer x"  # urllib writes it so
-    assert {"key": "service.name", "value": {"stringValue": "rl"}} in body["resourceSpans"][0]["resource"][
-        "attributes"
-    ]
+    assert headers["authorization"] == "Bearer x"
+    assert attributes_of(body.resource_spans[0].resource)["service.name"] == "rl"
     inner, done, outer = spans_of(requests)
-    assert inner["parentSpanId"] == outer["spanId"]
-    assert inner["status"]["code"] == 2
-    assert {one["traceId"] for one in (inner, done, outer)} == {trace_of({"trace": "abc"})}
-    assert int(outer["startTimeUnixNano"]) <= int(outer["endTimeUnixNano"])
-    assert {"key": "rows", "value": {"intValue": "3"}} in outer["attributes"]
-    assert {"key": "queue_ms", "value": {"doubleValue": 3.0}} in done["attributes"]
+    assert inner.parent_span_id == outer.span_id
+    assert inner.status.code == 2
+    assert {one.trace_id.hex() for one in (inner, done, outer)} == {trace_of({"trace": "abc"})}
+    assert outer.start_time_unix_nano <= outer.end_time_unix_nano
+    about = {"rows": 3, "loss": 0.5, "ok": True, "far": "inf", "many": str(1 << 80)}
+    assert attributes_of(outer).items() >= about.items()
+    assert attributes_of(done)["queue_ms"] == 3.0
+
+
+def test_without_the_exporter_it_is_said_once_what_to_install(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    exporter = exported("http://127.0.0.1:9")
+    for _ in range(2):
+        exporter.take({"name": "load", "time": 1.0})
+        exporter.flush(1)
+    assert exporter.lost == 2
+    (said,) = caplog.messages
+    assert "pip install 'monarch-loom[otel]'" in said
 
 
 def test_spans_without_a_trace_belong_to_that_of_the_outermost(collector):
@@ -77,7 +93,7 @@ def test_spans_without_a_trace_belong_to_that_of_the_outermost(collector):
         pass
     end()
     exporter.flush(5)
-    assert len({one["traceId"] for one in spans_of(requests)}) == 1
+    assert len({one.trace_id for one in spans_of(requests)}) == 1
 
 
 def test_a_collector_that_is_away_costs_spans_and_nothing_else(caplog):
@@ -86,7 +102,7 @@ def test_a_collector_that_is_away_costs_spans_and_nothing_else(caplog):
         exporter.take({"name": "load", "time": 1.0})
         exporter.flush(1)
     assert exporter.lost == 2
-    assert len(caplog.records) == 1
+    assert [record.name for record in caplog.records].count("loom.tracing") == 1
 
 
 def test_what_waits_is_bounded(monkeypatch):

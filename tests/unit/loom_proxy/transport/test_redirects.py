@@ -50,6 +50,7 @@ def serve(handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
 @pytest.fixture(params=[301, 302, 303, 307, 308])
 def redirected(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
     """The address of a server that leads elsewhere, and the headers that came there."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"Authorization={SECRET.replace(' ', '%20')},x-api-key=abc")
     monkeypatch.setattr(forwarded, "_forwarded", set())  # an earlier test may have had kubectl forward this port
     shown: list[str] = []
     elsewhere, server = serve(Elsewhere), serve(Redirecting)
@@ -63,7 +64,7 @@ def redirected(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def export(address: str) -> None:
-    exporter = Exporter(f"http://{address}/v1/traces", {"OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={SECRET}"})
+    exporter = Exporter(f"http://{address}/v1/traces")
     exporter._waiting.append({"kind": "span", "name": "span", "time": 1.0, "seconds": 1.0, "id": "1"})
     exporter.flush(5)
     if exporter.lost:
