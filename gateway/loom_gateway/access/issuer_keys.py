@@ -1,7 +1,7 @@
 """The public keys of an OpenID Connect issuer: fetched, kept, and fetched again when the issuer changes them.
 
-joserfc reads and checks the keys. It fetches none, and PyJWT's client follows redirects, reads documents of any size,
-and asks the issuer again for each unknown key: so fetching, with its bounds, is here.
+joserfc reads and checks the keys. It fetches none. PyJWT's client follows redirects, reads documents of any size
+and asks the issuer again for each unknown key. So fetching, with its bounds, is here.
 """
 
 from __future__ import annotations
