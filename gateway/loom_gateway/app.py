@@ -21,6 +21,7 @@ from loom.mutual_auth.forwarded import PROOF_PATH
 from loom.process import tasks
 from loom.token_file import ADMIN
 from loom.tracing import flush
+from loom.wings import Part
 from loom_gateway.access.audit import audit_session_commands
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import error_response
@@ -28,11 +29,9 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.dashboard.files import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.offload import OFFLOAD
-from loom_gateway.plans.runs import PlanRuns
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import Relay
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
-from loom_gateway.rest.plans import plan_routes
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.sessions import session_routes, user_routes
 from loom_gateway.rest.weaver import alias_routes, weaver_routes
@@ -223,14 +222,13 @@ def create_app(
     app.include_router(session_routes(manager, access))
     app.include_router(sign_in_routes(access, page_path))
     changes = WeaverChanges(weaver, Components(access, supervisor, injectable))
-    plans = PlanRuns(weaver, changes, access)
-    app.include_router(plan_routes(plans))
+    app.state.plans = Part.FAULT_PLANS.load()(app, weaver, changes, access)
     app.include_router(user_routes(weaver, access))
     app.include_router(weaver_routes(weaver, access, changes))
     app.include_router(alias_routes(changes))
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
     app.state.draining = draining
-    app.state.access, app.state.weaver, app.state.plans = access, weaver, plans
+    app.state.access, app.state.weaver = access, weaver
     app.state.tunnels = Tunnels(relay, tunnel_idle, access.budgets)
     app.router.routes += [
         *file_routes(access.origins.others),

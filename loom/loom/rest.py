@@ -81,6 +81,13 @@ class Route(Protocol):
         """Look for another way, because the gateway did not answer by this one."""
 
 
+class ForwardedRoute(Route, Protocol):
+    """A port of this machine that is forwarded to a gateway, until it is closed."""
+
+    def close(self, error: LoomError | None = None) -> None:
+        """Stop forwarding, for an error if there is one."""
+
+
 class _Url:
     """The route of a URL that stays."""
 

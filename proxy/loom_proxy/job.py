@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loom.errors import WaitTimeout
-from loom.rest import Gateway, Route, route_to, token_now
+from loom.rest import ForwardedRoute, Gateway, Route, route_to, token_now
 from loom.session_life import SessionLife
 from loom.shape import Shape
+from loom.wings import Part
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
 from loom_proxy.debugger import Debugger
 from loom_proxy.display.notebook import Dashboard, job_html
 from loom_proxy.futures.timing import check_timeout
-from loom_proxy.kubernetes.port_forward import PortForward
 from loom_proxy.logs import LogLine, LogReceiver
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
 from loom_proxy.mesh.procs import HostMeshProxy, find_meshes, proxy_of
@@ -77,7 +77,7 @@ class Job:
         self._on_close = contextlib.ExitStack()
         """Callbacks that end local helpers, such as a local cluster, with the session."""
         self._closed = False
-        self._forward: PortForward | None = None
+        self._forward: ForwardedRoute | None = None
         self._synced = SyncedFolders(calls)
         calls.encoder.by_name = self._synced.by_name
         logs = self._logs = LogReceiver(others=not connection.welcome.may_end)
@@ -284,8 +284,7 @@ class Job:
             hosts: on how many hosts, the first ones.
             gpus: how many processes on each.
         """
-        from loom.tensors.on_procs import of_job
-
+        of_job: Callable[..., Tensors] = Part.TENSORS_OF_JOB.load()
         return of_job(self, name, hosts, gpus)
 
     def refresh_hosts(self) -> list[int]:
@@ -379,7 +378,7 @@ class Job:
     def _gateway(self) -> Gateway:
         return Gateway(self._route, self._connection.address.token, ca=self._connection.address.ca, insecure=True)
 
-    def _reach_by(self, forward: PortForward) -> None:
+    def _reach_by(self, forward: ForwardedRoute) -> None:
         """Note that a forwarded port leads to the gateway, and close that port when the connection is over."""
         self._forward = forward
         connection = self._connection

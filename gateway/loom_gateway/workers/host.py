@@ -32,6 +32,7 @@ from loom.process.exit_codes import report
 from loom.process.listen import announce, bracketed, listen
 from loom.process.parent_pipe import when_parent_ends
 from loom.process.threads import keep_going
+from loom.wings import Part
 from loom_gateway.workers.end_notice import EndNotice
 from loom_gateway.workers.monarch_env import remove_own_place, service_address, set_monarch_environment
 from loom_gateway.workers.sources import WorkerAddress, parse_worker_address
@@ -111,10 +112,8 @@ def serve(address: WorkerAddress, patience: float = PATIENCE) -> None:
 
 def _sweep() -> None:
     """Repair what injected faults have left here whose agents were killed, perhaps with the worker before."""
-    from loom.chaos.host.sweep import sweep
-
     try:
-        for text in sweep():
+        for text in Part.FAULT_SWEEP.load()():
             _write_error(f"an injected fault was left: {text}\n")
     except (LoomError, OSError) as error:
         _write_error(f"what injected faults have left is not repaired: {error}\n")

@@ -88,11 +88,9 @@ class Access:
     @functools.cached_property
     def forward(self) -> PortForward | None:
         """The forwarded port that leads to a gateway in Kubernetes, until the command ends; None for others."""
-        from loom_proxy.kubernetes import port_forward
+        from loom_proxy.kubernetes.port_forward import forward_to
 
-        if not port_forward.is_kube_address(self.chosen.url):
-            return None
-        return port_forward.PortForward(port_forward.parse_kube_address(self.chosen.url))
+        return forward_to(self.chosen.url)
 
     def gateway(self) -> Gateway:
         """Return the gateway. No request is sent yet."""

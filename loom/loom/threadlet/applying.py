@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from loom.control.commands import (
     FAULT_COMMANDS,
@@ -26,11 +26,23 @@ from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.reporting import StatusReporter
 from loom.threadlet.reports import now_of_system, plain
 from loom.threadlet.time_accounting import TimeAccounting, TimedBlock
-
-if TYPE_CHECKING:
-    from loom.chaos.injections import Injections
+from loom.wings import Part
 
 _log = logging.getLogger("loom")
+
+
+class FaultInjections(Protocol):
+    """The faults of this process, which the wing of chaos carries out."""
+
+    removed: Mapping[str, Mapping[str, object]]
+    """The evidence of the last removals, by the fault's id."""
+
+    def at_once(self, command: Command) -> bool:
+        """Return whether a command does not wait for a step boundary."""
+
+    def inject(self, command: Command) -> tuple[Mapping[str, object], Any]:
+        """Inject or remove a fault; return the evidence, and a strike for after the acknowledgement, or None."""
+
 
 TAKEN_AFTER = 0.5
 """Seconds after which values that `get_config_update` returned are the program's, without a word of it."""
@@ -80,11 +92,9 @@ class CommandApplier(StatusReporter):
         """Whether failures may be injected into this process."""
         self._hooks: dict[str, Callable[[dict[str, Any]], Any]] = {}
         self._each_step: list[Callable[[], None]] = []  # functions that faults run in each step
-        self._injections: Injections | None = None
+        self._injections: FaultInjections | None = None
         if injectable:
-            from loom.chaos.injections import Injections  # imported only if needed, because it takes long
-
-            self._injections = Injections(self._hooks, self._each_step, self._report_removed)
+            self._injections = Part.INJECTIONS.load()(self._hooks, self._each_step, self._report_removed)
             self._inbox.at_once = self._inject_at_once
 
     def spent(self, reason: str, beyond: float = 0.0) -> TimedBlock:

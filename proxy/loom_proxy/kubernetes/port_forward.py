@@ -72,6 +72,11 @@ def is_kube_address(url: str) -> bool:
     return url.startswith("kube://")
 
 
+def forward_to(url: str) -> PortForward | None:
+    """Forward a port to a gateway whose URL is an address in Kubernetes; return None for another URL."""
+    return PortForward(parse_kube_address(url)) if is_kube_address(url) else None
+
+
 class PortForward:
     """A port of this machine that leads to one in Kubernetes, as long as this process lives or until `close`."""
 

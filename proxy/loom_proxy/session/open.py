@@ -9,14 +9,14 @@ import time
 from dataclasses import replace
 
 from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, SessionInUse, WorkersSilent, WrongArguments
-from loom.rest import TokenSource, normalise_url, safe_url
+from loom.rest import ForwardedRoute, TokenSource, normalise_url, safe_url
 from loom.tracing.spans import recorder
+from loom.wings import Part
 from loom.wire.handshake import MODES, Hello
 from loom.wire.plain import plain
 from loom_proxy.contexts.choice import choose_gateway
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.job import Job
-from loom_proxy.kubernetes.port_forward import PortForward, is_kube_address, parse_kube_address
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.handshake import CLIENT, RECONNECT, Address
 from loom_proxy.session.spans import correct_clock
@@ -98,12 +98,12 @@ def connect(
     hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
     chosen = choose_gateway(url, token, ca, insecure)
     with chosen.explained():
-        if not is_kube_address(chosen.url):
+        forward: ForwardedRoute | None = Part.PORT_FORWARD.load()(chosen.url)
+        if forward is None:
             gateway = safe_url(chosen.url, chosen.insecure)
             return _open_job(
                 Address(gateway, chosen.token, reconnect_timeout, chosen.ca, transport), hello, timeout
             )
-        forward = PortForward(parse_kube_address(chosen.url))
         try:
             gateway = normalise_url(forward.url)
             job = _open_job(Address(gateway, chosen.token, reconnect_timeout, chosen.ca, transport), hello, timeout)

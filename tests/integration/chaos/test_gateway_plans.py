@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loom_gateway.rest.plans import MAX_TEXT
+from loom_gateway.chaos.routes import MAX_TEXT
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import await_true
 from tests.support.users import House

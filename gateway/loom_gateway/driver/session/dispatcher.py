@@ -23,6 +23,7 @@ from typing import Any
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError, because
 from loom.process.threads import keep_going
 from loom.session_life import AliveBecause, SessionLife
+from loom.wings import Part
 from loom.wire.bodies import EndpointCall
 from loom.wire.messages import ADVERBS, ALLOWED_BESIDE, Kind, Message
 from loom_gateway.driver.clients.unread import UnreadAnswers
@@ -41,7 +42,7 @@ from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.local_api import LocalSession
-from loom_gateway.driver.session.mesh_view import MeshView, WatchedView
+from loom_gateway.driver.session.mesh_view import MeshView
 from loom_gateway.driver.session.replies import LIMITED, Handler, Request
 from loom_gateway.driver.tracing.collector import SpanCollector
 from loom_gateway.driver.weaver_link import UserLimits
@@ -161,7 +162,7 @@ class OperationDispatcher:
             "life": lifetime.life,
             "meshes": MeshView(context, self.processes).describe,
             "runs": self._runs.describe,
-            "tensors": WatchedView(context).describe,
+            "tensors": Part.WATCHED_TENSORS.load()(context).describe,
         }
         calls = CallHandlers(context)
         self._beside = calls.beside  # handlers that differ for a client which does not drive

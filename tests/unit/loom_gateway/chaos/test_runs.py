@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from loom.errors import LimitReached
-from loom_gateway.plans import runs
-from loom_gateway.plans.runs import PlanRuns
+from loom_gateway.chaos import runs
+from loom_gateway.chaos.runs import PlanRuns
 
 BOUND = 20.0
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, Field
 
 from loom.chaos.runs.progress import RunProgress
-from loom_gateway.plans.runs import PlanRun, PlanRuns, PlanState
+from loom.weaver.client import WeaverClient
+from loom_gateway.access.control import AccessControl
+from loom_gateway.chaos.runs import PlanRun, PlanRuns, PlanState
 from loom_gateway.rest.sessions import Sender
 from loom_gateway.rest.weaver import REFUSALS, ErrorAnswer, Noted, Of
-from loom_gateway.rest.weaver_changes import about_whose
+from loom_gateway.rest.weaver_changes import WeaverChanges, about_whose
 
 MAX_TEXT = 1 << 16  # characters of a plan
 
@@ -75,7 +77,14 @@ class PlanList(BaseModel):
     plans: list[PlanSummary]
 
 
-def plan_routes(runs: PlanRuns) -> APIRouter:
+def add_plans(app: FastAPI, weaver: WeaverClient, changes: WeaverChanges, access: AccessControl) -> PlanRuns:
+    """Give a gateway's application the runs of plans and their routes; return the runs."""
+    runs = PlanRuns(weaver, changes, access)
+    app.include_router(_routes(runs))
+    return runs
+
+
+def _routes(runs: PlanRuns) -> APIRouter:
     """Return the routes. The `AccessMiddleware` requires scope view for reading, and scope operate for the rest."""
     router = APIRouter(prefix="/api/v1/weaver/plans", responses=REFUSALS, tags=["weaver"])
 

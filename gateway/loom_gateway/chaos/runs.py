@@ -32,7 +32,7 @@ from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.plans.weaver import PlanWeaver
+from loom_gateway.chaos.weaver import PlanWeaver
 from loom_gateway.rest.weaver_changes import WeaverChanges
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,35 @@
+"""The seam between the core of Loom and its wings.
+
+A wing is a feature that the core runs without, in one folder a side: `loom.rl`, `loom.train`, `loom.chaos`,
+`loom.tensors`, `loom.nats` and the like. Wings import the core. The core imports no wing, which contracts in
+``pyproject.toml`` check: where it offers a wing's feature, it takes a `Part` of the wing by its name, on first use.
+The commands of ``loom`` and the lazy public names are no part of the core.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+
+class Part(Enum):
+    """A part of a wing that the core uses: its module, and its name there."""
+
+    INJECTIONS = "loom.chaos.injections", "Injections"
+    """For `loom.threadlet`: carries out the weaver's faults in a training process."""
+    FAULT_SWEEP = "loom.chaos.host.sweep", "sweep"
+    """For a worker that starts: repairs the faults that a killed one has left on its host."""
+    FAULT_PLANS = "loom_gateway.chaos.routes", "add_plans"
+    """For the gateway's application: plans of faults, and their routes."""
+    TENSORS_OF_JOB = "loom.tensors.on_procs", "of_job"
+    """For `Job.tensors`."""
+    WATCHED_TENSORS = "loom_gateway.tensors", "WatchedView"
+    """For a session's description: its watched tensors."""
+    PORT_FORWARD = "loom_proxy.kubernetes.port_forward", "forward_to"
+    """For ``kube://`` addresses: a forwarded port that leads to the gateway."""
+
+    def load(self) -> Any:
+        """Import the part's module, and return the part."""
+        module, name = self.value
+        return getattr(import_module(module), name)
