@@ -96,6 +96,11 @@ class Client:
         self._errors.close()
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "Whatever is killed, 50 times, no result is wrong and nothing is left behind; calls, runs and "
+    "commands beside each other, on a line that is cut, are done once",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_whatever_is_killed_nothing_is_lost_doubled_or_left_behind(own_cluster: LocalCluster) -> None:

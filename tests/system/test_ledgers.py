@@ -107,6 +107,11 @@ def went_on(talkers: list[Talker], before: list[int]) -> bool:
     return all(each.failure or each.count > count for each, count in zip(talkers, before, strict=True))
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "Whatever is killed, 50 times, no result is wrong and nothing is left behind; calls, runs and "
+    "commands beside each other, on a line that is cut, are done once",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kills", "cuts"), [(3, 5), (20, 40)], ids=["few", "many"])

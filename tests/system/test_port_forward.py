@@ -72,6 +72,11 @@ def test_a_forward_that_ends_is_started_again_and_loses_nothing(job: loom.Job) -
     assert again.pid != kubectl.pid
 
 
+@pytest.mark.guarantees(
+    "strangers",
+    "Whoever has taken the port of a `kubectl port-forward` gets no token; that of a context goes to its "
+    "address only",
+)
 def test_who_takes_the_port_gets_no_token_and_the_forward_moves(job: loom.Job) -> None:
     counters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1)
     counters.add.call(1).get(BOUND)

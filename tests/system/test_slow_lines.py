@@ -14,7 +14,15 @@ from tests.support.network.namespaces import FarCluster, missing
 from tests.system.train.test_recovery import assert_exact
 from tests.system.train.trainers import Watched, a_job
 
-pytestmark = [skipped_if(missing()), pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    skipped_if(missing()),
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.guarantees(
+        "process link",
+        "Three hosts that are 100 ms apart, on lines that lose a packet of a hundred, work and train",
+    ),
+]
 
 ONE_WAY = 0.05
 """Seconds from a host to the bridge between them: there and back between a worker and the gateway it is 100 ms."""

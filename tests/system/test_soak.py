@@ -255,6 +255,11 @@ def resident(pids: dict[str, int]) -> dict[str, int]:
     return {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "Laptop, gateway and driver of a session that remakes its meshes for 30 minutes stay as large as they "
+    "are, within 10 % and what Monarch alone keeps",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seconds", [300, 1800], ids=["5 minutes", "30 minutes"])

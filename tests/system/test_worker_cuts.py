@@ -63,6 +63,9 @@ def lost(job: loom.Job) -> list[str]:
     return [event.name for event in job.events(timeout=0) if event.name in ("process_lost", "host_lost", "failure")]
 
 
+@pytest.mark.guarantees(
+    "process link", "Real processes survive 20 s without network and a reset; what was asked meanwhile is answered"
+)
 @pytest.mark.parametrize("how", ["drop", "reset"])
 def test_processes_and_their_output_survive_a_cut_and_what_was_asked_meanwhile_is_answered(
     far: FarCluster, job: loom.Job, how: Any
@@ -89,6 +92,7 @@ def test_processes_and_their_output_survive_a_cut_and_what_was_asked_meanwhile_i
     assert lost(job) == []
 
 
+@pytest.mark.guarantees("process link", "Processes and actors outlive a cut of more than 20 s for good")
 def test_processes_outlive_a_long_cut_for_good(far: FarCluster, job: loom.Job) -> None:
     procs = job.hosts.spawn_procs()
     counter = procs.spawn("counter", Counter)
@@ -105,6 +109,9 @@ def test_processes_outlive_a_long_cut_for_good(far: FarCluster, job: loom.Job) -
     procs.stop().get(BOUND)
 
 
+@pytest.mark.guarantees(
+    "process link", "A spawn that is asked for during a cut is made, or fails within the patience with what to do"
+)
 def test_a_spawn_that_is_asked_for_during_a_cut_is_made_or_fails_within_the_patience(
     far: FarCluster, job: loom.Job
 ) -> None:
@@ -133,6 +140,9 @@ def test_a_spawn_that_is_asked_for_during_a_cut_is_made_or_fails_within_the_pati
     assert lost(job) == []
 
 
+@pytest.mark.guarantees(
+    "process link", "A host that is silent for longer than the patience is lost, and its processes end"
+)
 def test_a_host_that_is_silent_for_longer_than_the_patience_is_lost_and_its_processes_end(
     far: FarCluster, job: loom.Job
 ) -> None:

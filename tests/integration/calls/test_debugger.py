@@ -200,6 +200,7 @@ def test_who_leaves_leaves_what_has_stopped_and_the_next_one_goes_on(gateway: Ga
         assert list(results.get(BOUND).values()) == [8, 8]
 
 
+@pytest.mark.guarantees("users", "The debugger of a session has no port of its own")
 def test_the_driver_opens_no_port_for_it(gateway: Gateway, actor_class: Any) -> None:
     with gateway.connect() as job:
         driver = psutil.Process(gateway.session(job.session)["pid"])

@@ -110,6 +110,11 @@ def test_a_plan_that_is_cancelled_leaves_no_fault(house: House) -> None:
     assert ask(house, "DELETE", f"/{run}")[1]["state"] == "cancelled"  # it has ended already
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "A plan shows its expectations live, and leaves no fault when it is cancelled, its token is revoked "
+    "or the gateway stops",
+)
 def test_a_plan_ends_with_the_gateway_and_leaves_no_fault(house: House) -> None:
     injection = await_fault(house, begin(house, SLOW.replace("FOR", "600 s")))
     house.gateway.end(signal.SIGTERM)
@@ -118,6 +123,11 @@ def test_a_plan_ends_with_the_gateway_and_leaves_no_fault(house: House) -> None:
     assert ask(house, "GET")[1]["plans"] == []
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "A plan shows its expectations live, and leaves no fault when it is cancelled, its token is revoked "
+    "or the gateway stops",
+)
 def test_a_plan_ends_with_the_token_that_began_it(house: House) -> None:
     record, token = house.file.create("ann 2", "operate", user="ann")
     house.tokens["ann 2"] = token

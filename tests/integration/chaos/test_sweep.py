@@ -73,6 +73,7 @@ def be_killed(code: str) -> None:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
+@pytest.mark.guarantees("chaos", "The network is as before, however an agent is killed with its shell")
 @skipped_if(missing())
 @pytest.mark.parametrize(
     "code",
@@ -96,6 +97,7 @@ def test_a_network_is_as_before(pair: Pair, route: None, folder: Path, code: str
     assert os.listdir(folder) == []
 
 
+@pytest.mark.guarantees("chaos", "A table goes without a record too")
 @skipped_if(missing())
 @pytest.mark.parametrize(
     "code", ["network.run_at_end = die; network.partition()", "delay.run_at_end = die; delay.delay(1000.0, 'eth0')"]
@@ -110,6 +112,7 @@ def test_a_table_goes_without_a_record_too(pair: Pair, folder: Path, code: str) 
     assert state() == before
 
 
+@pytest.mark.guarantees("chaos", "The fault of a living agent is left alone")
 @skipped_if(missing())
 def test_the_fault_of_a_living_agent_is_left_alone(pair: Pair, folder: Path) -> None:  # noqa: F811
     before = state()
@@ -124,6 +127,7 @@ def test_the_fault_of_a_living_agent_is_left_alone(pair: Pair, folder: Path) -> 
     agent.remove("f1")
 
 
+@pytest.mark.guarantees("chaos", "A stopped process goes on")
 def test_a_stopped_process_goes_on(sleeper: subprocess.Popen[bytes], folder: Path) -> None:
     be_killed(
         f"processes.run_at_end = lambda *_: None; processes._await_state = die; processes.stop({sleeper.pid})"
@@ -136,6 +140,7 @@ def test_a_stopped_process_goes_on(sleeper: subprocess.Popen[bytes], folder: Pat
     assert os.listdir(folder) == []
 
 
+@pytest.mark.guarantees("chaos", "A stopped process goes on")
 def test_a_stopped_process_goes_on_at_once_if_only_its_agent_is_killed(
     sleeper: subprocess.Popen[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +155,7 @@ def test_a_stopped_process_goes_on_at_once_if_only_its_agent_is_killed(
     eventually(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_SLEEPING)
 
 
+@pytest.mark.guarantees("chaos", "The file that filled a disk goes")
 def test_the_file_that_filled_a_disk_goes(tmp_path: Path, folder: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -174,6 +180,10 @@ def make_checkpoint(folder: Path) -> dict[Path, bytes]:
     return contents
 
 
+@pytest.mark.guarantees(
+    "chaos",
+    "A corrupted checkpoint is whole again, also one that was changed in part, and its successor is left alone",
+)
 @pytest.mark.parametrize("code", ["disks._write = half;", "disks.Injected = die;"])
 def test_a_corrupted_checkpoint_is_whole_again(tmp_path: Path, folder: Path, code: str) -> None:
     contents = make_checkpoint(tmp_path)
@@ -186,6 +196,10 @@ def test_a_corrupted_checkpoint_is_whole_again(tmp_path: Path, folder: Path, cod
     assert os.listdir(folder) == []
 
 
+@pytest.mark.guarantees(
+    "chaos",
+    "A corrupted checkpoint is whole again, also one that was changed in part, and its successor is left alone",
+)
 def test_a_checkpoint_that_has_replaced_the_corrupted_one_is_left_alone(tmp_path: Path) -> None:
     contents = make_checkpoint(tmp_path)
     be_killed(f"disks.Injected = die; disks.corrupt({str(tmp_path / 'checkpoints')!r})")
@@ -197,6 +211,7 @@ def test_a_checkpoint_that_has_replaced_the_corrupted_one_is_left_alone(tmp_path
     assert {path.read_bytes() for path in contents} == {b"another" * 1000}
 
 
+@pytest.mark.guarantees("chaos", "A killed agent is noticed by the training that asked for it")
 def test_the_training_notices_that_the_agent_of_its_fault_was_killed(tmp_path: Path, folder: Path) -> None:
     contents = make_checkpoint(tmp_path)
     removals: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -211,6 +226,7 @@ def test_the_training_notices_that_the_agent_of_its_fault_was_killed(tmp_path: P
     assert {path: path.read_bytes() for path in contents} == contents
 
 
+@pytest.mark.guarantees("chaos", "The next start of a worker or an agent sweeps")
 @pytest.mark.parametrize("by", ["an agent", "a worker"])
 def test_the_next_start_of_anything_sweeps(tmp_path: Path, folder: Path, by: str) -> None:
     contents = make_checkpoint(tmp_path)
@@ -231,6 +247,7 @@ def test_the_next_start_of_anything_sweeps(tmp_path: Path, folder: Path, by: str
     assert os.listdir(folder) == []
 
 
+@pytest.mark.guarantees("chaos", "A fault whose agent was killed can be removed")
 def test_a_fault_whose_agent_was_killed_can_be_removed(tmp_path: Path, folder: Path) -> None:
     contents = make_checkpoint(tmp_path)
     be_killed(f"disks.Injected = die; disks.corrupt({str(tmp_path / 'checkpoints')!r})")

@@ -333,6 +333,7 @@ def besieged() -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.mark.guarantees("strangers", "2,000 connections without a token, of each kind, keep nobody out")
 @pytest.mark.parametrize("hosts", [1, 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_connections_without_a_token_keep_nobody_out_and_are_bounded(

@@ -22,6 +22,10 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "What a required audit cannot write down is refused, `/readyz` says why, and open sessions go on",
+)
 def test_what_cannot_be_written_down_is_refused_and_sessions_go_on(cluster: LocalCluster, tmp_path: Path) -> None:
     folder = tmp_path / "audit"
     folder.mkdir()

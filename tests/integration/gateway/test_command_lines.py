@@ -73,6 +73,9 @@ class Where(Actor):
         return os.getpid()
 
 
+@pytest.mark.guarantees(
+    "laptop", "A token or password in an argument is overwritten as soon as the program has started"
+)
 @pytest.mark.slow
 def test_a_gateway_with_its_token_on_its_command_line_shows_it_no_more(tmp_path: Path) -> None:
     serve = [*LOOM, "serve", "gateway", "--worker", "tcp://127.0.0.1:1"]

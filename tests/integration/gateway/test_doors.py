@@ -180,6 +180,7 @@ def test_a_wrong_token_is_refused_and_told_of(doors: Doors) -> None:
 # -- tokens that are not good any more ------------------------------------------------------------------------
 
 
+@pytest.mark.guarantees("strangers", "What was refused is counted by reason, for who sees all users")
 def test_what_was_refused_is_shown_by_reason_to_who_sees_all_users(doors: Doors) -> None:
     before = Gateway(doors.url, doors.token).status()["refused"]
     assert doors.rest("GET", "/api/v1/status", "wrong")[0] == 401
@@ -237,6 +238,9 @@ def test_a_token_that_expires_is_cut_off(doors: Doors) -> None:
     until(lambda: doors.audit(event="ended", session=job.session))
 
 
+@pytest.mark.guarantees(
+    "users", "A user's token is replaced without ending the sessions that were driven with the new one"
+)
 def test_a_session_that_was_driven_with_a_new_token_outlives_the_old_one(doors: Doors) -> None:
     (old, first), (new, second) = doors.make("drive", user="ann"), doors.make("drive", user="ann")
     kept, left = loom.connect(doors.url, first), loom.connect(doors.url, first)
@@ -299,6 +303,7 @@ def test_pages_of_the_gateways_host_and_of_those_allowed_come_in(doors: Doors) -
             assert type(refusal(client, session="nobody")) is loom.UnknownSession
 
 
+@pytest.mark.guarantees("users", "A gateway on loopback answers to no name that a web page could take over")
 @pytest.mark.parametrize("path", ["/healthz", "/api/v1/status", "/api/v1/sessions"])
 def test_a_page_whose_name_leads_here_is_refused(doors: Doors, path: str) -> None:
     status, answer = doors.rest("GET", path, doors.token, Host="evil.example:8470")
@@ -323,6 +328,7 @@ def test_a_page_whose_name_leads_here_opens_no_websocket(doors: Doors) -> None:
 # -- limits -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantees("users", "Sessions are limited by user")
 def test_a_user_has_so_many_sessions_and_no_more(strict: Doors) -> None:
     (_, text), (_, again) = strict.make("drive", user="ann"), strict.make("drive", user="ann")
     with loom.connect(strict.url, text) as job:
@@ -378,6 +384,9 @@ def test_refused_calls_whose_futures_nobody_reads_are_reported(
         assert [future.get(BOUND) for future in futures] == ["done"] * 4
 
 
+@pytest.mark.guarantees(
+    "users", "Operations in flight, and bytes of results that are kept, count in all sessions of a user"
+)
 @pytest.mark.slow
 def test_operations_in_flight_count_in_all_sessions_of_a_user(tmp_path: Path) -> None:
     for doors in start(tmp_path, "--max-in-flight", "4"):
@@ -421,6 +430,7 @@ def test_a_message_that_is_too_large_is_not_sent_and_the_session_lives_on(strict
         assert job.run(len, b"x" * 1_900_000) == 1_900_000
 
 
+@pytest.mark.guarantees("strangers", "A right token comes in, whatever the neighbours behind the same address show")
 def test_right_tokens_come_in_beside_wrong_ones_of_the_same_address(tmp_path: Path) -> None:
     for doors in start(tmp_path, "--login-failures", "3", "--login-window", "3600", "--connection-rate", "0.01"):
         ident, text = doors.make("drive")
@@ -437,6 +447,7 @@ def test_right_tokens_come_in_beside_wrong_ones_of_the_same_address(tmp_path: Pa
             loom.connect(doors.url, text)
 
 
+@pytest.mark.guarantees("strangers", "A right token comes in, whatever the neighbours behind the same address show")
 def test_too_many_wrong_tokens_of_one_address(tmp_path: Path) -> None:
     for doors in start(tmp_path, "--login-failures", "3", "--login-window", "3600"):
         answers = [doors.rest("GET", "/api/v1/status", f"guess {n}") for n in range(4)]

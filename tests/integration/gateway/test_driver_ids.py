@@ -74,6 +74,9 @@ def uids_of(pid: int) -> set[int]:
     return set(psutil.Process(pid).uids())
 
 
+@pytest.mark.guarantees(
+    "drivers", "With `--driver-uids` each driver has a user id of its own, no groups and no rights"
+)
 def test_each_driver_has_a_user_id_of_its_own_and_no_rights(gateway: Gateway) -> None:
     def who() -> tuple[Any, ...]:
         status = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
@@ -93,6 +96,7 @@ def test_each_driver_has_a_user_id_of_its_own_and_no_rights(gateway: Gateway) ->
         assert no_new == "1"
 
 
+@pytest.mark.guarantees("drivers", "The gateway keeps exactly the four rights that this needs")
 def test_the_gateway_keeps_exactly_the_rights_that_it_needs(gateway: Gateway) -> None:
     mask = sum(1 << capability for capability in NEEDED)
     status = Path(f"/proc/{gateway.announced['pid']}/status").read_text()
@@ -104,6 +108,12 @@ def test_the_gateway_keeps_exactly_the_rights_that_it_needs(gateway: Gateway) ->
     assert f"CapEff:\t{0:016x}" in weaver
 
 
+@pytest.mark.guarantees(
+    "drivers",
+    "With them user code reaches no socket of Loom's, no file of the folders, no memory and no process of "
+    "another session, the gateway or the weaver. Monarch's ports are open to it, which is the documented "
+    "limit",
+)
 def test_user_code_reaches_nothing_of_another_session_or_of_the_gateway(gateway: Gateway) -> None:
     with gateway.connect() as mine, gateway.connect() as theirs:
         await_true(lambda: (gateway.state / "weaver" / "weaver.sock").exists())
@@ -150,6 +160,7 @@ def test_the_files_of_a_driver_are_in_its_folder(gateway: Gateway) -> None:
     assert found == [str(folder / "home"), str(folder / "tmp"), str(folder)]
 
 
+@pytest.mark.guarantees("drivers", "The log of an ended session is closed to other sessions' drivers")
 def test_a_session_works_and_its_log_outlives_it(gateway: Gateway) -> None:
     with gateway.connect() as job:
         counters = job.hosts.spawn_procs(name="procs").spawn("counters", Counter)
@@ -187,6 +198,7 @@ def test_the_next_gateway_finds_them(gateway: Gateway) -> None:
         assert uids_of(pid_of(gateway, new)) != uids
 
 
+@pytest.mark.guarantees("drivers", "What a session leaves behind is ended before its id is used again")
 def test_what_a_session_leaves_behind_is_ended_before_its_id_is_used_again(gateway: Gateway) -> None:
     def leave() -> int:
         Path.home().joinpath("closed").mkdir(mode=0)
@@ -204,6 +216,7 @@ def test_what_a_session_leaves_behind_is_ended_before_its_id_is_used_again(gatew
     assert not folder.exists()
 
 
+@pytest.mark.guarantees("drivers", "A range of ids that is used up is a clear error")
 @pytest.mark.slow
 def test_ids_go_round_and_a_range_that_is_used_up_is_a_clear_error(gateway: Gateway) -> None:
     ids = set()
@@ -221,6 +234,7 @@ def test_ids_go_round_and_a_range_that_is_used_up_is_a_clear_error(gateway: Gate
     gateway.connect().close()
 
 
+@pytest.mark.guarantees("drivers", "A driver cannot lead the gateway to another driver, or its log to a secret")
 @pytest.mark.slow
 def test_a_driver_that_leads_its_socket_to_another_one_gets_nobody_there(gateway: Gateway) -> None:
     """Its user could drive another's session so: the gateway may open both sockets."""
@@ -292,6 +306,7 @@ def test_a_range_that_makes_no_sense_is_refused(given: str, said: str) -> None:
     assert said in ended.stderr
 
 
+@pytest.mark.guarantees("drivers", "Without the right to change ids the option is refused with what is missing")
 def test_without_the_right_to_change_ids_the_option_is_refused_with_what_is_missing() -> None:
     ended = refused("--driver-uids", f"{LOW}-{LOW + 3}", before=["setpriv", "--bounding-set", "-setuid,-kill"])
 

@@ -438,6 +438,9 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         StateFolder.open(str(path))
 
 
+@pytest.mark.guarantees(
+    "drivers", "The state folder is in no place that others can write to, or that a logout removes"
+)
 def test_a_place_that_others_can_write_to_is_refused(short_path: Path) -> None:
     place = short_path / "open"
     place.mkdir()
@@ -491,6 +494,7 @@ def test_a_folder_where_it_was_before_is_used_while_sessions_are_in_it(
     assert default_path(8470) == str(before)
 
 
+@pytest.mark.guarantees("drivers", "A living driver whose socket vanished is ended, and its session's end is told")
 def test_a_driver_whose_socket_vanished_is_ended_by_the_next_gateway(gateway: Gateway) -> None:
     job = gateway.connect()
     pid = gateway.session(job.session)["pid"]
@@ -529,6 +533,7 @@ def test_a_record_of_before_the_machine_started_is_no_drivers(
         AdoptedDriver.adopt(files)
 
 
+@pytest.mark.guarantees("drivers", "A driver's record is on the disk before it counts")
 def test_a_record_is_on_the_disk_before_it_counts(files: DriverFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     replaced = os.replace

@@ -34,6 +34,7 @@ class Looks(loom.Actor):
         return variables_with_secrets()
 
 
+@pytest.mark.guarantees("drivers", "No user code has the gateway's token in its environment")
 def test_no_user_code_has_the_gateways_token_in_its_environment(guarded: LocalCluster) -> None:
     with loom.connect(guarded.url, SECRET) as job:
         in_the_driver = job.run(variables_with_secrets)
@@ -43,6 +44,7 @@ def test_no_user_code_has_the_gateways_token_in_its_environment(guarded: LocalCl
     assert on_a_worker == []
 
 
+@pytest.mark.guarantees("drivers", "No process of a gateway shows the token in `/proc/PID/environ`")
 def test_no_process_shows_the_token_to_processes_of_its_user_id(guarded: LocalCluster) -> None:
     with loom.connect(guarded.url, SECRET) as job:
         assert job.hosts
@@ -56,12 +58,16 @@ def test_no_process_shows_the_token_to_processes_of_its_user_id(guarded: LocalCl
     assert shown == []
 
 
+@pytest.mark.guarantees("drivers", "A token that was given is printed nowhere")
 def test_a_token_that_was_given_is_printed_nowhere(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway:
         assert gateway.announced.keys() == {"event", "url", "pid"}
         assert TOKEN not in (gateway.folder / "output").read_text()
 
 
+@pytest.mark.guarantees(
+    "drivers", "If what started a gateway without `--driver-uids` shows the token, the gateway warns"
+)
 @pytest.mark.parametrize(("options", "warns"), [((), True), (("--exit-with-parent",), False)])
 def test_a_token_that_what_starts_the_gateway_shows_is_warned_of(options: Sequence[str], warns: bool) -> None:
     # It has no workers, and ends with that. A shell starts it that stays, as a container's init does.
@@ -74,6 +80,9 @@ def test_a_token_that_what_starts_the_gateway_shows_is_warned_of(options: Sequen
     assert SECRET not in said
 
 
+@pytest.mark.guarantees(
+    "drivers", "The gateway's own token is replaced without ending a session, and the old one is refused"
+)
 def test_the_own_token_is_replaced_and_its_sessions_go_on(cluster: LocalCluster, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.touch(0o600)

@@ -55,6 +55,10 @@ def ask(gateway: Gateway, token: str) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)["error"]
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A client that is given a function for its token goes on when one expires, and no call is lost or made twice",
+)
 @pytest.mark.parametrize(
     ("transport", "times"),
     [("websocket", 1), ("http", 1), ("websocket", 3)],
@@ -90,6 +94,10 @@ def call_on(job: loom.Job) -> None:
         job.run(max, 1, 2)
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A user of an OpenID issuer comes in with its token, as the token's subject and with the scope of its claim",
+)
 def test_a_user_who_signed_in_drives_as_the_claim_says(gateway: Gateway, issuer: OpenIdIssuerProcess) -> None:
     with loom.connect(gateway.url, issuer.sign_in("alice")) as job:
         assert job.run(max, 1, 2) == 2
@@ -98,6 +106,7 @@ def test_a_user_who_signed_in_drives_as_the_claim_says(gateway: Gateway, issuer:
         loom.connect(gateway.url, issuer.sign_in("bob"))
 
 
+@pytest.mark.guarantees("users", "An OpenID user whose subject is a user's name is another user")
 @pytest.mark.slow
 def test_a_subject_that_is_the_name_of_a_user_is_another_user(
     gateway: Gateway, issuer: OpenIdIssuerProcess, tmp_path: Path
@@ -118,6 +127,11 @@ def test_a_subject_that_is_the_name_of_a_user_is_another_user(
         loom.connect(gateway.url, signed, job.session, mode="watch").detach()
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A new key of the issuer is fetched when a token names it, known ones go on without the issuer, and "
+    "unknown ones get a 503",
+)
 @pytest.mark.slow
 def test_a_key_of_the_issuers_is_taken_when_it_is_new_and_known_ones_go_on_without_it(
     gateway: Gateway, issuer: OpenIdIssuerProcess
@@ -151,6 +165,7 @@ def test_a_token_for_another_program_or_from_another_issuer_is_refused(
     assert (status, error["code"]) == (401, "authentication")
 
 
+@pytest.mark.guarantees("ports", "A connection ends with its OpenID token, and the session goes on")
 @pytest.mark.slow
 def test_the_connection_ends_with_the_token_and_the_session_goes_on_with_the_next(
     gateway: Gateway, issuer: OpenIdIssuerProcess

@@ -75,6 +75,11 @@ def peers(folder: Path) -> set[str]:
     return {json.loads(line)["peer"] for line in (folder / "audit").read_text().splitlines()}
 
 
+@pytest.mark.guarantees(
+    "strangers",
+    "Behind a proxy that is not trusted every client has its address, and wrong tokens lock out nobody; a "
+    "trusted one gives each its own",
+)
 def test_wrong_tokens_through_a_proxy_that_is_not_trusted_lock_nobody_out(tmp_path: Path) -> None:
     with behind_nginx(tmp_path) as (url, cluster):
         statuses = [status(url, tmp_path, "wrong", "10.0.0.1") for _ in range(5)]
@@ -88,6 +93,11 @@ def test_wrong_tokens_through_a_proxy_that_is_not_trusted_lock_nobody_out(tmp_pa
             assert job.run(max, 1, 2) == 2
 
 
+@pytest.mark.guarantees(
+    "strangers",
+    "Behind a proxy that is not trusted every client has its address, and wrong tokens lock out nobody; a "
+    "trusted one gives each its own",
+)
 def test_a_trusted_proxy_gives_each_client_its_own_address(tmp_path: Path) -> None:
     with behind_nginx(tmp_path, "--trusted-proxy", "127.0.0.0/8") as (url, cluster):
         statuses = [status(url, tmp_path, "wrong", "10.0.0.1") for _ in range(5)]
@@ -97,6 +107,10 @@ def test_a_trusted_proxy_gives_each_client_its_own_address(tmp_path: Path) -> No
         assert status(url, tmp_path, cluster.token, "10.0.0.1") == 200
 
 
+@pytest.mark.guarantees(
+    "strangers", "Behind a prefix with TLS users share, watch, follow logs and the weaver, and lose what is revoked"
+)
+@pytest.mark.guarantees("strangers", "A followed log comes through nginx line by line")
 def test_what_users_do_goes_through_a_prefix(tmp_path: Path) -> None:
     ca, file = str(tmp_path / "ca.pem"), TokenFile(tmp_path / "tokens.json")
     tokens = {user: file.create(user, "drive") for user in ("ann", "bob")}

@@ -113,6 +113,17 @@ def check_audit(house: House, persons: list[Person]) -> None:
                 assert line.get("of", person.user) == person.user, line
 
 
+@pytest.mark.guarantees(
+    "users",
+    "Two users who work at random, with replicas and groups of the same names, and try everything of each "
+    "other's, see and change nothing",
+)
+@pytest.mark.guarantees(
+    "users",
+    "Two users who work at random for 5 minutes, with replicas and groups of the same names, and try "
+    "every name, session, token, file and process of each other's, see and change nothing; on shared "
+    "workers they reach each other's processes there, which is the documented limit",
+)
 def test_two_users_see_and_change_nothing_of_each_others(house: House) -> None:
     persons = live_together(house, seed=21, seconds=1.0, trains=False)
 
@@ -120,6 +131,12 @@ def test_two_users_see_and_change_nothing_of_each_others(house: House) -> None:
     check_audit(house, persons)
 
 
+@pytest.mark.guarantees(
+    "users",
+    "Two users who work at random for 5 minutes, with replicas and groups of the same names, and try "
+    "every name, session, token, file and process of each other's, see and change nothing; on shared "
+    "workers they reach each other's processes there, which is the documented limit",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 240)
 @pytest.mark.parametrize("own_workers", [True, False], ids=["workers of their own", "shared workers"])

@@ -56,6 +56,7 @@ def unshared(house: House) -> Iterator[loom.Job]:
 # -- what is not shared -------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantees("users", "A session is listed for its user and for an admin only")
 def test_a_session_is_listed_for_its_user_and_for_an_admin(house: House, job: loom.Job) -> None:
     assert job.session in house.sees("ann")
     assert job.session in house.sees("root")
@@ -78,6 +79,7 @@ REQUESTS: list[tuple[str, str, object]] = [
 ]
 
 
+@pytest.mark.guarantees("users", "Over REST, another user's session answers as one that does not exist")
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
 def test_another_users_session_answers_as_one_that_does_not_exist(
     house: House, unshared: loom.Job, method: str, path: str, body: object
@@ -92,6 +94,10 @@ def test_another_users_session_answers_as_one_that_does_not_exist(
     assert unshared.run(len, "abc") == 3
 
 
+@pytest.mark.guarantees(
+    "users",
+    "Nobody attaches to, watches, takes over, resumes, or opens the second connection of another user's session",
+)
 @pytest.mark.parametrize(
     "hello",
     [
@@ -117,6 +123,7 @@ def test_another_users_session_cannot_be_joined(house: House, unshared: loom.Job
     assert unshared.run(len, "abc") == 3
 
 
+@pytest.mark.guarantees("users", "A refusal names the caller's own sessions only, over a WebSocket and over HTTP")
 @pytest.mark.parametrize("transport", ["websocket", "http"])
 def test_who_is_refused_gets_the_names_of_own_sessions_only(
     house: House, unshared: loom.Job, transport: Transport
@@ -131,6 +138,7 @@ def test_who_is_refused_gets_the_names_of_own_sessions_only(
     await_true(lambda: house.audit(event="refused", user="bob", code="unknown_session"))
 
 
+@pytest.mark.guarantees("users", "The reason and the log of an ended session are its user's")
 def test_an_ended_session_and_its_log_are_its_users_too(house: House) -> None:
     with house.connect("ann") as job:
         job.share("bob")
@@ -171,6 +179,7 @@ def test_an_admin_reaches_every_session(house: House) -> None:
 # -- what is shared -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantees("users", "A share gives what its scope says and no more")
 def test_who_may_view_sees_and_watches_and_reads_and_no_more(house: House, job: loom.Job) -> None:
     job.share("bob", "view")
     job.run(print, "for both")
@@ -190,6 +199,11 @@ def test_who_may_view_sees_and_watches_and_reads_and_no_more(house: House, job: 
     assert job.run(len, "abc") == 3
 
 
+@pytest.mark.guarantees(
+    "users",
+    "Who may drive a session debugs it and reaches its ranks, also beside its client, and the audit says "
+    "who did what; a share for less does not",
+)
 def test_who_may_drive_debugs_and_who_may_less_does_not(house: House, job: loom.Job) -> None:
     def debug() -> loom.Job:
         return house.connect("bob", job.session, mode="debug")
@@ -206,6 +220,7 @@ def test_who_may_drive_debugs_and_who_may_less_does_not(house: House, job: loom.
     assert job.run(len, "abc") == 3
 
 
+@pytest.mark.guarantees("users", "A guest who drives does not end the session")
 def test_who_may_drive_takes_over_and_does_not_end(house: House, job: loom.Job) -> None:
     job.share("bob", "drive")
 
@@ -229,6 +244,7 @@ def test_who_may_drive_takes_over_and_does_not_end(house: House, job: loom.Job) 
         assert again.run(len, "abc") == 3
 
 
+@pytest.mark.guarantees("users", "A guest who operates commands the replicas of the shared session, and no other")
 def test_who_may_operate_commands_the_replicas_of_the_session_and_no_other(house: House, job: loom.Job) -> None:
     trainers = job.hosts.spawn_procs().slice(hosts=0).spawn("trainer", Trainer)
     assert trainers.rate.call_one().get(BOUND) == 0.0
@@ -309,6 +325,11 @@ def test_a_share_that_makes_no_sense_is_refused(
     assert [one["shared"] for one in house.rest("ann").sessions() if one["name"] == job.session] == [{}]
 
 
+@pytest.mark.guarantees(
+    "users",
+    "A share that is taken back or made smaller ends the connections that it let in, over a WebSocket and "
+    "over HTTP",
+)
 @pytest.mark.parametrize("transport", ["websocket", "http"])
 @pytest.mark.parametrize("then", [lambda job: job.unshare("bob"), lambda job: job.share("bob", "view")])
 def test_a_share_that_is_taken_back_or_made_smaller_disconnects(
@@ -329,6 +350,9 @@ def test_a_share_that_is_taken_back_or_made_smaller_disconnects(
         assert again.run(len, "abc") == 3
 
 
+@pytest.mark.guarantees(
+    "users", "Who watches, and follows logs and events of a session that is not shared any more, is ended"
+)
 def test_a_watcher_and_a_follower_of_logs_lose_a_share_that_is_taken_back(house: House, job: loom.Job) -> None:
     job.share("bob")
     job.run(print, "for both")
@@ -348,6 +372,7 @@ def test_a_watcher_and_a_follower_of_logs_lose_a_share_that_is_taken_back(house:
     assert house.sees("bob") == set()
 
 
+@pytest.mark.guarantees("users", "Users and shares of sessions outlive the gateway")
 def test_shares_outlive_the_gateway(house: House) -> None:
     job = house.connect("ann")
     job.share("bob")
@@ -361,6 +386,7 @@ def test_shares_outlive_the_gateway(house: House) -> None:
         again.unshare("bob")
 
 
+@pytest.mark.guarantees("users", "A driver of an older gateway belongs to the user of its token")
 def test_a_session_of_an_older_gateway_belongs_to_the_user_of_its_token(house: House) -> None:
     job, own = house.connect("ann"), house.gateway.connect()
     job.detach()
@@ -383,6 +409,7 @@ def test_a_session_of_an_older_gateway_belongs_to_the_user_of_its_token(house: H
     house.gateway.connect(own.session).close()
 
 
+@pytest.mark.guarantees("users", "The audit has the user")
 def test_sharing_is_in_the_audit_with_the_user(house: House, job: loom.Job) -> None:
     job.share("bob", "operate")
     job.unshare("bob")
@@ -429,6 +456,9 @@ def joined(house: House, job: loom.Job, scope: str) -> loom.Job:
     return house.connect("bob", job.session, **mode)
 
 
+@pytest.mark.guarantees(
+    "users", "A guest's `job.weaver` is the owner's, limited to the session's replicas and by the share's scope"
+)
 @pytest.mark.parametrize("scope", ["view", "operate", "drive"])
 def test_a_guests_weaver_is_the_owners_limited_to_the_session(
     house: House, training: tuple[loom.Job, Any, Any], scope: str
@@ -471,6 +501,9 @@ def test_a_guests_weaver_is_the_owners_limited_to_the_session(
     assert beyond.rate.call_one().get(BOUND) == 0.0
 
 
+@pytest.mark.guarantees(
+    "users", "A guest cannot ask the weaver with the session's key, which reaches all replicas of its owner"
+)
 def test_a_guest_who_drives_cannot_ask_the_weaver_with_the_sessions_key(
     house: House, training: tuple[loom.Job, Any, Any]
 ) -> None:

@@ -54,6 +54,7 @@ def parents(job: loom.Job) -> set[int]:
     return set(job.hosts.spawn_procs().spawn("places", Place).parent.call().get(BOUND).values())
 
 
+@pytest.mark.guarantees("drivers", "With `--workers-per-user`, processes of two users are never on one host")
 def test_users_have_hosts_of_their_own_and_a_users_sessions_the_same(gateway: GatewayOfUsers) -> None:
     with connect(gateway, "ann") as first, connect(gateway, "ann") as second, connect(gateway, "bob") as other:
         found = [parents(job) for job in (first, second, other)]
@@ -64,6 +65,7 @@ def test_users_have_hosts_of_their_own_and_a_users_sessions_the_same(gateway: Ga
     assert not found[0] & found[2]
 
 
+@pytest.mark.guarantees("drivers", "A user without free workers waits, and is told without naming others")
 def test_a_user_without_free_workers_waits_and_is_told(gateway: GatewayOfUsers) -> None:
     with connect(gateway, "ann"):
         bobs = connect(gateway, "bob")
@@ -78,6 +80,7 @@ def test_a_user_without_free_workers_waits_and_is_told(gateway: GatewayOfUsers) 
             assert len(parents(job)) == 1
 
 
+@pytest.mark.guarantees("drivers", "A lease of workers outlives the gateway")
 @pytest.mark.slow
 def test_a_lease_outlives_the_gateway(gateway: GatewayOfUsers) -> None:
     ann = connect(gateway, "ann")
@@ -92,6 +95,7 @@ def test_a_lease_outlives_the_gateway(gateway: GatewayOfUsers) -> None:
         assert parents(again) == before
 
 
+@pytest.mark.guarantees("drivers", "`loom status` and REST say which isolation is in force")
 def test_status_says_which_isolation_is_in_force(gateway: GatewayOfUsers, cluster: LocalCluster) -> None:
     assert gateway.rest("/status")["isolation"] == {"drivers": "none", "workers": "per user"}
 

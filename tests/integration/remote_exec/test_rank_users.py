@@ -29,6 +29,11 @@ def job(house: House) -> Iterator[loom.Job]:
         yield opened
 
 
+@pytest.mark.guarantees(
+    "users",
+    "Who may drive a session debugs it and reaches its ranks, also beside its client, and the audit says "
+    "who did what; a share for less does not",
+)
 def test_the_audit_names_who_did_what_on_which_rank(house: House, job: loom.Job, tmp_path: Path) -> None:
     procs = job.meshes["trainers"]
     (tmp_path / "here").touch()
@@ -48,6 +53,11 @@ def test_the_audit_names_who_did_what_on_which_rank(house: House, job: loom.Job,
     ]
 
 
+@pytest.mark.guarantees(
+    "users",
+    "Who may drive a session debugs it and reaches its ranks, also beside its client, and the audit says "
+    "who did what; a share for less does not",
+)
 def test_only_who_may_drive_reaches_ranks(house: House, job: loom.Job) -> None:
     def reach() -> loom.Job:
         return house.connect("bob", job.session, mode="ranks")

@@ -86,6 +86,9 @@ def worker_of(cluster: LocalCluster) -> psutil.Process:
     return psutil.Process(cluster.pids[1])
 
 
+@pytest.mark.guarantees(
+    "workers", "What trains on a worker that gets SIGTERM is told, and saves its state before it ends"
+)
 def test_what_trains_saves_its_state_when_its_worker_is_evicted(
     cluster: LocalCluster, job: loom.Job, tmp_path: Path
 ) -> None:
@@ -107,6 +110,7 @@ def test_what_trains_saves_its_state_when_its_worker_is_evicted(
     assert still_there(processes, IN_TIME) == []
 
 
+@pytest.mark.guarantees("workers", "So it is when the laptop has gone")
 def test_an_evicted_worker_saves_what_trains_after_the_laptop_has_gone(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -123,6 +127,7 @@ def test_an_evicted_worker_saves_what_trains_after_the_laptop_has_gone(
     assert saved.read_text().endswith("True")
 
 
+@pytest.mark.guarantees("workers", "A program that an actor has started is told too")
 @pytest.mark.slow
 def test_a_program_that_an_actor_has_started_is_evicted_too(
     cluster: LocalCluster, job: loom.Job, tmp_path: Path
@@ -138,6 +143,7 @@ def test_a_program_that_an_actor_has_started_is_evicted_too(
     assert still_there([script, worker_of(cluster)], IN_TIME) == []
 
 
+@pytest.mark.guarantees("workers", "A second signal ends everything on a worker at once")
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once_what_does_not_stop(
     cluster: LocalCluster, job: loom.Job, tmp_path: Path, second: signal.Signals

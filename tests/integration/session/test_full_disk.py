@@ -54,6 +54,11 @@ def give_policies(job: loom.Job) -> None:
         pass
 
 
+@pytest.mark.guarantees(
+    "disk and clock",
+    "A full disk ends no weaver: it refuses commands with the reason, answers questions, and stores what "
+    "was reported once there is room",
+)
 def test_a_full_disk_is_survived_and_told(gateway: Gateway) -> None:
     def talk(lines: int) -> str:
         import sys

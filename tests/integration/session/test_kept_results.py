@@ -57,6 +57,9 @@ def driver_output(gateway: Gateway) -> str:
     return "".join(path.read_text() for path in gateway.state.rglob("driver-*.out"))
 
 
+@pytest.mark.guarantees(
+    "nothing lost", "A result for which there is no room is named to the program that comes back"
+)
 def test_a_result_without_room_is_named_to_the_program_that_comes_back(cluster: LocalCluster, pipe: str) -> None:
     with gateway_of(cluster, "--keep-results", str(ROOM * MIB)) as gateway, Gate(port_of(gateway.url)) as gate:
         job = loom.connect(f"ws://127.0.0.1:{gate.port}", TOKEN)
@@ -84,6 +87,11 @@ def test_a_result_without_room_is_named_to_the_program_that_comes_back(cluster: 
         job.close()
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A result that has arrived in part, or was not read, when its program died is found by the next one; "
+    "of those that had been delivered only so many are kept",
+)
 def test_a_large_result_of_which_a_part_had_arrived_is_found_by_the_next_program(cluster: LocalCluster) -> None:
     size = 96 * MIB
     with Gate(port_of(cluster.url)) as gate:

@@ -113,6 +113,10 @@ QUICK = ("run", "call_one", "broadcast")
 KINDS = [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in UNDER_WAY]
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A session lives as long as a run, a call or a replica of it goes on, and by `--session-max` at most",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_under_way_keeps_a_session_alive(gateway: Gateway, tmp_path: Path, kind: str) -> None:
     begin, reason = UNDER_WAY[kind]
@@ -151,6 +155,10 @@ def test_a_run_goes_on_when_its_program_is_killed(gateway: Gateway, tmp_path: Pa
     again.close()
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A session lives as long as a run, a call or a replica of it goes on, and by `--session-max` at most",
+)
 @pytest.mark.slow
 def test_a_replica_keeps_a_session_alive_by_steps_and_not_by_heartbeats(gateway: Gateway, tmp_path: Path) -> None:
     steps = tmp_path / "steps"
@@ -172,6 +180,10 @@ def test_a_replica_keeps_a_session_alive_by_steps_and_not_by_heartbeats(gateway:
     assert ended["ended_at"] - stopped < 2 * lifetimes.STEPS_APART
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A session lives as long as a run, a call or a replica of it goes on, and by `--session-max` at most",
+)
 def test_a_session_has_a_longest_time_whatever_goes_on_in_it(cluster: LocalCluster, tmp_path: Path) -> None:
     with gateway_of(cluster, "--session-max", "4") as gateway:
         job = gateway.connect(persist=True)

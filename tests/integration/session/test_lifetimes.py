@@ -82,6 +82,11 @@ def test_a_session_that_is_to_persist_outlives_one_that_is_not(gateway: Gateway)
         assert again._connection.welcome.linger == 0
 
 
+@pytest.mark.guarantees(
+    "strangers",
+    "A client that leaves between its hello and the welcome, or a gateway that stops then, leaves no "
+    "connection to a driver and no session that nobody knows",
+)
 @pytest.mark.parametrize("persist", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_session_whose_client_left_before_it_was_open_ends(gateway: Gateway, persist: bool) -> None:
     gateway.connect().close()  # the workers and a driver are there
@@ -181,6 +186,9 @@ async def test_the_last_hundred_are_remembered_also_by_the_next_gateway(tmp_path
     assert sessions.get("session-0") is None
 
 
+@pytest.mark.guarantees(
+    "users", "A user who ends many sessions pushes out neither the reasons nor the logs of another's"
+)
 @pytest.mark.slow
 def test_a_user_who_ends_many_sessions_pushes_out_no_other_users(tmp_path: Path) -> None:
     sessions = EndedSessions(str(tmp_path / "ended.json"))
@@ -262,6 +270,7 @@ async def test_a_client_that_comes_in_time_stops_the_linger_time(tmp_path: Path)
     assert not ending.reason.done()
 
 
+@pytest.mark.guarantees("drivers", "A session that no client can reach ends, also if it persists")
 async def test_a_session_that_no_client_can_reach_ends_though_it_persists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

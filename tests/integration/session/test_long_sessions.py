@@ -173,6 +173,11 @@ def test_a_session_that_makes_and_stops_meshes_does_not_grow(job: loom.Job, clus
     check_that_nothing_grows(job, Gateway(cluster.url, cluster.token), actors=50, processes=6)
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A session that makes and stops 2,000 meshes holds no more objects, entries of containers, threads "
+    "and descriptors than before, on both sides",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_session_that_makes_and_stops_2000_meshes_does_not_grow(job: loom.Job, cluster: LocalCluster) -> None:
@@ -192,6 +197,9 @@ def test_a_stopped_mesh_says_so_and_may_be_stopped_again(job: loom.Job) -> None:
     counters.stop().get(timeout=BOUND)
 
 
+@pytest.mark.guarantees(
+    "nothing lost", "A call on a stopped mesh says that it was stopped, also if it was under way"
+)
 def test_a_call_under_way_when_its_mesh_is_stopped_fails(job: loom.Job) -> None:
     procs = job.hosts.spawn_procs(name="brief")
     busy = procs.spawn("busy", Hang)

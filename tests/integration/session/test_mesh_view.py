@@ -191,6 +191,9 @@ def states(rest: Rest, job: loom.Job) -> dict[str, str]:
     return {one["name"]: one["state"] for one in rest.runs(job.session)}
 
 
+@pytest.mark.guarantees(
+    "page actions", "What functions of `job.run` print is followed apart, and marked in the log"
+)
 def test_the_runs_of_a_session_have_states_and_output_of_their_own(
     rest: Rest, job: loom.Job, tmp_path: Path
 ) -> None:
@@ -252,6 +255,11 @@ def test_a_filter_for_a_run_of_another_mesh_makes_no_sense(rest: Rest, job: loom
 # -- who may look, and what a driver that does not answer looks like ------------------------------------------
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "The meshes of a session are on the page with their states and calls, for whom the session is shared "
+    "with, and for nobody else",
+)
 def test_others_see_a_sessions_meshes_only_when_it_is_shared(cluster: LocalCluster, tmp_path: Path) -> None:
     house = House(cluster.workers, tmp_path)
     try:
@@ -293,6 +301,10 @@ def fails(ask: Callable[[], object], error: type[LoomError]) -> bool:
     return False
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "A driver that is busy, starting or dead costs whoever looks at its meshes seconds, and no connection more",
+)
 @pytest.mark.slow
 def test_a_driver_that_is_stopped_is_busy_until_it_goes_on(gateway: Gateway) -> None:
     rest = Rest(gateway.url, TOKEN)

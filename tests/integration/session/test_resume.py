@@ -436,6 +436,9 @@ class Counts(Actor):
         return self.n
 
 
+@pytest.mark.guarantees(
+    "process link", "Cuts while an operation takes long to start cost nothing and change no order"
+)
 def test_cuts_while_an_operation_takes_long_to_start_cost_nothing_and_change_no_order(
     far_job: loom.Job, gate: Gate, tmp_path: Path
 ) -> None:
@@ -460,6 +463,10 @@ def test_cuts_while_an_operation_takes_long_to_start_cost_nothing_and_change_no_
     assert first.add.call_one(1).get(BOUND) == 5
 
 
+@pytest.mark.guarantees(
+    "process link",
+    "A client that takes the place of another does not mix its operations with one that is still being started",
+)
 def test_another_client_does_not_mix_its_operations_with_one_that_is_still_being_started(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -485,6 +492,9 @@ def test_another_client_does_not_mix_its_operations_with_one_that_is_still_being
         assert other.meshes["slow"].add.call_one(1).get(BOUND) in (11, 12)  # whether the call had come
 
 
+@pytest.mark.guarantees(
+    "process link", "A first connection that is cut in the handshake is made again, and opens one session"
+)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_first_connection_that_is_cut_in_the_handshake_is_made_again_and_opens_one_session(
     own_cluster: LocalCluster, seed: int

@@ -37,6 +37,11 @@ def started(path: Path) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in path.read_text().split()]
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "The processes that runs have started end when the run is cancelled, with the session, or with a "
+    "driver that is killed",
+)
 @pytest.mark.parametrize("function", [start_and_wait, start_and_wait_async])
 def test_the_processes_of_a_run_end_when_it_is_cancelled(job: loom.Job, tmp_path: Path, function: Any) -> None:
     other = job.run(start_and_wait, str(tmp_path / "other"), False, detach=True, name="other")
@@ -50,6 +55,11 @@ def test_the_processes_of_a_run_end_when_it_is_cancelled(job: loom.Job, tmp_path
     assert other.status == "running"
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "The processes that runs have started end when the run is cancelled, with the session, or with a "
+    "driver that is killed",
+)
 @pytest.mark.parametrize("detached", [False, True])
 def test_the_processes_of_a_run_end_with_the_session(cluster: LocalCluster, tmp_path: Path, detached: bool) -> None:
     with loom.connect(cluster.url, cluster.token) as job:

@@ -132,6 +132,11 @@ QUICK = ("call", "large", "some were read")
 KINDS = [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in PROGRAMS]
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A result that has arrived in part, or was not read, when its program died is found by the next one; "
+    "of those that had been delivered only so many are kept",
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transport", ["websocket", pytest.param("http", marks=pytest.mark.slow)])
 def test_what_arrived_and_was_not_read_is_found_by_the_next_program(

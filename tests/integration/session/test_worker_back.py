@@ -209,6 +209,7 @@ def test_a_host_that_returns_before_it_has_acknowledged_a_spawn_takes_nothing_do
         assert list(again.add.call(1).get(BOUND).values()) == [1, 1]
 
 
+@pytest.mark.guarantees("process link", "What lives beside a lost host goes on for good")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_lives_beside_a_lost_host_goes_on_for_good() -> None:
@@ -261,6 +262,7 @@ def test_the_driver_is_more_patient_than_processes(job: loom.Job) -> None:
     assert "years" in job.run(delivery_timeout)
 
 
+@pytest.mark.guarantees("nothing lost", "Calls leave no line in Monarch's own log, which has no limit")
 def test_the_file_of_monarchs_log_gets_errors_only(job: loom.Job) -> None:
     """It grows by 100 MB an hour otherwise, and nothing shortens it."""
     asked = job.hosts.spawn_procs().spawn("asked", Asked)

@@ -80,6 +80,9 @@ def collect(job: loom.Job, seconds: float, work: Any, kernels: bool = False) -> 
         thread.join()
 
 
+@pytest.mark.guarantees(
+    "tracing", "A call is on one time line from the laptop to the span in the actor, and torch's operators with it"
+)
 def test_a_call_is_seen_from_here_to_the_span_in_the_actor_on_one_time_line(job: loom.Job) -> None:
     procs = job.hosts.slice(hosts=0).spawn_procs(name="shifted", bootstrap=shift_clock)
     worker = procs.spawn("worker", Worker)
@@ -255,6 +258,9 @@ def test_an_older_driver_is_named(job: loom.Job, monkeypatch: pytest.MonkeyPatch
         collect_spans(job._calls, 0.1, False)
 
 
+@pytest.mark.guarantees(
+    "tracing", "A call is on one time line from the laptop to the span in the actor, and torch's operators with it"
+)
 @pytest.mark.slow
 def test_operators_of_torch_are_in_it(job: loom.Job) -> None:
     pytest.importorskip("torch")

@@ -185,6 +185,11 @@ def test_another_user_sees_nothing_and_an_admin_sees_that_user(house: House) -> 
 # -- sockets that were lost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page whose socket was lost goes on without loss or repetition, and nobody goes on with another "
+    "user's feed or a revoked token",
+)
 def test_a_page_whose_socket_was_lost_goes_on_without_loss_or_repetition(house: House) -> None:
     with house.page() as ann:
         snapshot = ann.of_type("snapshot")
@@ -221,6 +226,11 @@ def test_a_page_that_cannot_go_on_gets_a_snapshot(house: House, since: str) -> N
     assert again["at"] >= snapshot["at"]
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page whose socket was lost goes on without loss or repetition, and nobody goes on with another "
+    "user's feed or a revoked token",
+)
 def test_another_user_does_not_go_on_with_it(house: House) -> None:
     with house.page() as ann:
         snapshot = ann.of_type("snapshot")
@@ -228,6 +238,11 @@ def test_another_user_does_not_go_on_with_it(house: House) -> None:
         assert bob.of_type("snapshot", "resumed")["replicas"] == []
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page whose socket was lost goes on without loss or repetition, and nobody goes on with another "
+    "user's feed or a revoked token",
+)
 def test_a_revoked_token_goes_on_with_nothing(house: House) -> None:
     token, text = house.file.create("soon revoked", "view", user="ann")
     with page_socket(house.url, text) as ann:

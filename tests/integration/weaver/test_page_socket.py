@@ -174,6 +174,11 @@ def test_a_command_that_waits_holds_up_nothing(house: House, trained: Training) 
     assert (acknowledged["id"], acknowledged["ok"]) == (accepted["id"], True)
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "What a session commands is in the audit once, and what a page commands as over REST, also if its "
+    "WebSocket drops",
+)
 def test_a_command_whose_socket_drops_is_still_given_once(house: House, trained: Training) -> None:
     command, weaver = new_id(), house.weaver("ann")
     with house.page() as ann:
@@ -293,6 +298,9 @@ def test_a_token_that_only_views_is_refused_each_change_and_sees(house: House) -
     assert len(house.audit(event="commanded")) == commanded
 
 
+@pytest.mark.guarantees(
+    "weaver", "A watcher is told of its user's replicas only, and a page also of the sessions that its user may see"
+)
 def test_another_users_replicas_are_out_of_reach(house: House, trained: Training) -> None:
     with house.page("bob") as bob:
         assert bob.of_type("snapshot")["replicas"] == []
@@ -385,6 +393,11 @@ def test_a_revoked_token_commands_nothing_and_its_socket_is_closed(house: House)
 # -- a weaver that is away -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "An acknowledged command is on the disk; a page gets each acknowledgement once, also if the weaver is "
+    "killed meanwhile",
+)
 def test_a_weaver_that_is_killed_comes_back_and_so_do_acknowledgements(house: House, trained: Training) -> None:
     (weaver,) = house.gateway.weavers()
     os.kill(trained.pid, signal.SIGSTOP)

@@ -68,6 +68,7 @@ def test_processes_start_without_a_weaver_that_does_not_answer_in_time(cluster: 
         assert set(told.values()) == {""}
 
 
+@pytest.mark.guarantees("weaver", "The weaver's key is not in a spawned process's environment")
 def test_the_key_of_a_spawned_process_is_not_in_its_environment(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway, gateway.connect() as job:
         job.weaver.address()

@@ -348,6 +348,11 @@ async def text_of(reader: readers.FeedReader) -> str:
         sending.cancel()
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "Readers of the weaver's feed share a watch, each user has at most 64, and what pages get in addition "
+    "does not reach the others",
+)
 async def test_readers_share_a_watch_and_each_begins_with_a_snapshot() -> None:
     weaver: Any = Pushing()
     watches = weaver_watches.WeaverWatches(weaver)
@@ -363,6 +368,11 @@ async def test_readers_share_a_watch_and_each_begins_with_a_snapshot() -> None:
     assert not watches._watches
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "Readers of the weaver's feed share a watch, each user has at most 64, and what pages get in addition "
+    "does not reach the others",
+)
 async def test_a_user_has_so_many_readers_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weaver_watches, "MAX_READERS", 1)
     weaver: Any = Pushing()

@@ -32,6 +32,7 @@ def house(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     made.gateway.close()
 
 
+@pytest.mark.guarantees("weaver", "Only an admin names another user, over REST and on the command line")
 def test_two_users_with_a_group_of_one_name_never_touch_each_other(house: House) -> None:
     await_weaver(house.weaver("ann"))
     ann, bob, root = (house.weaver(user) for user in ("ann", "bob", "root"))
@@ -83,6 +84,7 @@ def test_an_admin_injects_into_another_users_replicas(house: House, monkeypatch:
         assert trained.process.wait(BOUND) == -signal.SIGKILL
 
 
+@pytest.mark.guarantees("weaver", "Faults of the gateway, the weaver and other users' drivers need an admin")
 @pytest.mark.slow
 def test_faults_that_strike_all_users_need_an_admin(house: House) -> None:
     await_weaver(house.weaver("ann"))
@@ -120,6 +122,7 @@ def test_the_numbers_of_another_user_are_not_in_ones_metrics(house: House) -> No
     assert 'user="ann"' not in seen["bob"]
 
 
+@pytest.mark.guarantees("weaver", "A secret that was removed makes every key void")
 def test_a_secret_that_is_removed_makes_the_keys_void_also_of_a_weaver_that_lives(cluster: LocalCluster) -> None:
     with gateway_of(cluster) as gateway:
         weaver = WeaverProxy(gateway.url, TOKEN)

@@ -15,6 +15,7 @@ from tests.support.cluster.kubelet.memory import can_limit
 from tests.support.cluster.kubelet.rights import Rights
 from tests.support.needs import skipped_if
 
+pytestmark = pytest.mark.guarantees("workers", "The cluster in which this is tested enforces what manifests say")
 needs_cluster = [skipped_if(missing()), pytest.mark.timeout(200), pytest.mark.slow]
 
 FOR_EVER = ["sleep", "infinity"]

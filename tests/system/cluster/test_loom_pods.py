@@ -204,6 +204,7 @@ def test_a_pod_that_comes_back_without_its_class_is_deployed_again_while_the_job
     assert gone(cluster, "unlucky")
 
 
+@pytest.mark.guarantees("ports", "The policies go with the pods")
 @pytest.mark.parametrize("run", ["detached"], indirect=True)
 def test_a_job_that_is_detached_keeps_its_pods_and_its_session(run: Program, cluster: OneMachineCluster) -> None:
     run.until("detached")

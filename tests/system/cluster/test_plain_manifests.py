@@ -97,6 +97,11 @@ def looked(
     return found
 
 
+@pytest.mark.guarantees(
+    "workers",
+    "The plain manifests work unmodified in a cluster that enforces them: what runs in a session writes "
+    "to its own places and volumes only",
+)
 def test_a_session_writes_to_its_places_only_with_ids_of_its_own(
     cluster: OneMachineCluster, client: dict[str, str]
 ) -> None:
@@ -112,6 +117,7 @@ def test_a_session_writes_to_its_places_only_with_ids_of_its_own(
     assert [said.split() for said in others] == [["/home/loom", "/tmp", "/dev/shm", "10001"]] * 4
 
 
+@pytest.mark.guarantees("workers", "In it a session reads nothing of an earlier one")
 def test_the_next_session_reads_nothing_of_the_first(cluster: OneMachineCluster, client: dict[str, str]) -> None:
     looked(cluster, client)
     readable = (
@@ -122,6 +128,11 @@ def test_the_next_session_reads_nothing_of_the_first(cluster: OneMachineCluster,
     assert {path.rpartition("/")[2] for path in first.split()} <= {"workers.json", "ports"}
 
 
+@pytest.mark.guarantees(
+    "workers",
+    "In it nobody comes through what policies close: a stranger to workers and gateway, a worker to the "
+    "gateway, any pod to a cloud's credentials",
+)
 def test_what_policies_close_is_closed(cluster: OneMachineCluster, client: dict[str, str]) -> None:
     gateway, workers = the_gateway(cluster), cluster.pods("loom-worker", NAMESPACE)
     credentials = f"curl -s -m 2 http://{METADATA}/; echo $?"
@@ -137,6 +148,7 @@ def test_what_policies_close_is_closed(cluster: OneMachineCluster, client: dict[
     assert looked(cluster, client, credentials, f"{credentials}; {answers}") == ["28\n", *(["28\n28\n"] * 4)]
 
 
+@pytest.mark.guarantees("workers", "In it the gateway's largest message follows its pod's limit of memory")
 @pytest.mark.skipif(not can_limit(), reason="this machine has no control groups of version 1 for memory")
 def test_the_gateway_knows_its_limit_of_memory(cluster: OneMachineCluster) -> None:
     program = (
@@ -152,6 +164,10 @@ def status_of(cluster: OneMachineCluster, path: str, bearer: str = "") -> str:
     return cluster.laptop.run([*command, "-H", f"Authorization: Bearer {bearer}"]).stdout
 
 
+@pytest.mark.guarantees(
+    "workers",
+    "In it tokens that are put into the Secrets come in without a restart, and the gateway's old token is refused",
+)
 def test_tokens_that_are_put_into_the_secrets_come_in_without_a_restart(cluster: OneMachineCluster) -> None:
     gateway, own = the_gateway(cluster), token(cluster)
     (page,) = [one for one in Page.of("docs/deploy/tokens.md").blocks("sh") if "create secret" in one.lines[-1]]
@@ -175,6 +191,9 @@ def behind_the_service(cluster: OneMachineCluster) -> bool:
     return status_of(cluster, "healthz") == "200"
 
 
+@pytest.mark.guarantees(
+    "workers", "A gateway that cannot write its state is taken out of its Service, and its sessions go on"
+)
 def test_a_gateway_without_its_state_is_taken_out_of_the_service_and_its_sessions_go_on(
     cluster: OneMachineCluster, client: dict[str, str]
 ) -> None:
@@ -217,6 +236,7 @@ def knows_the_workers(cluster: OneMachineCluster) -> bool:
     return all(f"{pod.address}:" in found for pod in cluster.pods("loom-worker", NAMESPACE))
 
 
+@pytest.mark.guarantees("workers", "A worker that is stuck is not ready, and is started again")
 def test_a_worker_that_is_stuck_is_not_ready_and_is_started_again(cluster: OneMachineCluster) -> None:
     def described() -> dict[str, Any]:
         found: dict[str, Any] = cluster.described("loom-worker-1", NAMESPACE)["status"]["containerStatuses"][0]

@@ -17,6 +17,7 @@ HTTP = ["python3", "-m", "http.server", "8000"]
 TWO_PORTS = ["sh", "-c", "python3 -m http.server 8100 & exec python3 -m http.server 8000"]
 SERVES_HTTP = {"httpGet": {"path": "/", "port": 8000}}
 
+pytestmark = pytest.mark.guarantees("workers", "The cluster in which this is tested enforces what manifests say")
 needs_cluster = [skipped_if(missing()), pytest.mark.timeout(200), pytest.mark.slow]
 
 

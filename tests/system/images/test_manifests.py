@@ -306,6 +306,7 @@ def test_only_the_jobs_pods_reach_the_workers() -> None:
     assert 26600 in {port["port"] for port in rule["ports"]}
 
 
+@pytest.mark.guarantees("workers", "The audit is on, and Prometheus has a token of its own")
 def test_secrets_that_are_named_exist() -> None:
     volumes = {volume["name"]: volume for volume in pod(GATEWAY)["spec"]["volumes"]}
     token = volumes["own-token"]["secret"]["secretName"]
@@ -323,6 +324,9 @@ def test_the_token_is_in_no_file_of_the_repository() -> None:
     assert "images/kubernetes/*/token.env" in (ROOT / ".gitignore").read_text()
 
 
+@pytest.mark.guarantees(
+    "drivers", "The manifests' gateway may do nothing but change user ids, and only it can read the tokens"
+)
 @by_pod
 def test_a_pod_may_do_nothing_that_it_need_not(owner: Manifest) -> None:
     spec = pod(owner)["spec"]
@@ -349,6 +353,9 @@ def test_a_pod_may_do_nothing_that_it_need_not(owner: Manifest) -> None:
     assert {mount["name"] for mount in container(owner)["volumeMounts"]} == {one["name"] for one in spec["volumes"]}
 
 
+@pytest.mark.guarantees(
+    "drivers", "The manifests' gateway may do nothing but change user ids, and only it can read the tokens"
+)
 def test_only_the_gateway_can_read_the_tokens() -> None:
     secrets = [volume["secret"] for volume in pod(GATEWAY)["spec"]["volumes"] if "secret" in volume]
     assert [secret["defaultMode"] for secret in secrets] == [0o400, 0o400]
@@ -356,6 +363,7 @@ def test_only_the_gateway_can_read_the_tokens() -> None:
     assert any(argument.startswith("--driver-uids=") for argument in container(GATEWAY)["args"])
 
 
+@pytest.mark.guarantees("workers", "A pod's storage and volumes are bounded")
 @by_pod
 def test_resources_are_asked_for_and_storage_is_bounded(owner: Manifest) -> None:
     resources = container(owner)["resources"]
@@ -378,6 +386,7 @@ fd00:ec2::254 fd00:ec2::23 fd20:ce::254
 """Addresses at which clouds answer with credentials of a node or of a pod."""
 
 
+@pytest.mark.guarantees("workers", "No pod reaches the address of a cloud's credentials")
 @pytest.mark.parametrize("name", ["loom-gateway", "loom-workers"])
 def test_no_pod_reaches_the_address_of_a_clouds_credentials(name: str) -> None:
     policy = one("NetworkPolicy", name)["spec"]
@@ -395,6 +404,7 @@ def test_no_pod_reaches_the_address_of_a_clouds_credentials(name: str) -> None:
         assert not allowed
 
 
+@pytest.mark.guarantees("workers", "Workers reach the drivers and not the gateway")
 def test_workers_reach_the_drivers_and_not_the_gateway() -> None:
     rules = one("NetworkPolicy", "loom-gateway")["spec"]["ingress"]
     (of_workers,) = [
@@ -407,11 +417,13 @@ def test_workers_reach_the_drivers_and_not_the_gateway() -> None:
     assert [port for port in range(1024, 65536) if not any(a <= port <= b for a, b in spans)] == [8470]
 
 
+@pytest.mark.guarantees("workers", "A worker has ended before its pod is killed")
 def test_a_worker_has_ended_before_its_pod_is_killed() -> None:
     grace = options(WORKER, "worker", container(WORKER)["args"])["grace"]
     assert 0 < grace < pod(WORKER)["spec"]["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.guarantees("workers", "The audit is on, and Prometheus has a token of its own")
 def test_the_audit_is_on() -> None:
     audit = options(GATEWAY, "gateway", container(GATEWAY)["args"])["audit"]
     mounts = {mount["mountPath"] for mount in container(GATEWAY)["volumeMounts"]}

@@ -32,6 +32,7 @@ def inject(page: Page) -> Locator:
     return page.get_by_role("region").locator("form").get_by_test_id("command-status")
 
 
+@pytest.mark.guarantees("page actions", "Faults strike what is injectable, and end when they are removed")
 def test_a_fault_of_a_replica_lasts_until_it_is_removed(seen: Tab, trained: Fitting) -> None:
     page = choose(seen, "slow_rank", seconds="0.1")
     page.get_by_test_id("victim").fill(trained.replicas[1])
@@ -128,6 +129,11 @@ def carry_out(seen: Tab, text: str) -> Locator:
     return page.get_by_test_id("plan")
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "A plan shows its expectations live, and leaves no fault when it is cancelled, its token is revoked "
+    "or the gateway stops",
+)
 def test_a_plan_is_carried_out_with_its_expectations_live(seen: Tab, trained: Fitting) -> None:
     page = seen.page
     run = carry_out(seen, PLAN.replace("FOR", "3 s"))
@@ -145,6 +151,11 @@ def test_a_plan_is_carried_out_with_its_expectations_live(seen: Tab, trained: Fi
     expect(page.get_by_test_id("plan")).to_have_attribute("data-state", "held")
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "A plan shows its expectations live, and leaves no fault when it is cancelled, its token is revoked "
+    "or the gateway stops",
+)
 def test_a_plan_is_cancelled_and_its_faults_are_removed(seen: Tab, trained: Fitting) -> None:
     run = carry_out(seen, PLAN.replace("FOR", "600 s"))
     expect(run.get_by_test_id("plan-faults")).to_contain_text("present")
@@ -178,6 +189,7 @@ def test_a_plan_that_makes_no_sense_is_refused_by_its_line(seen: Tab, trained: F
     expect(page.get_by_test_id("plan-error")).to_contain_text("matches no replica that lives")
 
 
+@pytest.mark.guarantees("page actions", "Faults strike what is injectable, and end when they are removed")
 def test_what_is_not_injectable_is_not_struck(seen: Tab, trained: Fitting) -> None:
     with training(trained.job.weaver.address(), "safe"):
         page = choose(seen, "sigkill")

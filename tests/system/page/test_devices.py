@@ -69,6 +69,7 @@ def test_a_search_finds_a_device_by_its_replica_and_says_when_there_is_none(
     expect(seen.page.get_by_text("No device matches")).to_be_visible()
 
 
+@pytest.mark.guarantees("page actions", "A device is taken out of use and back, and a failure's chain is shown")
 def test_a_device_is_taken_out_of_use_and_back(seen: Tab, trained: Fitting, device: str) -> None:
     page = seen.page
     seen.open("devices")
@@ -87,6 +88,7 @@ def test_a_device_is_taken_out_of_use_and_back(seen: Tab, trained: Fitting, devi
     await_true(lambda: state_of(trained, device) == "active")
 
 
+@pytest.mark.guarantees("page actions", "A device is taken out of use and back, and a failure's chain is shown")
 def test_a_failure_is_reported_and_its_chain_is_shown(seen: Tab, trained: Fitting, device: str) -> None:
     page = seen.page
     trained.job.weaver.set_policy(GROUP, "pause")

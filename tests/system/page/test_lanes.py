@@ -62,6 +62,7 @@ def expect_boxes(page: Page, replica: str, part: int, count: int) -> None:
     expect(path).to_have_attribute("d", re.compile(f"^(M[^M]+){{{count}}}$"))
 
 
+@pytest.mark.guarantees("page actions", "Who waits for whom is said and drawn by the times that replicas report")
 def test_the_page_says_who_waits_and_draws_each_step(browser: Browser, running: tuple[Gateway, Run]) -> None:
     gateway, run = running
     with signed_in(browser, gateway.url, TOKEN) as opened:

@@ -31,6 +31,11 @@ def endpoint(page: Page, name: str) -> Locator:
     return page.get_by_test_id("endpoints").locator(f'tr[data-endpoint="{name}"]')
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "The meshes of a session are on the page with their states and calls, for whom the session is shared "
+    "with, and for nobody else",
+)
 def test_the_meshes_of_a_session_are_seen_with_states_and_calls(
     browser: Browser, cluster: LocalCluster, job: loom.Job
 ) -> None:
@@ -144,6 +149,9 @@ def follow(opened: Tab, name: str) -> None:
     opened.page.get_by_test_id("runs").locator(f'tr[data-run="{name}"]').get_by_test_id("follow-run").click()
 
 
+@pytest.mark.guarantees(
+    "page actions", "What functions of `job.run` print is followed apart, and marked in the log"
+)
 def test_a_run_is_followed(browser: Browser, cluster: LocalCluster, job: loom.Job, tmp_path: Path) -> None:
     end = str(tmp_path / "end")
     with signed_in(browser, cluster.url, cluster.token) as opened:

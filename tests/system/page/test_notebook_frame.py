@@ -43,6 +43,7 @@ def notebook(port: int, html: str) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.guarantees("page access", "Where the origin is shared, or in a frame, no cookie is set")
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_page_in_a_frame_may_look_only_where_the_gateway_allows_the_notebook(
     browser: Browser, cluster: LocalCluster, allowed: bool

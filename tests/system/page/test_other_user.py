@@ -25,6 +25,7 @@ def trains(house: House) -> Iterator[House]:
             yield house
 
 
+@pytest.mark.guarantees("page access", "An admin's page shows another user's training, and nobody else's does")
 def test_an_admin_chooses_a_user_whose_training_is_then_shown_and_steered(browser: Browser, trains: House) -> None:
     with signed_in(browser, trains.url, trains.tokens["root"]) as opened:
         page = opened.page
@@ -58,6 +59,7 @@ def test_an_admin_chooses_a_user_whose_training_is_then_shown_and_steered(browse
         page.wait_for_url(re.compile(r"#/replicas$"))
 
 
+@pytest.mark.guarantees("page access", "An admin's page shows another user's training, and nobody else's does")
 def test_who_is_no_admin_has_no_choice(browser: Browser, trains: House) -> None:
     with signed_in(browser, trains.url, trains.tokens["ann"]) as opened:
         opened.open("replicas?user=root")

@@ -46,6 +46,7 @@ def card(page: Page, trained: Fitting) -> Locator:
     return page.locator(f'[data-testid="job"][data-job="{job_of(trained)}"]')
 
 
+@pytest.mark.guarantees("page actions", "The figures are those of REST")
 def test_a_job_is_shown_as_rest_has_it(seen: Tab, trained: Fitting) -> None:
     seen.open("overview")
     shown = card(seen.page, trained)
@@ -98,6 +99,7 @@ def test_a_process_that_dies_is_named_by_its_replica(seen: Tab, trained: Fitting
         expect(row.get_by_role("link")).to_have_text("victim_0")
 
 
+@pytest.mark.guarantees("page actions", "The figures are those of REST")
 def test_goodput_is_that_of_rest_and_a_death_has_its_times(seen: Tab, trained: Fitting) -> None:
     page = seen.page
     with training(trained.job.weaver.address(), "mortal_0", group="mortals") as (mortal,):

@@ -127,6 +127,9 @@ def test_a_curve_is_zoomed_and_zoomed_out_again(seen: Tab, trained: Fitting) -> 
     page.wait_for_url(re.compile("range=5"))
 
 
+@pytest.mark.guarantees(
+    "page actions", "A flame graph shows where a process's time goes; of one that ends meanwhile the page says so"
+)
 def test_a_flame_graph_of_ten_seconds_is_zoomed_and_searched(seen: Tab, trained: Fitting) -> None:
     page = seen.page
     seen.open(f"replicas/{trained.replicas[0]}")
@@ -156,6 +159,9 @@ def test_a_flame_graph_of_ten_seconds_is_zoomed_and_searched(seen: Tab, trained:
         expect(row).to_contain_text("gradient")
 
 
+@pytest.mark.guarantees(
+    "page actions", "A flame graph shows where a process's time goes; of one that ends meanwhile the page says so"
+)
 def test_a_profile_of_a_replica_that_has_ended_is_refused_with_a_reason(seen: Tab, trained: Fitting) -> None:
     page = seen.page
     with training(trained.job.weaver.address(), "ends_soon") as (ending,):

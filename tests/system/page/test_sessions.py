@@ -72,6 +72,10 @@ def test_the_log_follows_what_is_printed_and_holds_when_it_is_paused(seen: Tab, 
     expect(lines(page).last).not_to_have_text(held)
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "Logs are searched, paused, coloured and narrowed to a rank, and a session ends when that is confirmed",
+)
 def test_a_search_shows_and_marks_the_lines_that_have_a_text(seen: Tab, trained: Fitting) -> None:
     page = follow(seen, trained)
     page.get_by_test_id("log-search").fill("OF RANK 1")
@@ -82,6 +86,10 @@ def test_a_search_shows_and_marks_the_lines_that_have_a_text(seen: Tab, trained:
     expect(page.get_by_text("No line has this text")).to_be_visible()
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "Logs are searched, paused, coloured and narrowed to a rank, and a session ends when that is confirmed",
+)
 def test_a_log_is_narrowed_to_a_mesh_a_rank_and_a_stream(seen: Tab, trained: Fitting) -> None:
     page = follow(seen, trained)
     mesh = page.get_by_label("Mesh")
@@ -104,6 +112,10 @@ def test_a_log_is_narrowed_to_a_mesh_a_rank_and_a_stream(seen: Tab, trained: Fit
     expect(page.get_by_role("status").filter(has_text="no rank 7 in")).to_be_visible()
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "Logs are searched, paused, coloured and narrowed to a rank, and a session ends when that is confirmed",
+)
 def test_a_session_is_ended_once_that_is_confirmed(seen: Tab, trained: Fitting) -> None:
     page = seen.page
     with trained.gateway.connect() as other:

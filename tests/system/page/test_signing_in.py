@@ -42,6 +42,9 @@ def give_token(page: Page, token: str) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
+@pytest.mark.guarantees(
+    "page access", "A token is shown once; the cookie has neither it nor its hash, and scripts cannot read it"
+)
 def test_a_token_is_shown_once_and_the_page_stays_signed_in(browser: Browser, cluster: LocalCluster) -> None:
     with tab(browser, http(cluster.url)) as opened:
         give_token(opened.page, "wrong")
@@ -71,6 +74,7 @@ def test_a_code_is_good_once(browser: Browser, cluster: LocalCluster) -> None:
         expect(second.page.get_by_test_id("sign-in-error")).to_contain_text("the code is not good")
 
 
+@pytest.mark.guarantees("page access", 'A revoked or expired token, and "sign out", end the page and its WebSocket')
 @slow
 def test_a_revoked_token_ends_the_page(browser: Browser, house: House) -> None:
     with signed_in(browser, house.url, house.tokens["ann"]) as opened:
@@ -79,6 +83,7 @@ def test_a_revoked_token_ends_the_page(browser: Browser, house: House) -> None:
         expect(opened.page.get_by_test_id("sign-in-error")).to_contain_text("was revoked")
 
 
+@pytest.mark.guarantees("page access", 'A revoked or expired token, and "sign out", end the page and its WebSocket')
 @slow
 def test_an_expired_token_ends_the_page(browser: Browser, house: House) -> None:
     _, token = house.file.create("short", "view", expires_in=12.0)
@@ -86,6 +91,7 @@ def test_an_expired_token_ends_the_page(browser: Browser, house: House) -> None:
         expect(opened.page.get_by_test_id("sign-in-error")).to_contain_text("expired")
 
 
+@pytest.mark.guarantees("page access", "With scope view every control is disabled, and says why")
 @slow
 def test_with_scope_view_controls_are_disabled_and_say_why(browser: Browser, house: House) -> None:
     _, view = house.file.create("ann looks", "view", user="ann")
@@ -98,6 +104,7 @@ def test_with_scope_view_controls_are_disabled_and_say_why(browser: Browser, hou
             expect(opened.page.get_by_test_id("stop")).to_be_disabled()
 
 
+@pytest.mark.guarantees("page access", "Nothing of another user's is on the page")
 @slow
 def test_what_is_another_users_is_not_there(browser: Browser, house: House) -> None:
     with house.connect("ann") as job, training(job.weaver.address(), "secret_replica"):
@@ -112,6 +119,7 @@ def test_what_is_another_users_is_not_there(browser: Browser, house: House) -> N
                     assert job.session not in bob.page.content()
 
 
+@pytest.mark.guarantees("page access", "Where the origin is shared, or in a frame, no cookie is set")
 @slow
 @pytest.mark.parametrize("own", [False, True], ids=["a shared origin", "an origin of its own"])
 def test_behind_nginx_with_a_prefix_and_tls(

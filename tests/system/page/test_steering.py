@@ -56,6 +56,9 @@ def row(page: Page, replica: str) -> Locator:
     return page.get_by_test_id("outcome").locator(f'tr[data-replica="{replica}"]')
 
 
+@pytest.mark.guarantees(
+    "page actions", "A change on the page is applied in the optimizer, and its acknowledgement seen"
+)
 def test_a_learning_rate_is_changed_on_the_page_and_applied_in_the_optimizer(
     browser: Browser, cluster: LocalCluster, job: loom.Job
 ) -> None:
@@ -75,6 +78,7 @@ def test_a_learning_rate_is_changed_on_the_page_and_applied_in_the_optimizer(
         assert abs(trained[replica].rates[1][0] - step) <= 1
 
 
+@pytest.mark.guarantees("page actions", "A refusal says why, and a change is taken back with one click")
 @slow
 def test_a_change_that_is_refused_says_why_and_one_is_taken_back_with_one_click(
     opened: Tab, two: list[Training]
@@ -109,6 +113,9 @@ def test_a_training_is_paused_resumed_drained_and_stopped(opened: Tab, two: list
     two[1].process.wait(30)
 
 
+@pytest.mark.guarantees(
+    "page actions", "The page asks no other origin and violates no content policy, or each browser test fails"
+)
 @slow
 def test_a_policy_is_chosen(opened: Tab) -> None:
     opened.open("steering")
@@ -118,6 +125,9 @@ def test_a_policy_is_chosen(opened: Tab) -> None:
     expect(opened.page.get_by_test_id("policies")).to_contain_text("trainers")
 
 
+@pytest.mark.guarantees(
+    "page actions", "A gateway or a weaver that is killed is said to be away, and the page goes on when it is back"
+)
 @slow
 def test_the_gateway_is_killed_and_back(opened: Tab, gateway: Gateway) -> None:
     gateway.end(signal.SIGKILL)
@@ -129,6 +139,9 @@ def test_the_gateway_is_killed_and_back(opened: Tab, gateway: Gateway) -> None:
     expect(opened.page.get_by_test_id("replica-table")).to_contain_text("replica_2")
 
 
+@pytest.mark.guarantees(
+    "page actions", "A gateway or a weaver that is killed is said to be away, and the page goes on when it is back"
+)
 @slow
 def test_the_weaver_is_killed_and_back(opened: Tab, gateway: Gateway, two: list[Training]) -> None:
     os.kill(DriverFiles(str(gateway.state / "weaver" / "weaver")).read_record().pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ STEPS_WITH_LOSSES = 280
 """While a trainer is away the others learn from their part of the rollouts only."""
 
 
+@pytest.mark.guarantees("rl run", "Reward rises to the task's threshold with `async_level` 0, 1 and 2")
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_the_reward_rises_to_the_threshold(job: loom.Job, tmp_path: Path, level: int) -> None:
     summary = WatchedRun(job, tmp_path, steps=STEPS, async_level=level).result()
@@ -30,6 +31,7 @@ def test_the_reward_rises_to_the_threshold(job: loom.Job, tmp_path: Path, level:
     assert summary.dropped == 0
 
 
+@pytest.mark.guarantees("rl run", "It also does with a generator, the trainers and the weaver killed on the way")
 def test_the_reward_rises_with_a_trainer_a_generator_and_the_weaver_killed_on_the_way(
     own_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SMALL = {"batch": 64, "group": 8}
 
 
+@pytest.mark.guarantees("rl run", "Weights by files and by messages give the same results")
 @pytest.mark.parametrize("level", [0, 1])
 def test_weights_by_files_and_by_messages_give_the_same(job: loom.Job, tmp_path: Path, level: int) -> None:
     found = {}
@@ -37,6 +38,7 @@ def test_weights_by_files_and_by_messages_give_the_same(job: loom.Job, tmp_path:
     torch.testing.assert_close(found["files"][1], found["messages"][1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.guarantees("rl run", "Without any trainer left, they go on from a checkpoint with the same rollouts")
 def test_the_only_trainer_goes_on_from_its_checkpoint_with_the_same_rollouts(job: loom.Job, tmp_path: Path) -> None:
     run = WatchedRun(job, tmp_path, steps=40, **SMALL)
     run.await_step(14)
@@ -48,6 +50,7 @@ def test_the_only_trainer_goes_on_from_its_checkpoint_with_the_same_rollouts(job
     assert restored.data["restored"].startswith("checkpoint ")
 
 
+@pytest.mark.guarantees("rl run", "A killed generator is replaced, and its part generated again")
 def test_a_killed_generator_is_replaced_and_its_part_generated_again(job: loom.Job, tmp_path: Path) -> None:
     run = WatchedRun(job, tmp_path, steps=30, generators=1, **SMALL)
     run.await_step(5)
@@ -62,6 +65,9 @@ def test_a_killed_generator_is_replaced_and_its_part_generated_again(job: loom.J
     assert {one.rollouts for one in summary.steps} == {64}
 
 
+@pytest.mark.guarantees(
+    "rl run", "Options change at a step boundary, with an acknowledgement or a refusal that says why"
+)
 def test_options_change_at_a_step_boundary_and_a_stop_ends_the_run(job: loom.Job, tmp_path: Path) -> None:
     run = WatchedRun(job, tmp_path, steps=100_000, async_level=0, **SMALL)
     run.await_step(3)
@@ -84,6 +90,9 @@ def test_options_change_at_a_step_boundary_and_a_stop_ends_the_run(job: loom.Job
     assert max(one.staleness for one in summary.steps) == 2
 
 
+@pytest.mark.guarantees(
+    "rl run", "No rollout is trained on twice, and none that is too old: those are dropped and counted"
+)
 @pytest.mark.parametrize("via", ["lane", "shared", "admin"])
 def test_completions_that_go_on_from_step_to_step_are_trained_on_once_and_never_too_old(
     job: loom.Job, tmp_path: Path, via: str
@@ -100,6 +109,9 @@ def test_completions_that_go_on_from_step_to_step_are_trained_on_once_and_never_
     assert {step - one.weights_step for step, rollouts in by_step.items() for one in rollouts} <= {0, 1, 2}
 
 
+@pytest.mark.guarantees(
+    "rl run", "No rollout is trained on twice, and none that is too old: those are dropped and counted"
+)
 def test_completions_that_are_too_old_are_dropped_and_counted(job: loom.Job, tmp_path: Path) -> None:
     summary = WatchedRun(job, tmp_path, steps=9, async_level=0, max_staleness=0, inflight=128, **SMALL).result()
 
@@ -130,6 +142,7 @@ def test_a_run_is_refused_while_another_session_has_one(
     assert summary.training.ending == "stopped"
 
 
+@pytest.mark.guarantees("tracing", "The metrics come to the weaver under the names that people know")
 def test_metrics_come_to_the_weaver_under_their_names(job: loom.Job, tmp_path: Path) -> None:
     run = WatchedRun(job, tmp_path, steps=40, async_level=0, **SMALL)
     run.await_step(10)
@@ -145,6 +158,7 @@ def test_metrics_come_to_the_weaver_under_their_names(job: loom.Job, tmp_path: P
     assert sum(shares) == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.guarantees("rl run", "A cancelled run leaves no process, and another one goes on from its folder")
 def test_a_cancelled_run_leaves_no_process_and_another_goes_on_from_its_folder(
     job: loom.Job, tmp_path: Path
 ) -> None:
@@ -180,6 +194,7 @@ print("trained", summary.trained, summary.training.ending)
 """
 
 
+@pytest.mark.guarantees("rl run", "It runs in `job.run`, in an actor, and in a program on a host of the cluster")
 def test_a_program_in_the_cluster_runs_it_on_its_own_host(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=BOUND, check=False
@@ -197,6 +212,7 @@ class Runner(loom.Actor):
         return [one.step for one in summary.steps], summary.trained
 
 
+@pytest.mark.guarantees("rl run", "It runs in `job.run`, in an actor, and in a program on a host of the cluster")
 def test_an_orchestrator_runs_in_an_actor(job: loom.Job, tmp_path: Path) -> None:
     procs = job.hosts.slice(hosts=0).spawn_procs()
     runner = procs.spawn("runner", Runner)

@@ -56,6 +56,10 @@ def wrong() -> list[tuple[str, str]]:
     return []
 
 
+@pytest.mark.guarantees(
+    "diagnosis",
+    "Each bottleneck that a real run has is the primary diagnosis, and there is none where nothing is slow",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
@@ -74,6 +78,7 @@ def test_the_primary_diagnosis_is_right(
     assert len(wrong) <= 2, wrong
 
 
+@pytest.mark.guarantees("tuning", "The change that answers a diagnosis makes steps faster on a real run")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bottleneck", CURED)
@@ -90,6 +95,7 @@ def test_a_change_that_answers_the_diagnosis_makes_steps_faster(
     assert median(gains) >= 0.1, gains
 
 
+@pytest.mark.guarantees("tuning", "Where none does, it says so")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_where_no_change_makes_steps_faster_it_says_so(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -103,6 +109,9 @@ def test_where_no_change_makes_steps_faster_it_says_so(cluster: LocalCluster, tm
     assert entry.expected is None  # it is for whole completions, not for speed
 
 
+@pytest.mark.guarantees(
+    "tuning", "A harmful change is taken back, and every change is in the ledger, also those of others"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_harmful_change_is_taken_back_and_all_changes_are_in_the_ledger(

@@ -18,6 +18,7 @@ from tests.system.train.trainers import BOUND, Watched, a_job
 pytestmark = pytest.mark.timeout(200)
 
 
+@pytest.mark.guarantees("workers", "The eviction of a worker costs a job of `loom.train` no step")
 @pytest.mark.slow
 def test_the_group_of_an_evicted_worker_goes_on_elsewhere_and_loses_no_step(own_cluster: LocalCluster) -> None:
     with loom.connect(own_cluster.url, own_cluster.token) as job:
@@ -38,6 +39,7 @@ def test_the_group_of_an_evicted_worker_goes_on_elsewhere_and_loses_no_step(own_
     assert_exact(summary, groups=2)
 
 
+@pytest.mark.guarantees("workers", "Nor does the eviction of all workers")
 @pytest.mark.slow
 def test_when_all_workers_are_evicted_training_goes_on_with_the_last_step(
     own_cluster: LocalCluster, tmp_path: Path

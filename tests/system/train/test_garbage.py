@@ -28,6 +28,10 @@ def local() -> Iterator[LocalCluster]:
         yield running
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "Garbage, half frames and 500 connections at every port of a training end no process, and training goes on",
+)
 @pytest.mark.slow
 def test_garbage_at_every_port_ends_nothing_and_training_goes_on(local: LocalCluster) -> None:
     with loom.connect(local.url, local.token) as job:

@@ -26,6 +26,10 @@ def of_this_test() -> list[Listener]:
     return list(listeners(tree(psutil.Process().pid)[1:]))
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "Every socket on which a process of Loom listens is named in `SECURITY.md`, and none listens on every address",
+)
 @pytest.mark.slow
 def test_every_listening_socket_of_a_training_is_named(local: LocalCluster) -> None:
     with loom.connect(local.url, local.token) as job:

@@ -20,6 +20,11 @@ def other(cluster: LocalCluster) -> Iterator[loom.Job]:
         yield connected
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "A session's key registers replicas of that session only, and of two jobs with one name in two "
+    "sessions only one trains",
+)
 def test_a_job_is_refused_while_another_session_has_one_of_its_name(job: loom.Job, other: loom.Job) -> None:
     watched = Watched(job, a_job(steps=100_000))
     watched.await_steps()

@@ -45,6 +45,11 @@ def state_of(watched: Watched, replica: str) -> str:
     return str(watched.weaver.replica(replica).state)
 
 
+@pytest.mark.guarantees(
+    "training",
+    "The groups on a host without network are left out, and taken back when it returns within the "
+    "patience; no step is lost or made twice",
+)
 @pytest.mark.parametrize("host", [2, 0], ids=["host", "lighthouse"])
 def test_a_silent_host_is_left_out_and_taken_back(far: FarCluster, job: loom.Job, host: int) -> None:
     watched = Watched(job, a_job(steps=100_000, groups=3))
@@ -69,6 +74,7 @@ def test_a_silent_host_is_left_out_and_taken_back(far: FarCluster, job: loom.Job
     assert_exact(summary, groups=3)
 
 
+@pytest.mark.guarantees("training", "After the patience they go on elsewhere")
 @pytest.mark.parametrize("host", [2, 0], ids=["host", "lighthouse"])
 def test_a_host_that_stays_silent_is_lost_and_its_group_goes_on_elsewhere(
     far: FarCluster, job: loom.Job, host: int

@@ -229,6 +229,9 @@ def test_each_operation_of_the_weaver_has_its_place(
     assert found == ("its value" if OPERATIONS[operation].route.key else {asked[2]: "its value"})
 
 
+@pytest.mark.guarantees(
+    "strangers", "`ws://` to another machine is refused unless the program says that it trusts the network"
+)
 @pytest.mark.parametrize(
     "url", ["ws://gateway:8470", "http://10.0.0.5:8470", "ws://[2001:db8::1]:8470", "ws://127.example"]
 )

@@ -90,6 +90,7 @@ def test_a_token_belongs_to_a_user(file: TokenFile) -> None:
     assert TokenAuthority("own", file).check(digest(text)).user == "ann"
 
 
+@pytest.mark.guarantees("users", "A token belongs to a user; the user of an older token is its name")
 def test_the_user_of_an_older_token_is_its_name(file: TokenFile) -> None:
     file.create("ci", "view")
     content = json.loads(file.path.read_text())
@@ -102,6 +103,7 @@ def test_the_user_of_an_older_token_is_its_name(file: TokenFile) -> None:
 CYRILLIC_A = "\N{CYRILLIC SMALL LETTER A}"
 
 
+@pytest.mark.guarantees("users", "No token can be made that looks like another user's")
 @pytest.mark.parametrize(
     "user",
     [
@@ -135,6 +137,7 @@ def test_a_user_may_have_a_name_of_any_language(file: TokenFile, user: str) -> N
     assert [token.user for token in file.read()] == [user]
 
 
+@pytest.mark.guarantees("users", "No token can be made that looks like another user's")
 @pytest.mark.parametrize(
     ("user", "name"),
     [
@@ -380,6 +383,7 @@ class Clocks:
         return authority
 
 
+@pytest.mark.guarantees("disk and clock", "A time of day that jumps ends no session")
 @pytest.mark.parametrize("jump", [3601.0, 86400.0, 40 * 365 * 86400.0])
 def test_a_clock_that_jumps_ahead_ends_no_session(
     file: TokenFile, jump: float, caplog: pytest.LogCaptureFixture

@@ -82,6 +82,9 @@ def test_nothing_is_sent_of_a_file_that_the_process_has_or_nobody_has(text: str)
     assert [each[0] for each in calls.said] == ["say", "leave"]
 
 
+@pytest.mark.guarantees(
+    "laptop", "The debugger sends the cluster no file of the laptop but source of the program, or in its folder"
+)
 @pytest.mark.parametrize("where", ["elsewhere", "here"])
 @pytest.mark.parametrize("name", ["key", "id_rsa.pub", "module.py", "link.py"])
 def test_a_process_of_the_cluster_gets_no_file_but_source_of_this_program(

@@ -103,6 +103,11 @@ def reflected(challenge: str) -> dict[str, Any]:
     return {"nonce": exchange.answering, "proof": exchange.proof(Side.ASKS)}
 
 
+@pytest.mark.guarantees(
+    "strangers",
+    "Whoever has taken the port of a `kubectl port-forward` gets no token; that of a context goes to its "
+    "address only",
+)
 @pytest.mark.parametrize("way", range(5))
 @pytest.mark.parametrize(
     "answer",

@@ -46,6 +46,9 @@ def test_replicas_with_other_hashes_at_a_step_do_not_agree() -> None:
     )
 
 
+@pytest.mark.guarantees(
+    "chaos", '"replicas agree" compares the steps of one lineage, but not one that a group made alone and gave up'
+)
 def test_steps_that_are_made_again_from_a_checkpoint_are_another_lineage() -> None:
     """All were lost after step 3; step 2 was made again by one group, which the other one joined."""
     points: Points = {
@@ -82,6 +85,9 @@ CUT_OFF: Points = {
 """Step 2 is made by a and b together, but b does not learn of it, and makes it again; a takes over its state."""
 
 
+@pytest.mark.guarantees(
+    "chaos", '"replicas agree" compares the steps of one lineage, but not one that a group made alone and gave up'
+)
 def test_a_step_that_one_made_alone_and_that_was_given_up_is_no_difference() -> None:
     assert agreed(CUT_OFF, alone={"b": {2, 3}}) == (
         True,

@@ -39,6 +39,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
+@pytest.mark.guarantees(
+    "laptop", "A browser gets its one-time code by a file of the user's own, and not by its command line"
+)
 def test_a_browser_gets_the_code_by_a_file_of_the_users_own(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +74,9 @@ def test_the_address_is_printed_where_no_file_can_be_written(state: Path, monkey
     assert ended.stdout.strip() == ADDRESS
 
 
+@pytest.mark.guarantees(
+    "laptop", "A token or password in an argument is overwritten as soon as the program has started"
+)
 @pytest.mark.parametrize("option", SECRET_OPTIONS)
 @pytest.mark.parametrize("together", [False, True])
 def test_a_secret_of_an_option_is_overwritten(option: str, together: bool) -> None:

@@ -116,6 +116,9 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Gateway, name, answer)
 
 
+@pytest.mark.guarantees(
+    "laptop", "No command shows a terminal the control characters that others put into names, reasons and lines"
+)
 @pytest.mark.parametrize(
     "words", COMMANDS, ids=lambda words: " ".join(words)[:30].encode("ascii", "replace").decode()
 )

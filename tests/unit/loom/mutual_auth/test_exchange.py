@@ -17,6 +17,11 @@ def test_who_knows_the_key_proves_it() -> None:
     assert EXCHANGE.proves(PROOF, Side.ASKS, "GET", "/pod")
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A proof is worth nothing again, on the other side, for another purpose or in another version, and "
+    "neither is one that is cut off or too long",
+)
 @pytest.mark.parametrize(
     "other",
     [
@@ -39,10 +44,20 @@ def test_a_proof_says_what_it_says_and_no_more(said: tuple[str, ...]) -> None:
     assert not EXCHANGE.proves(PROOF, Side.ASKS, *said)
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A proof is worth nothing again, on the other side, for another purpose or in another version, and "
+    "neither is one that is cut off or too long",
+)
 def test_a_proof_that_is_sent_back_is_none() -> None:
     assert not EXCHANGE.proves(PROOF, Side.ANSWERS, "GET", "/pod")
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A proof is worth nothing again, on the other side, for another purpose or in another version, and "
+    "neither is one that is cut off or too long",
+)
 @pytest.mark.parametrize("shown", ["", PROOF[:-1], PROOF + "0", PROOF * 1000, PROOF.upper(), "é" * 64])
 def test_a_truncated_or_an_overlong_proof_is_none(shown: str) -> None:
     assert not EXCHANGE.proves(shown, Side.ASKS, "GET", "/pod")
@@ -75,6 +90,11 @@ def test_what_is_no_nonce_is_refused(text: str) -> None:
         checked_nonce(text)
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A proof is worth nothing again, on the other side, for another purpose or in another version, and "
+    "neither is one that is cut off or too long",
+)
 def test_another_version_is_named() -> None:
     with pytest.raises(
         ProtocolMismatch, match="by version 7 of the proof, and this one by version 1: use the same"

@@ -27,6 +27,9 @@ class Clock:
         return self.now
 
 
+@pytest.mark.guarantees(
+    "ports", "A request between pods or training groups that was overheard is refused when it is sent again"
+)
 def test_a_challenge_is_good_for_one_request() -> None:
     challenges = Challenges(Purpose.POD)
     headers = proven(challenges.new())

@@ -70,6 +70,9 @@ else:
     assert shown == (f"[{pid}]\n" if value == SECRET else "[]\n")
 
 
+@pytest.mark.guarantees(
+    "drivers", "A driver of the gateway's user id cannot read the gateway's memory, descriptors or environment"
+)
 @as_root
 @pytest.mark.parametrize("file", ["environ", "mem", "fd", "maps"])
 def test_a_process_of_the_same_user_id_cannot_look_into_a_private_one(file: str) -> None:

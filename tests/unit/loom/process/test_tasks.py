@@ -27,6 +27,10 @@ async def fail() -> None:
     raise ValueError("bad luck")
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A background task that dies is logged, counted in `/metrics`, and started again if it has to go on",
+)
 async def test_a_task_that_dies_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     await tasks.run("unlucky", fail())
     assert tasks.died["unlucky"] == 1
@@ -35,6 +39,10 @@ async def test_a_task_that_dies_is_logged_and_counted(caplog: pytest.LogCaptureF
     assert "bad luck" in caplog.text
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A background task that dies is logged, counted in `/metrics`, and started again if it has to go on",
+)
 async def test_a_task_that_has_to_go_on_is_started_again_after_an_error_and_after_its_end() -> None:
     enough = asyncio.Event()
     starts = 0

@@ -7,10 +7,18 @@ import pytest
 from loom.rl.run import AsyncBarrier
 
 
+@pytest.mark.guarantees(
+    "rl run",
+    "The barrier is `step - ckpt_step > async_level`: 5 - 3 > 2 does not hold, and so nothing is waited for",
+)
 def test_a_policy_that_is_as_old_as_the_level_is_good_enough() -> None:
     assert not AsyncBarrier(async_level=2, ckpt_step=3).hit(5)  # 5 - 3 > 2 is false
 
 
+@pytest.mark.guarantees(
+    "rl run",
+    "The barrier is `step - ckpt_step > async_level`: 5 - 3 > 2 does not hold, and so nothing is waited for",
+)
 def test_a_policy_that_is_older_than_the_level_is_waited_for() -> None:
     assert AsyncBarrier(async_level=2, ckpt_step=2).hit(5)  # 5 - 2 > 2
     assert AsyncBarrier(async_level=2, ckpt_step=2).target(5) == 3

@@ -2,6 +2,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ SECONDS = st.floats(-1e6, 1e6)
 DELAYS = st.floats(0, 10)
 
 
+@pytest.mark.guarantees("tracing", "Clocks of hosts are compared, and the error is told")
 @given(SECONDS, st.lists(st.tuples(DELAYS, DELAYS), min_size=1, max_size=10))
 def test_the_true_offset_is_within_the_error(offset, delays):
     exchanges, at = [], 0.0

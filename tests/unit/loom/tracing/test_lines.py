@@ -99,6 +99,7 @@ def test_the_table_is_covered():
     assert {name for _, name, _, _ in SEED} == set(FORMS)
 
 
+@pytest.mark.guarantees("tracing", "The seed's log lines are written and read by one table")
 @pytest.mark.parametrize(("line", "name", "trace", "fields"), SEED)
 def test_a_line_is_formatted_and_parsed(line, name, trace, fields):
     assert format_line(name, trace, fields) == line
@@ -122,6 +123,7 @@ def test_brackets_and_commas_around_fields_are_no_part_of_them():
     assert parse_line("[weights][a] client.send (path=/weights(1)/x)").fields == {"path": "/weights(1)/x"}
 
 
+@pytest.mark.guarantees("tracing", "The seed's log lines are written and read by one table")
 def test_a_line_of_the_seed_without_the_fields_it_leaves_out():
     assert parse_line("0.236   Orchestrator        [weights][abc123] client.send t=0.236").fields == {"t": 0.236}
 

@@ -96,6 +96,9 @@ def test_spans_without_a_trace_belong_to_that_of_the_outermost(collector):
     assert len({one.trace_id for one in spans_of(requests)}) == 1
 
 
+@pytest.mark.guarantees(
+    "tracing", "A full disk, a closed output or a collector that is away costs events and nothing else"
+)
 def test_a_collector_that_is_away_costs_spans_and_nothing_else(caplog):
     exporter = exported("http://127.0.0.1:9")
     for _ in range(2):

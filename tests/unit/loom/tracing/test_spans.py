@@ -115,6 +115,9 @@ def test_lines_go_to_stdout(capfd):
     assert abs(parse_line(second).fields["t"] - clock.now()) < 60
 
 
+@pytest.mark.guarantees(
+    "tracing", "A full disk, a closed output or a collector that is away costs events and nothing else"
+)
 def test_a_closed_stdout_ends_the_lines_only(monkeypatch, seen):
     with open(os.devnull, "w") as closed:
         pass
@@ -154,6 +157,9 @@ def test_a_file_is_rotated_and_bounded(tmp_path):
     assert [json.loads(line)["i"] for line in lines] == list(range(200 - len(lines), 200))
 
 
+@pytest.mark.guarantees(
+    "tracing", "A full disk, a closed output or a collector that is away costs events and nothing else"
+)
 def test_a_full_disk_is_counted_and_said_once(caplog):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")

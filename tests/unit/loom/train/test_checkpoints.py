@@ -410,6 +410,7 @@ def forge_index(found: FoundCheckpoint, content: bytes) -> None:
     checkpoint_files.CheckpointManifest.write(found.path, found.step, found.time)
 
 
+@pytest.mark.guarantees("ports", "A checkpoint cannot run code")
 def test_the_index_of_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     found = save(CheckpointStore(tmp_path / "checkpoints"), 1)
     forge_index(found, pickle.dumps(Evil(tmp_path / "ran")))

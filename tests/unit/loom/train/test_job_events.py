@@ -69,6 +69,7 @@ def test_a_policy_that_a_user_has_set_is_left_to_the_weaver(monkeypatch: pytest.
     assert respawned(session, "last_0") == expected.get(pattern, [("other_0", "Xid 79"), ("last_0", "Xid 80")])
 
 
+@pytest.mark.guarantees("nothing lost", "A job of days keeps its newest events only")
 def test_a_job_of_days_keeps_its_newest_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_events, "KEPT", 100)
     here: Any = Session()

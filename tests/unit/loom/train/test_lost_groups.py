@@ -12,6 +12,7 @@ from loom.train.settings import Ending, Restore
 from tests.unit.loom.train.slots import Group, Job
 
 
+@pytest.mark.guarantees("training", "A process that hangs on a host that answers is replaced")
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
@@ -45,6 +46,11 @@ def test_a_short_silence_is_no_loss() -> None:
     assert not group.stopped
 
 
+@pytest.mark.guarantees(
+    "training",
+    "The groups on a host without network are left out, and taken back when it returns within the "
+    "patience; no step is lost or made twice",
+)
 def test_a_group_whose_host_is_silent_too_is_waited_for_and_taken_back() -> None:
     job = Job(silence=5.0)
     group, other = job.train()
@@ -158,6 +164,9 @@ def test_a_silent_group_is_not_waited_for_when_the_others_finish() -> None:
     assert job.slots.are_over
 
 
+@pytest.mark.guarantees(
+    "training", "The job's lighthouse leaves a silent host if groups wait for it, and only then"
+)
 def test_the_lighthouse_leaves_a_silent_host_if_the_groups_elsewhere_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -114,6 +114,11 @@ def places(membership: Membership) -> tuple[int, int]:
             return membership.place
 
 
+@pytest.mark.guarantees(
+    "training",
+    "A process that has found no quorum joins the next one; one that waits at a lost lighthouse goes on "
+    "at the next",
+)
 @pytest.mark.parametrize("memberships", [replace(TIMEOUTS, collective=3.0)], indirect=True)
 def test_a_failed_quorum_is_not_the_last(memberships: list[Membership], attendance: Attendance) -> None:
     first, second = memberships
@@ -158,6 +163,11 @@ def test_a_membership_that_breaks_off_waits_no_longer_and_joins_the_next_quorum(
         assert [flat.tolist() for flat in flats] == [[2.0] * 4] * 2
 
 
+@pytest.mark.guarantees(
+    "training",
+    "A process that has found no quorum joins the next one; one that waits at a lost lighthouse goes on "
+    "at the next",
+)
 def test_who_waits_at_a_lighthouse_waits_at_the_next_one_when_that_moves(
     lighthouse: str, next_lighthouse: str, attendance: Attendance
 ) -> None:

@@ -80,6 +80,9 @@ def test_a_process_of_the_job_gets_the_state(giver: PeerTransport, taker: PeerTr
     assert state["torchft"] == {"step": 7}
 
 
+@pytest.mark.guarantees(
+    "ports", "A training group's state goes only to processes of its job, which prove that they know its key"
+)
 def test_who_does_not_know_the_key_gets_nothing(giver: PeerTransport) -> None:
     port = port_of(giver)
     good = proven(port)
@@ -149,6 +152,9 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
+@pytest.mark.guarantees(
+    "ports", "An answer in place of a peer's is not read, and what the asking process sent opens nothing"
+)
 def test_an_answer_without_the_key_is_not_read(taker: PeerTransport, giver: PeerTransport, tmp_path: Path) -> None:
     attacker = Attacker(pickle.dumps(Evil(tmp_path / "ran")))
     try:
@@ -167,6 +173,7 @@ def test_an_answer_without_the_key_is_not_read(taker: PeerTransport, giver: Peer
     assert get(port, **shown, **{CHALLENGE_HEADER: asked[CHALLENGE_HEADER]})[0] == 403
 
 
+@pytest.mark.guarantees("ports", "A peer's state cannot run code")
 def test_a_state_cannot_run_code(taker: PeerTransport, tmp_path: Path) -> None:
     giver = PeerTransport("127.0.0.1", "the job's key", 20)
     giver.send_checkpoint([1], 7, {"user": Evil(tmp_path / "ran")}, TIMEOUT)
@@ -194,6 +201,7 @@ def listeners() -> set[tuple[str, int]]:
     return {c.laddr[:2] for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.guarantees("ports", "A training's stores and servers listen on the pod's address only")
 def test_a_store_and_a_transport_listen_on_their_address_only() -> None:
     before = listeners()
     store = open_store("127.0.0.1")

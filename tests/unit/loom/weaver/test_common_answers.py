@@ -18,6 +18,11 @@ from tests.unit.loom.weaver.running import running
 ROOM = 60_000
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "`/metrics` shows a user their own numbers; one with many or long names leaves the lists of all users "
+    "readable, and the others' parts whole",
+)
 @pytest.mark.parametrize("operation", ["replicas", "events", "devices", "goodput"])
 async def test_one_users_names_leave_the_lists_of_all_users_readable(
     operation: str, monkeypatch: pytest.MonkeyPatch

@@ -233,6 +233,7 @@ async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.
         writer.close()
 
 
+@pytest.mark.guarantees("weaver", "Replicas and jobs that ended leave `/metrics` after 10 minutes")
 async def test_replicas_and_jobs_that_ended_leave_the_numbers_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -35,6 +35,11 @@ class Disk:
         monkeypatch.setattr(store, "write", write_if_there_is_room)
 
 
+@pytest.mark.guarantees(
+    "disk and clock",
+    "A full disk ends no weaver: it refuses commands with the reason, answers questions, and stores what "
+    "was reported once there is room",
+)
 @pytest.mark.parametrize("reason", FULL)
 async def test_reports_wait_for_room_and_are_stored_once(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as weaver:
@@ -62,6 +67,11 @@ async def test_reports_wait_for_room_and_are_stored_once(reason: str, monkeypatc
         await weaver.client.do("command", "anna", kind="pause")
 
 
+@pytest.mark.guarantees(
+    "disk and clock",
+    "A full disk ends no weaver: it refuses commands with the reason, answers questions, and stores what "
+    "was reported once there is room",
+)
 async def test_what_has_no_room_waits_in_the_process_that_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_weaver, "MOST_UNSTORED", 3)
     async with running() as weaver:

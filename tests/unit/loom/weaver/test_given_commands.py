@@ -178,6 +178,7 @@ def test_a_drained_replica_stays_draining_until_it_has_finished(bench: Bench) ->
     assert len(bench.weaver.known.devices) == 0
 
 
+@pytest.mark.guarantees("weaver", "A command given while a replica changes hands is its next process's")
 def test_a_command_given_while_the_next_process_waits_is_for_that_one(bench: Bench) -> None:
     hung = Threadlet(bench, "train_0")
     before = bench.weaver.dispatcher.give(CommandKind.PAUSE, {}, "train_0", "anna", bench.now)
@@ -228,6 +229,11 @@ def test_a_fault_does_not_pass_to_the_next_process(bench: Bench) -> None:
     assert successor.commands() == []
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "An acknowledged command is on the disk; a page gets each acknowledgement once, also if the weaver is "
+    "killed meanwhile",
+)
 def test_a_commit_with_a_command_or_an_acknowledgement_waits_for_the_disk(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
 

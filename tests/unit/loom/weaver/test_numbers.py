@@ -13,6 +13,7 @@ from loom.weaver.server import reach
 from tests.unit.loom.weaver.running import running
 
 
+@pytest.mark.guarantees("after a session", "No user's names take `/metrics` from the others")
 async def test_one_users_names_leave_the_numbers_of_others_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "ALL_NUMBERS", 40_000)
     async with running() as weaver:

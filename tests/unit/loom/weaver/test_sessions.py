@@ -19,6 +19,9 @@ def report(
     return ReportCalls.read({**said, "workers": workers or [], **more})
 
 
+@pytest.mark.guarantees(
+    "users", "Operations in flight, and bytes of results that are kept, count in all sessions of a user"
+)
 def test_what_a_session_used_counts_until_its_report_is_old() -> None:
     sessions = Sessions()
     sessions.take(report("a", in_flight=7, kept=100), now=0.0)

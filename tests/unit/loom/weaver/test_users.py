@@ -43,6 +43,10 @@ def threadlet_of(weaver: WeaverProcess, user: str, replica: str = "train_0", **h
     return threadlet
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "Two users with replicas, groups and devices of the same names never touch each other; `*` is the caller's own",
+)
 def test_the_same_names_of_two_users_are_two_replicas(weaver: WeaverProcess) -> None:
     anna, bert = threadlet_of(weaver, "anna"), threadlet_of(weaver, "bert")
     asked = gateway_for(weaver, "anna")
@@ -68,6 +72,7 @@ def test_the_same_names_of_two_users_are_two_replicas(weaver: WeaverProcess) -> 
         other.ask("command_state", id=given["id"])
 
 
+@pytest.mark.guarantees("weaver", "An error of the weaver names nothing of another user")
 def test_an_error_names_nothing_of_another_user(weaver: WeaverProcess) -> None:
     threadlet_of(weaver, "anna", "secret-name")
     threadlet_of(weaver, "bert", "public")
@@ -78,6 +83,11 @@ def test_an_error_names_nothing_of_another_user(weaver: WeaverProcess) -> None:
         gateway_for(weaver, "bert").ask("fail_device", device="GPU-9")
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "A session's key registers replicas of that session only, and of two jobs with one name in two "
+    "sessions only one trains",
+)
 def test_a_session_registers_replicas_of_its_own_only(weaver: WeaverProcess) -> None:
     living = threadlet_of(weaver, "anna", "shared-name", session="b")
     address = weaver.address_of("anna", "a")
@@ -96,6 +106,7 @@ def test_a_session_registers_replicas_of_its_own_only(weaver: WeaverProcess) -> 
     living.close()
 
 
+@pytest.mark.guarantees("weaver", "A session asks for its own user, and reports for itself only")
 def test_a_session_acts_for_its_user_and_reports_for_itself(weaver: WeaverProcess) -> None:
     mine = threadlet_of(weaver, "anna", "mine", session="a", procs="1", rank=0)
     other = threadlet_of(weaver, "anna", "other", session="b", procs="1", rank=0)
@@ -112,6 +123,7 @@ def test_a_session_acts_for_its_user_and_reports_for_itself(weaver: WeaverProces
     other.close()
 
 
+@pytest.mark.guarantees("weaver", "A session asks for its own user, and reports for itself only")
 @pytest.mark.parametrize("user", ["bert", ADMIN, EVERYONE])
 def test_a_session_cannot_act_for_another_user(weaver: WeaverProcess, user: str) -> None:
     driver = session_of(weaver, "anna", "a")
@@ -137,6 +149,9 @@ def test_the_gateway_names_whom_it_acts_for(weaver: WeaverProcess) -> None:
         gateway.ask("replicas")
 
 
+@pytest.mark.guarantees(
+    "users", "Operations in flight, and bytes of results that are kept, count in all sessions of a user"
+)
 def test_a_session_is_told_what_its_users_other_sessions_use(weaver: WeaverProcess) -> None:
     report = {"counts": [0] * (len(BOUNDS) + 1), "sum": 0.0}
     one, other, berts = (
@@ -159,6 +174,7 @@ def connected(weaver: WeaverProcess) -> socket.socket:
     return there
 
 
+@pytest.mark.guarantees("weaver", "The weaver's unix socket believes nobody without a key")
 @pytest.mark.parametrize(
     "said",
     [
@@ -197,6 +213,7 @@ def test_a_key_grants_what_it_names(user: str, session: str | None) -> None:
     assert keys.read(keys.gateway()) == Grant(None, None)
 
 
+@pytest.mark.guarantees("weaver", "A forged key grants nothing")
 def test_keys_of_another_secret_or_with_other_names_grant_nothing() -> None:
     keys = Keys(b"secret")
     user, session, mac = keys.of("anna", "a").split(":")
@@ -240,6 +257,7 @@ def test_a_secret_that_was_removed_makes_every_key_void(weaver: WeaverProcess) -
     assert RawThreadlet(before).receive()[1] == "authentication"
 
 
+@pytest.mark.guarantees("weaver", "A device's failure reaches every user of the device, if an admin reports it")
 def test_an_admin_reports_a_device_for_all_who_use_it(weaver: WeaverProcess) -> None:
     anna, bert = threadlet_of(weaver, "anna", "a"), threadlet_of(weaver, "bert", "b")
     carla = threadlet_of(weaver, "carla", "c", devices=[{**GPU, "uuid": "GPU-7"}])
@@ -275,6 +293,9 @@ def test_an_admin_sees_lists_of_all(weaver: WeaverProcess) -> None:
         everyone.ask("events", after=1)
 
 
+@pytest.mark.guarantees(
+    "weaver", "A watcher is told of its user's replicas only, and a page also of the sessions that its user may see"
+)
 def test_a_watcher_is_told_of_its_users_replicas_only(weaver: WeaverProcess) -> None:
     watcher = gateway_for(weaver, "anna")
     assert watcher.watch()["replicas"] == []
@@ -285,6 +306,7 @@ def test_a_watcher_is_told_of_its_users_replicas_only(weaver: WeaverProcess) -> 
     assert watcher.event("registered")["replica"] == "a"
 
 
+@pytest.mark.guarantees("weaver", "A fault of a host on which another user has processes needs an admin")
 def test_a_fault_of_a_host_on_which_others_are_needs_an_admin(weaver: WeaverProcess) -> None:
     mine = threadlet_of(weaver, "anna", "a", host="h", injectable=True)
     other = threadlet_of(weaver, "bert", "b", host="h")
@@ -314,6 +336,7 @@ def test_a_fault_of_the_gateway_is_not_given_to_replicas(weaver: WeaverProcess) 
     threadlet.close()
 
 
+@pytest.mark.guarantees("weaver", "A fault of a host on which another user has processes needs an admin")
 def test_a_fault_of_a_worker_that_anothers_session_uses_needs_an_admin(weaver: WeaverProcess) -> None:
     threadlet = threadlet_of(weaver, "anna", "a", host="h", session="mine", injectable=True)
     calls = {"counts": [0] * 15, "sum": 0.0}
@@ -342,6 +365,11 @@ def test_what_a_session_does_on_a_rank_is_given_to_the_gateway_for_the_audit(wea
     assert (entry["mesh"], entry["rank"], entry["what"]) == ("trainers", "3", ("nvidia-smi " * 40)[:200])
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "What a session commands is in the audit once, and what a page commands as over REST, also if its "
+    "WebSocket drops",
+)
 def test_what_a_session_commands_is_given_to_the_gateway_for_the_audit_once(weaver: WeaverProcess) -> None:
     driver, gateway = session_of(weaver, "anna", "a"), weaver.gateway()
     driver.ask("command", kind="update_config", params={"password": "hidden"}, target="train")
@@ -359,6 +387,7 @@ def test_what_a_session_commands_is_given_to_the_gateway_for_the_audit_once(weav
     assert (second["operation"], second["group"], second["action"]) == ("policy", "train", "stop")
 
 
+@pytest.mark.guarantees("weaver", "Users without work cost nothing")
 async def test_users_without_work_are_left_alone() -> None:
     now = [1_700_000_000.0]
     users = Users(lambda user: Store(":memory:"), [ADMIN], Keys(b"secret"), lambda: now[0], "tcp://h:1")
@@ -392,6 +421,9 @@ async def test_a_store_that_cannot_be_read_is_one_users_trouble() -> None:
     users.close()
 
 
+@pytest.mark.guarantees(
+    "users", "For a guest, the owner's other replicas, devices, events and commands do not exist"
+)
 def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess) -> None:
     seen = threadlet_of(weaver, "anna", "train_0", session="a", procs="1", rank=0)
     hidden = threadlet_of(weaver, "anna", "train_1", session="b", procs="1", rank=0)

@@ -115,6 +115,7 @@ async def test_a_rush_of_refusals_is_a_line_and_their_number(
     assert len(await lines(audit, tmp_path / "audit")) == 2
 
 
+@pytest.mark.guarantees("users", "In the audit, the refusals of one user do not hide those of another")
 async def test_the_refusals_of_one_user_do_not_hide_those_of_another(
     tmp_path: Path, open_audit: Callable[..., Audit]
 ) -> None:
@@ -310,6 +311,9 @@ async def test_a_full_disk_refuses_what_is_asked_and_tears_no_line(
     assert json.loads(rest[0])["lines"] == 2
 
 
+@pytest.mark.guarantees(
+    "disk and clock", "An audit on a full disk says how many lines it lacks, once there is room"
+)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
 async def test_an_audit_that_is_not_required_refuses_nothing_and_says_how_many_lines_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

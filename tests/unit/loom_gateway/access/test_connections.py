@@ -107,6 +107,9 @@ def run(work: Any) -> None:
         loop.close()
 
 
+@pytest.mark.guarantees(
+    "strangers", "A connection on which no request comes, or a slow one, also after others, is closed"
+)
 @pytest.mark.parametrize("first", [OPEN, GOOD], ids=["after /healthz", "after a good one"])
 def test_a_connection_on_which_a_request_comes_byte_by_byte_is_closed(
     monkeypatch: pytest.MonkeyPatch, first: bytes
@@ -169,6 +172,9 @@ def test_the_oldest_waiting_connection_of_an_address_goes_for_a_newcomer() -> No
     run(come())
 
 
+@pytest.mark.guarantees(
+    "strangers", "Connections are bounded in all, and a connection in use is never closed for a newcomer"
+)
 def test_a_connection_whose_request_is_under_way_never_goes_for_a_newcomer() -> None:
     async def come() -> None:
         async with door(most=3) as gateway:
@@ -201,6 +207,7 @@ def test_a_trusted_proxy_has_the_connections_of_all_its_clients() -> None:
     run(come())
 
 
+@pytest.mark.guarantees("strangers", "Silent connections are bounded by address, and keep no newcomer out")
 def test_2000_silent_connections_keep_nobody_out() -> None:
     async def come() -> None:
         async with door(of_address=100) as gateway:

@@ -34,6 +34,7 @@ def test_a_gateway_on_loopback_answers_to_its_own_names(address: str, host: str)
     assert answers(AllowedHosts(address), host)
 
 
+@pytest.mark.guarantees("users", "A gateway on loopback answers to no name that a web page could take over")
 @pytest.mark.parametrize(
     "host",
     [

@@ -222,6 +222,9 @@ async def test_another_claim_may_name_the_user(stand: Stand, clock: Clock) -> No
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantees(
+    "ports", "A token with a wrong issuer, audience or time, without a subject, or of another kind is refused"
+)
 @pytest.mark.parametrize(
     ("claims", "text"),
     [
@@ -275,6 +278,7 @@ async def test_changed_claims_are_refused(issuer: OpenIdIssuer, stand: Stand) ->
         issuer.check(f"{head}.{claims}.{signature}")
 
 
+@pytest.mark.guarantees("ports", "Only signatures that nobody but the issuer can make are accepted")
 async def test_who_can_check_a_token_cannot_make_one(issuer: OpenIdIssuer, stand: Stand) -> None:
     # The attack of RFC 8725, section 2.1: the public key, which everybody has, as the secret of an HMAC.
     _, claims, _ = signed(stand).split(".")
@@ -369,6 +373,7 @@ async def test_all_who_wait_share_one_fetch(stand: Stand, clock: Clock) -> None:
     assert stand.fetches == 1
 
 
+@pytest.mark.guarantees("ports", "Tokens of unknown keys make no flood of fetches")
 async def test_unknown_keys_make_no_flood_of_fetches(issuer: OpenIdIssuer, stand: Stand, clock: Clock) -> None:
     control = control_of(issuer)
     clock.now += issuer_keys.RETRY
@@ -404,6 +409,7 @@ async def test_while_the_issuer_is_away_its_known_keys_go_on(
     assert await entered(control, signed(stand, fresh)) == "oidc:alice"
 
 
+@pytest.mark.guarantees("ports", "A key that the issuer takes back ends the connections of its tokens")
 async def test_a_key_that_the_issuer_took_back_ends_its_tokens(
     issuer: OpenIdIssuer, stand: Stand, clock: Clock
 ) -> None:
@@ -422,6 +428,7 @@ async def test_a_key_that_the_issuer_took_back_ends_its_tokens(
         issuer.confirm(token)
 
 
+@pytest.mark.guarantees("ports", "The gateway's own tokens never wait for the issuer")
 async def test_the_gateways_own_tokens_do_not_wait_for_the_issuer(
     stand: Stand, clock: Clock, tmp_path: Path
 ) -> None:
@@ -486,6 +493,7 @@ def test_the_token_file_has_no_users_of_openid(tmp_path: Path) -> None:
         TokenFile(tmp_path / "tokens.json").create("oidc:alice", "view")
 
 
+@pytest.mark.guarantees("ports", "A token of the file never has the name of an OpenID user")
 def test_a_token_of_the_file_with_such_a_name_is_refused(
     tmp_path: Path, stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -89,6 +89,9 @@ def error_code(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["code"])
 
 
+@pytest.mark.guarantees(
+    "page access", "A token is shown once; the cookie has neither it nor its hash, and scripts cannot read it"
+)
 async def test_a_token_is_exchanged_for_a_cookie_that_scripts_cannot_read(gateway: Gateway) -> None:
     async with gateway.browser() as browser:
         answer = await browser.post("/api/v1/page/sign-in", json={"token": gateway.ann}, headers=PAGE)
@@ -115,6 +118,7 @@ async def test_under_tls_the_cookie_is_of_this_host_alone(gateway: Gateway) -> N
     assert "Secure" in cookie
 
 
+@pytest.mark.guarantees("page access", "Where the origin is shared, or in a frame, no cookie is set")
 async def test_a_page_under_another_path_keeps_its_sign_in_in_its_memory(gateway: Gateway) -> None:
     async with gateway.browser() as browser:
         body = await gateway.sign_in(browser, token=gateway.ann, path="/team/service:8470/")
@@ -135,6 +139,9 @@ async def test_a_page_under_the_gateways_own_path_has_a_cookie_of_that_path(tmp_
     assert "Path=/loom/" in answer.headers["set-cookie"]
 
 
+@pytest.mark.guarantees(
+    "page access", "A code signs in once, within its time, and with no larger scope than it is for"
+)
 async def test_a_code_signs_in_once_and_with_no_larger_scope_than_it_is_for(gateway: Gateway) -> None:
     code = await gateway.code(gateway.ann, scope="view")
     async with gateway.browser() as browser:
@@ -152,6 +159,7 @@ async def test_the_code_of_a_view_token_gives_no_more_than_view(gateway: Gateway
         assert (await gateway.sign_in(browser, code=await gateway.code(gateway.view)))["scope"] == "view"
 
 
+@pytest.mark.guarantees("page access", "Where the origin is shared, or in a frame, no cookie is set")
 async def test_a_code_for_a_frame_sets_no_cookie_and_its_key_opens_the_websocket(gateway: Gateway) -> None:
     code = await gateway.code(gateway.ann, cookie=False, scope="view")
     async with gateway.browser() as browser:
@@ -163,6 +171,10 @@ async def test_a_code_for_a_frame_sets_no_cookie_and_its_key_opens_the_websocket
     assert (principal.user, principal.token.scope) == ("ann", "view")
 
 
+@pytest.mark.guarantees(
+    "page access",
+    "Another web page reads and changes nothing with the cookie, opens no WebSocket with it, and signs nobody in",
+)
 async def test_a_cookie_opens_the_websocket_for_the_gateways_own_page_alone(gateway: Gateway) -> None:
     async with gateway.browser() as browser:
         await gateway.sign_in(browser, token=gateway.ann)
@@ -175,6 +187,10 @@ async def test_a_cookie_opens_the_websocket_for_the_gateways_own_page_alone(gate
             gateway.access.admit(gateway.socket(*headers))
 
 
+@pytest.mark.guarantees(
+    "page access",
+    "Another web page reads and changes nothing with the cookie, opens no WebSocket with it, and signs nobody in",
+)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -193,6 +209,10 @@ async def test_another_page_changes_nothing_with_the_cookie(gateway: Gateway, he
         assert (await browser.get("/api/v1/page/me")).status_code == 200
 
 
+@pytest.mark.guarantees(
+    "page access",
+    "Another web page reads and changes nothing with the cookie, opens no WebSocket with it, and signs nobody in",
+)
 async def test_another_site_reads_nothing_with_the_cookie(gateway: Gateway) -> None:
     async with gateway.browser() as browser:
         await gateway.sign_in(browser, token=gateway.ann)
@@ -201,6 +221,10 @@ async def test_another_site_reads_nothing_with_the_cookie(gateway: Gateway) -> N
             assert error_code(refused) == OriginRefused.code
 
 
+@pytest.mark.guarantees(
+    "page access",
+    "Another web page reads and changes nothing with the cookie, opens no WebSocket with it, and signs nobody in",
+)
 async def test_another_page_signs_nobody_in(gateway: Gateway) -> None:
     async with gateway.browser() as browser:
         for headers in ({**PAGE, "Origin": "http://evil"}, {"Origin": ORIGIN}):
@@ -209,6 +233,7 @@ async def test_another_page_signs_nobody_in(gateway: Gateway) -> None:
         assert not browser.cookies
 
 
+@pytest.mark.guarantees("page access", "A page drives no session")
 async def test_a_page_drives_no_session_and_gives_no_codes(gateway: Gateway) -> None:
     async with gateway.browser() as browser:
         await gateway.sign_in(browser, token=gateway.ann)
@@ -217,6 +242,7 @@ async def test_a_page_drives_no_session_and_gives_no_codes(gateway: Gateway) -> 
             assert (refused.status_code, error_code(refused)) == (403, "scope"), path
 
 
+@pytest.mark.guarantees("page access", 'A revoked or expired token, and "sign out", end the page and its WebSocket')
 async def test_what_is_signed_out_is_refused_and_its_socket_closed(gateway: Gateway) -> None:
     why: asyncio.Future[LoomError] = asyncio.get_running_loop().create_future()
 
@@ -237,6 +263,7 @@ async def test_what_is_signed_out_is_refused_and_its_socket_closed(gateway: Gate
     assert "signed out" in answer.json()["error"]["message"]
 
 
+@pytest.mark.guarantees("page access", 'A revoked or expired token, and "sign out", end the page and its WebSocket')
 async def test_a_revoked_token_ends_what_signed_in_with_it(gateway: Gateway) -> None:
     async with gateway.browser() as browser:
         await gateway.sign_in(browser, token=gateway.ann)
@@ -256,6 +283,7 @@ async def test_only_a_page_signs_out(gateway: Gateway) -> None:
     assert "loom token revoke" in answer.json()["error"]["message"]
 
 
+@pytest.mark.guarantees("page access", "Who is signed in, and out, stays so when the gateway is replaced")
 async def test_the_next_gateway_knows_who_is_signed_in_and_out(tmp_path: Path, gateway: Gateway) -> None:
     async with gateway.browser() as stays, gateway.browser() as leaves:
         await gateway.sign_in(stays, token="own")
@@ -300,6 +328,7 @@ def test_a_text_that_the_gateway_has_not_made_is_refused(text: str) -> None:
         SignIns().read(text)
 
 
+@pytest.mark.guarantees("page access", "Guesses of codes and sign-ins count as wrong tokens")
 async def test_guesses_of_codes_and_sign_ins_count_as_wrong_tokens(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path, Limits(login_failures=3, login_window=1000, connection_rate=0))
     async with gateway.browser() as browser:
@@ -313,6 +342,9 @@ async def test_guesses_of_codes_and_sign_ins_count_as_wrong_tokens(tmp_path: Pat
     await gateway.manager.close()
 
 
+@pytest.mark.guarantees(
+    "page access", "A code signs in once, within its time, and with no larger scope than it is for"
+)
 def test_codes_are_bounded_and_end_with_their_time(tmp_path: Path) -> None:
     clock = Clock()
     sign_ins = SignIns(clock=clock)
@@ -431,6 +463,7 @@ async def test_the_pages_files_have_a_policy_and_need_no_token(
     assert "frame-ancestors 'none'" in files.policy([])
 
 
+@pytest.mark.guarantees("page files", "A gateway without the page says what to do")
 async def test_a_gateway_whose_page_is_not_built_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

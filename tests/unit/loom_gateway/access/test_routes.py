@@ -213,6 +213,11 @@ def code_of(answer: httpx.Response) -> str:
     return ""
 
 
+@pytest.mark.guarantees(
+    "users",
+    "Every route and every WebSocket has a rule: no token, a wrong one, each scope and another user's are "
+    "tried on it",
+)
 async def test_every_route_has_a_rule(house: House) -> None:
     assert sorted(listed(house.app.routes)) == sorted(RULES)
 
@@ -318,6 +323,7 @@ async def test_the_weaver_of_another_users_session_is_none(house: House, name: s
     assert (nowhere.status_code, nowhere.text.replace("'x'", f"'{SESSION}'")) == (404, there.text)
 
 
+@pytest.mark.guarantees("users", "That happens at once, also to a follower of logs of a silent session")
 @pytest.mark.parametrize("take_back", ["DELETE", "PUT"])
 async def test_taking_a_share_back_or_making_it_smaller_disconnects_at_once(house: House, take_back: str) -> None:
     path = f"/api/v1/sessions/{SESSION}/shares/bob"
@@ -337,6 +343,7 @@ async def test_taking_a_share_back_or_making_it_smaller_disconnects_at_once(hous
     assert type(error) is ScopeError
 
 
+@pytest.mark.guarantees("users", "That happens at once, also to a follower of logs of a silent session")
 async def test_a_follower_of_a_silent_log_is_ended_when_the_share_is_taken_back(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

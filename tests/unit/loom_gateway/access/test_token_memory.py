@@ -67,6 +67,10 @@ def test_a_gateway_that_runs_goes_by_what_the_file_said(
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A revoked token stays refused when the token file is gone, damaged or an old copy, also by the next gateway",
+)
 @pytest.mark.parametrize("lose", [damage, remove])
 def test_the_next_gateway_refuses_minted_tokens_and_says_why(gateways: Gateways, lose: object) -> None:
     with pytest.raises(loom.TokenRevoked):

@@ -79,6 +79,9 @@ def test_the_page_is_built_once_and_again_when_its_source_changes(checkout: Chec
     assert checkout.ran.count("run build") == 2
 
 
+@pytest.mark.guarantees(
+    "page files", "A wheel has the page, or is an error; an editable install without npm goes on"
+)
 def test_without_npm_an_editable_install_goes_on_and_says_so(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +90,9 @@ def test_without_npm_an_editable_install_goes_on_and_says_so(
     assert "there is no npm. Everything else works." in capsys.readouterr().err
 
 
+@pytest.mark.guarantees(
+    "page files", "A wheel has the page, or is an error; an editable install without npm goes on"
+)
 def test_without_npm_a_wheel_is_an_error_unless_the_page_is_there(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,9 @@ def test_a_keeper_of_the_job_is_answered(keeper: Keeper) -> None:
     assert keeper.told == ["restart", "end"]
 
 
+@pytest.mark.guarantees(
+    "ports", "A pod's keeper asks for a proof of the job's key before it reads a body, and gives one"
+)
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/pod"), ("GET", "/pods"), ("POST", "/restart_worker"), ("POST", "/shutdown"), ("POST", CONFIGURE)]
@@ -128,6 +131,9 @@ def test_a_request_for_another_pod_is_worth_nothing_here(keeper: Keeper) -> None
     assert keeper.told == []
 
 
+@pytest.mark.guarantees(
+    "ports", "A request between pods or training groups that was overheard is refused when it is sent again"
+)
 def test_a_request_that_is_sent_again_is_refused(keeper: Keeper) -> None:
     overheard = proven(keeper, keeper.settings.token_sha256, "POST", "/restart_worker")
 
@@ -138,6 +144,9 @@ def test_a_request_that_is_sent_again_is_refused(keeper: Keeper) -> None:
     assert keeper.told == ["restart"]
 
 
+@pytest.mark.guarantees(
+    "ports", "New settings for a pod need the pod's own key, so that no other process can take its gateway"
+)
 def test_new_settings_need_the_pods_own_key(keeper: Keeper, tmp_path: Path) -> None:
     settings = keeper.settings
     with pytest.raises(PodUnreachable, match="another job's"):
@@ -186,6 +195,7 @@ def announces(keeper: Keeper, headers: dict[str, str], length: str) -> int:
         return int(sock.recv(4096).split()[1])
 
 
+@pytest.mark.guarantees("ports", "Silent connections keep no keeper out")
 def test_a_crowd_of_silent_connections_keeps_nobody_out(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper_app, "CONNECTIONS", 8)
     with contextlib.ExitStack() as held:
@@ -205,6 +215,7 @@ def test_a_connection_without_a_request_is_closed(keeper: Keeper, monkeypatch: p
             assert sock.recv(1) == b""
 
 
+@pytest.mark.guarantees("ports", "What is no keeper of the job is not believed")
 @pytest.mark.parametrize(
     "answer",
     [

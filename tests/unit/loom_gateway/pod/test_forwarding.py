@@ -182,6 +182,10 @@ async def until_none_is_left(forwarder: Local) -> None:
     assert len(forwarder._connections) == 0
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A pod that passes clients on holds so many connections and no more, and none that the gateway has closed",
+)
 async def test_connections_without_a_good_answer_are_bounded_for_each_address(
     come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +226,10 @@ async def test_a_connection_to_which_nothing_good_is_answered_is_closed(
     await gateway.close()
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A pod that passes clients on holds so many connections and no more, and none that the gateway has closed",
+)
 async def test_what_the_gateway_has_closed_is_closed(come: Come, forwarded: tuple[Gateway, Local]) -> None:
     """Also if the client goes on sending."""
     gateway, forwarder = forwarded

@@ -235,6 +235,7 @@ async def test_names_of_tunnels_cannot_be_guessed() -> None:
     assert min(map(len, names)) >= 32
 
 
+@pytest.mark.guarantees("strangers", "The HTTP tunnels of a user are bounded")
 async def test_the_tunnels_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(budgets, "MAX_TUNNELS", (3, 5))
     tokens = TokenFile(tmp_path / "tokens")

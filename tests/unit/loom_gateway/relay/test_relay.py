@@ -101,6 +101,11 @@ class Client:
         self.gone.set_result(None)
 
 
+@pytest.mark.guarantees(
+    "strangers",
+    "A client that leaves between its hello and the welcome, or a gateway that stops then, leaves no "
+    "connection to a driver and no session that nobody knows",
+)
 @pytest.mark.parametrize("how", ["the client leaves", "the task is cancelled"])
 @pytest.mark.parametrize("hello", [Hello(), Hello(session="session-1", stream="resumed")])
 def test_a_hello_that_is_never_welcomed_leaves_no_connection_and_no_session(
@@ -135,6 +140,7 @@ def test_a_hello_that_is_never_welcomed_leaves_no_connection_and_no_session(
     assert len(ended) == (hello.session is None)  # a session that is resumed goes on
 
 
+@pytest.mark.guarantees("users", "A session of before users goes on with a new gateway, and has no guests")
 @pytest.mark.parametrize(
     ("knows_users", "user", "opening"),
     [

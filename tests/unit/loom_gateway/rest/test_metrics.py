@@ -212,6 +212,10 @@ def test_while_the_weaver_is_away_its_numbers_are_missing() -> None:
     assert "loom_replicas" not in text
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A background task that dies is logged, counted in `/metrics`, and started again if it has to go on",
+)
 def test_background_tasks_that_died_are_counted_of_the_gateway_and_of_drivers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -220,6 +224,7 @@ def test_background_tasks_that_died_are_counted_of_the_gateway_and_of_drivers(
     assert samples(text, "loom_tasks_died") == {("gateway", "", ""): 3, ("driver", "s", "anna"): 4}
 
 
+@pytest.mark.guarantees("weaver", "`/metrics` is made beside the loop that relays calls")
 def test_the_page_is_made_beside_the_loop_that_relays_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     generate = metrics.generate_latest
@@ -235,6 +240,11 @@ def test_the_page_is_made_beside_the_loop_that_relays_calls(monkeypatch: pytest.
     assert threading.main_thread() not in threads
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "`/metrics` shows a user their own numbers; one with many or long names leaves the lists of all users "
+    "readable, and the others' parts whole",
+)
 def test_a_user_sees_only_their_own_numbers() -> None:
     gateway: Any = StandIn({"anna": {**NUMBERS, "devices": 8}, "bert": {**NUMBERS, "devices": 3}})
 
@@ -277,6 +287,7 @@ def test_who_sees_all_users_sees_what_was_refused() -> None:
     assert samples(bert, "loom_refused") == {}
 
 
+@pytest.mark.guarantees("after a session", "No user's names take `/metrics` from the others")
 @pytest.mark.parametrize("name", ["\x1b[31m", "a\nb", 'q"\\', "\u202e", "", "x" * 200, "\r", "\0"], ids=ascii)
 def test_no_name_of_a_user_breaks_the_page(name: str) -> None:
     text = page(

@@ -25,6 +25,9 @@ def check(folder: Path, addresses: list[str], draining: bool = False) -> Ready:
     return asyncio.run(ask(folder, addresses, draining))
 
 
+@pytest.mark.guarantees(
+    "workers", "`/readyz` says whether the state folder can be written and how many workers answer"
+)
 def test_a_gateway_that_cannot_write_its_state_is_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,6 +39,9 @@ def test_a_gateway_that_cannot_write_its_state_is_not_ready(
     assert check(tmp_path, []).status is ReadyStatus.STATE_NOT_WRITABLE
 
 
+@pytest.mark.guarantees(
+    "workers", "`/readyz` says whether the state folder can be written and how many workers answer"
+)
 async def test_it_says_how_many_workers_answer(tmp_path: Path) -> None:
     async def until_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

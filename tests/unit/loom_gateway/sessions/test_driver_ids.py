@@ -22,6 +22,7 @@ from tests.support.gateways import await_true
 from tests.support.other_users import as_root, as_user, reachable_python
 
 
+@pytest.mark.guarantees("drivers", "No driver owns the folder in which Monarch writes the others' logs")
 def test_the_folder_of_monarchs_logs_belongs_to_the_gateway(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,6 +101,10 @@ def going_on(tmp_path: Path) -> Iterator[Path]:
         process.kill()
 
 
+@pytest.mark.guarantees(
+    "after a session",
+    "With `--driver-uids` no process outlives its session, however it forks, and whoever it kills",
+)
 @as_root
 def test_no_process_outruns_the_end_of_its_user_id(going_on: Path) -> None:
     run_as("bash", "-c", HOPS, "hops", str(going_on))
@@ -110,6 +115,10 @@ def test_no_process_outruns_the_end_of_its_user_id(going_on: Path) -> None:
     assert processes() == []
 
 
+@pytest.mark.guarantees(
+    "after a session",
+    "What a session leaves in shared folders and shared memory is removed before another gets its id",
+)
 @as_root
 def test_what_an_id_has_left_is_removed(tmp_path: Path) -> None:
     name = f"loom-test-{UID}"
@@ -211,6 +220,11 @@ def is_of_the_id(status: Path) -> bool:
     return False
 
 
+@pytest.mark.guarantees(
+    "after a session",
+    "Whatever a program leaves ends with its id: folders too deep for a path, files with leases, stopped "
+    "and traced processes, namespaces, shared memory given away, keys of the kernel",
+)
 @as_root
 @pytest.mark.parametrize(
     "program",
@@ -227,6 +241,11 @@ def test_whatever_a_program_leaves_ends_with_its_id(program: str) -> None:
     assert left_by_the_id() == []
 
 
+@pytest.mark.guarantees(
+    "after a session",
+    "Whatever a program leaves ends with its id: folders too deep for a path, files with leases, stopped "
+    "and traced processes, namespaces, shared memory given away, keys of the kernel",
+)
 @as_root
 def test_no_key_of_the_kernel_outlives_its_session(tmp_path: Path) -> None:
     keys = """
@@ -275,6 +294,7 @@ def stays() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.guarantees("after a session", "An id of which something is left is given to nobody")
 @as_root
 async def test_an_id_of_which_something_is_left_is_given_to_nobody(
     stays: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

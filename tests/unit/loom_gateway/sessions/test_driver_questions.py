@@ -141,6 +141,10 @@ async def test_who_asks_at_once_or_soon_after_gets_the_same_answer(
     assert driver.asked == ["meshes"]
 
 
+@pytest.mark.guarantees(
+    "page actions",
+    "A driver that is busy, starting or dead costs whoever looks at its meshes seconds, and no connection more",
+)
 async def test_a_busy_driver_is_asked_once_and_answers_later(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,9 @@ def read(path: Path, query: LogQuery) -> list[dict[str, Any]]:
     return [json.loads(found) for found in asyncio.run(all_pieces()).splitlines()]
 
 
+@pytest.mark.guarantees(
+    "nothing lost", "A line that was not written whole is left out of a session's log, and said"
+)
 @pytest.mark.parametrize(
     "torn",
     [b'{"time": 2.5, "mesh": "trai\n', b'{"text": "\xe2\x80\n', b"17\n", b'{"time": 2.5}\n', b"\x00\x00\n"],
@@ -73,6 +76,7 @@ def test_an_older_file_that_ends_in_half_a_line_hides_nothing(tmp_path: Path) ->
     assert [texts[0], texts[-1]] == ["old", "new"]
 
 
+@pytest.mark.guarantees("nothing lost", "After a full disk the log goes on with a whole line")
 def test_after_a_full_disk_the_next_line_begins_a_new_one(tmp_path: Path) -> None:
     class NearlyFull:
         """A file that takes ten bytes more and then, until there is room, none."""
@@ -130,6 +134,7 @@ def test_the_longest_line_of_a_driver_is_read_whole_in_small_pieces(
     assert max(parsed) <= 128 << 10
 
 
+@pytest.mark.guarantees("strangers", "Followers of logs are bounded, for each user")
 def test_followers_are_bounded_for_each_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "MAX_FOLLOWERS", 2)
     path = tmp_path / "log"
@@ -167,6 +172,7 @@ async def next_text(follower: AsyncIterator[bytes]) -> str:
     return " ".join(found)
 
 
+@pytest.mark.guarantees("strangers", "Followers of a log share one reader")
 async def test_followers_of_a_log_share_one_reader(tmp_path: Path) -> None:
     path = tmp_path / "log"
     spool = LogSpool(str(path))
@@ -206,6 +212,9 @@ def open_files(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.guarantees(
+    "strangers", "A follower that is slow loses lines, is told so, and costs the others nothing"
+)
 @pytest.mark.slow
 async def test_a_slow_follower_loses_lines_and_is_told_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +306,7 @@ def test_a_log_that_turns_twice_while_it_is_opened_is_read_in_order(
     assert [entry["text"] for entry in read(path, LogQuery())] == ["second", "third"]
 
 
+@pytest.mark.guarantees("strangers", "A log that user code has made huge fills no memory of the gateway")
 def test_a_file_that_user_code_has_made_huge_fills_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\n")
@@ -355,6 +365,7 @@ async def test_a_log_that_grows_while_it_is_read_comes_to_its_end(tmp_path: Path
     assert lines == written("before") * 1500
 
 
+@pytest.mark.guarantees("nothing lost", "The logs of ended sessions are bounded, for each user and in all")
 def test_logs_of_many_users_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "KEEP_IN_ALL", 10)
     logs = SessionLogs()

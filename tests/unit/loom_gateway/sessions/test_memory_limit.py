@@ -17,6 +17,7 @@ V1 = "9:cpu,cpuacct:/kubepods/pod1\n4:memory:/kubepods/pod1\n"
 V1_NONE = "9223372036854771712"
 
 
+@pytest.mark.guarantees("strangers", "The largest message fits into the container's memory")
 @pytest.mark.parametrize(
     ("groups", "files", "limit"),
     [
@@ -57,6 +58,7 @@ def test_the_largest_message_is_a_quarter_of_it(
     assert largest_message() == largest
 
 
+@pytest.mark.guarantees("strangers", "The largest message fits into the container's memory")
 @pytest.mark.parametrize(("given", "told"), [(None, "4242"), (1000, "1000"), (0, str(MAX_MESSAGE))])
 def test_drivers_are_told_the_limit_unless_another_is_given(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: int | None, told: str

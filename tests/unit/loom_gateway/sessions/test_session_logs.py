@@ -71,6 +71,7 @@ def test_a_disk_that_takes_nothing_costs_the_history_only(tmp_path: Any, caplog:
     assert len(caplog.records) == 1
 
 
+@pytest.mark.guarantees("nothing lost", "The logs of ended sessions are bounded, for each user and in all")
 def test_logs_of_ended_sessions_are_kept_for_a_while(tmp_path: Any) -> None:
     logs = SessionLogs()
     for number in range(KEEP_ENDED + 1):
@@ -85,6 +86,9 @@ def test_logs_of_ended_sessions_are_kept_for_a_while(tmp_path: Any) -> None:
     assert texts(read(logs, "1", LogQuery())) == ["kept"]
 
 
+@pytest.mark.guarantees(
+    "users", "A user who ends many sessions pushes out neither the reasons nor the logs of another's"
+)
 def test_a_user_who_ends_many_sessions_pushes_out_no_other_users_logs(tmp_path: Any) -> None:
     logs = SessionLogs()
     for number in range(KEEP_ENDED + 2):

@@ -31,6 +31,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return left
 
 
+@pytest.mark.guarantees("drivers", "A spare driver that failed once is started afresh for the next session")
 async def test_a_spare_that_failed_is_started_afresh_for_the_next_session(
     failures: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,6 +77,10 @@ async def test_a_driver_that_cannot_be_written_down_is_ended_at_once(
     await manager.close()
 
 
+@pytest.mark.guarantees(
+    "drivers",
+    "A session that cannot be written down, as on a full disk, is refused with the reason and leaves no driver",
+)
 async def test_a_session_that_cannot_be_written_down_is_refused_and_leaves_no_driver(
     failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +99,9 @@ async def test_a_session_that_cannot_be_written_down_is_refused_and_leaves_no_dr
     await manager.close()
 
 
+@pytest.mark.guarantees(
+    "drivers", "A session that the machine does not let the gateway open is an error with the reason"
+)
 async def test_what_the_machine_refuses_is_told_and_not_a_broken_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

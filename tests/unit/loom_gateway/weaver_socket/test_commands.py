@@ -220,6 +220,11 @@ async def test_a_weaver_that_stays_away_and_one_that_forgot_are_errors(
         }  # fmt: skip
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "An acknowledged command is on the disk; a page gets each acknowledgement once, also if the weaver is "
+    "killed meanwhile",
+)
 async def test_acknowledgements_in_another_order_after_a_restart_are_all_sent_once(client: Client) -> None:
     client.weaver.replicas = ["train_0", "train_1", "train_2"]
     await client.send(**pause())
@@ -276,6 +281,11 @@ async def test_a_client_that_reads_nothing_is_not_read_from(client: Client) -> N
     assert await client.next() == {"type": "pong", "id": 1}
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "What a session commands is in the audit once, and what a page commands as over REST, also if its "
+    "WebSocket drops",
+)
 async def test_a_change_goes_on_when_its_client_leaves_and_the_audit_says_what_came_of_it(client: Client) -> None:
     client.weaver.going.clear()
     asking = asyncio.ensure_future(client.send(**pause()))
@@ -291,6 +301,11 @@ async def test_a_change_goes_on_when_its_client_leaves_and_the_audit_says_what_c
     assert (line["event"], line["command"], line["status"]) == ("commanded", "command-1", 200)
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "What a session commands is in the audit once, and what a page commands as over REST, also if its "
+    "WebSocket drops",
+)
 async def test_the_audit_has_the_lines_that_rest_has(client: Client) -> None:
     client.weaver.acknowledge("train_0")
     about = {
@@ -412,6 +427,10 @@ async def test_another_program_does_not_subscribe(tmp_path: Path) -> None:
     await other.audit.close()
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page's subscription, its frames' rate, what is kept for resuming and a feed without pages are bounded",
+)
 async def test_many_subscriptions_at_once_wait_for_their_turns(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,9 @@ def names(sessions: list[dict[str, Any]]) -> list[str]:
     return [one["name"] for one in sessions]
 
 
+@pytest.mark.guarantees(
+    "weaver", "A watcher is told of its user's replicas only, and a page also of the sessions that its user may see"
+)
 async def test_each_page_hears_of_the_sessions_that_its_user_may_see(
     feed: GatewayFeed, reachable: dict[str, bool]
 ) -> None:

@@ -182,6 +182,11 @@ async def test_a_page_that_subscribes_to_nothing_gets_no_reports(feed: Feed) -> 
     assert page.waiting == 0
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page that reads too slowly gets the newest state and no more; pages with the same position share "
+    "what is encoded",
+)
 async def test_readers_with_the_same_position_share_what_is_encoded(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +209,11 @@ async def test_readers_with_the_same_position_share_what_is_encoded(
     assert all(steps(frame) == {1: 5} for frame in frames)
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page that reads too slowly gets the newest state and no more; pages with the same position share "
+    "what is encoded",
+)
 async def test_a_page_that_reads_too_slowly_skips_frames_and_has_the_last_state_in_the_end(feed: Feed) -> None:
     page, other = await feed.page(columns=["step"], aggregates=True), await feed.page(columns=["step"])
     await page.frame()
@@ -223,6 +233,10 @@ async def test_a_page_that_reads_too_slowly_skips_frames_and_has_the_last_state_
     assert not page.reader.failed.done()
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page's subscription, its frames' rate, what is kept for resuming and a feed without pages are bounded",
+)
 async def test_frames_take_no_more_than_their_share_of_the_line(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,10 @@ def test_the_messages_after_a_position_are_kept() -> None:
     assert list(kept.after(7)) == []
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page's subscription, its frames' rate, what is kept for resuming and a feed without pages are bounded",
+)
 def test_what_is_kept_is_bounded_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "MAX_MESSAGES", 3)
     monkeypatch.setattr(readers, "MAX_SIZE", 20)

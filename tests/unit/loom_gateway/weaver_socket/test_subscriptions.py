@@ -18,6 +18,10 @@ def test_each_field_may_be_left_out() -> None:
     )
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page's subscription, its frames' rate, what is kept for resuming and a feed without pages are bounded",
+)
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [

@@ -140,6 +140,11 @@ def at(message: dict[str, Any]) -> Since:
     return Since(message["feed"], message["at"])
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "Readers of the weaver's feed share a watch, each user has at most 64, and what pages get in addition "
+    "does not reach the others",
+)
 async def test_full_readers_get_more_and_others_do_not(watched: Watched) -> None:
     plain, full = await watched.join(), await watched.join(page=True)
     assert watched.weaver.asked == [False, True]
@@ -201,6 +206,11 @@ async def test_a_page_whose_socket_was_lost_gets_what_it_has_missed(watched: Wat
     assert (watched.weaver.watches, watched.weaver.asked) == (1, [True])
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page whose socket was lost goes on without loss or repetition, and nobody goes on with another "
+    "user's feed or a revoked token",
+)
 @pytest.mark.parametrize("wrong", ["another feed", "a position to come", "one that is not kept any more"])
 async def test_a_page_that_cannot_go_on_begins_anew(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, wrong: str
@@ -225,6 +235,10 @@ async def test_a_page_that_cannot_go_on_begins_anew(
     assert first.got.empty()
 
 
+@pytest.mark.guarantees(
+    "page data",
+    "A page's subscription, its frames' rate, what is kept for resuming and a feed without pages are bounded",
+)
 async def test_a_feed_ends_some_time_after_its_last_page(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weaver_watches, "LINGER", 0.0)
     plain, page = await watched.join(), await watched.join(page=True)

@@ -59,6 +59,10 @@ def worker() -> Iterator[tuple[int, int]]:
         process.communicate()
 
 
+@pytest.mark.guarantees(
+    "workers",
+    "A worker that is stopped or stuck does not answer the manifests' probes, though its port accepts connections",
+)
 @pytest.mark.slow  # two questions that are not answered take 4 s
 def test_a_worker_answers_until_it_is_stopped_and_goes_on_when_it_is_continued() -> None:
     with worker() as (port, pid):

@@ -23,6 +23,7 @@ async def test_users_have_different_workers_and_a_users_sessions_the_same() -> N
     assert not set(first.hosts) & set(second.hosts)
 
 
+@pytest.mark.guarantees("drivers", "A user without free workers waits, and is told without naming others")
 async def test_a_lease_ends_with_the_last_session_and_who_waits_gets_it() -> None:
     leases = WorkerLeases(3)
     lease = await leases.acquire("ann", WORKERS, 0.0)

@@ -51,6 +51,11 @@ def test_the_current_context_comes_last() -> None:
     assert str(chosen) == f"{CONTEXT} (from the context prod)"
 
 
+@pytest.mark.guarantees(
+    "strangers",
+    "Whoever has taken the port of a `kubectl port-forward` gets no token; that of a context goes to its "
+    "address only",
+)
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("url", [ARGUMENT, CONTEXT, "", None])
 def test_the_token_of_a_context_goes_to_no_url_that_was_named_otherwise(

@@ -72,6 +72,11 @@ def test_a_context_that_cannot_be_written_leaves_no_token_behind(choose: Choose,
     assert stored(tmp_path) == []
 
 
+@pytest.mark.guarantees(
+    "strangers",
+    "Whoever has taken the port of a `kubectl port-forward` gets no token; that of a context goes to its "
+    "address only",
+)
 def test_a_token_in_the_keyring_is_found_only_for_its_url(choose: Choose) -> None:
     choose(keyrings.OpenKeyring())
     ContextFile().add(PROD, "secret")

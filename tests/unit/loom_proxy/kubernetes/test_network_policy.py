@@ -91,6 +91,11 @@ def test_the_policies_are_valid_and_select_the_pods_of_each_mesh() -> None:
     }
 
 
+@pytest.mark.guarantees(
+    "ports",
+    "A `KubernetesJob` closes 26600, 26599, 8470 and the ephemeral ports to all but its pods, and leaves "
+    "the others open",
+)
 @pytest.mark.parametrize("port", [26600, 26599, 8470, 32768, 43210, 65535])
 def test_what_asks_for_no_token_is_for_the_jobs_pods_only(port: int) -> None:
     for manifest in policies().manifests():
@@ -133,6 +138,7 @@ def test_they_are_applied_and_removed_by_kubectl(kubectl: Kubectl, caplog: pytes
     assert caplog.text == ""
 
 
+@pytest.mark.guarantees("ports", "If this user may not do that, a warning names the right")
 def test_a_warning_names_the_right_that_is_missing(kubectl: Kubectl, caplog: pytest.LogCaptureFixture) -> None:
     kubectl.fails(FORBIDDEN)
 

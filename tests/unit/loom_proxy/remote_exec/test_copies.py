@@ -82,6 +82,9 @@ NO_NAMES = ["", ".", "..", "/", "../out", "a/../../out", "/etc/evil", "a/b", "nu
             "\x9b2J", "\u202egpj.exe", None, 7, b"bytes"]  # fmt: skip
 
 
+@pytest.mark.guarantees(
+    "laptop", "A copy from a rank writes in its destination alone, whatever the rank's machine says of its files"
+)
 @pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
 @pytest.mark.parametrize("kind", [FILE, FOLDER, LINK])
 def test_a_name_that_is_none_is_refused(here: Path, name: Any, kind: str) -> None:
@@ -102,6 +105,7 @@ def test_the_caller_names_a_copy(here: Path, name: Any) -> None:
                 copy(file_of(entry(name)), here, path)
 
 
+@pytest.mark.guarantees("laptop", "It gets no set-user-id bit, and no permission that the umask forbids")
 @pytest.mark.parametrize("mode", [0o7777, 0o4755, 0o2755, 0o1777, 0o666, 1 << 40 | 0o4777])
 def test_permissions_are_bounded_by_the_umask(here: Path, mode: int) -> None:
     before = os.umask(0o027)
@@ -115,6 +119,9 @@ def test_permissions_are_bounded_by_the_umask(here: Path, mode: int) -> None:
         assert stat.S_IMODE((here / name).stat().st_mode) & ~0o750 == 0, name
 
 
+@pytest.mark.guarantees(
+    "laptop", "A copy from a rank writes in its destination alone, whatever the rank's machine says of its files"
+)
 @pytest.mark.parametrize(
     ("target", "inside"),
     [
@@ -153,6 +160,9 @@ def test_a_name_comes_once(here: Path, again: tuple[str, str]) -> None:
         copy(rank, here)
 
 
+@pytest.mark.guarantees(
+    "laptop", "A copy from a rank writes in its destination alone, whatever the rank's machine says of its files"
+)
 def test_what_the_destination_has_of_links_is_not_followed(here: Path) -> None:
     """Links that an earlier copy, or another program, has left where folders and files come."""
     (here / "data").mkdir()

@@ -54,6 +54,7 @@ def test_a_connection_that_is_lost_is_an_update_and_prints_nothing(
     assert caplog.records == []
 
 
+@pytest.mark.guarantees("ports", "So does a watch of the weaver")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_watch_goes_on_with_the_next_token_when_one_expires(is_async: bool) -> None:
     shown: list[str] = []
@@ -82,6 +83,7 @@ def test_a_watch_goes_on_with_the_next_token_when_one_expires(is_async: bool) ->
     assert shown == ["Bearer first", "Bearer second"]
 
 
+@pytest.mark.guarantees("strangers", "The token does not follow a redirect")
 @pytest.mark.parametrize("code", [301, 302, 307, 308])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_the_token_does_not_follow_a_redirect(code: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from loom.rl.diagnosis.sources import LONGEST
 GOOD = "[ckpt] write.done step=3 write_ms=234.5\n"
 
 
+@pytest.mark.guarantees("diagnosis", "Broken lines are named and left out")
 @pytest.mark.parametrize(
     ("line", "why"),
     [

@@ -47,6 +47,7 @@ def test_every_file_is_there(analysis: Analysis) -> None:
     assert {path.name for path in analysis.folder.iterdir()} >= FILES
 
 
+@pytest.mark.guarantees("diagnosis", "`SUMMARY.md` has exactly one line `PRIMARY: RULE`, whatever a log says")
 def test_the_summary_has_one_primary_line(analysis: Analysis) -> None:
     lines = text_of(analysis, "SUMMARY.md").splitlines()
 
@@ -55,6 +56,7 @@ def test_the_summary_has_one_primary_line(analysis: Analysis) -> None:
     assert any(line.startswith("Suggestion: ") for line in lines)
 
 
+@pytest.mark.guarantees("diagnosis", "`SUMMARY.md` has exactly one line `PRIMARY: RULE`, whatever a log says")
 def test_a_log_cannot_say_the_diagnosis(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     done = "[weights][a] client.done wall_ms=9000.0 rpc_ms=100.0 queue_ms=8900.0"

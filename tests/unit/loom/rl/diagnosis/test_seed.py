@@ -39,6 +39,7 @@ def check_numbers(analysis: Analysis) -> None:
         assert stats.p50 == stats.p99 == number
 
 
+@pytest.mark.guarantees("diagnosis", "The seed's three logs give the seed's numbers")
 def test_the_three_logs_give_the_numbers_of_the_seed() -> None:
     analysis = analyze(LOGS)
 

@@ -89,6 +89,7 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+@pytest.mark.guarantees("rl serving", "Completions have OpenAI's form, also as a stream")
 def test_a_completion_has_openais_form(server: Server) -> None:
     answer = server.post(
         "/v1/completions", prompt="abc", max_tokens=5, seed=3, temperature=1.0, logprobs=0, return_token_ids=True
@@ -122,6 +123,7 @@ def test_several_prompts_with_n_are_answered_in_their_order(server: Server) -> N
     assert found["usage"]["prompt_tokens"] == 4
 
 
+@pytest.mark.guarantees("rl serving", "Completions have OpenAI's form, also as a stream")
 def test_a_stream_has_the_pieces_of_the_completion(server: Server) -> None:
     body = {"prompt": ["abc", "bcdefgh"], "max_tokens": 20, "stream_options": {"include_usage": True}}
     whole = server.post("/v1/completions", prompt=body["prompt"], max_tokens=20).json()
@@ -301,6 +303,7 @@ def test_without_whole_weights_nothing_is_reloaded(server: Server) -> None:
 # Who gets in.
 
 
+@pytest.mark.guarantees("rl serving", "Without the token nothing is answered but health, and garbage does no harm")
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic !!", "Basic bG9vbTp3cm9uZw==", "Digest x"])
 def test_without_the_token_nothing_is_answered_but_health(header: str, server: Server) -> None:
     headers = {"authorization": header} if header else {}
@@ -317,6 +320,7 @@ def test_the_token_is_taken_as_a_bearer_token_too(server: Server) -> None:
     assert httpx.get(f"{without_token(server.url)}/v1/models", headers=headers, timeout=BOUND).status_code == 200
 
 
+@pytest.mark.guarantees("rl serving", "Without the token nothing is answered but health, and garbage does no harm")
 def test_garbage_on_the_port_does_no_harm(server: Server) -> None:
     parts = urlsplit(server.url)
     address = (parts.hostname or "", parts.port or 0)

@@ -23,6 +23,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made.close()
 
 
+@pytest.mark.guarantees(
+    "rl serving",
+    "An order to load weights says its `rpc_ms`; one on the shared client waits for a connection, and one "
+    "on its own does not",
+)
 @pytest.mark.parametrize("via", ["shared", "admin"])
 async def test_an_order_over_http_is_timed(
     via: str, server: Server, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
@@ -45,6 +50,11 @@ async def test_an_order_over_http_is_timed(
     assert server.engine.step == 3
 
 
+@pytest.mark.guarantees(
+    "rl serving",
+    "An order to load weights says its `rpc_ms`; one on the shared client waits for a connection, and one "
+    "on its own does not",
+)
 async def test_an_order_over_the_shared_client_waits_for_a_connection_and_one_of_its_own_does_not(
     server: Server,
 ) -> None:

@@ -154,6 +154,7 @@ for step in range(1000):
 """
 
 
+@pytest.mark.guarantees("rl run", "Weights are whole or not there, whenever the writer is killed")
 @pytest.mark.slow
 def test_a_killed_writer_leaves_whole_weights_only(tmp_path: Path) -> None:
     for number in range(5):

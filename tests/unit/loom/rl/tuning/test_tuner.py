@@ -61,6 +61,7 @@ def test_changes_follow_one_another_until_nothing_is_found(tmp_path: Path) -> No
     assert made[-1].after.steps_per_hour > 1.8 * made[0].before.steps_per_hour
 
 
+@pytest.mark.guarantees("tuning", "Where none does, it says so")
 def test_where_there_is_no_change_it_says_so(tmp_path: Path) -> None:
     run = SimulatedRun(tmp_path, Times(rpc=6000))
 
@@ -128,6 +129,7 @@ def test_what_the_run_refuses_or_does_not_answer_is_noted(tmp_path: Path) -> Non
     assert (silent.decision, silent.why) == (Decision.REFUSED, "no acknowledgement")
 
 
+@pytest.mark.guarantees("tuning", "Ctrl-C, and the end of the run, leave nothing that was not measured")
 def test_an_interrupt_takes_the_change_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = SimulatedRun(tmp_path, Times(batch=4000))
     tuner = tuner_of(run, tmp_path)
@@ -142,6 +144,7 @@ def test_an_interrupt_takes_the_change_back(tmp_path: Path, monkeypatch: pytest.
     assert (entry.decision, entry.why) == (Decision.TAKEN_BACK, "It was not measured: KeyboardInterrupt")
 
 
+@pytest.mark.guarantees("tuning", "Ctrl-C, and the end of the run, leave nothing that was not measured")
 def test_the_end_of_the_run_is_told_and_noted(tmp_path: Path) -> None:
     run = SimulatedRun(tmp_path, Times(batch=4000))
     run.last_step = 45
@@ -182,6 +185,7 @@ def test_what_others_change_is_in_the_ledger_with_the_steps_around_it(tmp_path: 
     assert (entry.before.last, entry.after.first) == (29, 30)
 
 
+@pytest.mark.guarantees("tuning", "A ledger is replayed on another run")
 def test_a_ledger_is_replayed_on_another_run(tmp_path: Path) -> None:
     first = SimulatedRun(tmp_path / "a", Times(queue=5000, batch=4000), weights_via="shared")
     tuner_of(first, tmp_path).tune(rounds=3)

@@ -168,6 +168,7 @@ def test_answers_may_come_from_any_thread_while_others_are_being_sent() -> None:
     far.close()
 
 
+@pytest.mark.guarantees("strangers", "A client that watches sends 64 KiB at most, and a session has 32 of them")
 def test_watching_clients_are_bounded_in_number_and_in_what_they_send() -> None:
     clients = Clients(max_message=1 << 34)
     pairs = [socket.socketpair() for _ in range(MAX_WATCHERS + 1)]
@@ -190,6 +191,7 @@ def test_watching_clients_are_bounded_in_number_and_in_what_they_send() -> None:
         far.close()
 
 
+@pytest.mark.guarantees("strangers", "Guests who watch a session do not keep its user or other guests out")
 def test_guests_who_watch_keep_nobody_else_out() -> None:
     clients = Clients()
     pairs = []

@@ -34,6 +34,7 @@ def test_a_result_is_the_same_from_the_disk(tmp_path: Path) -> None:
     assert stored.keep(kept) is kept
 
 
+@pytest.mark.guarantees("nothing lost", "Results for a program that is away wait in the session's folder")
 def test_the_files_are_in_the_sessions_folder_and_have_no_names(tmp_path: Path) -> None:
     kept = StoredResults(str(tmp_path)).keep(result(MIB))
     assert kept is not None

@@ -78,6 +78,11 @@ async def test_the_oldest_small_ones_go_first_when_there_are_many(unread: Unread
     assert ids(unread) == [6, 7, 8, 9]
 
 
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A result that has arrived in part, or was not read, when its program died is found by the next one; "
+    "of those that had been delivered only so many are kept",
+)
 async def test_older_large_ones_go_to_the_disk_as_far_as_there_is_room(unread: UnreadAnswers) -> None:
     for number in range(6):
         unread.keep(answer(number, 4_000), CALL)

@@ -21,6 +21,7 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
+@pytest.mark.guarantees("nothing lost", "A folder that is synced again and again takes one descriptor")
 def test_a_folder_that_is_synced_again_unchanged_takes_no_further_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,9 @@ def operations(gone: list[tuple[int, int]]) -> MeshOperations:
     return MeshOperations(cast(Any, SimpleNamespace(failures=failures)), cast(Any, None))
 
 
+@pytest.mark.guarantees(
+    "process link", "A mesh that Monarch does not stop after such a cut is ended, or says what to do"
+)
 async def test_processes_that_monarch_does_not_stop_are_given_up() -> None:
     gone: list[tuple[int, int]] = []
 
@@ -40,6 +43,9 @@ async def test_processes_that_monarch_does_not_stop_are_given_up() -> None:
     assert gone == [(7, 0), (7, 1)]
 
 
+@pytest.mark.guarantees(
+    "process link", "A mesh that Monarch does not stop after such a cut is ended, or says what to do"
+)
 async def test_actors_that_monarch_does_not_stop_say_what_to_do() -> None:
     gone: list[tuple[int, int]] = []
 

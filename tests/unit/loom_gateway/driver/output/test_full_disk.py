@@ -32,6 +32,10 @@ os.write(3, b"survived")
 """
 
 
+@pytest.mark.guarantees(
+    "disk and clock",
+    "A full disk makes no `print` of a run raise, and the session's log says how many lines it lacks",
+)
 @pytest.mark.parametrize("how", ["routed", "plain"])
 def test_a_print_raises_nothing_on_a_full_disk(how: str) -> None:
     survived, end = os.pipe()
@@ -67,6 +71,10 @@ def test_a_file_says_what_is_missing_in_it(tmp_path: Path) -> None:
     assert path.read_text() == "x" * 99 + "\n\n… 501 bytes were left out here: File too large …\nz\n"
 
 
+@pytest.mark.guarantees(
+    "disk and clock",
+    "A full disk makes no `print` of a run raise, and the session's log says how many lines it lacks",
+)
 def test_a_sessions_log_says_how_many_lines_are_missing(tmp_path: Path) -> None:
     told: list[str] = []
     spool = LogSpool(str(tmp_path / "log"))

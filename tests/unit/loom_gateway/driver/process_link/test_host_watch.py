@@ -140,6 +140,7 @@ def known_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_watch, "SAME_AFTER", 0.1)
 
 
+@pytest.mark.guarantees("process link", "A worker that was restarted before it was missed is known as another one")
 @pytest.mark.usefixtures("known_soon")
 async def test_a_worker_in_the_place_of_one_that_ended_is_another_one() -> None:
     async with worker() as (made, _, port):

@@ -36,6 +36,9 @@ def agent_of(process: Process) -> psutil.Process:
     return agent
 
 
+@pytest.mark.guarantees(
+    "process link", "A process outlives a reset of its line to the driver, and each printed line arrives once"
+)
 async def test_a_process_outlives_a_reset_of_its_line_and_prints_each_line_once() -> None:
     async with printing() as (driver, gate, process):
         gate.cut()
@@ -46,6 +49,7 @@ async def test_a_process_outlives_a_reset_of_its_line_and_prints_each_line_once(
         assert driver.started == [ONE]
 
 
+@pytest.mark.guarantees("process link", "What is printed while the network is away comes after it")
 async def test_what_is_printed_while_the_network_is_away_comes_after_it() -> None:
     async with printing() as (driver, gate, process):
         gate.shut()
@@ -58,6 +62,7 @@ async def test_what_is_printed_while_the_network_is_away_comes_after_it() -> Non
         assert driver.gone == []
 
 
+@pytest.mark.guarantees("process link", "1,000 cuts of the line neither lose nor double a printed line")
 @pytest.mark.parametrize("cuts", [50, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_many_cuts_neither_lose_nor_double_a_line(cuts: int) -> None:
     async with Driver() as driver:
@@ -78,6 +83,7 @@ async def test_many_cuts_neither_lose_nor_double_a_line(cuts: int) -> None:
             assert driver.gone == []
 
 
+@pytest.mark.guarantees("process link", "The end of a process is known at once, whatever the patience")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, 3])
 async def test_the_end_of_a_process_is_known_at_once_with_its_last_words(how: int) -> None:
     async with Driver(patience=10 * BOUND) as driver:
@@ -147,6 +153,7 @@ async def test_a_process_that_ends_while_the_network_is_away_is_known_to_have_en
         assert driver.printed[ONE] == b"before\nlast words\n"
 
 
+@pytest.mark.guarantees("process link", "A process ends at once with its driver")
 async def test_a_process_ends_at_once_with_its_driver() -> None:
     async with Driver(patience=10 * BOUND) as driver:
         with Process(driver.server.address) as process:
@@ -165,6 +172,7 @@ async def test_either_end_gives_up_the_other_after_the_patience() -> None:
         await driver.until(lambda: driver.gone == [ONE])
 
 
+@pytest.mark.guarantees("process link", "A process that was given up ends when it comes back")
 async def test_a_process_that_was_given_up_ends_when_it_comes_back() -> None:
     async with printing() as (driver, gate, process):
         gate.shut()

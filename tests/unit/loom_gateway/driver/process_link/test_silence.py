@@ -10,6 +10,9 @@ import pytest
 from loom_gateway.driver.process_link.link import break_after
 
 
+@pytest.mark.guarantees(
+    "process link", "A host or process that was idle when its network went away has the whole patience"
+)
 @pytest.mark.skipif(sys.platform != "linux", reason="the options are Linux's")
 @pytest.mark.parametrize("seconds", [0.5, 20.0, 60.0])
 def test_a_connection_that_was_idle_before_the_network_went_away_has_the_whole_time(seconds: float) -> None:

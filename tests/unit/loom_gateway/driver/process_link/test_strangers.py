@@ -34,6 +34,9 @@ def tie(key: str, challenge: str, again: bool = False, procs: int = 7, side: Sid
 ENDED = behind_length(encode_frame(1, 0, [ProcessEnded().message()]))
 
 
+@pytest.mark.guarantees(
+    "process link", "What strangers send to the process links' port is not believed, whatever lengths it claims"
+)
 @pytest.mark.parametrize(
     "said",
     [
@@ -77,6 +80,11 @@ WRONG: list[Callable[[str, str], Tie]] = [
 ]
 
 
+@pytest.mark.guarantees(
+    "process link",
+    "Who does not prove to know the process links' key is not believed, and what was overheard on one "
+    "connection opens no other",
+)
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_who_does_not_prove_to_know_the_key_is_not_believed(wrong: Callable[[str, str], Tie]) -> None:
     async with Driver() as driver:
@@ -87,6 +95,11 @@ async def test_who_does_not_prove_to_know_the_key_is_not_believed(wrong: Callabl
         assert driver.started == driver.gone == []
 
 
+@pytest.mark.guarantees(
+    "process link",
+    "Who does not prove to know the process links' key is not believed, and what was overheard on one "
+    "connection opens no other",
+)
 async def test_what_was_overheard_on_one_connection_opens_no_other() -> None:
     async with Driver() as driver:
         _, first, challenge = await challenged(driver)
@@ -116,6 +129,7 @@ def test_a_process_believes_the_answer_of_its_driver_and_leaves_what_follows() -
     assert introduction.answer.weaver == "weaver"
 
 
+@pytest.mark.guarantees("process link", "A process believes nobody who has taken its driver's port")
 @pytest.mark.parametrize("answer", [Tied("", 3, "weaver"), Untied("")])
 def test_a_process_does_not_believe_who_has_taken_its_drivers_port(answer: Tied | Untied) -> None:
     own, exchange = introduced()
@@ -146,6 +160,7 @@ async def test_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> N
         assert driver.started == []
 
 
+@pytest.mark.guarantees("process link", "A crowd of strangers keeps no process out")
 async def test_a_crowd_of_strangers_keeps_no_process_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "MOST_STRANGERS", 8)
     async with Driver() as driver:

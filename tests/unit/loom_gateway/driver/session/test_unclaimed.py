@@ -66,6 +66,9 @@ def test_what_was_dropped_is_not_listed_again_when_its_answer_comes(tmp_path: Pa
         unclaimed.handlers[Kind.DROP](drop, 0.0)
 
 
+@pytest.mark.guarantees(
+    "nothing lost", "Of the results that no program has claimed, the oldest make room, and are named"
+)
 def test_the_oldest_results_make_room_and_are_named(tmp_path: Path) -> None:
     sent: list[Message] = []
     answers = Answers()

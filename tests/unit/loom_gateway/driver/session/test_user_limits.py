@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.weaver_link import UserLimits
@@ -13,6 +15,9 @@ def result(size: int) -> Message:
     return Message(Kind.RESULT, 1, (0.0, None), [b"r" * size])
 
 
+@pytest.mark.guarantees(
+    "users", "Operations in flight, and bytes of results that are kept, count in all sessions of a user"
+)
 def test_what_other_sessions_use_counts_here(tmp_path: Path) -> None:
     results = StoredResults(str(tmp_path), limit=100_000)
     limits = UserLimits(10, results, lambda: 3)
