@@ -26,8 +26,8 @@ from typing import IO, Any
 import msgpack
 
 from loom.errors import LimitReached, LoomError, Unavailable, error_for_code
-from loom.process.capabilities import keep_only
 from loom.process.child import python
+from loom.process.privileges import keep_only
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The gateway's server: uvicorn with Loom's relay, and the end of the sessions when the server stops."""
+"""The gateway's server: uvicorn with Loom's relay, and the sessions' end when the server stops."""
 
 from __future__ import annotations
 
@@ -37,13 +37,59 @@ from loom_gateway.relay.relay import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.memory_limit import largest_message
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
 from loom_gateway.settings import GatewaySettings, LogLevel
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.leases import WorkerLeases
 from loom_gateway.workers.sources import WorkerHosts, parse_source
+
+SHARE = 4
+"""The largest message is this part of the memory: its bytes and what they are unpickled to are there at once."""
+
+_UNLIMITED = 1 << 60  # version 1 writes a number near 2**63
+
+
+def largest_message() -> int:
+    """Return the largest message that this container's memory allows, `MAX_MESSAGE` at most."""
+    limit = memory_limit()
+    return MAX_MESSAGE if limit is None else min(MAX_MESSAGE, limit // SHARE)
+
+
+def memory_limit(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the smallest limit of this process's control groups (version 1 or 2); None if there is none.
+
+    Within a container, the paths in ``groups`` may be those outside of it, where its own group is at ``root``.
+    """
+    limits = []
+    for hierarchy, names, path in _groups(groups):
+        if hierarchy == "0":
+            limits += _limits(root, path, "memory.max")
+        elif "memory" in names.split(","):
+            limits += _limits(root / "memory", path, "memory.limit_in_bytes")
+    return min(limits, default=None)
+
+
+def _groups(groups: Path) -> list[list[str]]:
+    try:
+        return [line.split(":", 2) for line in groups.read_text().splitlines() if line.count(":") >= 2]
+    except OSError:  # another system than Linux
+        return []
+
+
+def _limits(mount: Path, path: str, name: str) -> list[int]:
+    group = mount / path.strip("/")
+    found = []
+    for folder in (group, *group.parents):
+        if folder == mount or mount in folder.parents:
+            try:
+                limit = int((folder / name).read_text())
+            except (OSError, ValueError):  # another namespace's path, the root, or "max"
+                continue
+            if limit < _UNLIMITED:
+                found.append(limit)
+    return found
+
 
 SWITCH = 0.0005
 """Seconds for which a thread that computes, as one that reads a log does, holds up the event loop each time."""

@@ -84,7 +84,7 @@ else:
     class EndpointProperty:
         """A method of an actor under `endpoint` or `concurrent_endpoint`; in the cluster it becomes Monarch's."""
 
-        def __init__(self, decorator: str, method: Callable[..., Any], options: dict[str, Any]) -> None:
+        def __init__(self, decorator: str, method: Callable[..., Any], options: dict[str, object]) -> None:
             self._decorator = decorator
             self._method = method
             self._explicit_response_port = options["explicit_response_port"]
@@ -285,6 +285,6 @@ def monarch_slice(offset: int, sizes: Sequence[int], strides: Sequence[int]) -> 
     return NDSlice(offset=offset, sizes=list(sizes), strides=list(strides))
 
 
-def _decorated(decorator: str, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _decorated(decorator: str, function: Callable[..., Any], options: dict[str, object]) -> Any:
     """Unpickle a function that a stand-in of one of Monarch's decorators pickled."""
     return globals()[decorator](function, **options)

@@ -88,7 +88,7 @@ class DriverSession(Session, Protocol):
     def host_mesh(self) -> Any:
         """Return the Monarch host mesh of all worker hosts."""
 
-    def meshes(self) -> dict[str, Any]:
+    def meshes(self) -> dict[str, object]:
         """Return the Monarch proc and actor meshes of the session's client by name; of two with one, the newer."""
 
     def show(self, record: str) -> None:

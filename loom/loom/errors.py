@@ -19,6 +19,7 @@ import builtins
 import functools
 import re
 import sys
+from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -438,7 +439,7 @@ class RemoteException(LoomError, code="remote_exception"):
     exception is of that class too. It has the notes, the cause and the context of the original.
     """
 
-    description: dict[str, Any] | None = None
+    description: Mapping[str, Any] | None = None
     """The original, as `loom.wire.exceptions` describes it, for a process that has its class."""
 
     def __init__(self, type_name: str, text: str, unpickle_error: str = "") -> None:

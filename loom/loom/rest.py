@@ -146,7 +146,7 @@ class Gateway:
         url = safe_url(self._route.url, self._insecure)
         return "http" + url.removeprefix("ws").removesuffix(WEBSOCKET_PATH) + "/api/v1"
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Mapping[str, Any]:
         """Return the gateway's version, workers and number of sessions."""
         return self._call("GET", "/status", expect="workers")
 
@@ -165,14 +165,16 @@ class Gateway:
         """The address of the page."""
         return self._base.removesuffix("/api/v1") + "/"
 
-    def sessions(self) -> list[dict[str, Any]]:
+    def sessions(self) -> list[Mapping[str, Any]]:
         """Return an entry for each living session."""
-        sessions: list[dict[str, Any]] = self._call("GET", "/sessions", expect="sessions")["sessions"]
+        sessions: list[Mapping[str, Any]] = self._call("GET", "/sessions", expect="sessions")["sessions"]
         return sessions
 
-    def ended_sessions(self) -> list[dict[str, Any]]:
+    def ended_sessions(self) -> list[Mapping[str, Any]]:
         """Return an entry for each of the last ended sessions, the newest last."""
-        ended: list[dict[str, Any]] = self._call("GET", "/sessions?ended=true", expect="sessions").get("ended", [])
+        ended: list[Mapping[str, Any]] = self._call("GET", "/sessions?ended=true", expect="sessions").get(
+            "ended", []
+        )
         return ended
 
     def end_session(self, name: str) -> None:
@@ -187,19 +189,19 @@ class Gateway:
         """Take a share of a session back. The user's connections to it are closed."""
         self._call("DELETE", f"{_session(name)}/shares/{quoted(user, 'user')}", expect="name")
 
-    def meshes(self, session: str) -> dict[str, Any]:
+    def meshes(self, session: str) -> Mapping[str, Any]:
         """Return a living session's hosts, with its proc and actor meshes as a tree; see docs/reference/rest.md."""
-        hosts: dict[str, Any] = self._call("GET", f"{_session(session)}/meshes", expect="hosts")
+        hosts: Mapping[str, Any] = self._call("GET", f"{_session(session)}/meshes", expect="hosts")
         return hosts
 
-    def runs(self, session: str) -> list[dict[str, Any]]:
+    def runs(self, session: str) -> list[Mapping[str, Any]]:
         """Return an entry for each run of a living session, the oldest first."""
-        runs: list[dict[str, Any]] = self._call("GET", f"{_session(session)}/runs", expect="runs")["runs"]
+        runs: list[Mapping[str, Any]] = self._call("GET", f"{_session(session)}/runs", expect="runs")["runs"]
         return runs
 
-    def tensors(self, session: str) -> dict[str, Any]:
+    def tensors(self, session: str) -> Mapping[str, Any]:
         """Return the watched tensors of a living session; see docs/reference/rest.md."""
-        tensors: dict[str, Any] = self._call("GET", f"{_session(session)}/tensors", expect="tensors")
+        tensors: Mapping[str, Any] = self._call("GET", f"{_session(session)}/tensors", expect="tensors")
         return tensors
 
     def spans(self, session: str, seconds: float) -> ProcessSpans:
@@ -207,7 +209,7 @@ class Gateway:
         path = f"{_session(session)}/spans?seconds={seconds:g}"
         return cast("ProcessSpans", self._call("GET", path, expect="records", patience=seconds))
 
-    def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[dict[str, Any]]:
+    def logs(self, session: str, follow: bool, **wanted: str | int | None) -> Iterator[Mapping[str, Any]]:
         """Yield each line that a session's processes printed; with ``follow`` also new lines, until it ends.
 
         Args:
@@ -257,7 +259,7 @@ class Gateway:
 
     def _call(
         self, method: str, path: str, expect: str, body: Mapping[str, Any] | None = None, patience: float = 0.0
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, Any]:
         with self._open(method, path, body, patience) as response:
             answer = json_object(response.read())
         if expect not in answer:

@@ -155,7 +155,7 @@ class IssuerKeys:
                 keys.setdefault(str(entry.get("kid") or key.thumbprint()), []).append(key)
         return keys
 
-    def _get(self, url: str) -> dict[str, Any]:
+    def _get(self, url: str) -> dict[str, object]:
         until = time.monotonic() + FETCH_TIMEOUT
         request = urllib.request.Request(url, headers={"Accept": "application/json", "User-Agent": "monarch-loom"})
         content = b""

@@ -90,13 +90,13 @@ class OpenIdIssuer:
         self._user_claim = user_claim
         self._clock = clock
         self._registry = _Registry(strict_check_header=False)  # unknown fields of a header are no error (RFC 7515)
-        essential: dict[str, Any] = {name: {"essential": True} for name in ("exp", "sub")}
         self._claims = JWTClaimsRegistry(
             now=lambda: int(clock()),
             leeway=int(CLOCK_SKEW),
             iss={"essential": True, "value": issuer},
             aud={"essential": True, "values": list(audiences)},
-            **essential,
+            exp={"essential": True},
+            sub={"essential": True},
         )
         self._accepted: OrderedDict[str, SignedToken] = OrderedDict()
         """By digest, the one that was shown last at the end."""
@@ -199,10 +199,10 @@ class OpenIdIssuer:
             f"{why}: try again in {math.ceil(self.keys.retry_after())} s"
         )
 
-    def _said(self, claims: dict[str, Any]) -> tuple[str, str, float]:
+    def _said(self, claims: Mapping[str, Any]) -> tuple[str, str, float]:
         """Return the user, the scope, and the time at which the token expires."""
         try:
-            self._claims.validate(claims)
+            self._claims.validate(dict(claims))
         except ExpiredTokenError as error:
             raise _expired(self._user(claims)) from error
         except MissingClaimError as error:

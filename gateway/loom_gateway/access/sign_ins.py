@@ -16,7 +16,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ class SignIns:
         said, _, mac = text.removeprefix(PREFIX).partition(".")
         if not hmac.compare_digest(mac.encode(), self._mac(said).encode()):
             raise AuthenticationError("this gateway does not know the sign-in of this page: sign in again")
-        body: dict[str, Any] = json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
+        body: Mapping[str, Any] = json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
         try:
             sign_in = SignIn(**body)
         except TypeError as error:

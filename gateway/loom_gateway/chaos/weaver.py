@@ -111,7 +111,7 @@ class PlanWeaver:
         fault: str,
         target: str | list[str],
         duration: float | None,
-        params: dict[str, Any],
+        params: dict[str, object],
         id: str | None = None,
     ) -> PlanInjection:
         """Inject a fault, if the principal still may."""
@@ -132,7 +132,7 @@ class PlanWeaver:
 
     async def _audited(self, change: Callable[[Note], Awaitable[Any]]) -> Any:
         """Make a change, and write into the audit what was noted of it."""
-        noted: dict[str, Any] = {}
+        noted: dict[str, object] = {}
         try:
             return await change(lambda event, details: noted.update(details))
         except LoomError as error:

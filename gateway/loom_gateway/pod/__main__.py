@@ -20,7 +20,7 @@ from loom.extras import GATEWAY_MODULES, require
 from loom.process.exit_codes import report
 from loom.process.listen import announce, listen
 from loom.process.parent_pipe import when_parent_ends
-from loom_gateway.pod.settings import PodSettings
+from loom_gateway.pod.peers import PodSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

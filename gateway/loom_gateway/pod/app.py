@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-from fastapi import FastAPI, HTTPException
+from fastapi import Body, FastAPI, HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -15,8 +15,7 @@ from loom.errors import LoomError
 from loom.mutual_auth.exchange import Purpose
 from loom.mutual_auth.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, proof_of_answer
 from loom.process.listen import bracketed
-from loom_gateway.pod.peers import CONFIGURE, body_digest
-from loom_gateway.pod.settings import PodSettings
+from loom_gateway.pod.peers import CONFIGURE, KeptPod, KeptPods, PodSettings, body_digest
 from loom_gateway.pod.supervisor import PodSupervisor
 
 REQUEST_TIMEOUT = 10.0
@@ -38,16 +37,16 @@ def create_app(keeper: PodSupervisor, end: Callable[[], None], own_key: str) -> 
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    @app.get("/pod")
-    async def pod() -> dict[str, Any]:
+    @app.get("/pod", response_model=None)
+    async def pod() -> KeptPod:
         return keeper.state()
 
-    @app.get("/pods")
-    async def pods() -> dict[str, Any]:
+    @app.get("/pods", response_model=None)
+    async def pods() -> KeptPods:
         return {"pods": await keeper.states()}
 
-    @app.post(CONFIGURE)
-    async def configure(settings: dict[str, Any]) -> dict[str, Any]:
+    @app.post(CONFIGURE, response_model=None)
+    async def configure(settings: Annotated[object, Body()]) -> KeptPod:
         # A job that is applied again may have another token.
         try:
             await keeper.configure(PodSettings.from_json(settings))
@@ -55,13 +54,13 @@ def create_app(keeper: PodSupervisor, end: Callable[[], None], own_key: str) -> 
             raise HTTPException(422, str(error)) from error
         return keeper.state()
 
-    @app.post("/restart_worker")
-    async def restart_worker() -> dict[str, Any]:
+    @app.post("/restart_worker", response_model=None)
+    async def restart_worker() -> KeptPod:
         await keeper.worker.restart()
         return keeper.state()
 
-    @app.post("/shutdown")
-    async def shutdown() -> dict[str, Any]:
+    @app.post("/shutdown", response_model=None)
+    async def shutdown() -> KeptPod:
         end()
         return keeper.state()
 

@@ -16,15 +16,37 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from loom.control.address import MONARCH_PORT
 from loom.errors import LoomError, PodUnreachable
 from loom.extras import GATEWAY_MODULES, require
-from loom_gateway.pod.peers import CONFIGURE, ask_pod, pod_key
-from loom_gateway.pod.settings import GATEWAY_PORT, KEEPER_PORT, MeshPods, PodSettings
+from loom_gateway.pod.peers import (
+    CONFIGURE,
+    GATEWAY_PORT,
+    KEEPER_PORT,
+    KeptPod,
+    KeptPods,
+    MeshPods,
+    PodSettings,
+    ask_pod,
+    pod_key,
+)
 
 START_TIMEOUT = 60.0  # seconds that a keeper has to start: it imports a web server
+
+
+class KeptJob(KeptPods):
+    """The states of a job's pods, and its gateway."""
+
+    gateway: str | None
+    """The address of the pod that has it and whose gateway listens."""
+
+
+class EndingPods(TypedDict):
+    """The names of the pods that end."""
+
+    pods: list[str]
 
 
 class LoomPod:
@@ -70,7 +92,7 @@ class LoomPod:
         )
         self._find_or_start_keeper()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> KeptJob:
         """Return the state of the job's pods that answer.
 
         Returns:
@@ -79,11 +101,11 @@ class LoomPod:
                 ``gateway``, and ``gateway_problem``; ``gateway``: the address of the pod that has it and whose
                 gateway listens, or None.
         """
-        pods: list[dict[str, Any]] = self._ask("GET", "/pods")["pods"]
+        pods: list[KeptPod] = self._ask("GET", "/pods")["pods"]
         held = [pod["address"] for pod in pods if pod["gateway"] and pod["gateway_listening"]]
         return {"pods": pods, "gateway": held[0] if held else None}
 
-    def restart_worker(self, pod: str | None = None) -> dict[str, Any]:
+    def restart_worker(self, pod: str | None = None) -> KeptPod:
         """End a pod's worker, with everything that runs on it, and start another.
 
         Args:
@@ -91,7 +113,7 @@ class LoomPod:
         """
         return self._command(pod, "/restart_worker")
 
-    def shutdown(self, pod: str | None = None) -> dict[str, Any]:
+    def shutdown(self, pod: str | None = None) -> EndingPods:
         """End a pod's worker and its gateway, with its sessions, until the next deployment.
 
         Args:
@@ -108,17 +130,17 @@ class LoomPod:
                 ask_pod(self._settings, state["address"], "POST", "/shutdown")
         return {"pods": [state["name"] for state in states]}
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
         return ask_pod(self._settings, "127.0.0.1", method, path, body)
 
-    def _command(self, pod: str | None, path: str) -> dict[str, Any]:
+    def _command(self, pod: str | None, path: str) -> KeptPod:
         """Send a command to the keeper of a pod, by name or address; None: of this one."""
         if pod is None:
-            return self._ask("POST", path)
+            return cast(KeptPod, self._ask("POST", path))
         states = self.status()["pods"]
         for state in states:
             if pod in (state["name"], state["address"]):
-                return ask_pod(self._settings, state["address"], "POST", path)
+                return cast(KeptPod, ask_pod(self._settings, state["address"], "POST", path))
         named = ", ".join(state["name"] for state in states)
         raise PodUnreachable(f"no pod of this job that answers is {pod!r}; those that do: {named}")
 

@@ -1,4 +1,7 @@
-"""Requests to the keepers of a job's pods. Either side proves that it knows the SHA-256 of the job's token."""
+"""The settings of a pod's keeper, and requests to the keepers of a job's pods.
+
+Either side proves that it knows the SHA-256 of the job's token.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,122 @@ import http.client
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from loom.errors import LoomError, PodUnreachable, ProtocolMismatch
+from loom.control.address import MONARCH_PORT
+from loom.errors import LoomError, PodUnreachable, ProtocolMismatch, WrongArguments
 from loom.mutual_auth.exchange import Purpose
 from loom.mutual_auth.over_http import ask
-from loom.process.state_file import replace_file
-from loom_gateway.pod.settings import PodSettings
+from loom.process.state_file import replace_file, write_json
+
+GATEWAY_PORT = 8470
+KEEPER_PORT = 26599  # below Monarch's port, because processes of a worker may take ports above it
+
+
+@dataclass(frozen=True)
+class MeshPods:
+    """The pods whose workers form one host mesh."""
+
+    mesh: str
+    service: str
+    """The DNS name of a headless service, which resolves to the addresses of all its pods."""
+    pods: int
+    """The number of pods."""
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """One pod's part in a job."""
+
+    mesh: str
+    """The name of the pod's mesh."""
+    meshes: tuple[MeshPods, ...]
+    """All meshes of the job. The pods of the first may have the gateway."""
+    token_sha256: str
+    """The SHA-256 of the token that the gateway accepts. It is also the key by which keepers know each other."""
+    monarch_port: int = MONARCH_PORT
+    gateway_port: int = GATEWAY_PORT
+    keeper_port: int = KEEPER_PORT
+    session_linger: float = 3600.0
+    """Seconds that a session lives on when nothing goes on in it."""
+    session_max: float = 0.0
+    """Seconds that a session lives at most, whatever goes on in it. 0 means any time."""
+
+    def __post_init__(self) -> None:
+        if self.mesh not in [mesh.mesh for mesh in self.meshes]:
+            named = ", ".join(mesh.mesh for mesh in self.meshes) or "none"
+            raise WrongArguments(f"a pod of the mesh {self.mesh!r} in a job that has {named}")
+
+    @property
+    def first(self) -> MeshPods:
+        return self.meshes[0]
+
+    @property
+    def may_have_gateway(self) -> bool:
+        return self.mesh == self.first.mesh
+
+    @classmethod
+    def from_json(cls, given: Any) -> PodSettings:
+        """Read settings in the form of `dataclasses.asdict`. Ignore names that a newer version has added."""
+        # pydantic is not in every image; `LoomPod` reports missing dependencies
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter(cls).validate_python(given)
+        except ValidationError as error:
+            raise WrongArguments(f"these are no settings of a pod: {error}") from error
+
+    def write(self, folder: Path) -> None:
+        """Write the settings to a folder that only this user can open."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(folder / "settings.json", self)
+
+    @classmethod
+    def read(cls, folder: Path) -> PodSettings:
+        try:
+            return cls.from_json(json.loads((folder / "settings.json").read_text()))
+        except (OSError, ValueError) as error:
+            raise WrongArguments(f"no settings of a pod in {folder}: {error}") from error
+
 
 CONFIGURE = "/configure"
 """The path for new settings, for which the key is the pod's own: the job's may be another from then on."""
+
+
+class KeptWorker(TypedDict):
+    """The state of a pod's worker."""
+
+    address: str
+    pid: int | None
+    starts: int
+    listening: bool
+    state: str
+    """A `ProcessState`."""
+    problem: str
+
+
+class KeptPod(TypedDict):
+    """The state of a pod, as its keeper reports it."""
+
+    name: str
+    address: str
+    mesh: str
+    gateway: bool
+    gateway_listening: bool
+    gateway_starts: int
+    gateway_problem: str
+    gateway_pod: str | None
+    worker: KeptWorker
+    versions: dict[str, str]
+
+
+class KeptPods(TypedDict):
+    """The states of the pods of a job that answer."""
+
+    pods: list[KeptPod]
+
 
 MAX_ANSWER = 1 << 20
 """Bytes of an answer at most."""
@@ -51,11 +159,13 @@ def ask_pod(
     address: str,
     method: str,
     path: str,
-    body: Mapping[str, Any] | None = None,
+    body: Mapping[str, object] | None = None,
     timeout: float = COMMAND_TIMEOUT,
     key: str | None = None,
-) -> dict[str, Any]:
-    """Send one request to the keeper of a pod. Raise `PodUnreachable` if no keeper of the job answers.
+) -> Any:
+    """Send one request to the keeper of a pod, and return its answer, a dict.
+
+    Raise `PodUnreachable` if no keeper of the job answers.
 
     Args:
         key: the pod's own, for `CONFIGURE`; otherwise the job's.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
@@ -132,7 +132,7 @@ class SupervisedProcess:
         last = child.output.rpartition("\n")[2] or "it said nothing"
         self._fail(ProcessState.ENDED, f"it ended with code {code}: {last.removeprefix('error: ')}")
 
-    def _take_ready(self, ready: Future[dict[str, Any]]) -> None:
+    def _take_ready(self, ready: Future[Mapping[str, Any]]) -> None:
         if ready.exception() is None:
             self.problem = ""
             self._become(ProcessState.LISTENING)

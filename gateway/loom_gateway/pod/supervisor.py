@@ -21,16 +21,14 @@ from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from loom.errors import PodUnreachable
 from loom.process import tasks
 from loom.process.listen import bracketed
 from loom.token_file import TokenFile
 from loom_gateway.pod.forwarding import PortForwarder
-from loom_gateway.pod.peers import ask_pod
+from loom_gateway.pod.peers import KeptPod, PodSettings, ask_pod
 from loom_gateway.pod.process import SupervisedProcess
-from loom_gateway.pod.settings import PodSettings
 from loom_gateway.settings import GatewaySettings
 from loom_gateway.workers.sources import resolve_pods
 
@@ -121,7 +119,7 @@ class PodSupervisor:
         if self.gateway.kept:
             await self.gateway.restart()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> KeptPod:
         """Return the state of this pod, in the form that its keeper reports."""
         return {
             "name": self.name,
@@ -143,9 +141,9 @@ class PodSupervisor:
             "versions": _versions(),
         }
 
-    async def states(self) -> list[dict[str, Any]]:
+    async def states(self) -> list[KeptPod]:
         """Return the states of this pod and of every other one that answers, by mesh, the first mesh first."""
-        found: list[dict[str, Any]] = []
+        found: list[KeptPod] = []
         for mesh in self.settings.meshes:
             with contextlib.suppress(OSError):
                 pods = await asyncio.to_thread(resolve_pods, mesh.service)
@@ -156,9 +154,9 @@ class PodSupervisor:
             found.append(self.state())  # DNS does not know this pod yet
         return found
 
-    async def _states_of(self, pods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    async def _states_of(self, pods: Iterable[str]) -> dict[str, KeptPod]:
         """Return the states of those other pods that answer, by address."""
-        states: dict[str, dict[str, Any]] = {}
+        states: dict[str, KeptPod] = {}
 
         def ask(address: str) -> None:
             with contextlib.suppress(PodUnreachable):

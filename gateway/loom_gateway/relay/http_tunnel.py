@@ -19,7 +19,7 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,7 +69,7 @@ class Tunnel:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.gone = self._loop.create_future()
-        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._events: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         self._events.put_nowait({"type": "websocket.connect"})
         self._link: DriverLink | None = None
         self._ended = False
@@ -93,7 +93,7 @@ class Tunnel:
         self._closed = False
         self._closing = self._loop.call_later(idle, self.close)  # fires after `idle` seconds
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> MutableMapping[str, Any]:
         """Return the next event, in ASGI's form for WebSockets: the connection, the hello, the end."""
         return await self._events.get()
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from loom_gateway.access.audit import Audit
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.workers.health import answers
+from loom_gateway.workers.watcher import answers
 
 CHECKED_FOR = 5.0
 """Seconds for which an answer is given again: nobody needs a token to ask."""

@@ -155,7 +155,7 @@ class OwnDriver(DriverProcess):
             raise
         return cls(files, child, record)
 
-    async def come_up(self, timeout: float) -> dict[str, Any]:
+    async def come_up(self, timeout: float) -> Mapping[str, Any]:
         """Return the process's announcement. Kill it, and raise `SessionLost`, if it comes too late or never."""
         ready = asyncio.shield(asyncio.wrap_future(self._child.ready))
         try:

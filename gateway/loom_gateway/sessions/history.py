@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from loom.errors import LoomError, SessionLost, UnknownSession, because
 from loom.process.state_file import write_json
@@ -97,7 +96,7 @@ class EndedSessions:
     def _read(self) -> list[EndedSession]:
         try:
             # An older gateway noted no users: what it knew is for the admin.
-            before: dict[str, Any] = {"user": ADMIN}
+            before: dict[str, object] = {"user": ADMIN}
             return [EndedSession(**(before | values)) for values in json.loads(Path(self._path).read_text())]
         except FileNotFoundError:
             return []

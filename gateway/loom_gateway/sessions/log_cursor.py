@@ -10,11 +10,28 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TypedDict, cast
 
 from loom_gateway.sessions.driver_files import open_regular
 
-Entry = tuple[bytes, dict[str, Any]]
+
+class LogEntry(TypedDict, total=False):
+    """A line of a session's log as JSON: a printed line with its origin, or the size of a mesh (``processes``)."""
+
+    mesh: str
+    processes: int
+    time: float
+    rank: int
+    place: str
+    stream: str
+    text: str
+    run: int
+    """The id of a function that `Job.run` runs."""
+    unreadable: int
+    """Bytes of a line that was not written whole, in whose place this one is."""
+
+
+Entry = tuple[bytes, LogEntry]
 """A line of a log, and what it says."""
 
 PIECE = 128 << 10
@@ -139,8 +156,15 @@ def left_out(what: str, when: float) -> Entry:
 
 
 def _note(text: str, when: float, size: int) -> Entry:
-    where = {"mesh": "loom", "rank": 0, "place": "", "stream": "stderr"}
-    entry = {"time": when, **where, "text": text, "unreadable": size}
+    entry: LogEntry = {
+        "time": when,
+        "mesh": "loom",
+        "rank": 0,
+        "place": "",
+        "stream": "stderr",
+        "text": text,
+        "unreadable": size,
+    }
     return json.dumps(entry, ensure_ascii=False).encode() + b"\n", entry
 
 
@@ -175,7 +199,7 @@ def _open_if_there(path: str) -> IO[bytes] | None:
         return None
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
+def _entry(line: bytes) -> LogEntry | None:
     """Return the entry in a line; None if the line was not written whole."""
     try:
         entry = json.loads(line)
@@ -184,5 +208,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("mesh"), str):
         return None
     if "processes" in entry:
-        return entry if isinstance(entry["processes"], int) else None
-    return entry if entry.keys() >= _KEYS and isinstance(entry["rank"], int) else None
+        whole = isinstance(entry["processes"], int)
+    else:
+        whole = entry.keys() >= _KEYS and isinstance(entry["rank"], int)
+    return cast(LogEntry, entry) if whole else None

@@ -6,11 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from loom.errors import WrongArguments
 from loom.process import tasks
-from loom_gateway.sessions.log_cursor import Entry, LogCursor, left_out
+from loom_gateway.sessions.log_cursor import Entry, LogCursor, LogEntry, left_out
 
 RUNS = "driver"  # the name in place of a mesh's for what functions of `Job.run` print
 
@@ -40,7 +40,7 @@ class LogQuery:
         if self.run is not None and self.mesh not in (None, RUNS):
             raise WrongArguments(f"run={self.run} is about the mesh {RUNS!r}, and not about {self.mesh!r}")
 
-    def matches(self, entry: dict[str, Any]) -> bool:
+    def matches(self, entry: LogEntry) -> bool:
         if "unreadable" in entry:  # whose line it was is not known
             return True
         return (

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from loom.errors import LoomError, UnknownSession, WrongState
 from loom.process import tasks
@@ -182,7 +181,7 @@ class SessionManager:
     async def share(self, session: UserSession, user: str, scope: str | None) -> None:
         """Share a session with a user, or with ``None`` not any more."""
 
-        def change(record: DriverRecord) -> dict[str, Any]:
+        def change(record: DriverRecord) -> dict[str, object]:
             others = {one: has for one, has in record.shared.items() if one != user}
             return {"shared": others if scope is None else {**others, user: scope}}
 

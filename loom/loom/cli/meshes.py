@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from html import escape
 from pathlib import Path
@@ -126,7 +126,7 @@ def _check_run(gateway: Gateway, session: str, run: int) -> None:
         )
 
 
-def _shown(line: dict[str, Any]) -> str:
+def _shown(line: Mapping[str, Any]) -> str:
     place = f"/{line['place']}" if line["place"] else ""
     return f"[{line['mesh']}{place}] {without_styles(line['text'])}"
 
@@ -162,27 +162,27 @@ def meshes(
         say(f"{answer['left_out']} other meshes, most of them stopped")
 
 
-def tree(mesh: dict[str, Any], depth: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+def tree(mesh: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield a mesh that a gateway describes and the meshes below it, each with its depth."""
     yield depth, mesh
     for below in mesh.get("procs") or mesh.get("actors") or ():
         yield from tree(below, depth + 1)
 
 
-def _kind(mesh: dict[str, Any]) -> str:
+def _kind(mesh: Mapping[str, Any]) -> str:
     kind = next(kind for field, kind in _KINDS.items() if field in mesh)
     return f"{kind}, stopped" if mesh["stopped"] else kind
 
 
-def _extent(mesh: dict[str, Any]) -> str:
+def _extent(mesh: Mapping[str, Any]) -> str:
     return " x ".join(f"{name} {size}" for name, size in mesh["extent"].items())
 
 
-def _states(mesh: dict[str, Any]) -> str:
+def _states(mesh: Mapping[str, Any]) -> str:
     return ", ".join(f"{count} {state}" for state, count in mesh["elements"]["counts"].items())
 
 
-def _calls(endpoint: dict[str, Any]) -> list[object]:
+def _calls(endpoint: Mapping[str, Any]) -> list[object]:
     times = [
         None if seconds is None else f"{seconds * 1000:.3g} ms" for seconds in (endpoint["p50"], endpoint["p99"])
     ]

@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,7 +22,7 @@ UNLIMITED = 1_000_000
 
 
 def show(
-    as_json: bool, answer: dict[str, Any], title: str, columns: list[str], rows: Iterable[Iterable[object]]
+    as_json: bool, answer: Mapping[str, Any], title: str, columns: list[str], rows: Iterable[Iterable[object]]
 ) -> None:
     """Print an answer as JSON, or as a table."""
     if as_json:
@@ -48,7 +48,7 @@ def cell(text: str, style: str = "", no_wrap: bool = False) -> Text:
     return Text(fit_lines(text), style=style, no_wrap=no_wrap)
 
 
-def print_json(answer: dict[str, Any]) -> None:
+def print_json(answer: Mapping[str, Any]) -> None:
     """Print an answer as indented JSON."""
     typer.echo(fit_lines(json.dumps(answer, indent=2)))
 

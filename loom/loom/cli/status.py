@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import typer
@@ -22,7 +23,7 @@ def status(access: Access, as_json: Json = False) -> None:
     gateway = access.gateway()
     answer, ended = gateway.status(), gateway.ended_sessions()
     away: str | None = None
-    weaver_status: dict[str, Any] = {}
+    weaver_status: Mapping[str, Any] = {}
     try:
         weaver_status, replicas, devices, goodput = (
             gateway.ask(one) for one in ("status", "replicas", "devices", "goodput")
@@ -80,7 +81,7 @@ def status(access: Access, as_json: Json = False) -> None:
         print_table("sessions that have ended, the last first", ["name", "ended", "why", "exit code"], rows)
 
 
-def _print_replicas(replicas: list[dict[str, Any]]) -> None:
+def _print_replicas(replicas: list[Mapping[str, Any]]) -> None:
     from loom.cli.weaver_display import REPLICA_COLUMNS, replica_row
     from loom.weaver.states import ReplicaEnding
     from loom.weaver.views import ReplicaInfo, how_ended
@@ -94,7 +95,7 @@ def _print_replicas(replicas: list[dict[str, Any]]) -> None:
             say(f"    {line}")
 
 
-def _print_unwell(devices: list[dict[str, Any]]) -> None:
+def _print_unwell(devices: list[Mapping[str, Any]]) -> None:
     """Print the devices that are not active or whose reports are alarming; `loom devices` lists all."""
     from loom.cli.weaver_display import DEVICE_COLUMNS, ailments, device_row
     from loom.weaver.states import DeviceState
@@ -107,11 +108,11 @@ def _print_unwell(devices: list[dict[str, Any]]) -> None:
         print_table(title, DEVICE_COLUMNS, map(device_row, unwell))
 
 
-def _exit_code(session: dict[str, Any]) -> object:
+def _exit_code(session: Mapping[str, Any]) -> object:
     return "unknown" if session["exit_code"] is None else session["exit_code"]
 
 
-def _goodput_line(job: dict[str, Any]) -> str:
+def _goodput_line(job: Mapping[str, Any]) -> str:
     """Return a line such as ``goodput of train: 91.2 % (compute); lost 1.0 %, idle 7.8 %; 1 death``."""
     whole = sum(job["seconds"].values())
     lost = {reason: seconds / whole for reason, seconds in job["seconds"].items() if reason != "compute"}
@@ -145,7 +146,7 @@ def list_sessions(access: Access, as_json: Json = False) -> None:
     show(as_json, {"sessions": sessions}, f"{counted(len(sessions), 'session')} at {access.chosen}", columns, rows)
 
 
-def _life(session: dict[str, Any]) -> str:
+def _life(session: Mapping[str, Any]) -> str:
     """Return why, and until when, a session lives, such as ``run, call`` or ``until 12:00:00``."""
     because = [one for one in session.get("alive_because", ()) if one != AliveBecause.LINGER]
     until = session.get("lives_until")

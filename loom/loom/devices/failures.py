@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loom.control.introduction import Device
-from loom.devices.nvml import NO_MIG_SLICE, nvml, query, whole_gpu
-from loom.devices.use import DeviceUse
+from loom.devices.use import NO_MIG_SLICE, DeviceUse, nvml, query, whole_gpu
 
 _log = logging.getLogger("loom")
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loom.control.introduction import Device as LocalDevice
-from loom.devices.nvml import nvml, query, text, visible
-from loom.devices.use import DeviceUse, cpu_use, gpu_use
+from loom.devices.use import DeviceUse, cpu_use, gpu_use, nvml, query, text, visible
 
 _log = logging.getLogger("loom")
 

@@ -40,7 +40,7 @@ def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def announcement(line: str) -> dict[str, Any] | None:
+def announcement(line: str) -> Mapping[str, Any] | None:
     """Return the announcement that `loom.process.listen.announce` printed in a line, or None for another line."""
     with contextlib.suppress(ValueError):
         found = json.loads(line) if line.startswith("{") else None
@@ -62,7 +62,7 @@ class Child:
         folder: in which it starts; by default this process's.
     """
 
-    ready: Future[dict[str, Any]]
+    ready: Future[Mapping[str, Any]]
     """The announcement, or a `LoomError` with the reason why the child ended before it."""
 
     ended: Future[int]
@@ -76,7 +76,7 @@ class Child:
         *,
         parent_pipe: bool = True,
         errors: int = subprocess.PIPE,
-        understand: Callable[[str], dict[str, Any] | None] = announcement,
+        understand: Callable[[str], Mapping[str, Any] | None] = announcement,
         on_line: Callable[[str], object] = lambda line: None,
         user: int | None = None,
         folder: str | None = None,

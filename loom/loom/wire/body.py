@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
@@ -28,7 +28,7 @@ class Body:
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    __dataclass_fields__: ClassVar[Mapping[str, dataclasses.Field[Any]]]
 
     KIND: ClassVar[Any]
     """A `Kind`, or the text that a frame of the weaver's link begins with (`loom.control.frame`)."""
@@ -135,7 +135,7 @@ def check_fields(body: Any, title: str) -> None:
             raise ProtocolMismatch(f"not {title} of Loom's protocol: its {name} is {value!r:.40}")
 
 
-def sendable_fields(body: Any) -> dict[str, Any]:
+def sendable_fields(body: Any) -> Mapping[str, Any]:
     """Return the fields of a dataclass, by name, as a peer takes them: values that do not fit in their plain form.
 
     Raises:

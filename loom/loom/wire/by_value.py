@@ -111,7 +111,7 @@ _TYPES = (type(None), type(Ellipsis), type(NotImplemented))
 
 
 def _reduce_plain_class(cls: type) -> Any:
-    body: dict[str, Any] = {"__module__": cls.__module__} if "__module__" in vars(cls) else {}
+    body: dict[str, object] = {"__module__": cls.__module__} if "__module__" in vars(cls) else {}
     body["__qualname__"] = cls.__qualname__
     if "__slots__" in vars(cls) and not issubclass(cls, tuple):  # a named tuple has them anyway
         body["__slots__"] = _slots(cls)
@@ -128,9 +128,9 @@ def _slots(cls: type) -> Any:
     return tuple(name for name, slot in vars(cls).items() if isinstance(slot, types.MemberDescriptorType))
 
 
-def _class_state(cls: type) -> dict[str, Any]:
+def _class_state(cls: type) -> dict[str, object]:
     """Return the attributes of a class that are not made with the class itself."""
-    state: dict[str, Any] = _extract_class_dict(cls)
+    state: dict[str, object] = _extract_class_dict(cls)
     for name in ("__weakref__", "__dict__", "__slots__", "__annotate_func__", "__qualname__"):
         state.pop(name, None)
     for name, value in list(state.items()):
@@ -176,7 +176,7 @@ def reduce_member(member: enum.Enum) -> Any:
     return getattr, (cls, member._name_)
 
 
-def _set_enum(cls: type[enum.Enum], state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> None:
+def _set_enum(cls: type[enum.Enum], state: tuple[dict[str, object], dict[str, dict[str, object]]]) -> None:
     """Unpickle the attributes of an enum class, and of its members."""
     _class_setstate(cls, (state[0], {}))
     for name, attributes in state[1].items():
@@ -211,7 +211,7 @@ def reduce_module(module: types.ModuleType) -> Any:
     return module_of(module, module_globals(module))
 
 
-def module_globals(module: types.ModuleType) -> dict[str, Any]:
+def module_globals(module: types.ModuleType) -> dict[str, object]:
     """Return the globals of a module that travel."""
     return {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
 
@@ -251,16 +251,16 @@ def _reduce_cached(cached: Any) -> Any:
 _AROUND = ("__package__", "__name__", "__path__", "__file__")
 
 
-def _cache(parameters: dict[str, Any], function: Callable[..., Any]) -> Any:
+def _cache(parameters: Mapping[str, Any], function: Callable[..., Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _cached_skeleton(parameters: dict[str, Any], code: types.CodeType, around: dict[str, Any]) -> Any:
+def _cached_skeleton(parameters: Mapping[str, Any], code: types.CodeType, around: dict[str, object]) -> Any:
     closure = tuple(types.CellType() for _ in code.co_freevars)
     return _cache(parameters, types.FunctionType(code, around, code.co_name, None, closure))
 
 
-def _set_cached(cached: Any, state: tuple[Any, dict[str, Any]]) -> None:
+def _set_cached(cached: Any, state: tuple[Any, dict[str, object]]) -> None:
     """Unpickle the function under a cache."""
     _function_setstate(cached.__wrapped__, state[0])
     functools.update_wrapper(cached, cached.__wrapped__)
@@ -419,7 +419,7 @@ class HomeUnpickler(pickle.Unpickler):
 _made: weakref.WeakSet[type] = weakref.WeakSet()  # classes that came here by value, and are defined elsewhere
 
 
-def _home_class(make: Any, name: str, bases: Any, body: dict[str, Any], tracker: Any, extra: Any) -> type:
+def _home_class(make: Any, name: str, bases: Any, body: dict[str, object], tracker: Any, extra: Any) -> type:
     found = _own_class(body.get("__module__"), body.get("__qualname__"), tracker)
     if found is not None and [base.__name__ for base in bases] != [base.__name__ for base in _get_bases(found)]:
         found = None  # another class of the same name

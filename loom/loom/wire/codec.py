@@ -82,7 +82,7 @@ class Made(NamedTuple):
     root: int = 0
     """The id of the whole mesh, if this is a part of one; else the mesh's own id."""
     class_name: str = ""
-    endpoints: dict[str, Any] | None = None
+    endpoints: Mapping[str, Sequence[tuple[str, int, bool]]] | None = None
     """The parameters of each endpoint of an actor mesh."""
     values: list[Any] | None = None
     """The values of a value mesh, row by row."""
@@ -372,9 +372,9 @@ class _TravellingGlobals:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._found: dict[types.ModuleType, dict[str, Any]] = {}
+        self._found: dict[types.ModuleType, dict[str, object]] = {}
 
-    def of(self, module: types.ModuleType) -> dict[str, Any]:
+    def of(self, module: types.ModuleType) -> dict[str, object]:
         found = self._found.get(module)
         if found is None:
             found = module_globals(module)
@@ -409,7 +409,7 @@ class _NoGlobals(_TravellingGlobals):
 
     def __init__(self) -> None: ...
 
-    def of(self, module: types.ModuleType) -> dict[str, Any]:
+    def of(self, module: types.ModuleType) -> dict[str, object]:
         return {}
 
 

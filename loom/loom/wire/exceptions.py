@@ -19,7 +19,7 @@ import itertools
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, reduce
 from typing import Any
 
@@ -40,7 +40,7 @@ MOST_ATTRIBUTES = 256
 LONGEST = 64 << 10
 """Characters of a text. The middle of a longer one is left out."""
 
-Description = dict[str, Any]
+Description = MutableMapping[str, Any]
 Dump = Callable[[Any], Sequence[Buffer]]
 Load = Callable[[Sequence[Buffer]], Any]
 
@@ -120,7 +120,7 @@ def reduce_exception(error: BaseException) -> Any:
     return copyreg.__newobj__, (kind, *error.args), dict(_state(error))  # type: ignore[attr-defined]
 
 
-def describe(error: BaseException, dump: Dump) -> Description:
+def describe(error: BaseException, dump: Dump) -> Mapping[str, Any]:
     """Return the description of an exception, as plain values and bytes. This raises nothing.
 
     Args:
@@ -140,7 +140,7 @@ class _Describing:
         self._seen: dict[int, BaseException] = {}
         self._depth = 0
 
-    def describe(self, error: BaseException) -> Description:
+    def describe(self, error: BaseException) -> Mapping[str, Any]:
         if isinstance(error, RemoteException) and error.description is not None:
             return error.description
         self._seen[id(error)] = error
@@ -182,7 +182,7 @@ class _Describing:
         made["args"] = [self._part(arg, spare) for arg in args]
         made["state"] = {name: self._part(value, spare) for name, value in state.items()}
 
-    def _members(self, error: BaseException) -> list[Description] | None:
+    def _members(self, error: BaseException) -> list[Mapping[str, Any]] | None:
         if _Group is None or not isinstance(error, _Group):
             return None
         members: Sequence[BaseException] = _Group.exceptions.__get__(error)
@@ -195,7 +195,7 @@ class _Describing:
             made.append(f"{lost} more exceptions of the group were left out on the way here")
         return made
 
-    def _linked(self, error: object) -> Description | None:
+    def _linked(self, error: object) -> Mapping[str, Any] | None:
         if not isinstance(error, BaseException) or id(error) in self._seen:
             return None
         if len(self._seen) >= MOST_EXCEPTIONS or self._depth >= DEEPEST:
@@ -326,7 +326,7 @@ def set_link(error: BaseException, name: str, value: object) -> None:
     object.__setattr__(error, name, value)
 
 
-def _content(made: Description, load: Load) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _content(made: Description, load: Load) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return the arguments and attributes of an exception."""
     if made.get("whole"):
         with contextlib.suppress(Exception):  # a part of it cannot be unpickled here
@@ -358,7 +358,7 @@ def _slot(error: BaseException, name: str) -> Any:
     return found if isinstance(found, _DESCRIPTORS) else None
 
 
-def _set_state(error: BaseException, state: dict[str, Any]) -> None:
+def _set_state(error: BaseException, state: dict[str, object]) -> None:
     for name, value in state.items():
         slot = _slot(error, name)
         if slot is None:
@@ -406,7 +406,7 @@ def _stand_in_like(base: type[BaseException]) -> type[RemoteException]:
     return kind
 
 
-def _as_remote_exception(names: dict[str, Any]) -> None:
+def _as_remote_exception(names: dict[str, object]) -> None:
     names["__module__"] = RemoteException.__module__
     names["__init__"] = RemoteException.__init__
 

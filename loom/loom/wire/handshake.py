@@ -146,7 +146,7 @@ def python_mismatch(what: str, here: Sequence[int], there: Sequence[int]) -> Pyt
 
 def refusal(error: LoomError) -> Message:
     """Return the message that refuses a connection because of ``error``."""
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
     if isinstance(error, SessionLost):
         details = {"exit_code": error.exit_code, "output": error.output}
     return Refuse(error.code, str(error), details).message()

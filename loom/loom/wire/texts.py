@@ -29,7 +29,7 @@ def _shortened(value: Any) -> Any:
     return value.encode(errors="replace").decode()  # lone surrogates cannot travel
 
 
-def unpack_texts(part: Buffer) -> dict[str, Any]:
+def unpack_texts(part: Buffer) -> Mapping[str, Any]:
     """Unpack a part that `pack_texts` packed; raise `ProtocolMismatch` for another."""
     try:
         texts = msgpack.unpackb(part)

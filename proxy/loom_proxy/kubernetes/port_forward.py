@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from loom.errors import InvalidAddress, LoomError, MissingDependency, Unavailable
@@ -143,7 +144,7 @@ class PortForward:
         child.ready.add_done_callback(self._note_port)
         return child
 
-    def _note_port(self, ready: concurrent.futures.Future[dict[str, Any]]) -> None:
+    def _note_port(self, ready: concurrent.futures.Future[Mapping[str, Any]]) -> None:
         if ready.exception() is None:
             self.port = ready.result()["port"]
             note_forwarded(self.port)
@@ -189,6 +190,6 @@ class PortForward:
                     self._kubectl = self._start(self.port if worked else 0)
 
 
-def _forwards(line: str) -> dict[str, Any] | None:
+def _forwards(line: str) -> Mapping[str, Any] | None:
     match = _FORWARDS.match(line)
     return {"port": int(match[1])} if match else None

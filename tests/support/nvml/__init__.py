@@ -150,7 +150,7 @@ def loaded(patch: Any, gpus: Gpus) -> Iterator[None]:
     """
     import pynvml
 
-    from loom.devices import nvml
+    from loom.devices import use as nvml
 
     ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
     patch.setenv(STATE_VARIABLE, str(gpus.path))

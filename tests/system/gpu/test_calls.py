@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import loom
-from loom.devices.nvml import nvml
+from loom.devices.use import nvml
 from loom_proxy.local import LocalCluster
 from tests.support.gpus import GPUS, needs_gpus
 from tests.support.processes import run

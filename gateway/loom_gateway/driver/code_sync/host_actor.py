@@ -1,4 +1,7 @@
-"""The actor that keeps synchronised folders on a host. A session has one on each host, in a separate process."""
+"""The actor that keeps synchronised folders on a host.
+
+A session has one on each host, in a process of its own, which imports this module and no handler.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class CallHandlers:
 
         self._replies.answer_with(message, started, call(), entry)
 
-    def _arguments(self, endpoint: str, message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, endpoint: str, message: Message) -> tuple[tuple[Any, ...], dict[str, object]]:
         args, kwargs = self._context.passing_decoder.loads(message.parts, f"an argument of {endpoint!r}")
         return args, kwargs
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
 from loom.errors import because
 from loom.wire.messages import Message
@@ -98,7 +97,7 @@ class Processes:
         meshes = self._context.meshes.of_procs(procs)
         return any(mesh.stopped and mesh.kind == "procs" and rank in mesh.ranks for mesh in meshes)
 
-    def _loss(self, procs: int, rank: int) -> dict[str, Any]:
+    def _loss(self, procs: int, rank: int) -> dict[str, object]:
         meshes = self._context.meshes
         actors = [ident for ident, entry in meshes.whole("actors") if entry.procs == procs and rank in entry.ranks]
         why, seen = self._why_lost(procs, rank), self._exit(procs, rank)
@@ -114,7 +113,7 @@ class Processes:
             return f"the host of process {rank} of {self._name(procs)!r} is gone"
         return because(f"process {rank} of {self._name(procs)!r} is gone", end.cause if end is not None else "")
 
-    def _exit(self, procs: int, rank: int) -> dict[str, Any] | None:
+    def _exit(self, procs: int, rank: int) -> dict[str, object] | None:
         end = self._context.dead.end_of(procs, rank)
         return None if end is None else end.to_body()
 

@@ -18,9 +18,8 @@ from loom.wire.bodies import AskRank
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.monarch.receiver import Receiver, open_for_messages
-from loom_gateway.driver.remote_exec.agent import RankAgent
+from loom_gateway.driver.remote_exec.agent import FileAgent, RankAgent
 from loom_gateway.driver.remote_exec.command import Spec
-from loom_gateway.driver.remote_exec.file_agent import FileAgent
 from loom_gateway.driver.remote_exec.held import HeldConduit, HeldResource
 from loom_gateway.driver.remote_exec.process_actors import ProcessActors
 from loom_gateway.driver.session.context import SessionContext

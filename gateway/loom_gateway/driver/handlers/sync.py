@@ -139,7 +139,7 @@ class Syncs:
     def _in_thread(self, message: Message, started: float, work: Callable[..., Any], *args: Any) -> None:
         self._context.replies.answer_when(message, started, self._thread.submit(_taking, work, *args))
 
-    async def _distribute(self, upload: _Upload) -> dict[str, Any]:
+    async def _distribute(self, upload: _Upload) -> dict[str, object]:
         """Give the folder to every host, then to the processes that are spawned later."""
         manifest = upload.manifest
         assert self._cache is not None

@@ -55,27 +55,23 @@ class WeaverOperations:
         entry = self._context.meshes.entry(request.mesh)
         self._context.replies.answer_with(message, started, self._acknowledgements(entry, request.config))
 
-    async def _acknowledgements(self, entry: MeshEntry, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def _acknowledgements(self, entry: MeshEntry, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return the acknowledgement of each process's replica, in the order of the ranks."""
         await entry.mesh.initialized.as_asyncio()
         session, weaver = self._context.weaver.session, self._context.weaver.client
         wanted = GetReplicasIn(session, entry.procs, list(entry.ranks), REGISTERS_WITHIN)
         replicas = dict(await weaver.ask_for(wanted))
         target = [replicas[rank] for rank in entry.ranks if rank in replicas]
-        outcomes: dict[str, dict[str, Any]] = {}
+        outcomes: Mapping[str, Mapping[str, Any]] = {}
         if target:
-            command: dict[str, Any] = {
-                "kind": CommandKind.UPDATE_CONFIG.value,
-                "target": target,
-                "params": dict(config),
-            }
-            state = await weaver.do("command", session, **command, wait=ASK_FOR)
+            kind = CommandKind.UPDATE_CONFIG.value
+            state = await weaver.do("command", session, kind=kind, target=target, params=dict(config), wait=ASK_FOR)
             while not state["done"]:
                 state = await weaver.do("command_state", session, id=state["id"], wait=ASK_FOR)
             outcomes = state["outcomes"]
         return [outcomes.get(replicas.get(rank, ""), _no_replica(entry, rank)) for rank in entry.ranks]
 
 
-def _no_replica(entry: MeshEntry, rank: int) -> dict[str, Any]:
+def _no_replica(entry: MeshEntry, rank: int) -> Mapping[str, Any]:
     reason = f"no threadlet has registered in process {rank} of {entry.name!r}: make a loom.Threadlet there"
     return Acknowledgement.failed(reason).to_body()

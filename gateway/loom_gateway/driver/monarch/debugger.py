@@ -45,7 +45,7 @@ class SessionDebugger(DebugController):  # type: ignore[misc]
         self._server.set_result(None)  # an actor may begin its session: clients come another way
 
     @concurrent_endpoint
-    async def breakpoints(self, timeout: float) -> list[dict[str, Any]]:
+    async def breakpoints(self, timeout: float) -> list[dict[str, object]]:
         """Return the actors that wait in a breakpoint, as soon as there are some, or after ``timeout`` seconds."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.sessions.there.wait(), timeout)

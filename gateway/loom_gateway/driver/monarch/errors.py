@@ -11,7 +11,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure
@@ -173,7 +173,7 @@ def error_message(
     traceback travel as text in any case.
     """
     pickled: list[Buffer] = []
-    texts: dict[str, Any] = {}
+    texts: dict[str, object] = {}
     if isinstance(error, monarch.actor.ActorError):
         original = error.exception
         code = ActorError.code
@@ -214,7 +214,7 @@ def raised_message(ident: int, error: BaseException, encoder: Encoder) -> Messag
     return OperationError(0.0, OperationFailed.code).message(ident, [pack_texts(texts), *pickled])
 
 
-def _texts(error: BaseException) -> dict[str, Any]:
+def _texts(error: BaseException) -> dict[str, object]:
     return {
         "text": last_lines(error),
         "formatted": formatted(error),
@@ -222,7 +222,7 @@ def _texts(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _travelling(error: BaseException, encoder: Encoder, texts: dict[str, Any]) -> list[Buffer]:
+def _travelling(error: BaseException, encoder: Encoder, texts: dict[str, object]) -> list[Buffer]:
     """Return the parts of an exception's own pickle. Put its description into ``texts``."""
     if is_plain(error):
         return encoder.pickled(error)

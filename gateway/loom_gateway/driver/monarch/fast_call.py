@@ -123,7 +123,7 @@ class ReplyChannel:
         self._port = self._receiver.port._port_ref  # the address that calls reply to
         self._mesh = mesh._inner  # Monarch's native mesh, for `pass_on`
         self._sender = context().actor_instance
-        self._kinds: dict[str, Any] = {}  # message kind of each endpoint's calls; None if it cannot use a channel
+        self._kinds: dict[str, object] = {}  # message kind of each endpoint's calls; None if it uses no channel
         self._alive = sentinel(mesh)
         self._waiting: deque[tuple[ReplyId, str]] = deque()  # calls without a reply, oldest first
         self._received = 0  # replies so far
@@ -147,7 +147,9 @@ class ReplyChannel:
             self._kinds[name] = kind
         return self._kinds[name] is not None and not self.broken
 
-    def call(self, reply: ReplyId, name: str, endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call(
+        self, reply: ReplyId, name: str, endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, object]
+    ) -> None:
         """Call an endpoint that the channel `takes`. If it raises, the call was not made. One thread at a time.
 
         No argument may be a mesh: Monarch makes such a call later or never, and replies would go to the wrong

@@ -198,11 +198,9 @@ def _bare_bootstrap_on(address: ProcessLinkAddress, procs: int, bootstrap: Boots
     """
     on_path = sys_path.current()
     # Workers of an older Loom do not take folders. These come first: unpickled, they make the bootstrap importable.
-    given: dict[str, Any] = {} if on_path is None else {"on_path": on_path}
-    given["bootstrap"] = bootstrap
-    if bootstrap is not None and inspect.iscoroutinefunction(bootstrap):
-        return functools.partial(_hold_on_barely_async, address, procs, **given)
-    return functools.partial(_hold_on_barely, address, procs, **given)
+    given: Mapping[str, Any] = {} if on_path is None else {"on_path": on_path}
+    hold: Any = _hold_on_barely_async if inspect.iscoroutinefunction(bootstrap) else _hold_on_barely
+    return functools.partial(hold, address, procs, **given, bootstrap=bootstrap)
 
 
 def _hold_on_barely(

@@ -100,5 +100,5 @@ class LogSpool:
             self._file = None
 
 
-def _processes_entry(mesh: str, size: int) -> dict[str, Any]:
+def _processes_entry(mesh: str, size: int) -> dict[str, object]:
     return {"processes": size, "mesh": mesh}

@@ -1,4 +1,7 @@
-"""`RankAgent`: the actor that runs commands in the process of a rank and connects to ports of its host."""
+"""The actors in the process of a rank that run commands, connect to ports of its host, and read and write files.
+
+They are apart from the handlers because each such process imports them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,33 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.actor import Actor, endpoint
+from loom.file_access import FileAccess, attempt
 from loom_gateway.driver.remote_exec.command import RankCommand, Spec
 from loom_gateway.driver.remote_exec.conduit import Conduit
+
+
+class FileAgent(Actor):
+    """An actor apart from `RankAgent`, in a thread of its own, so that a slow disk holds up no terminal."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, FileAccess] = {}
+
+    @endpoint
+    def begin(self, handle: str) -> None:
+        self._copies[handle] = FileAccess()
+
+    @endpoint
+    def do(self, handle: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Return the result of a method of `FileAccess`, or a `loom.file_access.FileProblem`."""
+        return attempt(lambda: getattr(self._copies[handle], method)(*arguments))
+
+    @endpoint
+    def end(self, handle: str) -> None:
+        """Remove the files of a copy that were begun and not finished."""
+        copy = self._copies.pop(handle, None)
+        if copy is not None:
+            copy.close()
+
 
 CONNECT_TIMEOUT = 10.0  # seconds to connect to a port of the own host
 

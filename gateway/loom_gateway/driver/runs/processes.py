@@ -10,7 +10,7 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import psutil
@@ -88,8 +88,10 @@ def note_processes(
             if started is None:
                 return start(*args, **kwargs)
             if redirect is not None and (own := ends()) is not None:
-                args, kwargs = redirect(own, args, kwargs)
-            result = start(*args, **kwargs)
+                args, options = redirect(own, args, kwargs)
+                result = start(*args, **options)
+            else:
+                result = start(*args, **kwargs)
             pid = result[0] if isinstance(result, tuple) else result
             if pid and not _is_resource_tracker(args):
                 started.add(pid)
@@ -111,7 +113,7 @@ def note_processes(
         getattr(os, name).__module__ = "os"  # where pickle finds it
 
 
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
+_Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 _REPLACED = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve")
 
@@ -119,7 +121,7 @@ _C2PWRITE, _ERRWRITE = 9, 11
 """Places of the child's output and error among the arguments of ``fork_exec``. -1 there means inherited."""
 
 
-def _given_to_fork_exec(ends: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+def _given_to_fork_exec(ends: tuple[int, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
     changed = list(args)
     for place, end in zip((_C2PWRITE, _ERRWRITE), ends, strict=True):
         if changed[place] == -1:
@@ -129,7 +131,7 @@ def _given_to_fork_exec(ends: tuple[int, int], args: tuple[Any, ...], kwargs: di
     return tuple(changed), kwargs
 
 
-def _given_to_posix_spawn(ends: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+def _given_to_posix_spawn(ends: tuple[int, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
     ours = [(os.POSIX_SPAWN_DUP2, end, number) for end, number in zip(ends, (1, 2), strict=True)]
     return args, {**kwargs, "file_actions": [*ours, *(kwargs.get("file_actions") or ())]}
 

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError, because
 from loom.process.threads import keep_going
@@ -260,7 +259,7 @@ class OperationDispatcher:
 
     def _tell_life(self, message: Message, started: float) -> None:
         # On the event loop, behind the beginning of the runs that were asked for before.
-        async def life() -> dict[str, Any]:
+        async def life() -> dict[str, object]:
             await self._context.broadcasts.settle()
             return asdict(self._lifetime.life(leaving=1))
 

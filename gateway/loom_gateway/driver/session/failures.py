@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypedDict
 
 from loom.control.process_end import ProcessEnd
 from loom.process import tasks
@@ -38,6 +38,15 @@ MONARCHS_TURN = 1.0  # seconds for which Monarch may report a dead process first
 KEPT = 4096  # reports of Monarch's that are remembered
 
 
+class FailureDetails(TypedDict, total=False):
+    """The details of the notice ``failure``. Without an id it is not known which mesh of the session has failed."""
+
+    mesh: str
+    report: str
+    id: int
+    ranks: Sequence[int]
+
+
 class UnreportedFailures:
     """The failures of one session that Monarch does not report. On the event loop, except for `reported`."""
 
@@ -46,7 +55,7 @@ class UnreportedFailures:
         loop: asyncio.AbstractEventLoop,
         meshes: MeshTable,
         hosts: HostTable,
-        publish: Callable[[dict[str, Any]], None],
+        publish: Callable[[FailureDetails], None],
     ) -> None:
         self._loop = loop
         self._meshes = meshes
@@ -253,7 +262,7 @@ class Failures:
 
     def report(self, mesh: str, report: str) -> None:
         """Publish a fault that no user code handles. ``mesh`` is Monarch's name of the mesh. Safe on any thread."""
-        details: dict[str, Any] = {"mesh": mesh, "report": report}
+        details: FailureDetails = {"mesh": mesh, "report": report}
         place = failed_element(mesh, report)
         element = None if place is None else self._meshes.element(place.mesh, place.point)
         if element is not None:
@@ -269,7 +278,7 @@ class Failures:
         stopped = {place: f"Monarch has stopped it: {why}" for place, why in self._dead.actors.items()}
         return {**stopped, **self._reported.copy()}
 
-    def _publish(self, details: dict[str, Any]) -> None:
+    def _publish(self, details: FailureDetails) -> None:
         entry = self._meshes.known(details["id"]) if "id" in details else None
         procs, ranks = (-1, ()) if entry is None else (entry.procs, details["ranks"])
         for rank in ranks:

@@ -38,7 +38,7 @@ class LocalSession:
     def host_mesh(self) -> Any:
         return self._context.meshes.mesh(HOST_MESH)
 
-    def meshes(self) -> dict[str, Any]:
+    def meshes(self) -> dict[str, object]:
         whole = self._context.meshes.whole()
         return {entry.name: entry.mesh for _, entry in whole if entry.kind != "hosts" and not entry.stopped}
 

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from loom_gateway.driver.handlers.processes import Processes
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry
@@ -19,6 +19,7 @@ from loom_gateway.sessions.descriptions import (
     FailedElement,
     HostMeshInfo,
     MeshElements,
+    MeshInfo,
     ProcMeshInfo,
     SessionMeshes,
 )
@@ -78,22 +79,17 @@ class _Picture:
             if entry.kind == "procs":
                 below = actors.setdefault(ident, [])
                 common = self._common(ident, entry, self._processes_of(ident, entry))
-                procs.append(ProcMeshInfo(**common, actors=below))
+                procs.append(ProcMeshInfo(**vars(common), actors=below))
             elif entry.kind == "actors":
                 actors.setdefault(entry.procs, []).append(self._actors(ident, entry))
         hosts = self._context.meshes.entry(HOST_MESH)
         common = self._common(HOST_MESH, hosts, [self._host(number) for number in hosts.ranks])
-        return SessionMeshes(HostMeshInfo(**common, procs=procs), left_out)
+        return SessionMeshes(HostMeshInfo(**vars(common), procs=procs), left_out)
 
-    def _common(self, ident: int, entry: MeshEntry, states: Sequence[State]) -> dict[str, Any]:
+    def _common(self, ident: int, entry: MeshEntry, states: Sequence[State]) -> MeshInfo:
         labels, _, sizes, _ = entry.shape or ((), 0, (), ())
-        return {
-            "id": ident,
-            "name": entry.name,
-            "extent": dict(zip(labels, sizes, strict=True)),
-            "elements": self._elements(states),
-            "stopped": entry.stopped,
-        }
+        extent = dict(zip(labels, sizes, strict=True))
+        return MeshInfo(ident, entry.name, extent, self._elements(states), entry.stopped)
 
     def _elements(self, states: Sequence[State]) -> MeshElements:
         counts = Counter(state for state, _ in states)
@@ -139,7 +135,7 @@ class _Picture:
             ]
         in_flight = {name: count for (mesh, name), count in self._in_flight.items() if mesh == ident}
         return ActorMeshInfo(
-            **self._common(ident, entry, states),
+            **vars(self._common(ident, entry, states)),
             class_name="" if entry.cls is None else entry.cls.__name__,
             endpoints=[] if entry.stopped else self._endpoints(entry, in_flight),
         )

@@ -1,4 +1,4 @@
-"""The actor that collects the spans of one process."""
+"""The actor that collects the spans of one process. It is apart because each process of a session imports it."""
 
 from __future__ import annotations
 

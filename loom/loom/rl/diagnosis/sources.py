@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -71,7 +71,7 @@ def files(paths: Iterable[str | Path]) -> list[LogSource]:
     return [LogSource(name, lambda file=file: _read(file)) for file, name in found.items()]  # type: ignore[misc]
 
 
-def session(name: str, lines: Iterable[dict[str, Any]]) -> LogSource:
+def session(name: str, lines: Iterable[Mapping[str, Any]]) -> LogSource:
     """Return the source of a session's log, as `loom.rest.Gateway.logs` yields it."""
 
     def blocks() -> Iterator[Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from loom.control.commands import Acknowledgement
@@ -79,7 +79,7 @@ class TunedRun:
         WrongState: no run goes on in the session.
     """
 
-    def __init__(self, weaver: TunedWeaver, logs: Callable[..., Iterable[dict[str, Any]]], session: str) -> None:
+    def __init__(self, weaver: TunedWeaver, logs: Callable[..., Iterable[Mapping[str, Any]]], session: str) -> None:
         self._weaver = weaver
         self._logs = logs
         self.session = session
@@ -99,7 +99,7 @@ class TunedRun:
             )
         return found
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Mapping[str, Any]:
         """Return the options that the run has now, with ``groups``, the number of trainer groups, 0 if unknown."""
         job = self._patiently(self._weaver.replicas).get(TRAINER_JOB)
         groups = 0 if job is None else int(job.metrics.get("groups", 0))
@@ -179,7 +179,7 @@ class TunedRun:
             "Orchestrator with lines=True, which is the default"
         )
 
-    def _lines(self, first: int, last: int) -> list[dict[str, Any]]:
+    def _lines(self, first: int, last: int) -> list[Mapping[str, Any]]:
         for tail in (TAIL, None):
             read = functools.partial(self._logs, tail=tail)
             lines = self._patiently(lambda read=read: list(read()))  # type: ignore[misc]
@@ -217,7 +217,7 @@ class TunedRun:
         return self.apply(change.option, change.old, change.replica)
 
 
-def _between(lines: list[dict[str, Any]], first: int, last: int) -> list[dict[str, Any]]:
+def _between(lines: list[Mapping[str, Any]], first: int, last: int) -> list[Mapping[str, Any]]:
     """Return the lines from the beginning of a step to the end of another; none if they are not all there."""
     begin = end = None
     for number, entry in enumerate(lines):

@@ -9,8 +9,8 @@ import pytest
 
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway import server
-from loom_gateway.sessions import memory_limit as module
-from loom_gateway.sessions.memory_limit import largest_message, memory_limit
+from loom_gateway import server as module
+from loom_gateway.server import largest_message, memory_limit
 from loom_gateway.settings import GatewaySettings
 
 V1 = "9:cpu,cpuacct:/kubepods/pod1\n4:memory:/kubepods/pod1\n"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from loom.process.listen import free_ports
-from loom_gateway.workers.health import answers
+from loom_gateway.workers.watcher import answers
 from tests.support.paths import ROOT
 from tests.support.processes import read_json, start
 
