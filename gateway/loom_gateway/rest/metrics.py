@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from loom._version import __version__
+from loom.control.latencies import LatencyCounts
 from loom.control.operations import GetNumbers
 from loom.errors import LoomError
 from loom.process import tasks
@@ -119,7 +120,7 @@ class _SessionNumbers(NamedTuple):
         return cls(session.user, session.name, session.state, session.clients, counters)
 
 
-Numbers = Mapping[str, dict[str, Any]]
+Numbers = Mapping[str, Mapping[str, Any]]
 """The weaver's numbers by user."""
 
 
@@ -131,9 +132,9 @@ def _page(
     refused: Sequence[tuple[str, int]],
     died: int,
 ) -> bytes:
-    numbers: dict[str, dict[str, Any]] | None = None
+    numbers: Numbers | None = None
     if packed is not None:
-        every: dict[str, dict[str, Any]] = msgpack.unpackb(packed)
+        every: Numbers = msgpack.unpackb(packed)
         numbers = {user: one for user, one in every.items() if only in (None, user)}
     about = "What the gateway refused since it started: codes of errors, and connections without a good token."
     by_reason = _labelled(CounterMetricFamily, "loom_refused", about, ["reason"], refused)
@@ -301,7 +302,7 @@ def _labelled(
     return family
 
 
-def _buckets(latency: dict[str, Any]) -> list[tuple[str, int]]:
+def _buckets(latency: LatencyCounts) -> list[tuple[str, int]]:
     """Return the upper bound and the cumulative count of each bucket of `Latencies.to_dict`."""
     bounds = map(floatToGoString, [*latency["bounds"], math.inf])
     return list(zip(bounds, itertools.accumulate(latency["counts"]), strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, make_dataclass
 from typing import Annotated, Any
 
@@ -98,7 +98,7 @@ Of = Annotated[dict[str, str], Depends(_asked_of)]
 
 
 def _noting(request: Request) -> Note:
-    def note(event: str, details: dict[str, Any]) -> None:
+    def note(event: str, details: Mapping[str, object]) -> None:
         request.scope[DONE] = (event, details)
 
     return note
@@ -237,7 +237,10 @@ def _answer_model(operation: type[Operation]) -> Any:
     route = operation.route
     if not route.key:
         return operation.result
-    around: dict[str, Any] = {**dict.fromkeys(route.echo, (str, ...)), route.key: (operation.result, ...)}
+    around: dict[str, Any] = {
+        **dict.fromkeys(route.echo, (str, ...)),
+        route.key: (operation.result, ...),
+    }
     return create_model(f"{operation.__name__}Answer", __doc__=operation.__doc__, **around)
 
 

@@ -35,7 +35,7 @@ class Components:
         self._supervisor = supervisor
         self._injectable = injectable
 
-    async def kill(self, kind: str, target: str, by: Principal) -> dict[str, Any]:
+    async def kill(self, kind: str, target: str, by: Principal) -> Mapping[str, Any]:
         """Kill a component; for ``dead_driver``, that of the session ``target``. Return evidence of its end.
 
         Raises:
@@ -59,7 +59,7 @@ class Components:
         return await _kill(process)
 
 
-async def _kill(process: DriverProcess) -> dict[str, Any]:
+async def _kill(process: DriverProcess) -> Mapping[str, Any]:
     began = time.monotonic()
     process.signal(signal.SIGKILL)
     await process.exited.wait()
@@ -127,7 +127,7 @@ class ConfigUpdate(BaseModel, extra="forbid"):
 
     replica_id: Name
     """A replica's id, a group, a glob over both, or ``*`` for all."""
-    config_params: Annotated[dict[str, Any], Field(min_length=1)]
+    config_params: Annotated[Mapping[str, Any], Field(min_length=1)]
     """Keys and their values."""
 
     def to_command(self, wait: float = 0.0) -> GiveCommand:
@@ -136,7 +136,7 @@ class ConfigUpdate(BaseModel, extra="forbid"):
         return checked_change(GiveCommand, {"kind": "update_config", **asked})
 
 
-Note = Callable[[str, dict[str, Any]], None]
+Note = Callable[[str, Mapping[str, object]], None]
 """Takes an event and its details for the audit, in place of those that it took before."""
 
 
@@ -150,7 +150,7 @@ class WeaverChanges:
         self._weaver = weaver
         self._components = components
 
-    async def make(self, asked: Operation, by: Principal, of: dict[str, str], note: Note) -> Any:
+    async def make(self, asked: Operation, by: Principal, of: Mapping[str, str], note: Note) -> Any:
         """Make a change; return its result as JSON.
 
         Raises:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -86,7 +87,7 @@ class WeaverSocket:
             if not disconnected.done():
                 disconnected.set_exception(error)
 
-        async def send_answer(message: dict[str, Any]) -> None:
+        async def send_answer(message: Mapping[str, object]) -> None:
             await send({"type": "websocket.send", "text": exact_json(message)})
 
         try:

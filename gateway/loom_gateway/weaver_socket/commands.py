@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from loom.control.commands import Acknowledgement
 from loom.control.operations import MAX_WAIT
 from loom.errors import LimitReached, LoomError, TokenRevoked, WeaverUnavailable, WrongArguments
 from loom.process import tasks
 from loom.weaver.client import WeaverClient
+from loom.weaver.views import CommandState, InjectionState
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.weaver_changes import Note, WeaverChanges
@@ -34,7 +36,7 @@ FEW_SUBSCRIPTIONS = 10
 LEFT = 499
 """The status, in the audit, of a change whose client left before the answer."""
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Send = Callable[[Mapping[str, object]], Awaitable[None]]
 """Sends a message to the client, once the client has taken those before it."""
 
 Subscribe = Callable[[PageSubscription], None]
@@ -56,7 +58,7 @@ class SocketCommands:
         weaver: WeaverClient,
         access: AccessControl,
         principal: Principal,
-        of: dict[str, str],
+        of: Mapping[str, str],
         path: str,
         send: Send,
         subscribe: Subscribe | None = None,
@@ -99,7 +101,7 @@ class SocketCommands:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
-    async def _subscribe(self, id: Id, message: dict[str, Any]) -> None:
+    async def _subscribe(self, id: Id, message: Mapping[str, Any]) -> None:
         now = asyncio.get_running_loop().time()
         begin = max(self._next_subscription, now - FEW_SUBSCRIPTIONS * BETWEEN_SUBSCRIPTIONS)
         self._next_subscription = begin + BETWEEN_SUBSCRIPTIONS
@@ -109,7 +111,7 @@ class SocketCommands:
         self._subscribe_to(read_subscription(message))
         await self._send({"type": "subscribed", "id": id})
 
-    async def _change(self, id: Id, message: dict[str, Any]) -> None:
+    async def _change(self, id: Id, message: Mapping[str, Any]) -> None:
         check_kind(message)
         self._access.confirm(self._principal)
         self._access.require(self._principal, "operate", f"{message['type']} over the WebSocket")
@@ -123,28 +125,28 @@ class SocketCommands:
         making.add_done_callback(lambda made: made.cancelled() or made.exception())  # if nobody waits any more
         # What has begun is not cancelled: the audit has to say what came of it.
         given = await asyncio.shield(making)
-        command, replicas = given.get("id"), list(given.get("replicas", ()))
-        await self._send({"type": "accepted", "id": id, "command": command, "replicas": replicas})
+        about = {"command": given and given.id, "replicas": list(given.replicas) if given else []}
+        await self._send({"type": "accepted", "id": id, **about})
         task = tasks.run("follow a command", self._follow(id, given))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    async def _make(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Make the change of a message; return its `CommandState` as JSON, or nothing for a policy."""
+    async def _make(self, message: Mapping[str, Any]) -> InjectionState | None:
+        """Make the change of a message; return its state, with evidence if it is a fault; None for a policy."""
         by, of = self._principal, self._of
         async with self._audited() as note:
             change = read_change(message)
             made = await self._changes.make(change, by, of, note)
-            return dict(made) if change.gives else {}
+            return InjectionState.from_body(made) if change.gives else None
 
     @asynccontextmanager
     async def _audited(self) -> AsyncIterator[Note]:
         """Write into the audit what was noted, with the status that REST would have answered."""
-        event, details, status = "commanded", dict[str, Any](), LEFT
+        event, details, status = "commanded", dict[str, object](), LEFT
 
-        def note(what: str, about: dict[str, Any]) -> None:
+        def note(what: str, about: Mapping[str, object]) -> None:
             nonlocal event, details
-            event, details = what, about
+            event, details = what, dict(about)
 
         try:
             yield note
@@ -159,19 +161,19 @@ class SocketCommands:
             who = self._principal
             await self._access.audit.write(event, who.token, who.peer, **self._asked, status=status, **details)
 
-    async def _follow(self, id: Id, given: dict[str, Any]) -> None:
+    async def _follow(self, id: Id, given: InjectionState | None) -> None:
         """Send the acknowledgements of a command as they come, and then that it is done."""
-        about = {"id": id, "command": given.get("id")}
+        about = {"id": id, "command": given and given.id}
         with contextlib.suppress(OSError):  # the client has left
             try:
-                if given:
+                if given is not None:
                     async for replica, one in acknowledgements(self._weaver, self._of, given):
-                        waiting = {"waiting": False, **one}
+                        waiting = {"waiting": False, **one.to_body()}
                         await self._send({"type": "acknowledgement", **about, "replica": replica, **waiting})
             except LoomError as error:
                 await self._refuse(id, error)
                 return
-            evidence = {"evidence": given["evidence"]} if given.get("evidence") else {}
+            evidence = {"evidence": given.evidence} if given is not None and given.evidence else {}
             await self._send({"type": "done", **about, **evidence})
 
     async def _refuse(self, id: Id, error: LoomError) -> None:
@@ -189,16 +191,15 @@ BETWEEN_ATTEMPTS = 0.2
 
 
 async def acknowledgements(
-    weaver: WeaverClient, of: dict[str, str], given: dict[str, Any]
-) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yield each acknowledgement of a command once, as (replica, `Acknowledgement` as JSON).
+    weaver: WeaverClient, of: Mapping[str, str], given: CommandState
+) -> AsyncIterator[tuple[str, Acknowledgement]]:
+    """Yield each acknowledgement of a command once, with its replica.
 
     After `SHOW_WAITING` seconds, and in the end after `MAX_FOLLOWED`, a replica that has not acknowledged the
     command is yielded with an acknowledgement that is ``waiting``. A weaver that is away is waited for.
 
     Args:
         of: whose command it is, as `whose` returns.
-        given: the `CommandState` of the command, as JSON.
 
     Raises:
         LoomError: the weaver does not know the command any more.
@@ -208,46 +209,42 @@ async def acknowledgements(
     told: set[str] = set()
     state = given
     while True:
-        for replica, one in _made(state, told):
-            told.add(replica)
-            yield replica, one
+        for replica, one in _those(state, waiting=False):
+            if replica not in told:
+                told.add(replica)
+                yield replica, one
         now = loop.time()
-        if state["done"] or now >= end:
+        if state.done or now >= end:
             break
         if now >= show:
             show = end
-            state = await _state(weaver, of, given["id"], end)
-            for replica, one in _waiting(state):
+            state = await _state(weaver, of, given.id, end)
+            for replica, one in _those(state, waiting=True):
                 yield replica, one
         else:
             # A count tells the weaver which ones are new; it keeps them in the order in which they came.
-            state = await _state(weaver, of, given["id"], end, wait=min(show, end) - now, after=len(told))
+            state = await _state(weaver, of, given.id, end, wait=min(show, end) - now, after=len(told))
     # A weaver that was started again may have another order, so that one was passed over.
-    if len(told) < len(given["replicas"]):
-        state = await _state(weaver, of, given["id"], end + SHOW_WAITING)
-        for replica, one in [*_made(state, told), *_waiting(state)]:
-            yield replica, one
+    if len(told) < len(given.replicas):
+        state = await _state(weaver, of, given.id, end + SHOW_WAITING)
+        for replica, one in [*_those(state, waiting=False), *_those(state, waiting=True)]:
+            if replica not in told:
+                yield replica, one
 
 
 async def _state(
-    weaver: WeaverClient, of: dict[str, str], command: str, end: float, **arguments: Any
-) -> dict[str, Any]:
+    weaver: WeaverClient, of: Mapping[str, str], command: str, end: float, **arguments: Any
+) -> CommandState:
     """Return the state of a command; while the weaver is away, try until a time of the loop's clock."""
     loop = asyncio.get_running_loop()
     while True:
         try:
-            state: dict[str, Any] = await weaver.do("command_state", "", **of, id=command, **arguments)
-            return state
+            return CommandState.from_body(await weaver.do("command_state", "", **of, id=command, **arguments))
         except WeaverUnavailable:
             if loop.time() >= end:
                 raise
             await asyncio.sleep(BETWEEN_ATTEMPTS)
 
 
-def _made(state: dict[str, Any], told: set[str]) -> list[tuple[str, dict[str, Any]]]:
-    outcomes = state["outcomes"].items()
-    return [(replica, one) for replica, one in outcomes if replica not in told and not one.get("waiting")]
-
-
-def _waiting(state: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [(replica, one) for replica, one in state["outcomes"].items() if one.get("waiting")]
+def _those(state: CommandState, waiting: bool) -> list[tuple[str, Acknowledgement]]:
+    return [(replica, one) for replica, one in state.outcomes.items() if one.waiting is waiting]

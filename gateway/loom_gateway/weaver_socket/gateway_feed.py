@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,9 +54,9 @@ class GatewayFeed:
         self._manager = manager
         self._access = access
         self._pages: dict[PageReader, None] = {}
-        self._workers: list[dict[str, Any]] | None = None
+        self._workers: list[Mapping[str, object]] | None = None
         """The workers at the last check; None before it."""
-        self._described: dict[str, dict[str, Any]] = {}
+        self._described: dict[str, Mapping[str, object]] = {}
         """The sessions that pages see, by name, as they were at the last comparison."""
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -86,10 +86,10 @@ class GatewayFeed:
                 self._described = {}
 
     @property
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[Mapping[str, object]]:
         return self._workers or []
 
-    def sessions(self, principal: Principal) -> list[dict[str, Any]]:
+    def sessions(self, principal: Principal) -> list[Mapping[str, object]]:
         """Return the living sessions that a principal may see, as they were a moment ago."""
         return [self._described.get(one.name) or _describe(one) for one in self._access.sessions(principal)]
 
@@ -103,8 +103,8 @@ class GatewayFeed:
     async def compare_sessions(self, also_operations: bool) -> None:
         """Push the sessions that have changed; numbers of operations count only with ``also_operations``."""
         turns = Turns()
-        described: dict[str, dict[str, Any]] = {}
-        shown: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+        described: dict[str, Mapping[str, object]] = {}
+        shown: dict[tuple[str, bool], list[Mapping[str, object]]] = {}
         for page in list(self._pages):
             whose = (page.principal.user, page.principal.is_admin)
             if whose in shown:
@@ -122,7 +122,7 @@ class GatewayFeed:
                 page.push_sessions(sessions)
             await turns.rest()
 
-    def _describe_again(self, session: UserSession, also_operations: bool) -> dict[str, Any]:
+    def _describe_again(self, session: UserSession, also_operations: bool) -> Mapping[str, object]:
         """Return a session's description; the same object as before if it has not changed."""
         new, before = _describe(session), self._described.get(session.name)
         if before is None:
@@ -146,7 +146,7 @@ class GatewayFeed:
     async def _check_workers(self) -> None:
         while True:
             found = await check_workers(self._manager.worker_watch.hosts.addresses)
-            workers = [worker.model_dump() for worker in found]
+            workers: list[Mapping[str, object]] = [worker.model_dump() for worker in found]
             if workers != self._workers:
                 self._workers = workers
                 for page in list(self._pages):
@@ -161,14 +161,14 @@ class PageReader(SubscribingReader):
         super().__init__(since)
         self._feed = feed
         self.principal = principal
-        self._sessions: list[dict[str, Any]] | None = None
+        self._sessions: list[Mapping[str, object]] | None = None
         """The sessions that the page has; None before its first snapshot."""
 
-    def own_part(self) -> dict[str, Any]:
+    def own_part(self) -> Mapping[str, object]:
         self._sessions = self._feed.sessions(self.principal)
         return {"sessions": self._sessions, "workers": self._feed.workers}
 
-    def push_sessions(self, sessions: list[dict[str, Any]]) -> None:
+    def push_sessions(self, sessions: list[Mapping[str, object]]) -> None:
         """Push the sessions if the page has others."""
         if self._sessions is not None and sessions != self._sessions:
             self._sessions = sessions
@@ -180,5 +180,5 @@ class PageReader(SubscribingReader):
             self.add(exact_json({"type": "delta", "replicas": {}, "devices": {}, **changed, "at": self.at}))
 
 
-def _describe(session: UserSession) -> dict[str, Any]:
+def _describe(session: UserSession) -> Mapping[str, object]:
     return SessionInfo.model_validate(session).model_dump(mode="json")

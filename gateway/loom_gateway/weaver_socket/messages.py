@@ -6,7 +6,7 @@ Those with the names of torchLoom, such as ``pause_training``, are aliases of co
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -37,10 +37,10 @@ class _OfDevice(BaseModel, extra="forbid"):
 class _UICommand(BaseModel, extra="forbid"):
     command_type: str
     target_id: str = ""
-    params: dict[str, Any] = {}
+    params: Mapping[str, Any] = {}
 
 
-def read_message(text: str | None) -> dict[str, Any]:
+def read_message(text: str | None) -> Mapping[str, Any]:
     """Return the JSON object that is a message.
 
     Raises:
@@ -62,7 +62,7 @@ def read_message(text: str | None) -> dict[str, Any]:
     return message
 
 
-def read_id(message: dict[str, Any]) -> Id:
+def read_id(message: Mapping[str, Any]) -> Id:
     """Return the id of a message, for the answers to it."""
     id = message.get("id")
     if id is None or type(id) is int or (isinstance(id, str) and len(id) <= MAX_ID):
@@ -70,14 +70,14 @@ def read_id(message: dict[str, Any]) -> Id:
     raise WrongArguments(f"an id is a number, or a text of at most {MAX_ID} characters")
 
 
-def check_kind(message: dict[str, Any]) -> None:
+def check_kind(message: Mapping[str, Any]) -> None:
     """Raise `WrongArguments` if a message's type is not that of a change."""
     if message["type"] not in _READERS:
         known = ", ".join(["ping", "subscribe", *_READERS])
         raise WrongArguments(f"there is no message of type {message['type']!r:.80}; known: {known}")
 
 
-def read_change(message: dict[str, Any]) -> Operation:
+def read_change(message: Mapping[str, Any]) -> Operation:
     """Return the change that a message asks for. Raise `WrongArguments` if its fields make no sense."""
     kind = message["type"]
     fields = {name: value for name, value in message.items() if name != "type"}
@@ -88,7 +88,7 @@ def read_change(message: dict[str, Any]) -> Operation:
         raise WrongArguments(f"the message {kind!r} makes no sense: {wrong[:2000]}") from None
 
 
-def _is_unicode(message: dict[str, Any]) -> bool:
+def _is_unicode(message: Mapping[str, Any]) -> bool:
     try:
         json.dumps(message, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -96,7 +96,7 @@ def _is_unicode(message: dict[str, Any]) -> bool:
     return True
 
 
-def _command(fields: dict[str, Any]) -> GiveCommand:
+def _command(fields: Mapping[str, Any]) -> GiveCommand:
     if fields.get("id") is None:
         raise WrongArguments(
             "a command needs an id, of 8 to 64 letters, digits, - and _: it makes a repetition safe"
@@ -104,49 +104,49 @@ def _command(fields: dict[str, Any]) -> GiveCommand:
     return _read(GiveCommand, _unwaiting(fields))
 
 
-def _fault(fields: dict[str, Any]) -> InjectFault:
+def _fault(fields: Mapping[str, Any]) -> InjectFault:
     return _read(InjectFault, _unwaiting(fields))
 
 
-def _policy(fields: dict[str, Any]) -> SetPolicy:
+def _policy(fields: Mapping[str, Any]) -> SetPolicy:
     return _read(SetPolicy, _without_id(fields))
 
 
-def _removal(fields: dict[str, Any]) -> RemoveFault:
+def _removal(fields: Mapping[str, Any]) -> RemoveFault:
     return _read(RemoveFault, _without_id(fields))
 
 
-def _config_update(fields: dict[str, Any]) -> GiveCommand:
+def _config_update(fields: Mapping[str, Any]) -> GiveCommand:
     return _with_id(fields, ConfigUpdate.model_validate(_without_id(fields)).to_command())
 
 
-def _alias(name: str, field: str) -> Callable[[dict[str, Any]], GiveCommand]:
+def _alias(name: str, field: str) -> Callable[[Mapping[str, Any]], GiveCommand]:
     """Return a reader of the message that is one of torchLoom's names; a field of it names what is meant."""
     asked = _OfReplica if field == "replica_id" else _OfDevice
 
-    def read(fields: dict[str, Any]) -> GiveCommand:
+    def read(fields: Mapping[str, Any]) -> GiveCommand:
         target = getattr(asked.model_validate(_without_id(fields)), field)
         return _read(GiveCommand, {"kind": name, "target": target, "id": fields.get("id")})
 
     return read
 
 
-def _ui_command(fields: dict[str, Any]) -> GiveCommand:
+def _ui_command(fields: Mapping[str, Any]) -> GiveCommand:
     asked = _UICommand.model_validate(fields.get("data"))
     command = {"kind": asked.command_type, "target": asked.target_id or None, "params": asked.params}
     return _read(GiveCommand, {**command, "id": fields.get("id")})
 
 
-def _with_id(fields: dict[str, Any], command: GiveCommand) -> GiveCommand:
+def _with_id(fields: Mapping[str, Any], command: GiveCommand) -> GiveCommand:
     """Return a command with the id of the message, if it has one."""
     return _read(GiveCommand, {**vars(command), "id": fields.get("id")})
 
 
-def _without_id(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_id(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in fields.items() if name != "id"}
 
 
-def _unwaiting(fields: dict[str, Any]) -> dict[str, Any]:
+def _unwaiting(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if "wait" in fields:
         raise WrongArguments("wait is for REST: over the WebSocket each acknowledgement comes by itself")
     return fields
@@ -154,7 +154,7 @@ def _unwaiting(fields: dict[str, Any]) -> dict[str, Any]:
 
 _OF_REPLICAS = ("pause_training", "resume_training", "stop_training", "reactivate_group")
 
-_READERS: dict[str, Callable[[dict[str, Any]], Operation]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any]], Operation]] = {
     "command": _command,
     "policy": _policy,
     "inject": _fault,

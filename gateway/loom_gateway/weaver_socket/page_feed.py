@@ -75,7 +75,7 @@ class PageFeed:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
 
-    async def take_snapshot(self, replicas: list[dict[str, Any]]) -> str:
+    async def take_snapshot(self, replicas: list[Mapping[str, Any]]) -> str:
         """Take the replicas of a snapshot; return, as JSON, what pages' snapshots have in addition."""
         async with self._changing:
             self._at += 1
@@ -91,7 +91,7 @@ class PageFeed:
                 await turns.rest()
             return exact_json({"numbers": numbers, "states": STATES, "feed": self.id, "at": self._at})
 
-    async def take(self, body: dict[str, Any], more: dict[str, Any]) -> None:
+    async def take(self, body: Mapping[str, Any], more: Mapping[str, Any]) -> None:
         """Take a push of the weaver's, and send pages of it what does not depend on subscriptions."""
         async with self._changing:
             self._at += 1
@@ -143,7 +143,7 @@ class PageFeed:
             self._task = tasks.keep_running("send pages what they subscribe to", self._send_rounds)
         self._wake.set()
 
-    def _take_changes(self, changes: dict[str, Any], more: dict[str, Any]) -> None:
+    def _take_changes(self, changes: Mapping[str, Any], more: Mapping[str, Any]) -> None:
         self._roster.take(changes["replicas"], self._at)
         self._roster.forget(more.get("forgotten", []))
         self._statuses.take(changes["devices"], self._at)
@@ -154,7 +154,7 @@ class PageFeed:
         if handlers or rest:
             self._publish({"type": "delta", "replicas": handlers, "devices": {}, **rest})
 
-    def _publish(self, message: dict[str, Any]) -> None:
+    def _publish(self, message: Mapping[str, object]) -> None:
         text = exact_json({**message, "at": self._at})
         self._kept.add(self._at, text)
         for reader in self.readers:

@@ -201,7 +201,7 @@ class SubscribingReader(FeedReader):
         self.wake: Callable[[], None] = _nothing
         """Makes the feed, once there is one, look at a new subscription."""
 
-    def own_part(self) -> dict[str, Any]:
+    def own_part(self) -> Mapping[str, object]:
         """Return what this reader's snapshot has in addition to that of others."""
         return {}
 

@@ -68,7 +68,7 @@ class Roster:
         self._instances: list[str | None] = []
         # Lists of plain values, and no dict for each replica: the garbage collector would look at all of them.
         self._epochs: list[int | None] = []
-        self._metrics: list[dict[str, Any]] = []
+        self._metrics: list[Mapping[str, float]] = []
         self._phases: list[str] = []
         self._reported: list[float | None] = []
         self._free: deque[int] = deque()
@@ -180,7 +180,7 @@ class Roster:
             known = self._texts[number] = changed, exact_json(self._row(number))
         return known[1]
 
-    def _row(self, number: int) -> dict[str, Any]:
+    def _row(self, number: int) -> Mapping[str, object]:
         code = self.columns[Column.STATE][number]
         return {
             "state": STATES[code & ~AWAY],
@@ -252,7 +252,7 @@ class Aggregates:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._jobs: dict[str, tuple[int, dict[str, Any] | None]] = {}
+        self._jobs: dict[str, tuple[int, Mapping[str, object] | None]] = {}
         """The position and the aggregate of each job; None for a job that is gone."""
         self._gone: dict[str, None] = {}
         self._texts: dict[str, str] = {}
@@ -293,7 +293,7 @@ class Aggregates:
                 first = next(iter(self._gone))
                 del self._gone[first], self._jobs[first]
 
-    async def _aggregate(self, job: str, turns: Turns) -> dict[str, Any]:
+    async def _aggregate(self, job: str, turns: Turns) -> Mapping[str, object]:
         """Return a job's aggregate, from columns rather than one replica after another."""
         roster = self._roster
         members = list(roster.members[job])
@@ -323,7 +323,7 @@ class Aggregates:
             "not_finite": len(losses) - len(finite),
         }
 
-    def _text(self, job: str, aggregate: dict[str, Any] | None) -> str:
+    def _text(self, job: str, aggregate: Mapping[str, object] | None) -> str:
         text = self._texts[job] = exact_json(aggregate)
         return text
 

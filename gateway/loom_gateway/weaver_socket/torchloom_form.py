@@ -17,11 +17,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from loom.process import tasks
 from loom.process.tasks import Turns
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
+from loom.weaver.views import DeviceInfo, ReplicaInfo
 from loom.wire.plain import exact_json
 from loom_gateway.weaver_socket.readers import FeedReader
 
@@ -34,8 +37,7 @@ MAX_RATE = 150_000
 MOST_CHANGED = 200
 """Messages about single replicas, or devices, in a round; the ``status_update`` has the others."""
 
-_REBUILDING = frozenset((ReplicaState.REGISTERING.value, ReplicaState.RECOVERING.value))
-_LIVING = frozenset(state.value for state in LIVING)
+_REBUILDING = frozenset((ReplicaState.REGISTERING, ReplicaState.RECOVERING))
 
 
 class FormReader(FeedReader):
@@ -48,17 +50,22 @@ class TorchloomForm:
     def __init__(self) -> None:
         self.readers: dict[FormReader, None] = {}
         """The clients that have a first ``status_update``."""
-        self._replicas: dict[str, dict[str, Any]] = {}
-        self._devices: dict[str, dict[str, Any]] = {}
+        self._replicas: dict[str, ReplicaInfo] = {}
+        self._devices: dict[str, DeviceInfo] = {}
         self._changed: dict[str, None] = {}
         self._changed_devices: dict[str, None] = {}
         self._stale = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
 
-    async def begin(self, body: dict[str, Any], readers: list[FormReader]) -> None:
+    async def begin(self, body: Mapping[str, Any], readers: list[FormReader]) -> None:
         """Take a snapshot of the weaver's, and send it to clients that are new."""
-        self._replicas = {one["id"]: dict(one) for one in body["replicas"]}
-        self._devices = {one["uuid"]: dict(one) for one in body["devices"]}
+        turns, self._replicas, self._devices = Turns(), {}, {}
+        for one in body["replicas"]:
+            self._replicas[one["id"]] = ReplicaInfo.from_body(one)
+            await turns.rest()
+        for one in body["devices"]:
+            self._devices[one["uuid"]] = DeviceInfo.from_body(one)
+            await turns.rest()
         text = await self._status_update()
         for reader in readers:
             reader.add(text, is_snapshot=True)
@@ -79,43 +86,40 @@ class TorchloomForm:
         readers, self.readers = list(self.readers), {}
         return readers
 
-    def take(self, body: dict[str, Any], more: dict[str, Any]) -> None:
+    def take(self, body: Mapping[str, Any], more: Mapping[str, Any]) -> None:
         """Take a push of the weaver's, with what it has for pages."""
         if "event" in body:
             self._take_event(body["event"], more)
         else:
             for id, changes in body["changes"]["replicas"].items():
-                self._change(id, changes)
+                if id in self._replicas:
+                    self._set(self._replicas[id].changed_by(changes))
             for uuid, status in body["changes"]["devices"].items():
-                self._change_device(uuid, {"status": status})
+                if uuid in self._devices:
+                    self._set_device(replace(self._devices[uuid], status=status))
         for id in more.get("forgotten", ()):
             self._replicas.pop(id, None)
         for uuid, state in more.get("device_states", {}).items():
-            if state is None:
-                self._devices.pop(uuid, None)
-            else:
-                self._devices.setdefault(uuid, {"status": None})
-                self._change_device(uuid, state)
+            known = self._devices.pop(uuid, None)
+            if state is not None:
+                self._set_device(DeviceInfo.from_body({**state, "status": known and known.status}))
         self._stale.set()
 
-    def _take_event(self, event: dict[str, Any], more: dict[str, Any]) -> None:
+    def _take_event(self, event: Mapping[str, Any], more: Mapping[str, Any]) -> None:
         if "info" in more:
-            self._replicas[more["info"]["id"]] = dict(more["info"])
-            self._changed[more["info"]["id"]] = None
-        id, changes = event.get("replica"), event.get("changes")
-        if id in self._replicas and isinstance(changes, dict):
+            self._set(ReplicaInfo.from_body(more["info"]))
+        replica, changes = self._replicas.get(event.get("replica") or ""), event.get("changes")
+        if replica is not None and isinstance(changes, dict):
             new = {key: change["new"] for key, change in changes.items()}
-            self._change(id, {"config": {**self._replicas[id]["config"], **new}})
+            self._set(replace(replica, config={**replica.config, **new}))
 
-    def _change(self, id: str, changes: dict[str, Any]) -> None:
-        if id in self._replicas:
-            self._replicas[id].update(changes)
-            self._changed[id] = None
+    def _set(self, replica: ReplicaInfo) -> None:
+        self._replicas[replica.id] = replica
+        self._changed[replica.id] = None
 
-    def _change_device(self, uuid: str, changes: dict[str, Any]) -> None:
-        if uuid in self._devices:
-            self._devices[uuid].update(changes)
-            self._changed_devices[uuid] = None
+    def _set_device(self, device: DeviceInfo) -> None:
+        self._devices[device.uuid] = device
+        self._changed_devices[device.uuid] = None
 
     async def _send_rounds(self) -> None:
         while True:
@@ -151,7 +155,7 @@ class TorchloomForm:
         training, devices = [], []
         for replica in list(self._replicas.values()):
             training.append(exact_json(_training(replica)))
-            groups.setdefault(replica["group"] or replica["id"], _Group()).add(replica, self._devices)
+            groups.setdefault(replica.group or replica.id, _Group()).add(replica, self._devices)
             await turns.rest()
         for device in list(self._devices.values()):
             devices.append(exact_json(_device(device)))
@@ -160,8 +164,8 @@ class TorchloomForm:
         for name, group in groups.items():
             shown.append(f"{exact_json(name)}: {exact_json(group.shown(name))}")
             await turns.rest()
-        states = {replica["state"] for replica in self._replicas.values()}
-        step = max((replica["step"] or 0 for replica in self._replicas.values()), default=0)
+        states = {replica.state for replica in self._replicas.values()}
+        step = max((replica.step or 0 for replica in self._replicas.values()), default=0)
         status = "rebuilding" if states & _REBUILDING else "stable"
         head = f'"step": {step}, "communicationStatus": "{status}", "timestamp": {time.time():.3f}'
         lists = f'"devices": [{", ".join(devices)}], "training_status": [{", ".join(training)}]'
@@ -178,31 +182,29 @@ class _Group:
     """The replicas of one group, as one entry of ``replicaGroups``."""
 
     def __init__(self) -> None:
-        self._states: Counter[str] = Counter()
-        self._gpus: dict[str, dict[str, Any]] = {}
+        self._states: Counter[ReplicaState] = Counter()
+        self._gpus: dict[str, Mapping[str, object]] = {}
         self._step = self._max_step = 0
 
-    def add(self, replica: dict[str, Any], devices: dict[str, dict[str, Any]]) -> None:
-        self._states[replica["state"]] += 1
-        self._step = max(self._step, replica["step"] or 0)
-        self._max_step = max(self._max_step, replica["max_step"] or 0)
-        for uuid in replica["devices"]:
-            if uuid in devices:
-                self._gpus[uuid] = _gpu(devices[uuid], replica["config"])
+    def add(self, replica: ReplicaInfo, devices: Mapping[str, DeviceInfo]) -> None:
+        self._states[replica.state] += 1
+        self._step = max(self._step, replica.step or 0)
+        self._max_step = max(self._max_step, replica.max_step or 0)
+        self._gpus |= {uuid: _gpu(devices[uuid], replica.config) for uuid in replica.devices if uuid in devices}
 
-    def shown(self, name: str) -> dict[str, Any]:
-        living = Counter({state: count for state, count in self._states.items() if state in _LIVING})
+    def shown(self, name: str) -> Mapping[str, object]:
+        living = Counter({state: count for state, count in self._states.items() if state in LIVING})
         (status, _), *_ = (living or self._states).most_common(1)
         progress = 100 * self._step / self._max_step if self._max_step else None
         more = {"step": self._step, "maxStep": self._max_step or None}
         return {"id": name, "gpus": self._gpus, "status": status, "stepProgress": progress, **more}
 
 
-def _gpu(device: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    use, is_active = device.get("status") or {}, device["state"] == DeviceState.ACTIVE.value
+def _gpu(device: DeviceInfo, config: Mapping[str, object]) -> Mapping[str, object]:
+    use, is_active = device.status or {}, device.state is DeviceState.ACTIVE
     return {
-        "id": device["uuid"],
-        "server": device["server"],
+        "id": device.uuid,
+        "server": device.server,
         "status": "active" if is_active else "offline",
         "utilization": _percent(use.get("utilization")) if is_active else 0,
         "temperature": use.get("temperature"),
@@ -212,35 +214,35 @@ def _gpu(device: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _device(device: dict[str, Any]) -> dict[str, Any]:
-    use, replicas = device.get("status") or {}, device["replicas"]
+def _device(device: DeviceInfo) -> Mapping[str, object]:
+    use = device.status or {}
     return {
-        "device_id": device["uuid"],
-        "replica_id": replicas[0] if replicas else None,
-        "replica_ids": list(replicas),
-        "server_id": device["server"],
-        "status": "active" if device["state"] == DeviceState.ACTIVE.value else "offline",
-        "state": device["state"],
-        "reason": device["reason"],
+        "device_id": device.uuid,
+        "replica_id": device.replicas[0] if device.replicas else None,
+        "replica_ids": device.replicas,
+        "server_id": device.server,
+        "status": "active" if device.state is DeviceState.ACTIVE else "offline",
+        "state": device.state,
+        "reason": device.reason,
         "utilization": _percent(use.get("utilization")),
         "temperature": use.get("temperature"),
         "memory_used": use.get("memory_used"),
-        "memory_total": device["memory"],
+        "memory_total": device.memory,
     }
 
 
-def _training(replica: dict[str, Any]) -> dict[str, Any]:
+def _training(replica: ReplicaInfo) -> Mapping[str, object]:
     return {
-        "replica_id": replica["id"],
-        "group": replica["group"],
-        "status_type": replica.get("status_type"),
-        "status": replica["state"],
-        "current_step": replica["step"],
-        "epoch": replica["epoch"],
-        "max_step": replica["max_step"],
-        "metrics": replica["metrics"],
-        "config": replica["config"],
-        "timestamp": replica["reported"],
+        "replica_id": replica.id,
+        "group": replica.group,
+        "status_type": replica.status_type,
+        "status": replica.state,
+        "current_step": replica.step,
+        "epoch": replica.epoch,
+        "max_step": replica.max_step,
+        "metrics": replica.metrics,
+        "config": replica.config,
+        "timestamp": replica.reported,
     }
 
 

@@ -195,7 +195,7 @@ class _SharedWatch:
         if self._feed.begun:
             await self._feed.take(body, more)
 
-    async def _pass_snapshot(self, body: dict[str, Any], more: dict[str, Any]) -> None:
+    async def _pass_snapshot(self, body: Mapping[str, Any], more: Mapping[str, Any]) -> None:
         self._asked -= 1
         feed = self._feed
         plain = [reader for reader in self._new if not isinstance(reader, SubscribingReader | FormReader)]
@@ -227,18 +227,18 @@ class _SharedWatch:
                 feed.begin_for(page, _object(pieces, rest, for_pages, own))
 
 
-def _says_anything(body: dict[str, Any]) -> bool:
+def _says_anything(body: Mapping[str, Any]) -> bool:
     """Return whether a push has anything for readers that are no pages."""
     return "event" in body or any(body["changes"].values())
 
 
-def _message(body: dict[str, Any]) -> dict[str, Any]:
+def _message(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if "event" in body:
         return {"type": "event", "event": body["event"]}
     return {"type": "delta", **body["changes"]}
 
 
-async def _encode(values: dict[str, Any]) -> list[str]:
+async def _encode(values: Mapping[str, Any]) -> list[str]:
     """Return the JSON of an object in pieces, without its braces.
 
     It is encoded in turns, because this loop relays every session's calls. To join the pieces takes long, too.

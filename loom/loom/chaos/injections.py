@@ -113,7 +113,7 @@ class Injections:
         if command.id in self._withdrawn:
             report({"pid": os.getpid(), "injected": False})
             raise FaultRefused("it was removed before it was injected")
-        fault = RequestedFault(command.id, kind, checked, duration, report)
+        fault = RequestedFault(command.id, kind, dict(checked), duration, report)
         injected = self._injector(kind).inject(fault)
         if isinstance(injected, Strike):
             return injected.evidence, injected

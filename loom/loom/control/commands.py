@@ -108,7 +108,7 @@ class _JsonObject:
     """The pydantic schema of a `Change`, which is an object with two keys in JSON, not a list."""
 
     @staticmethod
-    def __get_pydantic_json_schema__(schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(schema: Any, handler: Any) -> dict[str, object]:
         return {"type": "object", "properties": {"old": {}, "new": {}}, "required": ["old", "new"]}
 
 
@@ -121,7 +121,7 @@ class Acknowledgement:
     """
 
     # For pydantic, with which the gateway describes REST: fields with a default here may be missing in JSON.
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"json_schema_serialization_defaults_required": False}
+    __pydantic_config__: ClassVar[Mapping[str, bool]] = {"json_schema_serialization_defaults_required": False}
 
     ok: bool
     step: int | None = None
@@ -147,7 +147,7 @@ class Acknowledgement:
 
     def to_body(self) -> dict[str, Any]:
         """Return the object for JSON, for the link and for the store."""
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "ok": self.ok,
             "reason": self.reason,
             "step": self.step,

@@ -215,7 +215,7 @@ def check_duration(kind: FaultKind, duration: Any) -> float | None:
     return float(duration)
 
 
-def check_params(kind: FaultKind, params: Any) -> dict[str, Any]:
+def check_params(kind: FaultKind, params: Any) -> Mapping[str, Any]:
     """Return all parameters of a fault: the given ones, and defaults for the others."""
     if not isinstance(params, Mapping):
         raise WrongArguments(f"the parameters of {kind.name} are names and values, not {params!r:.80}")
@@ -231,7 +231,7 @@ def check_params(kind: FaultKind, params: Any) -> dict[str, Any]:
     return checked
 
 
-def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind, dict[str, Any], float | None]:
+def check_fault(name: Any, params: Any, duration: Any = None) -> tuple[FaultKind, Mapping[str, Any], float | None]:
     """Return a fault's kind, all of its parameters and the seconds that it lasts, or raise `WrongArguments`."""
     kind = fault_kind(name)
     return kind, check_params(kind, params), check_duration(kind, duration)

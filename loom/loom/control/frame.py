@@ -6,7 +6,7 @@ Threadlets use it with the weaver over TCP; the gateway and the drivers use it o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgpack
@@ -50,7 +50,7 @@ def check_count(field: str, value: Any) -> int | None:
     return value
 
 
-def optional_text(body: dict[str, Any], field: str) -> str | None:
+def optional_text(body: Mapping[str, object], field: str) -> str | None:
     """Return a text of at most `MAX_NAME` characters, or None if the field is missing."""
     value = body.get(field)
     if value is not None and (type(value) is not str or len(value) > MAX_NAME):
@@ -58,7 +58,7 @@ def optional_text(body: dict[str, Any], field: str) -> str | None:
     return value
 
 
-def printable(body: dict[str, Any], field: str) -> str:
+def printable(body: Mapping[str, object], field: str) -> str:
     """Return a printable text of 1 to `MAX_NAME` characters."""
     value = optional_text(body, field)
     if not value or not value.isprintable():

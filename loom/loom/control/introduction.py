@@ -104,7 +104,7 @@ class ThreadletHello(Frame, kind="hello"):
     devices: tuple[Device, ...]
     handlers: dict[str, str]
     """Configuration keys that can be changed, and the names of their types."""
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     state: Activity | None
     """None if the threadlet leaves the state open."""
     step: int | None
@@ -172,7 +172,7 @@ class ThreadletHello(Frame, kind="hello"):
         )
 
 
-def _key(fields: dict[str, Any]) -> str:
+def _key(fields: Mapping[str, object]) -> str:
     key = fields.get("key")
     if type(key) is not str or not 0 < len(key) <= MAX_KEY:
         raise ProtocolMismatch(f"key is a text of 1 to {MAX_KEY} characters")

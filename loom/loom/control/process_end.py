@@ -28,7 +28,7 @@ class ProcessEnd:
     last_lines: tuple[str, ...] = ()
     """The last lines of its standard error, fit for a terminal; none unless its output is captured."""
 
-    def to_body(self) -> dict[str, Any]:
+    def to_body(self) -> dict[str, object]:
         """Return the fields, as they travel and as REST has them."""
         return {**asdict(self), "last_lines": list(self.last_lines)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -104,7 +104,7 @@ class DeviceReport(Frame, kind="devices"):
 
     time: float
     """Seconds since the epoch, by the threadlet's clock."""
-    devices: dict[str, dict[str, Any]]
+    devices: Mapping[str, Mapping[str, Any]]
 
     def numbers(self) -> DeviceReport:
         """Return the report for a weaver that takes no health."""
@@ -119,10 +119,10 @@ class DeviceReport(Frame, kind="devices"):
         raise cls.mismatch(body)
 
 
-def _read_status(status: Any) -> dict[str, Any]:
+def _read_status(status: Any) -> Mapping[str, Any]:
     if type(status) is not dict:
         raise ProtocolMismatch(f"a device's status is a map, not {status!r:.80}")
-    read: dict[str, Any] = {name: _number(name, status.get(name)) for name in DEVICE_NUMBERS}
+    read: dict[str, object] = {name: _number(name, status.get(name)) for name in DEVICE_NUMBERS}
     match status.get("throttled"):
         case None:
             pass
@@ -144,7 +144,7 @@ def _read_status(status: Any) -> dict[str, Any]:
     return read
 
 
-def _read_process(process: Any) -> dict[str, Any]:
+def _read_process(process: Any) -> Mapping[str, Any]:
     match process:
         case {"pid": int(pid), **rest}:
             return {"pid": pid, **{name: _number(name, rest.get(name)) for name in ("memory", "utilization")}}

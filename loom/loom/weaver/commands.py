@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,8 +119,8 @@ class GivenCommand:
     def done(self) -> bool:
         return not self.waiting
 
-    def to_dict(self) -> dict[str, Any]:
-        what: dict[str, Any] = {
+    def to_dict(self) -> Mapping[str, object]:
+        what: dict[str, object] = {
             "id": self.command.id,
             "kind": self.command.kind.value,
             "params": self.command.params,
@@ -130,7 +130,7 @@ class GivenCommand:
         return what | {name: getattr(self, name) for name in ("target", "by", "time", "replicas", "event")}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> GivenCommand:
+    def from_dict(cls, stored: Mapping[str, Any]) -> GivenCommand:
         rest = dict(stored)
         kind, announced = CommandKind(rest.pop("kind")), rest.pop("announced", False)
         command = Command(rest.pop("id"), kind, rest.pop("params"), announced)

@@ -137,7 +137,7 @@ class CommandDispatcher:
         unknown = (id for id in acknowledgements if id not in self._known.replicas)
         names = [*(replica.id for replica in there), *unknown]
         given = GivenCommand(command, target, by, now, names)
-        about: dict[str, Any] = {
+        about: dict[str, object] = {
             "command": command.id,
             "do": command.kind.value,
             "params": command.params,
@@ -146,8 +146,8 @@ class CommandDispatcher:
         }
         if acknowledgements:  # no other event tells of these
             told = itertools.islice(acknowledgements.items(), _REFUSALS_TOLD)
-            about["refused"] = {id: made.reason for id, made in told}
-            about["refused_more"] = len(acknowledgements) - len(about["refused"])
+            refused = {id: made.reason for id, made in told}
+            about |= {"refused": refused, "refused_more": len(acknowledgements) - len(refused)}
         given.event = self._known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
         self._known.commands.add(given, acknowledgements)
         plain = replace(command, announced=False) if command.announced else command
@@ -188,7 +188,7 @@ class CommandDispatcher:
                 return event
         self._known.devices.fail(device, reason, self._names_on(device))
         self._known.save_device(device)
-        chain: list[dict[str, Any]] = []
+        chain: list[Mapping[str, object]] = []
         about = {"report": report} if report is not None else {}
         event = self._known.events.append(
             now, "device_failed", None, device=known.to_body(), reason=reason, by=by, replicas=chain, **about

@@ -59,7 +59,7 @@ class Registry:
         self.replicas: dict[str, Replica] = {}
         self.states: Counter[ReplicaState] = Counter()
         self.devices = DeviceReplicaMap()
-        self.device_status: dict[str, dict[str, Any]] = {}
+        self.device_status: dict[str, Mapping[str, Any]] = {}
         self._status_written: dict[str, float] = {}  # when the status of each device was written last
         """The newest report on each device; not stored."""
         self.events = EventStore(store)
@@ -135,7 +135,7 @@ class Registry:
         return size
 
     def set_description(
-        self, replica: Replica, *, config: dict[str, Any] | None = None, handlers: dict[str, str] | None = None
+        self, replica: Replica, *, config: Mapping[str, Any] | None = None, handlers: dict[str, str] | None = None
     ) -> None:
         """Replace a replica's configuration, its handlers, or both. Raise `LimitReached` as `check_description`."""
         config = replica.config if config is None else config
@@ -176,7 +176,7 @@ class Registry:
         cause: Cause,
         now: float,
         by: int | None = None,
-        about: dict[str, Any] | None = None,
+        about: Mapping[str, object] | None = None,
     ) -> int | None:
         """Apply a cause to a replica; return the id of the event that logs the new state, None if there is none.
 
@@ -226,7 +226,7 @@ class Registry:
         while len(self._ended) > self._keep_ended:
             self._forget(self.replicas[next(iter(self._ended))])
 
-    def set_device_status(self, device: str, status: dict[str, Any]) -> None:
+    def set_device_status(self, device: str, status: Mapping[str, Any]) -> None:
         """Set the newest status of a device, if a replica has registered it.
 
         What concerns its health is written with the next commit, its use once in `_STATUS_WRITTEN_EVERY`.
@@ -248,12 +248,12 @@ class Registry:
         self._touched_devices.clear()
         return touched
 
-    def changes_of(self, replicas: Iterable[Replica]) -> dict[str, dict[str, Any]]:
+    def changes_of(self, replicas: Iterable[Replica]) -> Mapping[str, Mapping[str, object]]:
         """Return what changes often of the replicas that were not forgotten, by id."""
         there = self.replicas
         return {one.id: one.changing() for one in replicas if there.get(one.id) is one}
 
-    def statuses_of(self, devices: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def statuses_of(self, devices: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
         """Return the statuses of the devices that were not forgotten, by uuid."""
         return {uuid: self.device_status[uuid] for uuid in devices if uuid in self.device_status}
 

@@ -90,7 +90,7 @@ class End:
     closed: bool = False
     """Whether the program closed its threadlet itself, and its process may have gone on."""
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """Return what an event says of it."""
         return {"reason": self.reason, "ending": self.ending.value, "ended_by": self.by, "exit": self.exit}
 
@@ -115,7 +115,7 @@ class Replica:
     rank: int | None = None
     actors: str | None = None
     handlers: dict[str, str] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
     injectable: bool = False
     seq: int = 0
     step: int | None = None
@@ -261,11 +261,11 @@ class Replica:
         self._step_times.clear()
         return since if waited == instance else math.inf
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> Replica:
+    def from_dict(cls, stored: Mapping[str, Any]) -> Replica:
         """Return a stored replica. Fields that only a newer version knows are ignored."""
         known = {name: stored[name] for name in _STORED if name in stored}
         if known.get("ending") is not None:
@@ -276,7 +276,7 @@ class Replica:
     def connected(self) -> bool:
         return self.link is not None
 
-    def info(self, user: str, devices: list[str]) -> dict[str, Any]:
+    def info(self, user: str, devices: list[str]) -> dict[str, object]:
         """Return the fields of the `ReplicaInfo` that others see.
 
         Args:
@@ -287,7 +287,7 @@ class Replica:
         shown = {name: getattr(self, name) for name in _SHOWN}
         return {**shown, "user": user, "devices": devices, "step_time": self.baseline_step_time()}
 
-    def changing(self) -> dict[str, Any]:
+    def changing(self) -> dict[str, object]:
         """Return the fields that change often, for a `loom.weaver.views.Delta`."""
         changing = dict(zip(CHANGING_FIELDS, _changing(self), strict=True))
         if self.status_type is None:  # most trainings say nothing of it

@@ -132,7 +132,7 @@ class Reports:
                 replica.status_type = _status_type(*about)
             replica.seq = seq
 
-    def _report_config(self, replica: Replica, config: dict[str, Any], now: float) -> None:
+    def _report_config(self, replica: Replica, config: Mapping[str, Any], now: float) -> None:
         changes = {
             key: {"old": replica.config.get(key), "new": value}
             for key, value in config.items()

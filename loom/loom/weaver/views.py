@@ -174,7 +174,7 @@ class ReplicaInfo(_View):
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> ReplicaInfo:
         ending = body.get("ending")
-        read: dict[str, Any] = {"state": ReplicaState(body["state"]), "devices": tuple(body.get("devices", ()))}
+        read: dict[str, object] = {"state": ReplicaState(body["state"]), "devices": tuple(body.get("devices", ()))}
         read["ending"] = ReplicaEnding(ending) if ending in list(ReplicaEnding) else None
         return super().from_body({**body, **read, "metrics": read_metrics(body["metrics"])})
 
@@ -231,7 +231,7 @@ class WeaverEvent(_View):
     kind: str
     replica: str | None
     """The replica that the event is about, if it is about one."""
-    data: dict[str, Any]
+    data: Mapping[str, Any]
     """Further fields, by the event's kind. ``cause`` is the id of the event that led to this one."""
 
     def to_body(self) -> dict[str, object]:

@@ -13,6 +13,7 @@ ordinary code with ``get`` and in a coroutine with ``await``. A coroutine uses t
 from __future__ import annotations
 
 import contextvars
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +182,7 @@ def _find_mesh() -> Any:
     return _mesh
 
 
-def _ask(operation: str, arguments: dict[str, Any], timeout: float) -> Any:
+def _ask(operation: str, arguments: Mapping[str, Any], timeout: float) -> Any:
     try:
         code, answer = _find_mesh().ask.call_one(operation, arguments, timeout).get(timeout + _TRAVEL_TIMEOUT)
     except TimeoutError:

@@ -34,7 +34,7 @@ class CommandProxy:
     The command outlives this program. Replicas that are away get it as soon as they are back.
     """
 
-    def __init__(self, ask: Ask, answer: dict[str, Any]) -> None:
+    def __init__(self, ask: Ask, answer: Mapping[str, Any]) -> None:
         self._ask = ask
         self._state = CommandState.from_body(answer)
         self._away: _Absence | None = None
@@ -115,9 +115,9 @@ class CommandProxy:
 class InjectionProxy(CommandProxy):
     """An injected fault. ``get`` waits until each replica that it hits has reported it."""
 
-    def __init__(self, ask: Ask, answer: dict[str, Any]) -> None:
+    def __init__(self, ask: Ask, answer: Mapping[str, Any]) -> None:
         super().__init__(ask, answer)
-        self._piece: dict[str, Any] = answer.get("evidence") or {}
+        self._piece: Mapping[str, Any] = answer.get("evidence") or {}
 
     @property
     def evidence(self) -> dict[str, Mapping[str, Any]]:

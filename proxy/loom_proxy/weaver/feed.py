@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loom.control.operations import Ask
@@ -98,7 +98,7 @@ class WeaverFeed:
 class _Reader:
     """A reader of events of a ``kind`` or a ``replica`` without a gap, first by requests and then from updates."""
 
-    def __init__(self, feed: WeaverFeed, wanted: dict[str, Any]) -> None:
+    def __init__(self, feed: WeaverFeed, wanted: Mapping[str, Any]) -> None:
         self._feed = feed
         self._wanted = wanted
         self._last = 0

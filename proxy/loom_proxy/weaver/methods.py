@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loom.control.operations import Ask
@@ -141,7 +141,7 @@ class WeaverMethods:
         found = self._ask("devices")
         return {self._name(one, "uuid"): DeviceInfo.from_body(one) for one in found}
 
-    def _name(self, one: dict[str, Any], key: str) -> str:
+    def _name(self, one: Mapping[str, str], key: str) -> str:
         return f"{one['user']}/{one[key]}" if self._user == "*" else one[key]
 
     def events(
@@ -252,7 +252,7 @@ class WeaverMethods:
         return dict(self._ask("policies"))
 
     def command(
-        self, kind: str, params: dict[str, Any] | None = None, target: Target = "*", *, wait: float = 0.0
+        self, kind: str, params: Mapping[str, Any] | None = None, target: Target = "*", *, wait: float = 0.0
     ) -> CommandProxy:
         """Give a command to replicas.
 
@@ -372,7 +372,7 @@ class WeaverMethods:
         fault: str,
         target: Target,
         duration: float | None = None,
-        params: dict[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
         id: str | None = None,
     ) -> InjectionProxy:
         """Inject a fault on purpose into replicas, or a process of Loom, that are marked as injectable.
@@ -450,7 +450,7 @@ class WeaverMethods:
         return removed.set
 
 
-def _params(params: dict[str, Any] | None) -> dict[str, Any]:
+def _params(params: Mapping[str, Any] | None) -> dict[str, Any]:
     named = {} if params is None else plain(params, "params")
     if not isinstance(named, dict):
         raise WrongArguments(f"params: names and values have to be given, not {shortened(params)}")

@@ -13,7 +13,7 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
@@ -158,7 +158,7 @@ class WeaverWatch:
         """Yield the present state, and then each change, on an event loop; see `updates`."""
         return self._watch(_read, timeout)
 
-    async def messages_async(self) -> AsyncIterator[dict[str, Any]]:
+    async def messages_async(self) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the gateway's messages as they come, and one of type ``away`` when the connection is lost."""
         async for message in self._watch(_read_json):
             yield {"type": "away", "reason": message.reason} if isinstance(message, Away) else message
@@ -250,7 +250,7 @@ def _read(text: str | bytes) -> WeaverUpdate | None:
         raise NotAGateway(f"what comes from the gateway makes no sense: {error!r}") from error
 
 
-def _read_json(text: str | bytes) -> dict[str, Any] | None:
+def _read_json(text: str | bytes) -> Mapping[str, Any] | None:
     try:
         message = json.loads(text)
     except ValueError as error:

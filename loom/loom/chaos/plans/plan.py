@@ -228,7 +228,7 @@ class PlannedFault:
 
     @field_validator("params", mode="before")
     @classmethod
-    def _check_params(cls, params: Any, before: ValidationInfo) -> dict[str, Any]:
+    def _check_params(cls, params: Any, before: ValidationInfo) -> Mapping[str, Any]:
         if "fault" not in before.data:
             return {}
         return _raising_value_errors(check_params)(fault_kind(before.data["fault"]), params)

@@ -8,7 +8,7 @@ The plot needs matplotlib (extra ``plot``), which is imported only when a plot i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,11 +142,11 @@ class GoodputSlot:
     def behind(self) -> bool:
         return self.before is not None and (self.reached is None or self.reached < self.before)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {**_fields(self), "fault": None if self.fault is None else self.fault.to_body()}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> GoodputSlot:
+    def from_dict(cls, stored: Mapping[str, Any]) -> GoodputSlot:
         fault = stored["fault"]
         return cls(**{**stored, "fault": None if fault is None else FaultRecord(**fault)})
 
@@ -173,13 +173,13 @@ class JobTime:
     highest: dict[str, float] = field(default_factory=dict)
     """The most seconds by reason that `counters` has returned."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         left_out = ("slots", "vacant", "total")
         stored = {name: value for name, value in _fields(self).items() if name not in left_out}
         return {**stored, "faults": [fault.to_body() for fault in self.faults]}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> JobTime:
+    def from_dict(cls, stored: Mapping[str, Any]) -> JobTime:
         faults = [FaultRecord(**fault) for fault in stored["faults"]]
         samples = [(time, spent) for time, spent in stored["samples"]]
         return cls(**{**stored, "faults": faults, "samples": samples}, total=dict(stored["base"]))
@@ -242,5 +242,5 @@ class JobTime:
         return spent
 
 
-def _fields(kept: Any) -> dict[str, Any]:
+def _fields(kept: Any) -> dict[str, object]:
     return {name: getattr(kept, name) for name in kept.__slots__}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from loom import driver_api
@@ -17,7 +18,7 @@ class WeaverActor(Actor):
     """Asks the weaver for others. It runs in a session's driver, and uses the session's key."""
 
     @concurrent_endpoint  # a request that waits for replicas does not delay the next one
-    async def ask(self, operation: str, arguments: dict[str, Any], timeout: float) -> tuple[str | None, Any]:
+    async def ask(self, operation: str, arguments: Mapping[str, Any], timeout: float) -> tuple[str | None, Any]:
         """Do one of `OPERATIONS`; return (None, its result), or the code and the text of a `LoomError`.
 
         Args:

@@ -21,7 +21,7 @@ own, so that no commit waits for it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -109,25 +109,25 @@ class Store:
     def pending(self) -> bool:
         return bool(self._journal or self._acknowledgements or any(self._rows.values()))
 
-    def put(self, table: str, key: str, data: dict[str, Any]) -> None:
+    def put(self, table: str, key: str, data: Mapping[str, Any]) -> None:
         """Put a row of ``replicas``, ``devices``, ``policies``, ``commands`` or ``goodput`` by its key."""
         self._rows[table][key] = msgpack.packb(data)
 
     def drop(self, table: str, key: str) -> None:
         self._rows[table][key] = None
 
-    def put_acknowledgement(self, command: str, replica: str, body: dict[str, Any]) -> None:
+    def put_acknowledgement(self, command: str, replica: str, body: Mapping[str, Any]) -> None:
         self._acknowledgements.append((command, replica, msgpack.packb(body)))
 
     def log(self, entry: list[Any]) -> None:
         self._journal.append(entry)
 
-    def rows(self, table: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def rows(self, table: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the committed rows of a table, in the order of their keys."""
         for key, data in self.reader.execute(f"SELECT key, data FROM {table} ORDER BY key"):
             yield key, msgpack.unpackb(data)
 
-    def acknowledgements(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    def acknowledgements(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         """Yield (command id, replica id, acknowledgement) for every stored acknowledgement."""
         for command, replica, data in self.reader.execute("SELECT command, replica, data FROM outcomes"):
             yield command, replica, msgpack.unpackb(data)
