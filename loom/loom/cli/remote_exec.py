@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -187,11 +187,11 @@ def _reached(access: Access, session: str | None, mesh: str | None) -> Iterator[
         yield _mesh(dict(job.meshes), mesh, lambda: gateway.meshes(job.session))
 
 
-def _mesh(meshes: dict[str, Any], name: str | None, shown: Callable[[], dict[str, Any]]) -> Any:
+def _mesh(meshes: Mapping[str, Any], name: str | None, shown: Callable[[], Mapping[str, Any]]) -> Any:
     """Return the mesh with a name, or the only one of processes. ``shown`` asks for all, also those stopped."""
     from loom_proxy.mesh.procs import ProcMeshProxy
 
-    if name in meshes:
+    if name is not None and name in meshes:
         return meshes[name]
     known = ", ".join(sorted(meshes)) or "none"
     if name is not None:
