@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -261,6 +262,23 @@ def test_an_actor_that_cannot_be_made_or_loses_what_it_owns_ends_its_replica(tid
         "exit code 6",
     ]
     assert "did not handle a supervision event from its child" in str(ends["owner"].end_reason)
+
+
+def test_a_task_of_an_async_actor_that_exits_ends_its_process(tidied: loom.Job) -> None:
+    async def leave() -> None:
+        sys.exit(6)
+
+    def later() -> None:
+        tasks.append(asyncio.get_running_loop().create_task(leave()))
+
+    tasks: list[asyncio.Task[None]] = []
+    actor = tidied.hosts.slice(hosts=0).spawn_procs(name="task").spawn("actor", Async, "task")
+    actor.do.call_one(later).get(timeout=BOUND)
+
+    with pytest.raises(loom.SupervisionError, match="exit code 6"):
+        actor.do.call_one(lambda: True).get(timeout=BOUND)
+    assert _ended(tidied, "task").died_of is not None
+    await_true(lambda: "exit code 6" in str(tidied.weaver.replica("task").end_reason))
 
 
 def _ended(job: loom.Job, name: str) -> ReplicaInfo:

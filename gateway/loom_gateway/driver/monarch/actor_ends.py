@@ -3,12 +3,17 @@
 An actor ends by `sys.exit` in an endpoint, by an error in a message that has no answer, by the failure of a mesh
 that it owns, or because its mesh is stopped. Its training has ended then, while its threadlet and the process are
 well. So an actor that ends says goodbye for the threadlets that its messages made, after its ``__cleanup__``.
+
+A `SystemExit` in a task that an async actor has started ends the event loop of all async actors, and nothing is
+answered any more. So it ends the process, as it ends a program.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import threading
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +22,7 @@ from monarch._src.actor.actor_mesh import _Actor, _context
 from loom.errors import SupervisionError
 from loom.threadlet import threadlet
 from loom_gateway.driver.monarch.raised import what_was_raised
+from loom_gateway.driver.runs.children import end_child
 
 _DIED_OF = "_loom_died_of"
 """The attribute of an actor for the error that ended it. Monarch's own report of it is a text."""
@@ -31,6 +37,7 @@ def report_ends_of_actors() -> None:
     _Actor._report_panic = _always(_Actor._report_panic)
     _Actor.__cleanup__ = _and_goodbye_async(_Actor.__cleanup__)
     _Actor._run_cleanup = _and_goodbye(_Actor._run_cleanup)
+    threading.excepthook = _ending_with_the_loop(threading.excepthook)
 
 
 def _running_actor() -> object:
@@ -90,3 +97,15 @@ def _say_goodbye(actor: _Actor, context: Any, told: str | Exception | None) -> N
     elif told is not None:
         error = told if isinstance(told, BaseException) else SupervisionError(told)
     threadlet.close_those_of(context.actor_instance.actor_id, error)
+
+
+def _ending_with_the_loop(plain: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., object]:
+    loops = asyncio.BaseEventLoop.run_forever.__code__
+
+    def excepthook(args: threading.ExceptHookArgs) -> None:
+        frames = (frame for frame, _ in traceback.walk_tb(args.exc_traceback))
+        if isinstance(args.exc_value, SystemExit) and any(frame.f_code is loops for frame in frames):
+            end_child(args.exc_value)
+        plain(args)
+
+    return excepthook
