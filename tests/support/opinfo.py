@@ -135,7 +135,7 @@ def _samples(op: OpInfo, dtype: torch.dtype, grad: bool) -> Iterator[SampleInput
         yield from op.sample_inputs("cpu", dtype, requires_grad=grad)
 
 
-class _Operands:
+class Operands:
     """The operands of a sample on both sides: of one memory each, with the same strides."""
 
     def __init__(self, lt: Tensors) -> None:
@@ -184,7 +184,7 @@ class _Operands:
 
 
 def _compared(lt: Tensors, op: OpInfo, kind: Kind, sample: SampleInput) -> str:
-    operands = _Operands(lt)
+    operands = Operands(lt)
     given = sample.input, *sample.args
     theirs, ours = operands.theirs(given), operands.ours(given)
     if kind.changes:
@@ -209,8 +209,8 @@ def _compared(lt: Tensors, op: OpInfo, kind: Kind, sample: SampleInput) -> str:
         quiet = any(each in op.name for each in NO_VALUES) or (
             PROCESSES > 1 and any(each in op.name for each in (*DRAWN, *AMBIGUOUS))
         )
-        problem = _different(wanted, found, quiet)
-        return problem or ("" if quiet else _gradients(lt, _flat(wanted), _flat(found), operands.leaves))
+        problem = different(wanted, found, quiet)
+        return problem or ("" if quiet else different_gradients(lt, flat(wanted), flat(found), operands.leaves))
     except Exception as error:  # noqa: BLE001 - whatever went wrong
         if "there is no dtype" in str(error):
             return ""  # refused at its line: the laptop knows the dtypes of `loom.tensors.layouts`
@@ -221,20 +221,22 @@ SEED = 42
 """Of the numbers that are drawn: that of the database's own ``wrapper_set_seed``."""
 
 
-def _flat(value: Any) -> list[Any]:
+def flat(value: Any) -> list[Any]:
+    """Return the parts of tuples and lists."""
     if isinstance(value, (tuple, list)):
-        return [part for each in value for part in _flat(each)]
+        return [part for each in value for part in flat(each)]
     return [value]
 
 
-def _different(one: Any, other: Any, quiet: bool) -> str:
+def different(one: Any, other: Any, quiet: bool) -> str:
+    """Return how results disagree, only by their layouts if ``quiet``; an empty text if they agree."""
     if isinstance(one, (tuple, list)):
         if not isinstance(other, (tuple, list)) or len(one) != len(other):
             return f"{other!r}, not {one!r}"
         names = getattr(type(one), "__match_args__", ()) or getattr(type(one), "_fields", ())
         if not all(hasattr(other, name) for name in names):
             return f"its results have no names {names}"
-        return next(filter(None, (_different(*each, quiet) for each in zip(one, other, strict=True))), "")
+        return next(filter(None, (different(*each, quiet) for each in zip(one, other, strict=True))), "")
     if not isinstance(one, torch.Tensor):
         return "" if one == other or quiet or one != one else f"{other!r}, not {one!r}"
     if not isinstance(other, Tensor):
@@ -257,7 +259,9 @@ def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.allclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True)
 
 
-def _gradients(lt: Tensors, theirs: list[Any], ours: list[Any], leaves: list[tuple[torch.Tensor, Tensor]]) -> str:
+def different_gradients(
+    lt: Tensors, theirs: list[Any], ours: list[Any], leaves: list[tuple[torch.Tensor, Tensor]]
+) -> str:
     pairs = {
         id(one): (one, other)
         for one, other in zip(theirs, ours, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -137,12 +137,12 @@ def change(function: str, target: Tensor, args: Sequence[Any], kwargs: Mapping[s
     """
     home, name = target._home, function.rpartition(".")[2]
     if name != "requires_grad_":
-        check_leaf(target, name[:-1])
+        check_leaf(target, name.removesuffix("_"))
     what = taken((target, *args), kwargs)
     check_home(home, what.tensors)
     form = home._form(Form(function, what.args, what.kwargs, tensors=len(what.tensors), outs=0))
     home._queue(form, what.tensors)
-    changed(target, name[:-1], what.tensors[1:])
+    changed(target, name.removesuffix("_"), what.tensors[1:])
     if name in RELAID:
         target._meta = None
     return target
@@ -260,7 +260,24 @@ def function_named(home: Any, name: str) -> Callable[..., Any]:
             return call(home, path, args, kwargs, "1")
         return home.make(path, args, kwargs)
 
-    return _described(function, name, signature)
+    return _described(replacing(path, function), name, signature)
+
+
+def replacing(path: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that changes its operand in place if ``inplace``, its last parameter, is true."""
+    signature, _ = FUNCTIONS.get(path, ("", ""))
+    if not signature.endswith("inplace=False"):
+        return function
+    place = signature.count(",")
+
+    @wraps(function)
+    def call(input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+        inplace, args = args[place - 1] if len(args) >= place else inplace, args[: place - 1]
+        if inplace:
+            return change(path, input, args, {**kwargs, "inplace": True})
+        return function(input, *args, **kwargs)
+
+    return call
 
 
 def method_named(name: str) -> Callable[..., Any]:

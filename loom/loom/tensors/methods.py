@@ -8,7 +8,7 @@ from typing import Any
 
 from loom.tensors.core import indexing, joining, like, network, pointwise, products, reductions, shapes, spreading
 from loom.tensors.layouts import ALL, dtype_named
-from loom.tensors.learned import method_named
+from loom.tensors.learned import method_named, replacing
 from loom.tensors.op import functions, methods, properties
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
@@ -45,7 +45,8 @@ def put() -> None:
     for name, function in {**methods, **functions}.items():
         if not name.startswith("__") and not hasattr(Tensors, name) and name not in OTHERS:
             free = name in functions or name in NUMBER_FIRST
-            setattr(Tensors, name, staticmethod(function if free else _of_tensor(name, function)))
+            own = replacing(f"nn.functional.{name}", function if free else _of_tensor(name, function))
+            setattr(Tensors, name, staticmethod(own))
 
 
 def _learned_method(self: Tensor, name: str) -> Any:

@@ -270,6 +270,13 @@ class Tensor:
         self._needs, self._node, self._root.needs, self._root.node = False, None, False, None
         return self
 
+    def become(self, other: Tensor) -> None:
+        """Be the handle of another tensor's elements from here on, as a leaf with the same wish for a gradient."""
+        wanted = self._needs
+        self._value, self._meta, self._base, self._root = other._value, other.meta, other._base, other._root
+        self._needs, self._node, self._grad = False, None, None
+        self.requires_grad_(wanted)
+
     @property
     def grad_fn(self) -> Node | None:
         """The operation that made it, if gradients pass it; None for a leaf."""

@@ -138,12 +138,10 @@ _dropout = Op("nn.functional.dropout", _dropped)
 
 
 @function
-def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Set a share ``p`` of the elements to 0, and divide the others by ``1 - p``."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-    if inplace:
-        raise NotImplementedError("dropout in place is not supported: use its result")
     if not training or p == 0 or not input.numel():
         return input
     return _dropout((input,), (), (("p", float(p)),))

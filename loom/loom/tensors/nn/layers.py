@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import wraps
 from math import prod, sqrt
 from typing import Any
 
+from loom.errors import NotSupported
 from loom.tensors.learned import call
 from loom.tensors.nn import utils
 from loom.tensors.nn.module import Module, ModuleList, Parameter, Sequential
@@ -22,6 +24,12 @@ class _Made(Module):
         drawn = self._lt.rand(tuple(shape), dtype=dtype)
         return Parameter(drawn.mul(2 * bound).sub(bound))
 
+    def _scale(self, shape: int | Sequence[int], weight: bool, bias: bool, dtype: Any) -> None:
+        """Scale by a weight, at first ones, and move by a bias, at first zeros, if they are wanted."""
+        lt = self._lt
+        self.register_parameter("weight", Parameter(lt.ones(shape, dtype=dtype)) if weight else None)
+        self.register_parameter("bias", Parameter(lt.zeros(shape, dtype=dtype)) if bias else None)
+
 
 class Linear(_Made):
     """``x @ weight.T + bias``."""
@@ -33,8 +41,8 @@ class Linear(_Made):
         self.weight = self._uniform((out_features, in_features), bound, dtype)
         self.register_parameter("bias", self._uniform((out_features,), bound, dtype) if bias else None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._lt.linear(x, self.weight, self.bias)  # type: ignore[no-any-return]
+    def forward(self, input: Tensor) -> Tensor:
+        return self._lt.linear(input, self.weight, self.bias)  # type: ignore[no-any-return]
 
 
 class Embedding(_Made):
@@ -50,8 +58,8 @@ class Embedding(_Made):
             weight[padding_idx] = 0.0
         self.weight = Parameter(weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._lt.embedding(x, self.weight, self.padding_idx)  # type: ignore[no-any-return]
+    def forward(self, input: Tensor) -> Tensor:
+        return self._lt.embedding(input, self.weight, self.padding_idx)  # type: ignore[no-any-return]
 
 
 class LayerNorm(_Made):
@@ -68,13 +76,10 @@ class LayerNorm(_Made):
         super().__init__()
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.normalized_shape, self.eps = shape, eps
-        weight = Parameter(self._lt.ones(shape, dtype=dtype)) if elementwise_affine else None
-        self.register_parameter("weight", weight)
-        moved = Parameter(self._lt.zeros(shape, dtype=dtype)) if elementwise_affine and bias else None
-        self.register_parameter("bias", moved)
+        self._scale(shape, elementwise_affine, elementwise_affine and bias, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._lt.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
+    def forward(self, input: Tensor) -> Tensor:
+        return self._lt.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
 
 
 class RMSNorm(_Made):
@@ -93,25 +98,25 @@ class RMSNorm(_Made):
         weight = Parameter(self._lt.ones(shape, dtype=dtype)) if elementwise_affine else None
         self.register_parameter("weight", weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._lt.rms_norm(x, self.normalized_shape, self.weight, self.eps)  # type: ignore[no-any-return]
+    def forward(self, input: Tensor) -> Tensor:
+        return self._lt.rms_norm(input, self.normalized_shape, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
 class GroupNorm(_Made):
     """Each group of channels with mean 0 and variance 1, then each channel scaled and moved."""
 
     def __init__(
-        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, dtype: Any = None
-    ) -> None:
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, dtype: Any = None,
+        *, bias: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         if num_channels % num_groups:
             raise ValueError("num_channels must be divisible by num_groups")
         self.num_groups, self.eps = num_groups, eps
-        self.register_parameter("weight", Parameter(self._lt.ones(num_channels, dtype=dtype)) if affine else None)
-        self.register_parameter("bias", Parameter(self._lt.zeros(num_channels, dtype=dtype)) if affine else None)
+        self._scale(num_channels, affine, affine and bias, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._lt.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
+    def forward(self, input: Tensor) -> Tensor:
+        return self._lt.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
 
 
 class _BatchNorm(_Made):
@@ -125,32 +130,55 @@ class _BatchNorm(_Made):
         affine: bool = True,
         track_running_stats: bool = True,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         lt = self._lt
-        self.eps, self.momentum, self.track_running_stats = eps, momentum, track_running_stats
-        self.register_parameter("weight", Parameter(lt.ones(num_features, dtype=dtype)) if affine else None)
-        self.register_parameter("bias", Parameter(lt.zeros(num_features, dtype=dtype)) if affine else None)
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.track_running_stats = track_running_stats
+        self._scale(num_features, affine, affine and bias, dtype)
         self.register_buffer("running_mean", lt.zeros(num_features, dtype=dtype) if track_running_stats else None)
         self.register_buffer("running_var", lt.ones(num_features, dtype=dtype) if track_running_stats else None)
         self.register_buffer("num_batches_tracked", lt.tensor(0) if track_running_stats else None)
         self._seen = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         momentum = self.momentum
         if self.training and self.track_running_stats:
             self._seen += 1
             self.num_batches_tracked.add_(1)
             momentum = 1 / self._seen if momentum is None else momentum
+        return self._normed(input, self.training or not self.track_running_stats, momentum or 0.0)
+
+    def _normed(self, input: Tensor, by_batch: bool, momentum: float) -> Tensor:
+        running = self.running_mean, self.running_var
         return self._lt.batch_norm(  # type: ignore[no-any-return]
-            x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training or not self.track_running_stats,
-            momentum or 0.0,
-            self.eps,
+            input, *running, self.weight, self.bias, by_batch, momentum, self.eps
+        )
+
+
+class _InstanceNorm(_BatchNorm):
+    """Each channel of each element of a batch with mean 0 and variance 1, then scaled and moved if wanted."""
+
+    dimensions: int
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False,
+        track_running_stats: bool = False, dtype: Any = None, *, bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype, bias=bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        by_batch = self.training or not self.track_running_stats
+        alone = input.dim() == self.dimensions + 1
+        found = self._normed(input.unsqueeze(0) if alone else input, by_batch, self.momentum or 0.0)
+        return found.squeeze(0) if alone else found
+
+    def _normed(self, input: Tensor, by_batch: bool, momentum: float) -> Tensor:
+        running = self.running_mean, self.running_var
+        return self._lt.instance_norm(  # type: ignore[no-any-return]
+            input, *running, self.weight, self.bias, by_batch, momentum, self.eps
         )
 
 
@@ -170,20 +198,39 @@ class _Conv(_Made):
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: bool = True,
+        padding_mode: str = "zeros",
         dtype: Any = None,
+        **how: Any,
     ) -> None:
         super().__init__()
+        if padding_mode != "zeros":
+            raise NotSupported(f"convolutions pad with zeros here: pad the input, lt.pad(…, mode={padding_mode!r})")
         kernel = (kernel_size,) * self.dimensions if isinstance(kernel_size, int) else tuple(kernel_size)
-        self._how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        self._how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, **how}
         outer, inner = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
         shape = (outer, inner // groups, *kernel)
         bound = 1 / sqrt(shape[1] * prod(kernel))
         self.weight = self._uniform(shape, bound, dtype)
         self.register_parameter("bias", self._uniform((out_channels,), bound, dtype) if bias else None)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         name = f"conv{'_transpose' if self.transposed else ''}{self.dimensions}d"
-        return getattr(self._lt, name)(x, self.weight, self.bias, **self._how)  # type: ignore[no-any-return]
+        return getattr(self._lt, name)(input, self.weight, self.bias, **self._how)  # type: ignore[no-any-return]
+
+
+class _ConvTransposed(_Conv):
+    """The gradient of a convolution by its input, as a layer."""
+
+    transposed = True
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0,
+        groups: int = 1, bias: bool = True, dilation: int | Sequence[int] = 1, padding_mode: str = "zeros",
+        dtype: Any = None,
+    ) -> None:  # fmt: skip
+        shape = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
+        super().__init__(*shape, bias, padding_mode, dtype, output_padding=output_padding)
 
 
 class _Recurrent(_Made):
@@ -201,35 +248,46 @@ class _Recurrent(_Made):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        proj_size: int = 0,
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        if proj_size and self.function != "lstm":
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
         self.hidden_size, self.num_layers, self.batch_first = hidden_size, num_layers, batch_first
+        self._sizes = proj_size or hidden_size, hidden_size
+        """Of the two parts of a state: the second one only LSTMs have."""
         self.bias, self.dropout, self.bidirectional = bias, dropout, bidirectional
         self._names: list[str] = []
         ways = 2 if bidirectional else 1
         for layer in range(num_layers):
-            size = input_size if layer == 0 else hidden_size * ways
+            size = input_size if layer == 0 else self._sizes[0] * ways
             for way in ("", "_reverse")[:ways]:
-                shapes = {"weight_ih": (size,), "weight_hh": (hidden_size,)}
-                for name, rest in {**shapes, **({"bias_ih": (), "bias_hh": ()} if bias else {})}.items():
+                rows = self.gates * hidden_size
+                shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, size)}
+                shapes["weight_hh"] = rows, self._sizes[0]
+                if bias:
+                    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+                if proj_size:
+                    shapes["weight_hr"] = proj_size, hidden_size
+                for name, shape in shapes.items():
                     key = f"{name}_l{layer}{way}"
                     bound = 1 / sqrt(hidden_size) if hidden_size else 0.0
                     self._names.append(key)
-                    self.register_parameter(key, self._uniform((self.gates * hidden_size, *rest), bound, dtype))
+                    self.register_parameter(key, self._uniform(shape, bound, dtype))
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
         """Return the results of each place of the sequence, and the state after the last one."""
-        alone = x.dim() == 2
+        alone = input.dim() == 2
         batch = 0 if self.batch_first else 1
-        x = x.unsqueeze(batch) if alone else x
+        x = input.unsqueeze(batch) if alone else input
         several = self.function == "lstm"
-        if state is None:
+        if hx is None:
             ways = self.num_layers * (2 if self.bidirectional else 1)
-            zeros = self._lt.zeros(ways, x.shape[batch], self.hidden_size, dtype=x.dtype)
-            states = [zeros] * (2 if several else 1)
+            sizes = self._sizes if several else self._sizes[:1]
+            states = [self._lt.zeros(ways, x.shape[batch], size, dtype=x.dtype) for size in sizes]
         else:
-            states = [each.unsqueeze(1) if alone else each for each in (state if several else (state,))]
+            states = [each.unsqueeze(1) if alone else each for each in (hx if several else (hx,))]
         weights = [getattr(self, name) for name in self._names]
         how = (self.bias, self.num_layers, self.dropout, self.training, self.bidirectional, self.batch_first)
         given = tuple(states) if several else states[0]
@@ -239,20 +297,47 @@ class _Recurrent(_Made):
         return out, tuple(after) if several else after[0]
 
 
-class MultiheadAttention(_Made):
-    """Attention of several heads, as `torch.nn.MultiheadAttention`, for queries, keys and values of one width."""
+class _RNN(_Recurrent):
+    """Layers that go through a sequence with a function of what they see and have seen."""
+
+    gates = 1
 
     def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, batch_first: bool = False,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", *args: Any,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
+        self.__dict__["function"] = f"rnn_{nonlinearity}"
+        super().__init__(input_size, hidden_size, num_layers, *args, **kwargs)
+
+
+class MultiheadAttention(_Made):
+    """Attention of several heads, as `torch.nn.MultiheadAttention`."""
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
+        add_zero_attn: bool = False, kdim: int | None = None, vdim: int | None = None, batch_first: bool = False,
         dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if embed_dim % num_heads:
             raise AssertionError("embed_dim must be divisible by num_heads")
-        self.num_heads, self.dropout, self.batch_first = num_heads, dropout, batch_first
-        self.in_proj_weight = self._uniform((3 * embed_dim, embed_dim), sqrt(6 / (4 * embed_dim)), dtype)
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+        self.add_zero_attn = add_zero_attn
+        sizes = embed_dim, embed_dim if kdim is None else kdim, embed_dim if vdim is None else vdim
+        one = set(sizes) == {embed_dim}
+        bound = sqrt(6 / (4 * embed_dim))
+        for name, size in zip("qkv", sizes, strict=True):
+            weight = None if one else self._uniform((embed_dim, size), sqrt(6 / (embed_dim + size)), dtype)
+            self.register_parameter(f"{name}_proj_weight", weight)
+        whole = self._uniform((3 * embed_dim, embed_dim), bound, dtype) if one else None
+        self.register_parameter("in_proj_weight", whole)
         zeros = Parameter(self._lt.zeros(3 * embed_dim, dtype=dtype)) if bias else None
         self.register_parameter("in_proj_bias", zeros)
+        for name in ("bias_k", "bias_v"):
+            kept = self._uniform((1, 1, embed_dim), sqrt(3 / embed_dim), dtype) if add_bias_kv else None
+            self.register_parameter(name, kept)
         self.out_proj = self._lt.nn.Linear(embed_dim, embed_dim, bias=bias, dtype=dtype)
 
     def forward(
@@ -260,57 +345,40 @@ class MultiheadAttention(_Made):
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
         attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the result, and the weights, the mean of the heads', if they are wanted."""
-        lt, first = self._lt, self.batch_first
-        width = query.shape[-1]
-        weights = self.in_proj_weight.chunk(3)
-        biases = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None,) * 3
-        parts = []
-        for each, weight, bias in zip((query, key, value), weights, biases, strict=True):
-            part = lt.linear(each, weight, bias)
-            if part.dim() == 3 and not first:
-                part = part.transpose(0, 1)
-            parts.append(part.unflatten(-1, (self.num_heads, width // self.num_heads)).transpose(-3, -2))
-        q, k, v = parts
-        mask = attn_mask
-        if mask is not None and mask.dtype.name == "bool":
-            mask = mask.logical_not()  # here True means that a place is not looked at
-        if is_causal and mask is None:
-            mask = lt.ones(query.shape[-2 if first else 0], key.shape[-2 if first else 0]).tril().bool()
-        dropped = self.dropout if self.training else 0.0
-        if not need_weights:
-            found, told = lt.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropped), None
-        else:
-            scores = q.matmul(k.transpose(-2, -1)).mul(1 / sqrt(q.shape[-1]))
-            if mask is not None:
-                hidden = mask.dtype.name == "bool"
-                scores = scores.masked_fill(mask.logical_not(), float("-inf")) if hidden else scores.add(mask)
-            told = scores.softmax(-1)
-            if dropped:
-                told = lt.dropout(told, dropped, True)
-            found = told.matmul(v)
-            told = told.mean(-3)
-        found = found.transpose(-3, -2).flatten(-2)
-        if found.dim() == 3 and not first:
-            found = found.transpose(0, 1)
-        return self.out_proj(found), told
+        """Return the result, and the weights if they are wanted: the mean of the heads', or those of each."""
+        turned = self.batch_first and query.dim() == 3
+        given = [each.transpose(0, 1) if turned else each for each in (query, key, value)]
+        found, weights = call(
+            self._lt, "nn.functional.multi_head_attention_forward",
+            (*given, self.embed_dim, self.num_heads, self.in_proj_weight, self.in_proj_bias, self.bias_k,
+             self.bias_v, self.add_zero_attn, self.dropout, self.out_proj.weight, self.out_proj.bias, self.training,
+             key_padding_mask, need_weights, attn_mask, self.in_proj_weight is None, self.q_proj_weight,
+             self.k_proj_weight, self.v_proj_weight, None, None, average_attn_weights, is_causal),
+            {}, "2" if need_weights else "?",
+        )  # fmt: skip
+        return found.transpose(0, 1) if turned else found, weights
 
 
-class Dropout(Module):
+class _Dropping(Module):
     """Sets elements to zero at random, while it is trained."""
 
-    def __init__(self, p: float = 0.5) -> None:
+    function: str
+
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-        self.p = p
+        self.p, self.inplace = p, inplace
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.dropout(self.p, self.training)  # type: ignore[no-any-return]
+    def forward(self, input: Tensor) -> Tensor:
+        drop = getattr(input._home, self.function)
+        return drop(input, self.p, self.training, self.inplace)  # type: ignore[no-any-return]
 
 
 class Flatten(Module):
@@ -320,21 +388,43 @@ class Flatten(Module):
         super().__init__()
         self._dims = start_dim, end_dim
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(*self._dims)  # type: ignore[no-any-return]
+    def forward(self, input: Tensor) -> Tensor:
+        return input.flatten(*self._dims)  # type: ignore[no-any-return]
 
 
 class _Function(Module):
-    """A function as a module; its further arguments are the function's."""
+    """A function as a module; its further arguments are the function's. Tensors among them are buffers."""
 
     name: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
+        if args and isinstance(args[0], Tensor):  # of losses
+            kwargs["weight"], args = args[0], ()
         self._args, self._kwargs = args, kwargs
+        for key, value in kwargs.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(key, value)
 
-    def forward(self, *given: Tensor) -> Tensor:
-        return getattr(given[0]._home, self.name)(*given, *self._args, **self._kwargs)  # type: ignore[no-any-return]
+    def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
+        first = given[0] if given else next(iter(named.values()))
+        function = getattr(first._home, self.name)
+        return function(*given, *self._args, **named, **{**self._kwargs, **self._buffers})  # type: ignore[no-any-return]
+
+
+class _Padding(Module):
+    """Makes a tensor larger at its borders."""
+
+    dimensions: int
+    mode: str
+
+    def __init__(self, padding: int | Sequence[int], value: float | None = None) -> None:
+        super().__init__()
+        self.padding = (padding,) * (2 * self.dimensions) if isinstance(padding, int) else tuple(padding)
+        self.value = value
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input._home.pad(input, self.padding, self.mode, self.value)  # type: ignore[no-any-return]
 
 
 class Identity(Module):
@@ -354,12 +444,31 @@ FUNCTIONS = {
     "AdaptiveAvgPool1d": "adaptive_avg_pool1d", "AdaptiveAvgPool2d": "adaptive_avg_pool2d", "Mish": "mish",
     "Hardtanh": "hardtanh", "ReLU6": "relu6", "LogSigmoid": "logsigmoid", "Softsign": "softsign", "SELU": "selu",
     "Hardswish": "hardswish", "Upsample": "interpolate", "PixelShuffle": "pixel_shuffle",
-    "CosineSimilarity": "cosine_similarity",
+    "CosineSimilarity": "cosine_similarity", "PairwiseDistance": "pairwise_distance",
+    "AdaptiveAvgPool3d": "adaptive_avg_pool3d", "AdaptiveMaxPool1d": "adaptive_max_pool1d",
+    "AdaptiveMaxPool2d": "adaptive_max_pool2d", "AdaptiveMaxPool3d": "adaptive_max_pool3d",
+    "AvgPool3d": "avg_pool3d", "MaxPool3d": "max_pool3d", "LPPool1d": "lp_pool1d", "LPPool2d": "lp_pool2d",
+    "LPPool3d": "lp_pool3d", "CELU": "celu", "GLU": "glu", "Hardshrink": "hardshrink", "Hardsigmoid": "hardsigmoid",
+    "Softmin": "softmin", "Softshrink": "softshrink", "Tanhshrink": "tanhshrink", "Threshold": "threshold",
+    "LocalResponseNorm": "local_response_norm", "CosineEmbeddingLoss": "cosine_embedding_loss",
+    "CTCLoss": "ctc_loss", "GaussianNLLLoss": "gaussian_nll_loss", "HingeEmbeddingLoss": "hinge_embedding_loss",
+    "MarginRankingLoss": "margin_ranking_loss", "MultiLabelMarginLoss": "multilabel_margin_loss",
+    "MultiLabelSoftMarginLoss": "multilabel_soft_margin_loss", "MultiMarginLoss": "multi_margin_loss",
+    "PoissonNLLLoss": "poisson_nll_loss", "SoftMarginLoss": "soft_margin_loss",
+    "TripletMarginLoss": "triplet_margin_loss", "PixelUnshuffle": "pixel_unshuffle", "Unfold": "unfold",
+    "Fold": "fold",
 }  # fmt: skip
 
 PLAIN: dict[str, type] = {
-    each.__name__: each for each in (Dropout, Flatten, Identity, Module, ModuleList, Parameter, Sequential)
+    each.__name__: each for each in (Flatten, Identity, Module, ModuleList, Parameter, Sequential)
 } | {name: type(name, (_Function,), {"name": function}) for name, function in FUNCTIONS.items()}
+for _name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d"):
+    PLAIN[_name] = type(_name, (_Dropping,), {"function": _name.lower(), "__doc__": _Dropping.__doc__})
+for _dimensions in (1, 2, 3):
+    for _prefix, _mode in (("Constant", "constant"), ("Zero", "constant"), ("Reflection", "reflect"),
+                           ("Replication", "replicate"), ("Circular", "circular")):  # fmt: skip
+        _name = f"{_prefix}Pad{_dimensions}d"
+        PLAIN[_name] = type(_name, (_Padding,), {"dimensions": _dimensions, "mode": _mode})
 """Modules without parameters of their own, and what modules are made with."""
 
 MADE: dict[str, type] = {
@@ -368,11 +477,12 @@ MADE: dict[str, type] = {
 for _dimensions in (1, 2, 3):
     _name = f"BatchNorm{_dimensions}d"
     MADE[_name] = type(_name, (_BatchNorm,), {})
-    for _prefix, _transposed in (("Conv", False), ("ConvTranspose", True)):
+    for _prefix, _kind in (("Conv", _Conv), ("ConvTranspose", _ConvTransposed), ("InstanceNorm", _InstanceNorm)):
         _name = f"{_prefix}{_dimensions}d"
-        MADE[_name] = type(_name, (_Conv,), {"dimensions": _dimensions, "transposed": _transposed})
-for _name, _function_name, _gates in (("RNN", "rnn_tanh", 1), ("LSTM", "lstm", 4), ("GRU", "gru", 3)):
-    MADE[_name] = type(_name, (_Recurrent,), {"function": _function_name, "gates": _gates})
+        MADE[_name] = type(_name, (_kind,), {"dimensions": _dimensions})
+for _name, _gates in (("LSTM", 4), ("GRU", 3)):
+    MADE[_name] = type(_name, (_Recurrent,), {"function": _name.lower(), "gates": _gates})
+MADE["RNN"] = type("RNN", (_RNN,), {})
 
 
 class Layers:
@@ -394,9 +504,19 @@ class Layers:
         if found is None:
             if name not in MADE:
                 raise AttributeError(f"there is no module {name!r} here; there are {', '.join(dir(self))}")
-            found = type(name, (MADE[name],), {"_lt": self._lt, "__doc__": MADE[name].__doc__})
+            found = _placed(MADE[name], self._lt)
         self.__dict__[name] = found
         return found
 
     def __dir__(self) -> list[str]:
         return sorted((*PLAIN, *MADE, "functional", "utils"))
+
+
+def _placed(kind: type, lt: Any) -> type:
+    """Return a module's class whose parameters are made in a mesh. Its ``device`` is that, whatever it says."""
+
+    @wraps(kind.__init__)  # type: ignore[misc]
+    def init(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> None:
+        kind.__init__(self, *args, **kwargs)  # type: ignore[misc]
+
+    return type(kind.__name__, (kind,), {"_lt": lt, "__init__": init, "__doc__": kind.__doc__})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partialmethod
 from typing import Any
 
 from loom.tensors.grad_modes import no_grad
+from loom.tensors.layouts import DtypeKind, dtype_named
 from loom.tensors.tensor import Tensor
 
 
@@ -133,6 +135,36 @@ class Module:
     def eval(self) -> Module:
         return self.train(False)
 
+    def to(self, *args: Any, dtype: Any = None, **kwargs: Any) -> Module:
+        """Give floating point parameters and buffers another dtype, in place. A device is the mesh, whatever it is.
+
+        Args:
+            args: a dtype, a device, or a tensor whose dtype is taken.
+        """
+        kinds = [each.dtype if isinstance(each, Tensor) else each for each in (*args, dtype)]
+        named = [dtype_named(each) for each in kinds if type(each).__name__ in ("DType", "dtype")]
+        if not named:
+            return self
+        kind = named[-1]
+        if kind.kind < DtypeKind.FLOAT:
+            raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got {kind.name}")
+        for each in [*self.parameters(), *self.buffers()]:
+            if each.dtype.kind >= DtypeKind.FLOAT and each.dtype is not kind:
+                each.become(each.detach().to(kind))
+        return self
+
+    def cuda(self, device: Any = None) -> Module:
+        return self
+
+    def cpu(self) -> Module:
+        return self
+
+    def buffers(self) -> Iterator[Tensor]:
+        return (buffer for _, buffer in self.named_buffers())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        return iter(self._modules.items())
+
     def requires_grad_(self, requires_grad: bool = True) -> Module:
         """Say whether the gradients of the parameters are wanted."""
         for each in self.parameters():
@@ -199,6 +231,10 @@ class Module:
     def __repr__(self) -> str:
         inside = [f"  ({name}): {each!r}".replace("\n", "\n  ") for name, each in self._modules.items()]
         return f"{type(self).__name__}(\n" + "\n".join(inside) + "\n)" if inside else f"{type(self).__name__}()"
+
+
+for _alias, _dtype in (("float", "float32"), ("double", "float64"), ("half", "float16"), ("bfloat16", "bfloat16")):
+    setattr(Module, _alias, partialmethod(Module.to, dtype=dtype_named(_dtype)))
 
 
 class Sequential(Module):

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from loom.tensors import names
-from loom.tensors.nn import layers
 from loom.tensors.tensors import Tensors
 from tests.support import tensor_names
 
@@ -67,48 +66,25 @@ def test_a_view_cannot_be_detached_in_place(lt: Tensors) -> None:
             m.ones(4, requires_grad=True).mul(2).view(2, 2).detach_()
 
 
-OPERANDS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "Softmax": lambda m: (m.tensor([[0.5, -1.0, 2.0]]),),
-    "CrossEntropyLoss": lambda m: (m.tensor([[0.5, -1.0, 2.0]]), m.tensor([1])),
-    "NLLLoss": lambda m: (m.tensor([[-0.5, -1.0, -2.0]]), m.tensor([1])),
-    "BCELoss": lambda m: (m.tensor([0.5, 0.25]), m.tensor([1.0, 0.0])),
-    "MaxPool2d": lambda m: (m.arange(16).view(1, 1, 4, 4).float(),),
-    "AvgPool2d": lambda m: (m.arange(16).view(1, 1, 4, 4).float(),),
-    "AdaptiveAvgPool2d": lambda m: (m.arange(16).view(1, 1, 4, 4).float(),),
-    "PixelShuffle": lambda m: (m.arange(16).view(1, 4, 2, 2).float(),),
-    **{
-        name: lambda m: (m.arange(8).view(1, 1, 8).float(),)
-        for name in ("AdaptiveAvgPool1d", "AvgPool1d", "MaxPool1d", "Upsample")
-    },
-    "KLDivLoss": lambda m: (m.tensor([[-0.5, -1.0]]), m.tensor([[0.5, 0.5]])),
-    "CosineSimilarity": lambda m: (m.tensor([[0.5, -1.0]]), m.tensor([[1.0, 2.0]])),
+MODULES: dict[str, tuple[tuple[Any, ...], Callable[[Any], tuple[Any, ...]]]] = {
+    "CosineSimilarity": ((), lambda m: (m.tensor([[0.5, -1.0]]), m.tensor([[1.0, 2.0]]))),
+    "Fold": (((3, 3), 2), lambda m: (m.arange(16).view(1, 4, 4).float(),)),
+    "Hardsigmoid": ((True,), lambda m: (m.tensor([0.5, -1.0, 4.0]),)),
+    "PairwiseDistance": ((1.0,), lambda m: (m.tensor([[0.5, -1.0]]), m.tensor([[1.0, 2.0]]))),
+    "PixelShuffle": ((2,), lambda m: (m.arange(16).view(1, 4, 2, 2).float(),)),
+    "PixelUnshuffle": ((2,), lambda m: (m.arange(16).view(1, 1, 4, 4).float(),)),
+    "TripletMarginLoss": ((2.0,), lambda m: (m.zeros(1, 2), m.ones(1, 2), m.tensor([[1.0, 2.0]]))),
+    "Unfold": ((2,), lambda m: (m.arange(16).view(1, 1, 4, 4).float(),)),
+    "Upsample": ((4,), lambda m: (m.arange(8).view(1, 1, 8).float(),)),
 }
-ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "KLDivLoss": (None, None, "batchmean"),
-    "Softmax": (1,),
-    "LogSoftmax": (1,),
-    "MaxPool2d": (2,),
-    "AvgPool2d": (2,),
-    "MaxPool1d": (2,),
-    "AvgPool1d": (2,),
-    "AdaptiveAvgPool1d": (2,),
-    "AdaptiveAvgPool2d": (2,),
-    "PixelShuffle": (2,),
-    "Upsample": (4,),
-}
+"""The modules of functions that are not in torch's database."""
 
 
-def operands(m: Any, name: str) -> tuple[Any, ...]:
-    if name in OPERANDS:
-        return OPERANDS[name](m)
-    one, other = m.tensor([[0.5, -1.0, 2.0]]), m.tensor([[1.0, 0.0, 1.0]])
-    return (one, other) if name.endswith("Loss") else (one,)
-
-
-@pytest.mark.parametrize("name", layers.FUNCTIONS)
+@pytest.mark.parametrize("name", MODULES)
 def test_a_function_is_a_module(lt: Tensors, name: str) -> None:
-    found = getattr(lt.nn, name)(*ARGUMENTS.get(name, ()))(*operands(lt, name))
-    wanted = getattr(torch.nn, name)(*ARGUMENTS.get(name, ()))(*operands(torch, name))
+    arguments, operands = MODULES[name]
+    found = getattr(lt.nn, name)(*arguments)(*operands(lt))
+    wanted = getattr(torch.nn, name)(*arguments)(*operands(torch))
     assert torch.allclose(torch.tensor(found.tolist()), wanted)
 
 
