@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,7 @@ class OrchestratorRun:
     def _via(self) -> WeightsVia:
         return self._options.weights_via
 
-    def _config(self, options: Options) -> dict[str, Any]:
+    def _config(self, options: Options) -> Mapping[str, object]:
         """Return what the weaver shows as the configuration: the options, and what does not change."""
         plain = {"weights_via": options.weights_via.value, "split": list(options.split)}
         return {**asdict(options), **plain, "weights": self._spec.weights.value}
@@ -229,7 +229,7 @@ class OrchestratorRun:
             change.applied(step)
         self._changes.clear()
 
-    def _step(self, step: int) -> dict[str, Any]:
+    def _step(self, step: int) -> Mapping[str, object]:
         """Make a step; return its metrics."""
         began, self._seconds = time.monotonic(), {}
         tracing.event("step.begin", step=step)
@@ -241,6 +241,7 @@ class OrchestratorRun:
         answers, rollouts, dropped = self._generate(step)
         with _timed(self._seconds, "write_batch"):
             self._store.write(split(rollouts, step, self._training.ranks(), self._options.split))
+            self._training.rollouts_written()
         self._tidy()
         cut = [one.truncated for _, _, group in answers for one in group]
         seconds = time.monotonic() - began
@@ -266,7 +267,7 @@ class OrchestratorRun:
             self._spec.on_step(record)
         return self._metrics(record)
 
-    def _metrics(self, record: StepRecord) -> dict[str, Any]:
+    def _metrics(self, record: StepRecord) -> Mapping[str, object]:
         own = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
         return {
             **self._training.metrics(),

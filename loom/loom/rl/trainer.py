@@ -18,7 +18,7 @@ from loom.train.model import adamw, sgd
 from loom.train.settings import Batch
 from loom.train.trainer import TrainerActor
 
-POLL = 0.003  # seconds between two looks for the rollouts of a step
+ATTEND_EVERY = 0.1  # seconds between two looks for commands, while a step waits for its rollouts
 
 
 def adam(parameters: Iterable[Any], learning_rate: float) -> Any:
@@ -47,8 +47,10 @@ class Trainer(TrainerActor):
         self._count = 0  # rollouts of that step, in all processes
         self._shard = 0
         self._published = -1  # the step of the weights that this process published last
-        self._kept: dict[int, dict[str, Any]] = {}  # the newest weights, by step, for messages
+        self._kept: dict[int, Mapping[str, Any]] = {}  # the newest weights, by step, for messages
+        self._newest = -1  # the step of the weights that generators can have: kept, or written by this process
         self._changed = threading.Condition()  # notified when there are newer weights
+        self._arrived = threading.Event()  # set when a step's rollouts were written
         self._clock = _TrainerClock()
 
     def warm_up(self) -> None:
@@ -74,10 +76,13 @@ class Trainer(TrainerActor):
             self._publish(model, batch.step)
         store = RolloutStore(self._run.folder)
         began = time.monotonic()
-        while not store.has(batch.step):
+        while True:
+            self._arrived.clear()  # before the look, so that no step is missed
+            if store.has(batch.step):
+                break
             self.attend()
             store.check_not_passed(batch.step)
-            time.sleep(POLL)
+            self._arrived.wait(ATTEND_EVERY)
         waited = time.monotonic() - began
         self._clock.add("wait_for_batch", waited)
         tracing.event("train.batch.wait", step=batch.step, rank=batch.shard, wait_ms=1000 * waited)
@@ -107,7 +112,7 @@ class Trainer(TrainerActor):
         self._publish(model, step)
         return {**self._clock.take(), "rollouts/trained": self._trained}
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> Mapping[str, Any]:
         """Return the number of rollouts behind the parameters."""
         return {"trained": self._trained}
 
@@ -122,14 +127,17 @@ class Trainer(TrainerActor):
         run = self._run
         with self._clock.measured("write_checkpoint") as began:
             state = {name: whole(one.detach()).cpu().clone() for name, one in model.state_dict().items()}
-            if run.weights is Weights.MESSAGES:
-                self._keep(step, state)
-            if self._shard == 0 and (run.weights is Weights.FILES or step == run.steps):
+            messages = run.weights is Weights.MESSAGES
+            if messages:
+                self._announce(step, state)
+            if self._shard == 0 and (not messages or step == run.steps):
                 self._write(model, state, step)
                 tracing.event("ckpt.write.done", step=step, write_ms=1000 * (time.monotonic() - began))
+                if not messages:
+                    self._announce(step)
         self._published = step
 
-    def _write(self, model: Any, state: dict[str, Any], step: int) -> None:
+    def _write(self, model: Any, state: Mapping[str, Any], step: int) -> None:
         from loom.rl.generation import weight_files as weights
 
         folder = Path(self._run.folder) / "weights"
@@ -137,24 +145,36 @@ class Trainer(TrainerActor):
             config = {"model": type(model).__name__, **getattr(model, "config", {})}
             weights.save(state, config, folder, step)
 
-    def _keep(self, step: int, state: dict[str, Any]) -> None:
+    def _announce(self, step: int, state: Mapping[str, Any] | None = None) -> None:
+        """Let `await_weights` return the step. Given weights are kept for messages."""
         with self._changed:
-            self._kept[step] = state
+            self._newest = step
+            if state is not None:
+                self._kept[step] = state
             for old in sorted(self._kept)[: -self._run.keep]:
                 del self._kept[old]
             self._changed.notify_all()
 
     @concurrent_endpoint
+    async def rollouts_written(self) -> None:
+        """Wake a step that waits for its rollouts."""
+        self._arrived.set()
+
+    @concurrent_endpoint
     async def await_weights(self, step: int, timeout: float) -> int | None:
-        """Wait for the weights of a step, or newer ones; return their step, or None after ``timeout`` seconds."""
+        """Wait for the weights of a step, or newer ones; return their step, or None after ``timeout`` seconds.
+
+        Return None at once if another process writes them.
+        """
         return await asyncio.to_thread(self._await_weights, step, timeout)
 
     def _await_weights(self, step: int, timeout: float) -> int | None:
+        if self._shard != 0 and self._run.weights is Weights.FILES:
+            return None
         with self._changed:
-            self._changed.wait_for(lambda: self._kept and max(self._kept) >= step, timeout)
-            newest = max(self._kept, default=-1)
-            found = step if step in self._kept else newest
-        return found if newest >= step else None
+            if not self._changed.wait_for(lambda: self._newest >= step, timeout):
+                return None
+            return step if step in self._kept else self._newest
 
     @concurrent_endpoint
     async def send_weights(self, step: int, generators: list[Any]) -> tuple[int, list[str | None]]:
@@ -170,7 +190,7 @@ class Trainer(TrainerActor):
         return sent, await asyncio.gather(*sending)
 
 
-async def _send(generator: Any, step: int, state: dict[str, Any]) -> str | None:
+async def _send(generator: Any, step: int, state: Mapping[str, Any]) -> str | None:
     with tracing.trace() as trace:
         began = time.monotonic()
         tracing.event("weights.client.send", url="message", path=f"step_{step}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ from loom.train.spec import JobSpec
 CHECKPOINTS = "checkpoints"
 NAME = "trainer"
 """The name of the job: ``trainer_0``, ``trainer_1``, … are its replicas."""
-FILE_POLL = 0.003
-"""Seconds between two looks for weights in the folder."""
 CLOSE_TIMEOUT = 30.0
 """Seconds in which the trainers' processes are told to end."""
 ANSWER_TIMEOUT = 1.0
@@ -90,39 +88,54 @@ class Training:
         Raises:
             TrainingFailed: no trainer is left, or they have ended before that step.
         """
-        look = self._look_for_file if self._run.weights is Weights.FILES else self._ask_for_weights
-        while (found := look(step)) is None:
+        while (found := self._look_for_weights(step)) is None:
             if self._ended.done():
                 self._ended.result()
-                if (found := look(step)) is None:
+                if (found := self._look_for_weights(step)) is None:
                     raise TrainingFailed(f"the trainers have ended before step {step}: they were told to stop")
                 return found
         return found
 
-    def _look_for_file(self, step: int) -> int | None:
-        from loom.rl.generation import weight_files as weights
+    def _look_for_weights(self, step: int) -> int | None:
+        """Return the step of weights in the folder, or that a trainer has or gets within `ANSWER_TIMEOUT`."""
+        from loom.rl.generation import weight_files
 
-        if weights.path_of(self._weights, step).is_dir():
-            return step
-        newest = weights.latest(self._weights)
-        if newest is not None and newest >= step:
-            return newest
-        time.sleep(FILE_POLL)
-        return None
-
-    def _ask_for_weights(self, step: int) -> int | None:
-        found: int | None = self.ask(lambda trainer: trainer.await_weights, step, ANSWER_TIMEOUT)
+        if self._run.weights is Weights.FILES:
+            if weight_files.path_of(self._weights, step).is_dir():
+                return step
+            newest = weight_files.latest(self._weights)
+            if newest is not None and newest >= step:
+                return newest
+        began = time.monotonic()
+        found: int | None = self._first(self._trainers(), lambda one: one.await_weights, step, ANSWER_TIMEOUT)
+        if found is None:  # none of them writes weights now
+            time.sleep(max(0.0, began + LOOK_EVERY - time.monotonic()))
         return found
+
+    def rollouts_written(self) -> None:
+        """Wake the trainers that wait for the rollouts of a step. One that misses this looks again soon."""
+        for trainers in self._controller.trainers():
+            begin(trainers.rollouts_written.call().get, timeout=ANSWER_TIMEOUT)
 
     def ask(self, endpoint: Callable[[Any], Any], *args: Any) -> Any:
         """Return the answer of the first trainer that gives one; None if none does."""
-        for trainers in self._controller.trainers():
-            answer = begin(endpoint(trainers.slice(gpus=0)).call_one(*args).get)
-            while not answer.done() and not self._ended.done():
-                _wait(answer)
-            if answer.done() and answer.exception() is None and answer.result() is not None:
-                return answer.result()
-        time.sleep(LOOK_EVERY if not self._controller.trainers() else 0)
+        found = (self._first([one], endpoint, *args) for one in self._trainers())
+        return next((answer for answer in found if answer is not None), None)
+
+    def _trainers(self) -> list[Any]:
+        """Return the groups that train; if there are none, wait a little."""
+        found = self._controller.trainers()
+        time.sleep(0 if found else LOOK_EVERY)
+        return found
+
+    def _first(self, groups: list[Any], endpoint: Callable[[Any], Any], *args: Any) -> Any:
+        """Ask each group's first trainer at once; return the first answer that is not None, or None."""
+        waiting = {begin(endpoint(one.slice(gpus=0)).call_one(*args).get) for one in groups}
+        while waiting and not self._ended.done():
+            done, waiting = wait(waiting, LOOK_EVERY, FIRST_COMPLETED)
+            for answer in done:
+                if answer.exception() is None and answer.result() is not None:
+                    return answer.result()
         return None
 
     def result(self) -> JobSummary:
