@@ -111,7 +111,7 @@ class PlanWeaver:
         fault: str,
         target: str | list[str],
         duration: float | None,
-        params: dict[str, object],
+        params: Mapping[str, Any],
         id: str | None = None,
     ) -> PlanInjection:
         """Inject a fault, if the principal still may."""

@@ -20,7 +20,9 @@ from loom.errors import FaultRefused
 MAX_WITHDRAWN = 256  # removals that are remembered for injections which come after them
 MAX_REMOVED = 16  # removed faults that each new connection reports to the weaver again
 
-Hook = Callable[[dict[str, Any]], Any]  # carries out a fault in Loom's place; may return a function that removes it
+Hook = Callable[
+    [Mapping[str, Any]], Any
+]  # carries out a fault in Loom's place; may return a function that removes it
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class RequestedFault:
 
     id: str
     kind: FaultKind
-    params: dict[str, Any]
+    params: Mapping[str, Any]
     duration: float | None
     report: Callable[[Evidence], None]
 

@@ -6,7 +6,7 @@ import fnmatch
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from loom.errors import Denied, NotFound
 
@@ -22,7 +22,7 @@ class Target:
     """The target of a fault: the living replicas that match every given field."""
 
     # For pydantic, which reads plans. This is no import of pydantic, because laptops without it use targets too.
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     replica: str | None = None
     """An id, a short name, or a glob."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -133,7 +134,7 @@ def _check_address(url: str, insecure: bool) -> None:
         safe_url(url, insecure)
 
 
-def _described(context: GatewayContext) -> dict[str, Any]:
+def _described(context: GatewayContext) -> Mapping[str, object]:
     place = ("keyring" if context.keyring is not None else "file") if context.has_token else None
     return {"url": context.url, "token": place, "ca": context.ca, "insecure": context.insecure}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +50,7 @@ def list_faults(as_json: Json = False) -> None:
     show(as_json, {"faults": [_described(kind) for kind in FAULTS.values()]}, f"{len(rows)} faults", columns, rows)
 
 
-def _described(kind: Any) -> dict[str, Any]:
+def _described(kind: Any) -> Mapping[str, object]:
     params = {
         name: {"what": param.what, "default": param.default, "type": param.type.__name__}
         for name, param in kind.params.items()

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -22,7 +22,7 @@ UNLIMITED = 1_000_000
 
 
 def show(
-    as_json: bool, answer: Mapping[str, Any], title: str, columns: list[str], rows: Iterable[Iterable[object]]
+    as_json: bool, answer: Mapping[str, object], title: str, columns: list[str], rows: Iterable[Iterable[object]]
 ) -> None:
     """Print an answer as JSON, or as a table."""
     if as_json:
@@ -48,7 +48,7 @@ def cell(text: str, style: str = "", no_wrap: bool = False) -> Text:
     return Text(fit_lines(text), style=style, no_wrap=no_wrap)
 
 
-def print_json(answer: Mapping[str, Any]) -> None:
+def print_json(answer: Mapping[str, object]) -> None:
     """Print an answer as indented JSON."""
     typer.echo(fit_lines(json.dumps(answer, indent=2)))
 

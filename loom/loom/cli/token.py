@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -90,7 +91,7 @@ def revoke(
         say(f"revoked token {token.id} ({token.name!r})")
 
 
-def _shown(token: Token) -> dict[str, Any]:
+def _shown(token: Token) -> Mapping[str, Any]:
     shown = asdict(token)
     del shown["sha256"]
     return {**shown, "state": token.state(time.time())}

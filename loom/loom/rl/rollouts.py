@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -125,7 +124,7 @@ class RolloutStore:
         Raises:
             FileNotFoundError: the part is not there.
         """
-        state: dict[str, Any] = torch.load(self.path(step) / _file(rank), weights_only=True)
+        state = torch.load(self.path(step) / _file(rank), weights_only=True)
         rollouts = [Rollout(**one) for one in state.pop("rollouts")]
         return RolloutPart(rollouts=rollouts, **state)
 

@@ -90,7 +90,7 @@ class CommandApplier(StatusReporter):
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
         self.injectable = injectable
         """Whether failures may be injected into this process."""
-        self._hooks: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        self._hooks: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
         self._each_step: list[Callable[[], None]] = []  # functions that faults run in each step
         self._injections: FaultInjections | None = None
         if injectable:

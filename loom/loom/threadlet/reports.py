@@ -128,7 +128,7 @@ class RowMaker:
             row.append(_text(given[7]))
         return row
 
-    def _measured(self, metrics: dict[str, Any]) -> dict[str, float]:
+    def _measured(self, metrics: Mapping[str, object]) -> dict[str, float]:
         made: dict[str, float] = {}
         for name, value in metrics.items():
             if self._is_known(name):

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from loom.tracing import clock
@@ -71,19 +72,19 @@ def _started(torch: Any) -> Any:
     return profile
 
 
-def _exported(profile: Any) -> dict[str, Any]:
+def _exported(profile: Any) -> Mapping[str, Any]:
     descriptor, path = tempfile.mkstemp(prefix="loom-trace-", suffix=".json")
     os.close(descriptor)
     try:
         profile.export_chrome_trace(path)
         with open(path, encoding="utf-8", errors="replace") as file:
-            exported: dict[str, Any] = json.load(file)
+            exported: Mapping[str, Any] = json.load(file)
         return exported
     finally:
         os.unlink(path)
 
 
-def _records(exported: dict[str, Any]) -> list[Record]:
+def _records(exported: Mapping[str, Any]) -> list[Record]:
     """Return Kineto's events. Their times are microseconds since a base in nanoseconds of Unix time."""
     base = exported.get("baseTimeNanoseconds", 0) / 1e9
     to_session = clock.now() - time.time()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from loom.tracing.collecting import ProcessSpans
 from loom.tracing.spans import Record
@@ -20,7 +19,7 @@ _OWN = frozenset(
     {"name", "t", "time", "host", "pid", "role", "trace", "dur_ms", "span", "parent", "root", "kernel", "thread"}
 )
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 def to_perfetto(processes: Sequence[ProcessSpans]) -> str:
@@ -125,7 +124,7 @@ def _meta(kind: str, process: int, lane: int, name: str) -> Event:
 
 
 def _flow(number: int, trace: str, chain: list[Event]) -> list[Event]:
-    chain = sorted(chain, key=lambda event: event["ts"])[:MAX_FLOW]
+    chain = sorted(chain, key=lambda event: _number(event["ts"]))[:MAX_FLOW]
     flow = []
     for place, event in enumerate(chain):
         phase = "s" if place == 0 else "f" if place == len(chain) - 1 else "t"

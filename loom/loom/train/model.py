@@ -62,7 +62,7 @@ class TrainerModel:
     def attend(self) -> None:
         """Apply commands, and end the training if it has to end; for a `loss` that waits for something."""
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> Mapping[str, Any]:
         """Return the state that is neither model nor optimizer, for `load`.
 
         It has tensors, numbers, strings, bytes, booleans, None, and dicts, lists and tuples of these: other groups

@@ -76,7 +76,7 @@ class NotLoaded(LoomError):
     """A pod that answers has not loaded `LoomPod` yet. Kubetorch returns that answer as a call's result."""
 
 
-def answer(status: Any) -> dict[str, Any]:
+def answer(status: Any) -> Mapping[str, Any]:
     """Return a result of `LoomPod.status`, or raise `NotLoaded` if it is another."""
     if not isinstance(status, dict) or "pods" not in status:
         detail = status.get("detail", status) if isinstance(status, dict) else status
@@ -221,7 +221,7 @@ class PodMesh:
         except Exception as error:
             raise DeploymentFailed(self._why_not(error)) from error
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Mapping[str, Any]:
         """Return the result of `LoomPod.status` in any pod, or raise `NotLoaded` or an error of Kubetorch's."""
         return answer(self.remote.status(stream_logs=False))
 

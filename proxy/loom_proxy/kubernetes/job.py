@@ -236,7 +236,7 @@ class KubernetesJob:
             if self._job is not None and not self._job.closed:
                 mesh.deploy(self._init_args(mesh))
 
-    def _init_args(self, mesh: PodMesh) -> dict[str, Any]:
+    def _init_args(self, mesh: PodMesh) -> Mapping[str, Any]:
         """Return the arguments of `LoomPod` in the pods of a mesh."""
         return {
             "mesh": mesh.name,

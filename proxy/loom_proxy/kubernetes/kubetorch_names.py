@@ -40,9 +40,9 @@ def reach_controller() -> Any:
     return client
 
 
-def workload(namespace: str, service: str) -> dict[str, Any] | None:
+def workload(namespace: str, service: str) -> Mapping[str, Any] | None:
     """Return what the controller knows of a service; None if there is none. Raises errors of Kubetorch's."""
-    found: dict[str, Any] | None = reach_controller().get_workload(namespace, service)
+    found: Mapping[str, Any] | None = reach_controller().get_workload(namespace, service)
     return found or None
 
 

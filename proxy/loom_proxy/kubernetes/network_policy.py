@@ -66,11 +66,11 @@ class PortPolicies:
         if problem:
             logger.warning("the network policies %s were not removed: %s", ", ".join(names), problem)
 
-    def manifests(self) -> list[dict[str, Any]]:
+    def manifests(self) -> list[Mapping[str, Any]]:
         """Return the policies."""
         return [self._manifest(mesh) for mesh in self._meshes]
 
-    def _manifest(self, mesh: PodMesh) -> dict[str, Any]:
+    def _manifest(self, mesh: PodMesh) -> Mapping[str, Any]:
         return {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
@@ -93,7 +93,7 @@ class PortPolicies:
             },
         }
 
-    def _others(self) -> list[dict[str, Any]]:
+    def _others(self) -> list[Mapping[str, Any]]:
         """Return the ports that stay open to everybody."""
         ranges = []
         start = 1
@@ -129,7 +129,7 @@ class PortPolicies:
         return f"{done.stderr.strip()[-500:] or f'kubectl ended with code {done.returncode}'}. {_advice(namespace)}"
 
 
-def _labelled(labels: Mapping[str, str]) -> dict[str, Any]:
+def _labelled(labels: Mapping[str, str]) -> Mapping[str, Any]:
     return {"matchLabels": dict(labels)}
 
 

@@ -77,9 +77,9 @@ class PodStart:
                     self._deploy_again(one)
             time.sleep(ASK_EVERY)
 
-    def _look(self) -> tuple[dict[str, Any], str]:
+    def _look(self) -> tuple[Mapping[str, Any], str]:
         """Return the status that the pods report, and a text about any problem."""
-        status: dict[str, Any] = {"pods": [], "gateway": None}
+        status: Mapping[str, Any] = {"pods": [], "gateway": None}
         for one in self._meshes:
             # Any pod reports on all that it knows; a pod that it does not know is asked in its own mesh.
             if one.is_complete(status):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -86,7 +86,7 @@ class EndpointProxy(Generic[P, R], metaclass=Counterpart):
     def _trace(self) -> str | None:
         return trace_here() if self._caller.knows_traces else None
 
-    def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Buffer]:
+    def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Buffer]:
         caller = self._caller
         caller.check_open()
         self._signature.check(args, kwargs)
@@ -131,7 +131,7 @@ class EndpointProxy(Generic[P, R], metaclass=Counterpart):
     def _send(
         self,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: Mapping[str, Any],
         port: Callable[[object], int] | None = None,
         selection: str = "all",
     ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -32,7 +32,7 @@ _NO_CONNECTION: Any = object()
 def send(
     endpoint: Any,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     port: Port[Any] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:

@@ -387,7 +387,7 @@ def _check_http(args: Sequence[Any], hosts: Any, per_host: Any) -> None:
 
 def _init(
     args: Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any] | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     named = dict(kwargs or {})
     if isinstance(args, Mapping):
         return (), {**args, **named}

@@ -59,7 +59,9 @@ class Deployment:
             raise
         return job.name, mesh, job.kill
 
-    def by_kubetorch(self, kind: str, init_args: dict[str, Any] | None, timeout: float | None) -> KubetorchService:
+    def by_kubetorch(
+        self, kind: str, init_args: Mapping[str, Any] | None, timeout: float | None
+    ) -> KubetorchService:
         """Deploy in Kubetorch's own way, by ``kubetorch.cls`` or ``kubetorch.fn``.
 
         Raises:
@@ -67,7 +69,7 @@ class Deployment:
         """
         import kubetorch
 
-        given: dict[str, Any] = {"stream_logs": self.stream_logs}
+        given: dict[str, object] = {"stream_logs": self.stream_logs}
         if kind == "cls":
             given["init_args"] = init_args
         try:

@@ -16,7 +16,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -76,7 +76,7 @@ class NamedMeshes:
         self._all.pop(mesh._whole.ident, None)
         self._stopped.pop(mesh._whole.ident, None)
 
-    def by_name(self) -> dict[str, Any]:
+    def by_name(self) -> Mapping[str, Any]:
         """Return each mesh under its name. Of several with one name, the newest that was not stopped has it.
 
         The others are there, too, with their id behind the name: ``trainers#3``. If all were stopped, the newest

@@ -53,7 +53,7 @@ _OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
 def keep(
     injection: str,
     kind: str,
-    params: dict[str, Any],
+    params: Mapping[str, Any],
     duration: float | None,
     pid: int,
     on_removal: Callable[[Evidence], None],
@@ -82,13 +82,15 @@ def keep(
     assert process.stdin is not None
     assert process.stdout is not None
     line = process.stdout.readline()
-    reply: dict[str, Any] = json.loads(line) if line else {"refused": f"the agent ended with code {process.wait()}"}
+    reply: Mapping[str, Any] = (
+        json.loads(line) if line else {"refused": f"the agent ended with code {process.wait()}"}
+    )
     if "refused" in reply:
         process.communicate()
         raise FaultRefused(reply["refused"])
 
     def follow() -> None:
-        last: dict[str, Any] | None = None
+        last: Mapping[str, Any] | None = None
         with process:  # which waits for it, and closes its pipes
             for line in process.stdout or ():
                 last = json.loads(line)
@@ -102,8 +104,7 @@ def keep(
         process.stdin.flush()
 
     threading.Thread(target=follow, name="loom-chaos", daemon=True).start()
-    evidence: Evidence = reply["evidence"]
-    return evidence, strike if FAULTS[kind].silences else None
+    return reply["evidence"], strike if FAULTS[kind].silences else None
 
 
 def remove(injection: str) -> None:
@@ -140,7 +141,7 @@ def _repair(injection: str) -> list[str]:
         return []
 
 
-def _prepare(kind: str, pid: int, params: dict[str, Any]) -> Evidence:
+def _prepare(kind: str, pid: int, params: Mapping[str, Any]) -> Evidence:
     """Check that a fault that silences its process is possible here; return evidence of its target."""
     match kind:
         case "lost_host":

@@ -14,8 +14,7 @@ import ipaddress
 import json
 import os
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from loom.chaos.host import delay as delaying
 from loom.chaos.host.commands import run, run_at_end
@@ -108,7 +107,7 @@ def _matches(side: str, chain: str, peers: Sequence[str]) -> list[str]:
     return matches
 
 
-def _rules(kind: str, rules: list[str], evidence: dict[str, Any]) -> Injected:
+def _rules(kind: str, rules: list[str], evidence: Mapping[str, object]) -> Injected:
     owner = ProcessId.find(os.getpid())  # by which a sweep knows whether the table is still wanted
     table = f"loom_{kind}_{owner.pid}_{owner.started}_{secrets.token_hex(4)}"
     note(Table("inet", table, network_namespace()))
@@ -142,7 +141,7 @@ def _table(name: str, rules: Sequence[str]) -> str:
 
 def _dropped(table: str) -> int:
     """Return the number of packets that the rules of a table have dropped."""
-    listed: list[dict[str, Any]] = json.loads(run("nft", "-j", "list", "table", "inet", table))["nftables"]
+    listed = json.loads(run("nft", "-j", "list", "table", "inet", table))["nftables"]
     expressions = [one for rule in listed for one in rule.get("rule", {}).get("expr", ())]
     return sum(one["counter"]["packets"] for one in expressions if "counter" in one)
 
@@ -173,7 +172,7 @@ def _qdisc(kind: str, device: str, options: list[str]) -> Injected:
 
 
 def _root_qdisc(device: str) -> str:
-    listed: list[dict[str, Any]] = json.loads(run("tc", "-j", "qdisc", "show", "dev", device) or "[]")
+    listed = json.loads(run("tc", "-j", "qdisc", "show", "dev", device) or "[]")
     return next((str(one["kind"]) for one in listed if one.get("root") or "parent" not in one), "noqueue")
 
 
@@ -184,7 +183,7 @@ def _flags(device: str) -> list[str]:
 
 def _device() -> str:
     """Return the device over which this host reaches others."""
-    routes: list[dict[str, Any]] = json.loads(run("ip", "-j", "route", "show") or "[]")
+    routes = json.loads(run("ip", "-j", "route", "show") or "[]")
     routes.sort(key=lambda route: route.get("dst") != "default")
     if not routes:
         raise FaultRefused("this host has no route to others: name the device")

@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 from loom.chaos.host.commands import run
 from loom.chaos.host.disks import restore
@@ -93,9 +92,7 @@ def _repair(damage: Damage) -> str:
             run("nft", "delete", "table", damage.family, damage.name)
             return f"removed the nftables table {damage.name}"
         case Qdisc():
-            listed: list[dict[str, Any]] = json.loads(
-                run("tc", "-j", "qdisc", "show", "dev", damage.device) or "[]"
-            )
+            listed = json.loads(run("tc", "-j", "qdisc", "show", "dev", damage.device) or "[]")
             if not any(one["kind"] == damage.kind and one.get("root") for one in listed):
                 return ""
             run("tc", "qdisc", "del", "dev", damage.device, "root")
@@ -115,7 +112,7 @@ def _continue(damage: Stopped) -> str:
 
 
 def _tables() -> list[tuple[str, str]]:
-    listed: list[dict[str, Any]] = json.loads(run("nft", "-j", "list", "tables"))["nftables"]
+    listed = json.loads(run("nft", "-j", "list", "tables"))["nftables"]
     return [(one["table"]["family"], one["table"]["name"]) for one in listed if "table" in one]
 
 

@@ -104,7 +104,7 @@ class Replay:
         self.faults = sorted(found, key=lambda one: one.at)
         self.left_out.sort()
 
-    def _target(self, replica: str) -> dict[str, Any]:
+    def _target(self, replica: str) -> Mapping[str, object]:
         """Return the target of a fault that strikes a replica: its group and rank if no other replica has them."""
         places = self._incident.places
         place, short = places.get(replica), replica.partition("@")[0]
@@ -213,7 +213,7 @@ class Replay:
         since, end = trouble.since, self._incident.events[-1].time
         lasted = _bounded((end if trouble.until is None else trouble.until) - since)
         about = f"{trouble.replica} {trouble.kind.value}" + (f": {trouble.reason}" if trouble.reason else "")
-        params: dict[str, Any] = {}
+        params: dict[str, object] = {}
         fault, duration, counted = "sigkill", None, since
         match trouble.kind:
             case TroubleKind.RAISED:

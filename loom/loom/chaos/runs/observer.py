@@ -53,7 +53,7 @@ class RunWeaver(Protocol):
         fault: str,
         target: str | list[str],
         duration: float | None,
-        params: dict[str, Any],
+        params: Mapping[str, Any],
         id: str | None = None,
     ) -> RunInjection:
         """Inject a fault, with an id of the caller's choice."""

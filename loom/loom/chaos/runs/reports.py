@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.util import find_spec
@@ -68,7 +69,7 @@ class Report:
         at = spoken(struck.at - self.run.began)
         return f" ({struck.planned.fault} of {', '.join(struck.targets[:FEW])} at {at})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """Return the report for JSON."""
         run = self.run
         return {
@@ -89,7 +90,7 @@ class Report:
             "text": run.plan.text,
         }
 
-    def _fault(self, struck: Struck) -> dict[str, Any]:
+    def _fault(self, struck: Struck) -> Mapping[str, object]:
         planned = struck.planned
         same = ("failed", "evidence", "removal", "detected", "recovered", "steps_lost", "spent")
         return {
@@ -212,10 +213,10 @@ def _draw_faults(run: PlanExecution, axes: Any) -> None:
         )
 
 
-def _short(evidence: dict[str, Any]) -> str:
+def _short(evidence: Mapping[str, Mapping[str, object]]) -> str:
     parts = []
     for values in evidence.values():
-        simple = {name: value for name, value in dict(values).items() if isinstance(value, (int, float, str))}
+        simple = {name: value for name, value in values.items() if isinstance(value, (int, float, str))}
         parts.append(", ".join(f"{name} {value}" for name, value in list(simple.items())[:3]))
     return "; ".join(parts)[:120]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +45,8 @@ class Struck:
     victims: list[Victim]
     groups: frozenset[str]
     """The groups of the targeted replicas."""
-    evidence: dict[str, Any] = field(default_factory=dict)
-    removal: dict[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    removal: dict[str, object] = field(default_factory=dict)
     """Evidence that the fault is gone, by replica."""
     id: str = ""
     failed: str | None = None

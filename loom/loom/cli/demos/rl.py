@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,7 +65,7 @@ def rl(
     raise typer.Exit(0 if reward >= Arithmetic.threshold else 1)
 
 
-def _run(steps: int, settings: dict[str, Any], quiet: bool) -> RunSummary:
+def _run(steps: int, settings: Mapping[str, Any], quiet: bool) -> RunSummary:
     """Start a local cluster, learn on it, and stop the cluster."""
     from loom.rl.arithmetic import arithmetic_run
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from loom.rl.diagnosis.attribution import Attribution
 from loom.rl.diagnosis.diagnosis import Finding
@@ -48,7 +48,7 @@ class Analysis:
         """The slowest updates of weights by wall_ms, the slowest first."""
         return self.measured.metrics["wall_ms"].largest.lines()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Mapping[str, object]:
         """Return the analysis as JSON has it, without the extracts."""
         return {
             "made": self.made.isoformat(),
@@ -66,11 +66,11 @@ class Analysis:
         }
 
 
-def _problems(problems: Problems) -> dict[str, Any]:
+def _problems(problems: Problems) -> Mapping[str, object]:
     return {"count": problems.count, "first": [asdict(each) for each in problems.first]}
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding) -> Mapping[str, object]:
     rule = finding.rule
     return {
         "rule": rule.name.value,

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,7 +229,7 @@ class GeneratorPool:
     def _args(self) -> tuple[Any, ...]:
         return self._spec.make_model, self._spec.tokenizer
 
-    def _kwargs(self, number: int) -> dict[str, Any]:
+    def _kwargs(self, number: int) -> Mapping[str, Any]:
         spec = self._spec
         own = {"max_tokens": spec.max_tokens, "temperature": spec.temperature, "concurrency": spec.concurrency}
         return {**own, "seed": spec.seed + number, "folder": str(self._folder), **spec.options}

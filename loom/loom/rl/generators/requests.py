@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ class GeneratorRequests:
             "return_token_ids": True,
         }
         texts, tokens, logprobs = [""] * n, [list[int]() for _ in range(n)], [list[float]() for _ in range(n)]
-        ends: dict[int, dict[str, Any]] = {}
+        ends: dict[int, Mapping[str, Any]] = {}
         async for choice in self._choices(url, body):
             place = choice["index"]
             texts[place] += choice["text"]
@@ -104,7 +104,7 @@ class GeneratorRequests:
             for place in range(n)
         ]
 
-    async def _choices(self, url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _choices(self, url: str, body: Mapping[str, object]) -> AsyncIterator[Mapping[str, Any]]:
         """Request completions, and yield the pieces of the answer's stream."""
         import httpx
 

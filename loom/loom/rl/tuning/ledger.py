@@ -65,7 +65,7 @@ class Measurement:
         """Return by what share these steps are faster: 0.1 for a tenth more steps an hour."""
         return self.steps_per_hour / other.steps_per_hour - 1
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Mapping[str, object]:
         """Return the object for JSON."""
         return asdict(self)
 
@@ -135,7 +135,7 @@ class LedgerEntry:
         """The measured gain, as a share of steps an hour."""
         return None if self.before is None or self.after is None else self.after.faster_than(self.before)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Mapping[str, object]:
         """Return the object for JSON."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
         told["decision"] = self.decision.value

@@ -123,7 +123,7 @@ def split(state: Mapping[str, Any]) -> tuple[bytes, dict[str, torch.Tensor]]:
     return rest, tensors
 
 
-def join(rest: bytes, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def join(rest: bytes, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
     """Return the state that `split` took apart."""
 
     def found(code: int, data: bytes) -> Any:
@@ -136,7 +136,7 @@ def join(rest: bytes, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     def unpacked(data: bytes) -> Any:
         return msgpack.unpackb(data, ext_hook=found, strict_map_key=False)
 
-    state: dict[str, Any] = unpacked(rest)
+    state: Mapping[str, Any] = unpacked(rest)
     return state
 
 
@@ -228,7 +228,7 @@ class FoundCheckpoint:
     skipped: tuple[SkippedCheckpoint, ...] = ()
     """Newer checkpoints that are not whole."""
 
-    def load(self) -> dict[str, Any]:
+    def load(self) -> Mapping[str, Any]:
         """Return the state, with its tensors on the CPU.
 
         Raises:
@@ -240,7 +240,7 @@ class FoundCheckpoint:
                 "CheckpointStore.newest finds the newest that is"
             )
         reader = IndexReader(self.path)
-        tensors: dict[str, Any] = {
+        tensors: dict[str, torch.Tensor] = {
             name: torch.empty(stored.size, dtype=stored.properties.dtype)
             for name, stored in reader.read_metadata().state_dict_metadata.items()
             if isinstance(stored, TensorStorageMetadata)

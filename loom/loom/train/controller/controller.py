@@ -163,7 +163,7 @@ class Controller:
         if paused != self._paused:
             self._paused = paused
             kind = CommandKind.PAUSE if paused else CommandKind.RESUME
-            asked: dict[str, Any] = {"kind": kind.value, "target": self._job.name, "params": {}}
+            asked: dict[str, object] = {"kind": kind.value, "target": self._job.name, "params": {}}
             self._session.begin("command", asked, COMMAND_TIMEOUT).add_done_callback(_log_failure)
 
     def _check_ending(self) -> None:

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import traceback
-from typing import Any
+from collections.abc import Mapping
 
 from loom.threadlet import Threadlet
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
@@ -252,7 +252,7 @@ class TrainingLoop:
             """Accept the news: the job's controller does what the policy of the group says."""
 
         @threadlet.on_fault("pg_abort")
-        def abort_groups(params: dict[str, Any]) -> None:
+        def abort_groups(params: Mapping[str, object]) -> None:
             membership.abort()
 
         return threadlet

@@ -12,7 +12,7 @@ import http.client
 import socket
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
@@ -40,7 +40,7 @@ MAX_REQUEST = 16 << 10
 """Bytes of a request at most. It has no body."""
 
 
-class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
+class PeerTransport(CheckpointTransport[Mapping[str, Any]]):  # type: ignore[misc]
     """The transport of the state from a training group to a joining one.
 
     Args:
@@ -53,7 +53,7 @@ class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         self._key = key
         self._challenges = Challenges(Purpose.PEER)
         self._step = -1
-        self._state: dict[str, Any] = {}
+        self._state: Mapping[str, Any] = {}
         self._lock = RWLock(timeout=timeout)  # held for writing except while the state may be read
         self._lock.w_acquire()
         self._offers = False
@@ -66,7 +66,7 @@ class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         return self._url
 
     def send_checkpoint(
-        self, dst_ranks: list[int], step: int, state_dict: dict[str, Any], timeout: timedelta
+        self, dst_ranks: list[int], step: int, state_dict: Mapping[str, Any], timeout: timedelta
     ) -> None:
         """Let other processes read a state until `disallow_checkpoint`."""
         self._state = tree_map(_on_cpu, state_dict)
@@ -81,7 +81,7 @@ class PeerTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
             self._offers = False
             self._lock.w_acquire()
 
-    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> dict[str, Any]:
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Mapping[str, Any]:
         """Return the state of another process, given its URL.
 
         Raises:

@@ -54,7 +54,7 @@ class OuterOptimizer:
             for anchor, parameter in zip(self._anchors, self._parameters, strict=True):
                 local(parameter).copy_(anchor)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, Any]:
         return {"anchors": [anchor.detach() for anchor in self._anchors], "sgd": self._sgd.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class TrainingState:
         self.model.train()
         return metrics
 
-    def save(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    def save(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> Mapping[str, Any]:
         """Return the state, with each tensor converted.
 
         By `local` it is for the process of the same rank in a joining group. By `whole` it is that of the whole
@@ -126,7 +126,7 @@ class TrainingState:
             "config": self.config.state(),
             "trainer": self.trainer.save(),
         }
-        converted: dict[str, Any] = plain(state, convert)
+        converted: Mapping[str, Any] = plain(state, convert)
         return converted
 
     def take_from_peer(self, state: Mapping[str, Any]) -> None:
