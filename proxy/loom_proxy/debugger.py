@@ -26,7 +26,7 @@ HEAR_FOR = 20.0
 """Seconds for which the driver holds back a question whose answer is not there yet."""
 
 _PLACE = re.compile(r"^> (?P<path>.+)\((?P<line>\d+)\)\S+\(\).*\n(?!-> )", re.MULTILINE)
-"""Where pdb is, if it knows no source of the file."""
+"""The place of pdb if it knows no source of the file."""
 
 _UNFINISHED = re.compile(r"(^>.*)?\Z", re.MULTILINE)
 """The place where pdb is, as long as its line has no end."""
@@ -54,9 +54,9 @@ def _print(text: str) -> None:
 class Debugger:
     """The debugger of a session's actors; see `Job.debugger`.
 
-    ``breakpoint()`` in an endpoint stops there, also in classes of a notebook or of ``__main__``, until somebody
+    ``breakpoint()`` in an endpoint stops there, also in classes of a notebook or of ``__main__``, until a user
     lets it go on; so does an exception that follows in the same call. One terminal or notebook talks to the
-    debugger at a time, and a later one takes the place of the one before. What stops waits on meanwhile.
+    debugger at a time, and a later one takes the place of the one before. Stopped code waits on meanwhile.
     """
 
     def __init__(self, calls: Calls) -> None:

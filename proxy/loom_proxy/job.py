@@ -149,7 +149,7 @@ class Job:
     def debugger(self) -> Debugger:
         """The debugger of the session's actors, in which ``breakpoint()`` in an endpoint stops.
 
-        A job in mode ``debug`` has it next to the client that drives. One that watches has none.
+        A job in mode ``debug`` has it next to the client that drives. A watching job has none.
         """
         return Debugger(self._calls)
 
@@ -416,7 +416,7 @@ class Job:
     def detach(self) -> SessionLife:
         """Leave the session running, for `connect` with ``session=`` to attach to later.
 
-        What was asked for is sent before, such as large arguments, as long as the connection moves.
+        Queued operations, such as large arguments, are sent before, as long as the connection moves.
 
         Returns:
             Until when the session lives, and because of what. Nothing of it is known if the driver does not answer

@@ -96,7 +96,7 @@ class LocalCluster:
         self._token = token
         self._gateway_environment = self._worker_environment | ({"LOOM_TOKEN": token} if token else {})
         self._children: list[Child] = []
-        self._owner = os.getpid()  # which started the children; a forked copy of it must not end them
+        self._owner = os.getpid()  # the process that started the children; a forked copy must not end them
 
     def start(self) -> None:
         """Start all children at once and wait until the last one is ready."""

@@ -204,7 +204,7 @@ class KnownRuns:
         self._handles: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._listing = 0  # lists that were asked for, and whose handles are not made yet
-        self._missed: dict[int, RunChanged] = {}  # what has come since of runs without a handle
+        self._missed: dict[int, RunChanged] = {}  # messages of runs without a handle
 
     def take(self, message: Message) -> None:
         """Take in a `RunChanged` message. The thread that reads the connection calls this."""

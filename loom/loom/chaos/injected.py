@@ -42,7 +42,7 @@ class Injected:
         self.kind = kind
         self.evidence = evidence
         self.time = time.time()
-        """When the fault was injected, in seconds since the epoch."""
+        """The time of the injection, in seconds since the epoch."""
         self.removal: Evidence | None = None
         """Evidence that the fault is gone; None before `remove`."""
         self._undo = undo

@@ -6,8 +6,8 @@ A project's tests carry plans of faults out with it::
         report = loom_chaos("kill_one.yaml", job)
         assert report.goodput > 0.8
 
-pytest finds the plugin by its entry point ``loom_chaos``; ``-p no:loom_chaos`` leaves it out. What carries a plan
-out is imported when a test uses the fixture.
+pytest finds the plugin by its entry point ``loom_chaos``; ``-p no:loom_chaos`` leaves it out. The modules
+that carry a plan out are imported when a test uses the fixture.
 """
 
 from __future__ import annotations

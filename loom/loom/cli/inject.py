@@ -115,7 +115,7 @@ def from_events(
     """Make a plan that replays an incident, from its events in a file or since a time.
 
     Deaths, silent hosts, stalls and injected faults become faults at the same distances in time, which expect the
-    same recoveries. What cannot be replayed stands in comments, with its reason. `loom inject run` carries the plan
+    same recoveries. Other events stand in comments, with the reason. `loom inject run` carries the plan
     out.
     """
     from loom.chaos.incidents.plan_text import plan_text

@@ -45,7 +45,7 @@ def dashboard(
     that only you can read. With a kube:// address the command runs, and forwards, until Ctrl-C.
     """
     address = access.gateway().page("view" if view else None)
-    # Whoever sees the address may press Ctrl-C.
+    # The user may press Ctrl-C as soon as the address is shown.
     with nullcontext() if access.forward is None else suppress(KeyboardInterrupt):
         if browser and _open(address):
             say(f"opened {address.partition('#')[0]} in a browser")

@@ -32,7 +32,7 @@ def show(
 
 
 def say(line: str, err: bool = False) -> None:
-    """Print one line, to standard error with ``err``. What others wrote in it is made fit to show."""
+    """Print one line, to standard error with ``err``. Text of others in it is made fit to show."""
     typer.echo(fit_line(line), err=err)
 
 

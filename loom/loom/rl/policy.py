@@ -12,7 +12,7 @@ from torch import Tensor
 from loom.rl.rollouts import Rollout
 
 CLIP = 0.2
-"""How far the probability of a token may move from the sampler's before its gradient ends, as a share (PPO's)."""
+"""The share by which a token's probability may move from the sampler's before its gradient ends (PPO's)."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PolicyBatch:
     completion: int
     """The first position of the completions."""
     mask: Tensor
-    """Which positions of the completions have a token, [rollouts, completion positions]."""
+    """Whether a position of the completions has a token, [rollouts, completion positions]."""
     logprobs: Tensor
     """Of the sampler for each token, as `mask`."""
     advantages: Tensor

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepRecords:
-    """The records of all steps, in a file of JSON lines. Those that a full disk does not take follow later."""
+    """The records of all steps, in a file of JSON lines. Records that a full disk refuses follow later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -112,7 +112,7 @@ class OrchestratorRun:
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         self._options = self._wanted = spec.options
-        self._changes: list[Deferred] = []  # those that the next step adopts
+        self._changes: list[Deferred] = []  # for the next step
         self._folder = folder = spec.folder
         folder.mkdir(parents=True, exist_ok=True)
         self._store = RolloutStore(folder)

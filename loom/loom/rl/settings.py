@@ -62,7 +62,7 @@ class Trainers:
     actor: type | None = None
     """Class of the actors; None for `loom.rl.Trainer`."""
     clip: float = 0.2
-    """How far the probability of a token may move from the sampler's, as a share, before its gradient ends."""
+    """The share by which a token's probability may move from the sampler's before its gradient ends."""
     checkpoint_every: int = 10
     """Steps between two checkpoints, from which a run goes on if all trainers are lost."""
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Trainers:
 
 @dataclass(frozen=True)
 class TrainerRun:
-    """What the trainers have to know of the run."""
+    """The trainers' view of the run."""
 
     folder: str
     steps: int
@@ -86,7 +86,7 @@ class TrainerRun:
 
 @dataclass(frozen=True)
 class Options:
-    """What a running orchestrator changes at a step boundary, such as by ``loom config set async_level=2``."""
+    """Options that a running orchestrator changes at step boundaries, as by ``loom config set async_level=2``."""
 
     batch: int
     """Completions of a step."""
@@ -99,7 +99,7 @@ class Options:
     inflight: int = 0
     """Completions that are generated at the same time, at least; those beyond ``batch`` go into later steps."""
     split: tuple[float, ...] = ()
-    """How much of a step each trainer process gets, in any unit; empty for alike."""
+    """The share of a step for each trainer process, in any unit; empty for equal shares."""
 
     def check(self) -> None:
         """Raise `WrongArguments` if a value makes no sense."""

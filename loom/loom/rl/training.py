@@ -113,7 +113,7 @@ class Training:
         return found
 
     def rollouts_written(self) -> None:
-        """Wake the trainers that wait for the rollouts of a step. One that misses this looks again soon."""
+        """Wake the trainers that wait for a step's rollouts. Without the message they look again soon."""
         for trainers in self._controller.trainers():
             begin(trainers.rollouts_written.call().get, timeout=ANSWER_TIMEOUT)
 

@@ -82,7 +82,7 @@ class CommandApplier(StatusReporter):
         self._before_polling: Phase | None = None
         """The phase before the loop began to wait by asking again and again whether it is paused."""
         self._applies_in: int | None = None  # the thread that applied the last pause
-        self._handled: dict[str, Outcome] = {}  # what handlers made of the last update taken
+        self._handled: dict[str, Outcome] = {}  # the outcomes of the last update that was taken
         self._held: Application | None = None
         """An update whose values the program took, until it dispatches them, is at a boundary, or time is up."""
         self._inbox = CommandInbox()
@@ -133,7 +133,7 @@ class CommandApplier(StatusReporter):
         """Apply the next command and return it; return None if there is none.
 
         A command is ``{"command_type": …, "params": …, "_is_weaver_command": True}``: the name and the parameters
-        of a `loom.control.commands.CommandKind`. Those of ``update_config`` are the new values as they were sent.
+        of a `loom.control.commands.CommandKind`. For ``update_config`` these are the new values as they were sent.
         Their handlers are called before this returns. The program takes values without a handler, and the
         acknowledgement says so. News of a configuration that is nobody's command, such as ``config.info`` of NATS,
         is a dict of the values alone. Injected faults are carried out and not returned, and neither are commands

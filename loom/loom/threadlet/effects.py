@@ -27,7 +27,7 @@ class Application:
     refused: dict[str, str] = field(default_factory=dict)
     deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)  # not settled yet
     evidence: Mapping[str, object] = field(default_factory=dict)
-    taken: list[str] = field(default_factory=list)  # what the program took, and no function here has applied
+    taken: list[str] = field(default_factory=list)  # keys that the program took, and no function here has applied
     awaited: bool = False  # whether the loop has to show its effect
     step: int | None = None  # the step at which a deferred value takes effect; None for the current step
 

@@ -19,7 +19,7 @@ SIGNALLED_VARIABLE = "LOOM_SIGTERM_EVICTS"
 
 
 class Evictable(Protocol):
-    """What a process goes on for after its machine was told to end, until the worker's grace is over."""
+    """A reason to go on after the machine was told to end, until the worker's grace is over."""
 
     def evict(self) -> None:
         """Save the state and end soon. Any thread may call."""

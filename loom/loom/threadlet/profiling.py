@@ -72,7 +72,7 @@ def _sample(seconds: float) -> FoldedStacks:
 
 
 class _BusyThreads:
-    """Which threads have used the CPU since the last question."""
+    """The threads that have used the CPU since the last question."""
 
     def __init__(self) -> None:
         self._used: dict[int, int] = {}

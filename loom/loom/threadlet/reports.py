@@ -28,7 +28,7 @@ now_of_system = time.time
 Given: TypeAlias = tuple[Any, ...]
 """A published report, quick to make: number, time, step, epoch, max_step, metrics, configuration.
 
-What the status is about follows if it was given.
+The subject of the status follows if it was given.
 """
 
 

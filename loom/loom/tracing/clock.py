@@ -16,7 +16,7 @@ monotonic = time.monotonic
 
 
 class Offset(NamedTuple):
-    """What is added to this host's clock."""
+    """The correction of this host's clock."""
 
     seconds: float
     error: float | None

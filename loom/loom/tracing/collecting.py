@@ -18,10 +18,10 @@ LONGEST = 60.0
 
 
 class ProcessSpans(TypedDict):
-    """What one process recorded."""
+    """The record of one process."""
 
     name: str
-    """What the process is, such as ``trainers[0]``."""
+    """The name of the process, such as ``trainers[0]``."""
     host: str
     pid: int
     role: str | None
@@ -78,7 +78,7 @@ class SpanRecords:
 
 
 class Collection(SpanRecords):
-    """What this process records from now until `end`."""
+    """The spans of this process from now until `end`."""
 
     def __init__(self, most: int = MAX_RECORDS) -> None:
         super().__init__(most)

@@ -1,4 +1,4 @@
-"""What torch's profiler sees in this process: operators, and kernels on a device, for `loom trace`.
+"""The findings of torch's profiler in this process: operators, and kernels on a device, for `loom trace`.
 
 Only a process that has loaded torch is profiled. A process has one profiler: if the user's own runs, that is left
 alone, and the trace says so.

@@ -31,14 +31,14 @@ class LineForm(NamedTuple):
     """The form of an event's line: a head and ``name=value`` fields, or a sentence of its own."""
 
     head: str
-    """What the line begins with; ``[ID]`` in it is the trace id."""
+    """The beginning of the line; ``[ID]`` in it is the trace id."""
     fields: tuple[Field, ...]
     sentence: str | None = None
     """The whole line with ``{field}`` in it, if it is no head and fields."""
 
 
 class EventLine(NamedTuple):
-    """What a log line says."""
+    """A parsed log line."""
 
     name: str
     trace: str | None

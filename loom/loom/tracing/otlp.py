@@ -59,7 +59,7 @@ def endpoint(environment: Mapping[str, str]) -> str | None:
 
 
 class Exporter:
-    """Sends spans in batches, from a thread of its own. What cannot be sent is counted, and said once."""
+    """Sends spans in batches, from a thread of its own. Lost spans are counted, and logged once."""
 
     def __init__(self, url: str) -> None:
         self.lost = 0
@@ -77,7 +77,7 @@ class Exporter:
     def take(self, record: Record) -> None:
         """Take an event or a span."""
         if self._pid != os.getpid():
-            self._begin()  # what waits is the parent's to send
+            self._begin()  # the parent sends its own
         if len(self._waiting) == MAX_WAITING:
             self.lost += 1
         self._waiting.append(record)

@@ -87,7 +87,7 @@ _JSON = {
     bool: '{{"true" if {} else "false"}}',
     type(None): "null",
 }
-"""What stands in an f-string for a value of each class."""
+"""The expression in an f-string for a value of each class."""
 
 
 class _Source:

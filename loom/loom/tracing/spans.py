@@ -22,9 +22,9 @@ from loom.tracing.trace_ids import TRACE_HEADER, checked_trace, reset, trace, tr
 Record = dict[str, object]
 Sink = Callable[[Record], None]
 Ended = tuple[float, int, object]
-"""What a span is beside an event: its milliseconds, its id, and `_around` at its begin."""
+"""The end of a span: its milliseconds, its id, and `_around` at its begin."""
 Entry = tuple[str, float, str | None, Record, Context | None, Ended | None]
-"""What waits to be written: a name, when by this host's clock, the trace id, the fields, and whose the line is."""
+"""A waiting entry: name, time by this host's clock, trace id, fields, and the run that owns the line."""
 Written = tuple[str | None, str | None, Context | None]
 """The line of a file, that of a log, and whose this one is."""
 
@@ -39,7 +39,7 @@ _SPECIAL = _RESERVED | {"t", "role"}
 
 
 class _Recorder:
-    """Where this process's events go. Nothing is built while ``sinks`` is empty."""
+    """The destination of this process's events. Nothing is built while ``sinks`` is empty."""
 
     def __init__(self) -> None:
         self.sinks: tuple[Sink, ...] = ()
@@ -219,7 +219,7 @@ os.register_at_fork(after_in_child=recorder.after_fork)
 
 
 def configure(*, folder: Path | None = None, lines: bool | None = None, role: str | None = None) -> None:
-    """Say where the events of this process go. What is None stays as it is.
+    """Say where the events of this process go. A setting that is None stays as it is.
 
     At first these are ``$LOOM_TIMING_DIR``, ``$LOOM_TIMING_LINES`` (``1``) and ``$LOOM_TIMING_ROLE``.
 

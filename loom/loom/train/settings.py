@@ -131,7 +131,7 @@ class TrainerReport:
     restored_step: int = 0
     """The step of the state that the process took over."""
     first_step_at: float | None = None
-    """When the process applied its first step, in seconds since the epoch."""
+    """The time at which the process applied its first step, in seconds since the epoch."""
     participants: int = 0
     """Groups that took part in the last step."""
     discarded: int = 0

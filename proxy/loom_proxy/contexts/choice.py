@@ -17,7 +17,7 @@ _ABOUT_THE_GATEWAY = (Unavailable, Denied, InvalidAddress, UnknownSession)
 
 
 class Origin(Enum):
-    """Where the address of the gateway comes from."""
+    """The origin of the gateway's address."""
 
     ARGUMENT = "argument"
     ENVIRONMENT = "environment"

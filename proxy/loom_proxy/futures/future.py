@@ -60,7 +60,7 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
         self.operation = operation
         """The operation, which the progress display of a long wait names."""
         self._ident = ident  # id of the operation; None if it has several answers
-        self._answer: Any = None  # what the driver is told when the answer was read; None for nothing
+        self._answer: Any = None  # reported to the driver when the answer was read; None for nothing
         self._convert = convert
         self._lock = threading.Lock()
         self._unpack: Callable[[], R] | None = None
@@ -90,7 +90,7 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
             self._record()
 
     def _fail_in_child(self, unpack: Callable[[], R]) -> None:
-        """Fail in a forked child, unless the answer has come. Those that wait are in the parent, and not told."""
+        """Fail in a forked child, unless the answer has come. Waiting threads are the parent's."""
         self._lock = threading.Lock()
         self._callbacks = []
         if self._unpack is None:

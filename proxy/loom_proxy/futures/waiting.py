@@ -95,7 +95,7 @@ def watch(futures: Iterable[Any]) -> dict[Any, MonarchFuture]:
         else:
             begun.set_result(None)
 
-    # What the caller's context holds, such as the running actor, belongs to the bodies of some futures.
+    # The bodies of some futures need the caller's context, such as the running actor.
     _loop().call_soon_threadsafe(begin, context=contextvars.copy_context())
     begun.result()
     return watched

@@ -29,7 +29,7 @@ _INSTALLS = "$KT_PIP_INSTALL_CMD"
 
 
 def steps_of(image: str) -> list[str]:
-    """Return the commands of an image, given its Dockerfile. Those of pip are without the command's beginning."""
+    """Return the commands of an image, given its Dockerfile. Commands of pip are without their beginning."""
     lines = (line.strip() for line in image.splitlines())
     return [line[len("RUN ") :].removeprefix(_INSTALLS).strip() for line in lines if line.startswith("RUN ")]
 

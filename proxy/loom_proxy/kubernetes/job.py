@@ -248,7 +248,7 @@ class KubernetesJob:
             "monarch_port": self._port,
             "gateway_port": GATEWAY_PORT,
             "session_linger": self._linger,
-            **({"session_max": self._max} if self._max else {}),  # which an older image's pods do not know
+            **({"session_max": self._max} if self._max else {}),  # older images' pods do not know it
         }
 
     def kill(self) -> None:

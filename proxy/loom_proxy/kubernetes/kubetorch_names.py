@@ -1,6 +1,6 @@
 """Every use of Kubetorch's private names and of what its controller tells, tried with the versions in a test.
 
-What Kubetorch documents, such as ``kubetorch.Compute``, is used where it is needed.
+Documented names, such as ``kubetorch.Compute``, are used where they are needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Network policies for a job's pods, which close the ports that ask for no token to everybody else.
 
-Monarch's port and those of the processes on a worker run the code of whoever reaches them. What no policy allows is
-closed, so a policy has to allow all other ports to everybody, as they are without it.
+Monarch's port and those of the processes on a worker run the code of anyone who reaches them. A port that no policy
+allows is closed, so a policy has to allow all other ports to everybody, as they are without it.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Port(Generic[R], metaclass=Counterpart):
 
     @property
     def _port_ref(self) -> Callable[[object], int]:
-        """What Monarch's ``send`` gives to an endpoint, or to a wrapper of one."""
+        """The argument that Monarch's ``send`` gives to an endpoint, or to a wrapper of one."""
         return self.__loom_reference__
 
     def __loom_reference__(self, session: object) -> int:

@@ -1,7 +1,7 @@
 """`loom.cls` and `loom.fn`: any class or function in the cluster, with Kubetorch's names.
 
 Their results have a method ``to``, which starts processes of a job with the class or function, or deploys pods for
-it, and a method ``at``, which reaches one that Kubetorch has deployed. What is deployed is also found by its name.
+it, and a method ``at``, which reaches one that Kubetorch has deployed. A deployed object is also found by its name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from loom_proxy.remote.resources import RemoteResources, check_mode, open_job
 
 
 class _Named:
-    """A name. What is deployed under it is looked for at the first use."""
+    """A name. Its deployment is looked for at the first use."""
 
     _kind: str
 

@@ -85,7 +85,7 @@ class Deployment:
             except Exception as error:
                 raise self._failed(error) from error
 
-        # What was there before is another program's, to which deploying again would give a new object.
+        # An earlier deployment is another program's, to which deploying again would give a new object.
         return service_of(deployed, timeout, self.target, again if deployed is module else None), deployed.teardown
 
     def _failed(self, error: Exception) -> DeploymentFailed:

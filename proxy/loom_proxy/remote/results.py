@@ -1,4 +1,4 @@
-"""What the methods of remote objects give their callers: values, exceptions of the methods' own, and generators."""
+"""Results of methods of remote objects: values, exceptions of the methods' own, and generators."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a program does in the processes of ranks: commands, terminals, copies and forwarded ports."""
+"""Work in the processes of ranks: commands, terminals, copies and forwarded ports."""

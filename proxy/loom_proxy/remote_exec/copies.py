@@ -1,6 +1,6 @@
 """Copies of files and folders between this machine and a rank's.
 
-What a rank's machine says of its files decides nothing on this machine but the content of the copy: `_Received`
+The answers of a rank's machine decide nothing on this machine but the content of the copy: `_Received`
 checks it.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class CopyProgress(NamedTuple):
-    """How far a copy is."""
+    """The progress of a copy."""
 
     files: int
     """The number of files that were copied."""

@@ -23,7 +23,7 @@ GOODBYE = 2.0  # seconds to end the commands of an `Execution` that is left
 
 
 class RankOutput(NamedTuple):
-    """What a command has printed on one rank."""
+    """Output of a command on one rank."""
 
     rank: int
     stream: str
@@ -33,7 +33,7 @@ class RankOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command has ended on one rank."""
+    """The end of a command on one rank."""
 
     rank: int
     status: int
@@ -55,12 +55,12 @@ class Execution:
         self.ranks = tuple(process.rank for process in processes)
         """The ranks on which it runs."""
         self.finished: dict[int, Finished | LoomError] = {}
-        """How it has ended, by rank, or why that is not known; without its output."""
+        """Its end by rank, or the reason why that is unknown; without its output."""
         self._processes = {process.rank: process for process in processes}
         self._answers: queue.SimpleQueue[tuple[int, str, FutureProxy[Any]]] = queue.SimpleQueue()
-        self._heard: deque[RankOutput] = deque()  # what came and was not taken yet
+        self._heard: deque[RankOutput] = deque()  # arrived, and not taken yet
         self._handles: dict[int, FutureProxy[str]] = {}
-        self._printed: dict[tuple[int, str], list[bytes]] = {}  # what `results` has collected so far
+        self._printed: dict[tuple[int, str], list[bytes]] = {}  # collected by `results` so far
         for process in processes:
             starting = self._handles[process.rank] = process.ask("exec", list(command), dict(variables), away)
             starting.add_done_callback(partial(self._answered, process.rank, "exec"))

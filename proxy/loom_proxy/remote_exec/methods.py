@@ -25,7 +25,7 @@ class RankMethods(MeshProxy):
         env: Mapping[str, str] | None = None,
         away: float = AWAY,
     ) -> Execution:
-        """Run a command in the environment and the working folder of ranks. What it leaves running ends with it.
+        """Run a command in the environment and the working folder of ranks. Its leftover processes end with it.
 
         Args:
             command: a program and its arguments, or a text for ``/bin/sh``.

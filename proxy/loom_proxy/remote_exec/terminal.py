@@ -18,7 +18,7 @@ from loom.errors import LoomError, WrongState
 from loom_proxy.remote_exec.rank import RankProcess
 
 LEAVE = b"~."
-"""What leaves the terminal at the beginning of a line, as in ssh: also while the line to the cluster is down."""
+"""Keys that leave the terminal at a line's beginning, as in ssh: also while the line to the cluster is down."""
 
 LEFT = 255
 """The exit status of a terminal that was left."""

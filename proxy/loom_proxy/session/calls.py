@@ -97,7 +97,7 @@ class NamedMeshes:
     def note_stopped(self, ident: int | None) -> None:
         """Note that a whole mesh was stopped, with the actors on it; without an id, that all were.
 
-        Those that were stopped first, beyond `KEPT_STOPPED`, are dropped.
+        Beyond `KEPT_STOPPED`, the meshes that were stopped first are dropped.
         """
         for known, mesh in self._all.copy().items():
             if ident is None or ident in (known, mesh._whole.procs):

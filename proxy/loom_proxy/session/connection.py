@@ -196,7 +196,7 @@ class Connection:
             frames = self._transport.receive(wait)
             if self._bulk is not None and self._bulk.waker.woken:
                 self._bulk.waker.clear()
-                self._take(self._stream.arrived())  # what the bulk lane's connection has brought
+                self._take(self._stream.arrived())  # from the bulk lane's connection
             if frames:
                 self._take_all(frames)
                 self.calls.flush()

@@ -160,7 +160,7 @@ class FailureCallbacks:
         return remove
 
     def _run(self) -> None:
-        self._reading = self._reading or self._log.read()  # which goes on behind an event that was the thread's end
+        self._reading = self._reading or self._log.read()  # goes on behind an event that was the thread's end
         for event in self._reading:
             failure = failure_of(event)
             if failure is None:

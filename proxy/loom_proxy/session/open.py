@@ -134,7 +134,7 @@ def _job(connection: Connection, attached: bool, mode: str) -> Job:
         connection.leave(text)
         raise ProtocolMismatch(text)
     job = Job(connection, attached)
-    if recorder.sinks and job._calls.knows_traces:  # what this program records is put on the session's time line
+    if recorder.sinks and job._calls.knows_traces:  # this program's records are put on the session's time line
         try:
             correct_clock(job._calls)
         except (LoomError, TimeoutError) as error:

@@ -91,7 +91,7 @@ def keep(
 
     def follow() -> None:
         last: Mapping[str, Any] | None = None
-        with process:  # which waits for it, and closes its pipes
+        with process:  # waits for it, and closes its pipes
             for line in process.stdout or ():
                 last = json.loads(line)
                 on_removal(last.get("removed", last))

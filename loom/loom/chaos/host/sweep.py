@@ -38,7 +38,7 @@ _DELAY_TABLE = re.compile(r"loom_delay_(\d+)")
 
 
 def sweep() -> list[str]:
-    """Repair all damage whose agent is gone; return what was repaired. What cannot be repaired is logged."""
+    """Repair all damage whose agent is gone; return what was repaired. Log the rest."""
     repaired = []
     for path in records():
         with contextlib.suppress(FileNotFoundError):  # its agent has just removed it
@@ -121,7 +121,7 @@ def _sweep_tables() -> list[str]:
     if shutil.which("nft") is None:
         return []
     repaired = []
-    with contextlib.suppress(FaultRefused):  # who may not list tables has made none
+    with contextlib.suppress(FaultRefused):  # a user without the right to list tables has made none
         for family, name in _tables():
             if owned := _OWNED_TABLE.fullmatch(name):
                 orphaned = not ProcessId(int(owned[1]), owned[2]).alive()

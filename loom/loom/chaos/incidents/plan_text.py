@@ -33,7 +33,7 @@ def plan_text(events: Iterable[WeaverEvent], replicas: Mapping[str, ReplicaInfo]
     """Return the plan that replays what the events tell, in YAML.
 
     Its faults come at the same distances in time as in the incident, and expect recoveries that take at most
-    `SLACK` times as long. What no fault replays stands in comments, with the reason.
+    `SLACK` times as long. Events that no fault replays stand in comments, with the reason.
 
     Args:
         events: a weaver's events.

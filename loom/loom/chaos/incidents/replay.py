@@ -79,11 +79,11 @@ class ReplayedFault:
     """A fault of the plan, with what it replays."""
 
     at: float
-    """When it happened, in seconds since the epoch."""
+    """The time of the event, in seconds since the epoch."""
     fault: str
     target: Mapping[str, Any]
     what: str
-    """What happened, for a comment."""
+    """The event, for a comment."""
     duration: float | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     detected: float | None = None

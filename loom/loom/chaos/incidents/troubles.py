@@ -14,7 +14,7 @@ from loom.weaver.views import ReplicaInfo, WeaverEvent
 
 
 class TroubleKind(str, Enum):
-    """What happened to a replica."""
+    """An event in the life of a replica."""
 
     DIED = "died"
     RAISED = "raised"
@@ -33,14 +33,14 @@ class Trouble:
     kind: TroubleKind
     since: float
     noticed: float
-    """When the weaver logged it."""
+    """The time at which the weaver logged it."""
     reason: str = ""
     until: float | None = None
-    """When it was over: the process was back, another one had registered, or a step was taken."""
+    """The time of its end: the process was back, another one had registered, or a step was taken."""
     same: bool = False
     """Whether the process that was silent came back."""
     back: float | None = None
-    """When the replica ran again."""
+    """The time at which the replica ran again."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Injection:
 
 @dataclass
 class IncidentReplica:
-    """What is known of a replica."""
+    """The known facts of a replica."""
 
     group: str = ""
     rank: int | None = None
@@ -78,7 +78,7 @@ class Incident:
         self.injections: dict[str, Injection] = {}
         self.weaver_restarts: list[float] = []
         self.left_out: list[tuple[float, str]] = []
-        """When something happened that no fault replays, and what it was, with the reason."""
+        """(time, description with the reason) of each event that no fault replays."""
         self._open: dict[str, Trouble] = {}
         self._alive: set[str] = set()
         for event in self.events:

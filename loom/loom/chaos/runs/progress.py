@@ -23,7 +23,7 @@ SHOWN = 200
 
 
 class FaultState(str, Enum):
-    """What became of a planned fault."""
+    """The fate of a planned fault."""
 
     WAITING = "waiting"
     """Its moment has not come."""
@@ -45,9 +45,9 @@ class FaultProgress:
     target: str
     state: FaultState
     times: int = 1
-    """How often it still strikes, while it waits."""
+    """Number of strikes that are left, while it waits."""
     at: float | None = None
-    """When it was injected, from the beginning of the run."""
+    """The time of its injection, from the beginning of the run."""
     struck: tuple[str, ...] = ()
     """The replicas, session or component that it has struck."""
     injection: str = ""
@@ -77,9 +77,9 @@ class RunProgress:
     """A run of a plan."""
 
     seconds: float
-    """How long it has taken."""
+    """Duration so far."""
     faults: tuple[FaultProgress, ...]
-    """Those that were injected, the newest `SHOWN` of them, and then those that wait."""
+    """The newest `SHOWN` injected faults, and then the waiting ones."""
     expectations: tuple[ExpectationProgress, ...]
     injected: int
     """The number of faults that were injected, or should have been."""

@@ -45,7 +45,7 @@ class _Pending:
     """Seconds after the beginning of the run, if the plan gives times."""
     since: float = 0.0
     due: float | None = None
-    """When the event happened for which the fault waits."""
+    """The time of the event for which the fault waits."""
 
 
 class PlanExecution:

@@ -21,7 +21,7 @@ class Victim:
     replica: str
     group: str
     registered: float
-    """When the struck process registered."""
+    """The time at which the struck process registered."""
     step: int | None
     detected: float | None = None
     """Seconds from the fault to the first event that reports a problem."""
@@ -40,7 +40,7 @@ class Struck:
 
     planned: PlannedFault
     at: float
-    """When the fault was injected, in seconds since the epoch, by the weaver's clock."""
+    """The time of the injection, in seconds since the epoch, by the weaver's clock."""
     targets: list[str]
     victims: list[Victim]
     groups: frozenset[str]

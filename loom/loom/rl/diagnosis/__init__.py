@@ -1,4 +1,4 @@
-"""Where the time of an RL run goes, from its logs: statistics of every metric, and a diagnosis.
+"""The times of an RL run, from its logs: statistics of every metric, and a diagnosis.
 
 `loom.rl.diagnosis.run` reads logs and returns an `Analysis`; ``loom analyze`` writes it. `loom.rl.diagnosis.rules`
 has the thresholds.

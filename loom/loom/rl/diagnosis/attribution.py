@@ -1,12 +1,11 @@
-"""How much of a step's wall time is lost, and to what.
+"""The lost share of a step's wall time, by cause.
 
 Trainers and orchestrator are a pipeline: while the orchestrator generates the batch of a step, the trainers
 train on an older one. A step of the orchestrator is its waiting for a checkpoint, its update of weights (delay
 and loading), its generation and a rest. A step of the trainers is their waiting for a batch, their computing
-and the writing of weights. The slower side does not wait: whatever makes it shorter makes the steps shorter,
-and nothing on the other side does. So what one side waits is lost to the parts of the other side's step, in
-proportion to their lengths. What the orchestrator loses on an update is lost whole, for no generator generates
-then.
+and the writing of weights. The slower side does not wait: a reduction of its time makes the steps shorter,
+and nothing on the other side does. So the wait of one side is lost to the parts of the other side's step, in
+proportion to their lengths. The orchestrator's loss on an update counts whole, for no generator generates then.
 
 Waste (delay, loading, writing, the lead of a straggler) could go whole. Generating and computing are work:
 twice as many generators or trainers would halve it, so that half of it counts as lost. And only as much as one
@@ -23,7 +22,7 @@ from loom.rl.diagnosis.collector import Rank
 from loom.rl.diagnosis.measured import Measured
 
 HALF = 0.5
-"""What doubling the means of some work saves of its time."""
+"""The share of the time of some work that doubling its means saves."""
 SYSTEMATIC = 1.2
 """A straggler's typical step takes so many times that of the others at least, not only its mean one."""
 
@@ -68,7 +67,7 @@ class Loop:
 
     @property
     def other_ms(self) -> float:
-        """What is not accounted for."""
+        """Milliseconds without a cause."""
         return max(0.0, self.wall_ms - self.wait_ms - self.queue_ms - self.rpc_ms - self.batch_ms)
 
     def share(self, milliseconds: float) -> float:
@@ -104,7 +103,7 @@ class TrainerStep:
 
 @dataclass(frozen=True)
 class Lost:
-    """What is lost to one cause in a step."""
+    """The loss to one cause in a step."""
 
     ms: float = 0.0
     """The milliseconds of a step that the cause takes or makes others wait."""
@@ -114,7 +113,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Where the time of a step goes."""
+    """The time of a step by cause."""
 
     loop: Loop
     training: TrainerStep

@@ -39,7 +39,7 @@ class Metric:
 
 @dataclass
 class Rank:
-    """What one rank of the trainers did."""
+    """The work of one rank of the trainers."""
 
     steps: Metric = field(default_factory=lambda: Metric(Series(2000), Largest(OF_A_RANK)))
     """Milliseconds of each step."""
@@ -104,7 +104,7 @@ _TIMES = {
     "weights.rpc.start": "start",
     "weights.rpc.done": "done",
 }
-"""What an event with a time is of an update."""
+"""The part of an update that an event with a time is."""
 
 
 class Collector:

@@ -26,14 +26,14 @@ from loom.rl.diagnosis.statistics import Series
 FEW = 8
 """Pairs of an update and a batch from which on peaks are looked for."""
 PEAK_OF_QUEUE, PEAK_OF_BATCH = 5.0, 1.5
-"""How many times the median a peak is."""
+"""A peak is this many times the median."""
 SHOWN = 5
 """Lines under a finding."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rule says of a run."""
+    """The verdict of one rule on a run."""
 
     rule: Rule
     level: Rating
@@ -54,12 +54,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Case:
-    """What a rule is about, as measured."""
+    """The measured subject of a rule."""
 
     value: float
     lost: Lost
     metrics: tuple[str, ...]
-    """Those whose largest values are the evidence."""
+    """The metrics whose largest values are the evidence."""
     details: list[str] = field(default_factory=list)
     bounds: tuple[Bound, ...] | None = None
     evidence: list[Evidence] | None = None

@@ -1,4 +1,4 @@
-"""What was measured, put together from log lines and JSON lines."""
+"""Measurements, put together from log lines and JSON lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Measured:
 
     metrics: Mapping[str, Metric]
     counts: Mapping[str, int]
-    """How many events of each name there are."""
+    """Number of events of each name."""
     ranks: Mapping[int, Rank]
     updates: Together
     batches: Together

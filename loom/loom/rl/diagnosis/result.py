@@ -1,4 +1,4 @@
-"""`Analysis`: what logs say of a run."""
+"""`Analysis`: the result of reading a run's logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loom.rl.diagnosis.statistics import Stats
 
 @dataclass(frozen=True)
 class Analysis:
-    """What logs say of a run."""
+    """The result of reading a run's logs."""
 
     made: datetime
     sources: list[str]
@@ -31,7 +31,7 @@ class Analysis:
     metrics: dict[str, Stats]
     """The statistics of every metric that has values, by name: ``queue_ms``, ``rpc_ms``, …"""
     attribution: Attribution
-    """Where the time of a step goes."""
+    """The time of a step by cause."""
     async_level: int | None
     broken: Problems
     """Lines that look like an event's and are none; they are left out."""
@@ -41,7 +41,7 @@ class Analysis:
     extracts: dict[str, list[Evidence]]
     """The first lines of each tag."""
     folder: Path | None = None
-    """Where the analysis was written."""
+    """The folder of the written analysis."""
 
     @property
     def slowest(self) -> list[Evidence]:

@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Rating(str, Enum):
-    """How good the mean of a metric is."""
+    """The grade of a metric's mean."""
 
     GOOD = "good"
     WARNING = "warning"
@@ -20,7 +20,7 @@ class Rating(str, Enum):
 
 
 class RuleName(str, Enum):
-    """What a run may suffer from most."""
+    """A bottleneck of a run."""
 
     QUEUE = "queue"
     LOADING = "loading"
@@ -85,7 +85,7 @@ class Rule:
 
     name: RuleName
     value: str
-    """What is compared with the bounds."""
+    """The quantity that is compared with the bounds."""
     unit: str
     bounds: tuple[Bound, ...]
     says: str

@@ -1,7 +1,7 @@
 """Finds events in blocks of lines: the log lines of `loom.tracing.lines`, and JSON lines of `loom.tracing`.
 
 Most lines are no event, and most events are written as `format_line` writes them. One regular expression, made
-from the table of forms, finds those in a block at once. Where it finds only the beginning of an event,
+from the table of forms, finds those in a block at once. If it finds only the beginning of an event,
 `parse_line` reads the line.
 """
 
@@ -23,7 +23,7 @@ from loom.tracing.lines import FORMS, Field, LineForm, parse_line
 Columns = list[Sequence[Any]]
 """The events of a name: their positions in the block, their trace ids, and their `KEPT` fields.
 
-What an event lacks is None. A number may be text.
+A field that an event lacks is None. A number may be text.
 """
 
 _UNUSED = ("url", "path", "step", "target_step", "target_batch")
@@ -37,7 +37,7 @@ KEPT = {
 _BEGINNING = (
     r"\[(?:weights|ckpt|gen|rollout|train)\][^\n]*|\bStep \d+ (?:begins|complete)[^\n]*|\bHit async barrier[^\n]*"
 )
-"""What an event's line begins with, up to its end."""
+"""The beginning of an event's line, up to its end."""
 _END = r"\)?[ \t]*(?=\r?$)"
 _CUT = re.compile(r"^\[\w+\](?:\[[^\]\s]*\]?)? *(?:[a-z]+\.[a-z.]*[^a-z.=]*(?:\w+=.*)?)?$")
 """A line with the beginning of an event's, and with no other words."""
@@ -231,7 +231,7 @@ def _pattern() -> tuple[re.Pattern[bytes], dict[int | None, tuple[str, tuple[int
 _WEIGHTS = r"weights\]"
 _TRACE = r"\[([A-Za-z0-9_.-]+)\]"
 _BETWEEN = r"(?:\ |\)?\ +\(?)"
-"""What stands before a field: most often one space."""
+"""The text before a field: most often one space."""
 _END = r"(?=\n|\)?[ \t]*\r?$)"
 
 

@@ -1,4 +1,4 @@
-"""Where log lines come from: files, compressed or not, folders of them, and the log of a session."""
+"""The sources of log lines: files, compressed or not, folders of them, and the log of a session."""
 
 from __future__ import annotations
 

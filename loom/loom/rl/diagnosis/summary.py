@@ -26,7 +26,7 @@ LABELS = {
     "train_ms": "Training step of a rank",
     "batch_wait_ms": "Trainer waits for a batch",
 }
-"""What the metrics are called, in the order of the table."""
+"""The titles of the metrics, in the order of the table."""
 
 
 def summary(analysis: Analysis, pictures: Sequence[str] = ()) -> str:

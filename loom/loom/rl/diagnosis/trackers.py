@@ -1,4 +1,4 @@
-"""What several events show together: updates at the same time, the way of an update, peaks beside each other."""
+"""Several events together: updates at the same time, the way of an update, peaks beside each other."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class _Way:
 
 
 class Ways:
-    """How long updates were on each part of their way, as far as their lines have the times."""
+    """The times of updates on each part of their way, as far as their lines have them."""
 
     def __init__(self) -> None:
         self.accept = Sums()
@@ -127,7 +127,7 @@ class Ways:
         """Milliseconds from the engine's end to the client: the server's event loop and the network."""
         self._open: dict[object, _Way] = {}
         self._touched: set[object] = set()
-        """Those of which this block had something."""
+        """The updates of which this block has a line."""
 
     @property
     def full(self) -> bool:

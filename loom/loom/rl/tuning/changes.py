@@ -23,7 +23,7 @@ _STORAGE = "weights='messages', or with faster storage for its folder"
 
 
 class Goal(str, Enum):
-    """What a change is to make better."""
+    """The quantity that a change should improve."""
 
     SPEED = "speed"
     """Steps an hour."""
@@ -48,7 +48,7 @@ class OptionChange:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from other changes."""
+        """The identity of the change."""
         return self.option, repr(self.new)
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ PIECES = 4
 
 @dataclass(frozen=True)
 class Measurement:
-    """Some steps of a run. What is None was not reported."""
+    """Some steps of a run. None stands for a value that was not reported."""
 
     first: int
     """The first step."""
@@ -96,7 +96,7 @@ VERSION = 1
 
 
 class Decision(str, Enum):
-    """What became of a change."""
+    """The outcome of a change."""
 
     PROPOSED = "proposed"
     """It was not applied."""

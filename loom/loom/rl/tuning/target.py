@@ -46,7 +46,7 @@ class RunEnded(WrongState):
 
 
 class TunedWeaver(Protocol):
-    """What is used of a `WeaverProxy`."""
+    """The used part of a `WeaverProxy`."""
 
     def replicas(self) -> dict[str, ReplicaInfo]:
         """Return every replica by its id."""
@@ -85,7 +85,7 @@ class TunedRun:
         self.session = session
         self.command_ids: set[str] = set()
         """The commands that were given through this object."""
-        self._run_among(weaver.replicas())  # whoever is not there at first is not waited for
+        self._run_among(weaver.replicas())  # replicas that register later are not waited for
 
     def _find(self) -> ReplicaInfo:
         return self._run_among(self._patiently(self._weaver.replicas))

@@ -214,7 +214,7 @@ class SkippedCheckpoint:
     path: Path
     step: int
     reason: str
-    """What is wrong, such as a missing file or a wrong hash."""
+    """The fault, such as a missing file or a wrong hash."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class FoundCheckpoint:
     step: int
     path: Path
     time: float
-    """When the checkpoint was written, in seconds since the epoch."""
+    """The time of writing, in seconds since the epoch."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
     """Newer checkpoints that are not whole."""
 

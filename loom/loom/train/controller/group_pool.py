@@ -35,7 +35,7 @@ class GroupPool:
     changed: Callable[[], object]  # called by other threads when a group has changed
     draining: set[int] = field(default_factory=set)  # numbers of the hosts on which no groups are started
     spares: list[ReplicaGroup] = field(default_factory=list)  # the groups that wait to replace a lost one
-    usable: UsableDevices = field(default_factory=UsableDevices)  # what the weaver knows of the devices
+    usable: UsableDevices = field(default_factory=UsableDevices)  # the weaver's knowledge of the devices
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count()

@@ -41,13 +41,13 @@ class ReplicaSlot:
     due: float  # when an empty slot looks for a group, on the monotonic clock
     state: SlotState = SlotState.EMPTY
     group: ReplicaGroup | None = None
-    failures: int = 0  # how often the slot's groups have failed since one was healthy
+    failures: int = 0  # failures of the slot's groups since one was healthy
     shunned: int | None = None  # the host on which the last group could not be prepared, or hung
     lost_at: float | None = None  # when the last group was lost, by `time.time`; None once another made a step
     successor: ReplicaGroup | None = None  # the group on another host that takes the slot once it is ready
     why: str = ""  # why the group leaves or the successor was started, for users: "host 1 is drained"
     stays: str = ""  # why the group should leave, if it stays because there is no other place for it
-    ending: Ending | None = None  # how the slot ended; None unless it is over
+    ending: Ending | None = None  # None unless the slot is over
     last: TrainerReport = field(default_factory=TrainerReport)  # the last report of any of the slot's groups
     report: TrainerReport = field(default_factory=TrainerReport)  # the group's last that was acted on
     silent: bool = False  # whether neither the slot's group nor its host answers

@@ -302,7 +302,7 @@ class ReplicaSlots:
         newest = max((slot.moved_at for slot in training if not slot.report.paused), default=0.0)
         return [slot for slot in training if now - slot.moved_at > self.job.stuck and newest > slot.moved_at]
 
-    # How a slot gets a group, and how the group begins.
+    # A slot gets a group, and the group begins.
 
     def _fill(self, slot: ReplicaSlot) -> None:
         group, slot.successor = slot.successor, None
@@ -332,7 +332,7 @@ class ReplicaSlots:
         slot.begin(Assignment(job, slot.replica, support.lighthouse, group.store, restore, support.key))
         self._record("group_started", slot, group, procs=group.procs.name, restore=restore.value)
 
-    # How a slot loses its group.
+    # A slot loses its group.
 
     def _lose(self, slot: ReplicaSlot, reason: str, *, hung: bool = False) -> None:
         """Replace the group of a slot; if it may hang, on another host."""

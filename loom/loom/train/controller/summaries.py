@@ -59,7 +59,7 @@ class JobSummary:
     steps: int
     """Steps that were applied."""
     seconds: float
-    """How long the job took."""
+    """Duration of the job."""
     metrics: Mapping[str, float]
     """The last metrics of the finished group with the lowest number."""
     hashes: Mapping[str, str]

@@ -252,7 +252,7 @@ class Membership:
     def break_off(self) -> bool:
         """Break the connections with the other groups; return whether there were any. Any thread may call.
 
-        What waits for another group fails at once, and the next quorum is of the groups that come to it.
+        Waits for another group fail at once, and the next quorum is of the groups that come to it.
         """
         from loom.chaos.training import abort
 
