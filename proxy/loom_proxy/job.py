@@ -72,7 +72,7 @@ class Job:
         calls = self._calls = connection.calls
         calls.make_proxy = functools.partial(proxy_of, calls)
         self._failures = FailureCallbacks(connection.events)
-        connection.events.on_event = FaultHook().take
+        connection.events.on_event = FaultHook().handle
         self._attached = attached
         self._on_close = contextlib.ExitStack()
         """Callbacks that end local helpers, such as a local cluster, with the session."""
@@ -84,10 +84,10 @@ class Job:
         self._runs = KnownRuns(calls, lambda: logs.printing)
         self._ports = Ports(calls)
         open_jobs.add(self)
-        connection.on(Kind.LOG, self._logs.take)
-        connection.on(Kind.RUN_STATE, self._runs.take)
-        connection.on(Kind.PORT_MESSAGE, self._ports.take)
-        connection.on(Kind.PORT_MESSAGES, self._ports.take)
+        connection.on(Kind.LOG, self._logs.receive)
+        connection.on(Kind.RUN_STATE, self._runs.receive)
+        connection.on(Kind.PORT_MESSAGE, self._ports.receive)
+        connection.on(Kind.PORT_MESSAGES, self._ports.receive)
         connection.on_end(self._ports.end)
         connection.on_fork(self._ports.let_go)
         welcome = connection.welcome

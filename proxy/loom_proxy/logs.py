@@ -79,7 +79,7 @@ class LogReceiver:
 
         return remove
 
-    def take(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Take in a `LogLines` message. The thread that reads the connection calls this."""
         batch = message.parts[0]
         with self._changed:

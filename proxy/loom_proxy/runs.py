@@ -206,7 +206,7 @@ class KnownRuns:
         self._listing = 0  # lists that were asked for, and whose handles are not made yet
         self._missed: dict[int, RunChanged] = {}  # messages of runs without a handle
 
-    def take(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Take in a `RunChanged` message. The thread that reads the connection calls this."""
         changed = RunChanged.from_body(message.body)
         with self._lock:

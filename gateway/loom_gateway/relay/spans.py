@@ -104,7 +104,7 @@ class RelayedCalls:
         if call.kind != Kind.STREAM:
             del self._calls[stream, answer.id]
         took = clock.monotonic() - began
-        self._records.take(
+        self._records.append(
             {
                 "name": "gateway",
                 "t": round(began, 6),

@@ -213,7 +213,7 @@ class Picture:
         self.events: deque[WeaverEvent] = deque(maxlen=EVENTS_SHOWN)
         self.away: str | None = None
 
-    def take(self, update: WeaverUpdate) -> bool:
+    def apply(self, update: WeaverUpdate) -> bool:
         """Apply an update; return whether to look again, because it does not describe all that has changed."""
         from loom.weaver.views import Away, Delta, Snapshot
 
@@ -286,7 +286,7 @@ def live(updates: Iterator[WeaverUpdate], look: Callable[[], Seen], url: str) ->
         get_renderable=lambda: screen.draw(output.height),
     ):
         for update in updates:
-            screen.take(update)
+            screen.apply(update)
         screen.look()
 
 
@@ -300,9 +300,9 @@ class _Screen:
         self._stale = False
         self._looked = 0.0
 
-    def take(self, update: WeaverUpdate) -> None:
+    def apply(self, update: WeaverUpdate) -> None:
         with self._lock:
-            self._stale |= self._picture.take(update)
+            self._stale |= self._picture.apply(update)
 
     def look(self) -> None:
         """Request the state again if it is stale."""

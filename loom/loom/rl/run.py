@@ -339,7 +339,7 @@ class OrchestratorRun:
             PromptRequest(f"{step}.{first + n}", prompt, options.group, options.max_tokens, seed + 31 * n)
             for n, prompt in enumerate(prompts)
         ]
-        return [(one.id, one.prompt, found) for one, found in self._inflight.take(wanted, new)]
+        return [(one.id, one.prompt, found) for one, found in self._inflight.next_finished(wanted, new)]
 
     def _judge(self, answers: list[Answer]) -> list[Rollout]:
         rewards = [

@@ -110,7 +110,7 @@ class Trainer(TrainerActor):
         tracing.event("train.step.done", step=step - 1, rank=self._shard, dur_ms=1000 * self._clock.end())
         self._trained += self._count
         self._publish(model, step)
-        return {**self._clock.take(), "rollouts/trained": self._trained}
+        return {**self._clock.collect(), "rollouts/trained": self._trained}
 
     def save(self) -> Mapping[str, Any]:
         """Return the number of rollouts behind the parameters."""
@@ -229,7 +229,7 @@ class _TrainerClock:
         self.add("train", time.monotonic() - self._began)
         return self._gradient - self._began
 
-    def take(self) -> dict[str, float]:
+    def collect(self) -> dict[str, float]:
         """Return the seconds and the shares of the step's parts, under the names of the metrics."""
         now = time.monotonic()
         total, self._step_began = now - self._step_began, now

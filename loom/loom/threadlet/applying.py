@@ -146,7 +146,7 @@ class CommandApplier(StatusReporter):
             if self._drain_published not in (None, self._published):
                 self._stop = True
             self._look()
-            while (command := self._inbox.take()) is not None:
+            while (command := self._inbox.pop()) is not None:
                 self._apply(command, by_program=True)
                 if command.announced:
                     return dict(command.params)
@@ -297,7 +297,7 @@ class CommandApplier(StatusReporter):
     def _advance(self, updates: bool) -> bool:
         """Apply the waiting commands; the caller holds `_applying`."""
         applied = False
-        while (command := self._inbox.take(updates)) is not None:
+        while (command := self._inbox.pop(updates)) is not None:
             applied = True
             self._apply(command)
         self._look()

@@ -41,7 +41,7 @@ class CommandInbox:
                 self._changed.notify_all()
             return None
 
-    def take(self, updates: bool = True) -> Command | None:
+    def pop(self, updates: bool = True) -> Command | None:
         """Remove and return the next command, but no ``update_config`` unless ``updates``. Finish it."""
         with self._changed:
             for place, command in enumerate(self.pending):

@@ -371,7 +371,7 @@ class WeaverLink:
             while self._frames:
                 self._put(connection, self._frames.popleft(), welcome)
             more = False
-            if connection.waiting < HIGH_WATER and (rows := self._reports.take(ROWS)):
+            if connection.waiting < HIGH_WATER and (rows := self._reports.next_rows(ROWS)):
                 connection.put_rows(rows if welcome.status_types else [row[:7] for row in rows])
                 more = True
                 self._asked = self._asked or now

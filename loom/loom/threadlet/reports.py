@@ -211,7 +211,7 @@ class KeptReports:
         with self._lock:
             self._sent = seq
 
-    def take(self, count: int) -> list[Row]:
+    def next_rows(self, count: int) -> list[Row]:
         """Return at most ``count`` rows to send next, and keep them until they are stored."""
         with self._lock:
             if not self._rows or self._rows[-1][0] <= self._sent:

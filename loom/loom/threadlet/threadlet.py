@@ -78,7 +78,7 @@ class PeerWatch:
         """Call a function with each later failure: the peer's replica id, and the reason."""
         self._functions = [*self._functions, function]
 
-    def take(self, frame: PeerFailures) -> None:
+    def receive(self, frame: PeerFailures) -> None:
         """Take failures from the weaver, on the link's thread, which must not wait for a function."""
         if not self._functions:
             return
@@ -179,7 +179,7 @@ class Threadlet(CommandApplier):
                 self._introduction,
                 self._heartbeat,
                 self._account,
-                self._peers.take,
+                self._peers.receive,
             )
             self._begin(self._link)
 

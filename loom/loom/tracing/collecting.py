@@ -46,7 +46,7 @@ class SpanRecords:
         self._size = 0
         self._left_out = 0
 
-    def take(self, record: Record) -> None:
+    def append(self, record: Record) -> None:
         try:
             line = json.dumps(record, default=plain)
         except (TypeError, ValueError):
@@ -82,7 +82,7 @@ class Collection(SpanRecords):
 
     def __init__(self, most: int = MAX_RECORDS) -> None:
         super().__init__(most)
-        self._end = listen(self.take)
+        self._end = listen(self.append)
 
     def end(self, name: str, problem: str | None = None) -> ProcessSpans:
         """Stop, and return what was recorded."""

@@ -34,7 +34,7 @@ MOST = 10_000
 class Writer(Generic[T]):
     """Gives entries to a function: one after a quiet second at once, others in a thread, and at the process's end.
 
-    A process that is killed, or ends by ``os._exit``, loses what waits. `take` may be called from a signal handler
+    A process that is killed, or ends by ``os._exit``, loses what waits. `put` may be called from a signal handler
     or a finalizer.
 
     Args:
@@ -53,7 +53,7 @@ class Writer(Generic[T]):
         # Reentrant: a finalizer may bring an entry while this thread is writing.
         self._lock = threading.RLock()
 
-    def take(self, entry: T) -> None:
+    def put(self, entry: T) -> None:
         """Have an entry written soon."""
         self._waiting.append(entry)
         if not self._runs:
@@ -90,9 +90,9 @@ class Writer(Generic[T]):
     def _end(self) -> None:
         """Write what waits, and each further entry at once: of a function that `atexit` calls after this one."""
         self.flush()
-        self.take = self._take_at_once  # type: ignore[method-assign]
+        self.put = self._put_at_once  # type: ignore[method-assign]
 
-    def _take_at_once(self, entry: T) -> None:
+    def _put_at_once(self, entry: T) -> None:
         self._write([entry])
 
     def _run(self) -> None:

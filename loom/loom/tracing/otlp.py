@@ -74,7 +74,7 @@ class Exporter:
         self._sending = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def take(self, record: Record) -> None:
+    def put(self, record: Record) -> None:
         """Take an event or a span."""
         if self._pid != os.getpid():
             self._begin()  # the parent sends its own

@@ -77,7 +77,7 @@ class _Recorder:
     def refresh(self) -> None:
         sinks: list[Sink] = [self._take] if self.file or self.lines else []
         if self.exporter:
-            sinks.append(self.exporter.take)
+            sinks.append(self.exporter.put)
         self.sinks = (*sinks, *self.listeners)
         self._direct = not self.exporter and not self.listeners
         self._routed = self.lines and hasattr(sys.stdout, "here")
@@ -95,7 +95,7 @@ class _Recorder:
                 if value.__class__ not in PLAIN:
                     break
             else:  # nearly all events
-                self._writer.take((name, start, trace, fields, copy_context() if self._routed else None, ended))
+                self._writer.put((name, start, trace, fields, copy_context() if self._routed else None, ended))
                 return
         if ended is not None:
             fields = _with(fields, ended, trace)
@@ -116,7 +116,7 @@ class _Recorder:
         """Have a record written as it is now: what it holds may change."""
         line = self._encoded(record) if self.file else None
         text = format_line(str(record["name"]), record["trace"], record) if self.lines else None
-        self._writer.take((line, text, copy_context()))
+        self._writer.put((line, text, copy_context()))
 
     def _write(self, entries: Sequence[Entry | Written]) -> None:
         offset, unix = clock.offset().seconds, time.time() - clock.monotonic()

@@ -163,7 +163,7 @@ class Ports:
         self.inboxes.pop(ident, None)
         self.caller.tell(ClosePort(), ident, BARRIER)
 
-    def take(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Take in the messages that came to a port."""
         self.close_released()
         inbox = self.inboxes.get(message.id)

@@ -208,7 +208,7 @@ class FaultHook:
         self._failures: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Take an event of the session. On the connection's thread."""
         failure = failure_of(event)
         if failure is None or assigned_hook() is None:

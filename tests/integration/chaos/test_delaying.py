@@ -13,7 +13,7 @@ def test_a_frame_arrives_after_its_time_and_not_before() -> None:
     assert queue.wait(10.5) == 1.5
     assert queue.arrived(11.9) is None
     assert queue.arrived(12.0) == b"a"
-    queue.take()
+    queue.pop()
     assert queue.arrived(12.0) is None
     assert queue.wait(13.0) == 0.0
 
@@ -30,7 +30,7 @@ def test_what_has_no_room_is_dropped_and_counted() -> None:
 
     assert queue.dropped == 2
     assert queue.arrived(1.0) == bytes(300)
-    queue.take()
+    queue.pop()
     queue.put(b"\4" * 300, 1.0)
     assert queue.dropped == 2
     assert queue.arrived(1.0) == b"\1" * 300

@@ -115,7 +115,7 @@ def test_a_name_is_taken_while_its_run_is_going(job: loom.Job, tmp_path: Path) -
         job.run(print, name="waiter")
 
     job._runs = KnownRuns(job._calls)  # as another program, that has not heard of it
-    job._connection.on(Kind.RUN_STATE, job._runs.take)
+    job._connection.on(Kind.RUN_STATE, job._runs.receive)
     with pytest.raises(loom.RunNameTaken, match="wait for it, cancel it, or take another name"):
         job.run(print, detach=True, name="waiter").result(IN_TIME)
     going = job.runs()["waiter"]

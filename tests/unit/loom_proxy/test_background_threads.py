@@ -85,8 +85,8 @@ def test_log_lines_are_shown_after_an_error(
     _once(monkeypatch, logs, name, error)
     receiver, shown = LogReceiver(), threading.Semaphore(0)
     receiver.add_callback(lambda line: shown.release())
-    receiver.take(_lines())
-    receiver.take(_lines())
+    receiver.receive(_lines())
+    receiver.receive(_lines())
 
     assert shown.acquire(timeout=BOUND)
     assert receiver.drain(BOUND)
@@ -103,7 +103,7 @@ def test_a_callback_for_log_lines_that_raises_is_called_again(error: BaseExcepti
 
     receiver.add_callback(callback)
     for _ in range(3):
-        receiver.take(_lines())
+        receiver.receive(_lines())
         assert called.acquire(timeout=BOUND)
     assert receiver.drain(BOUND)
 
@@ -124,7 +124,7 @@ def test_the_hook_for_failures_is_called_after_an_error(
     _once(monkeypatch, events, name, error)
     fault = FaultHook()
     for _ in range(3):
-        fault.take(FAILURE)
+        fault.handle(FAILURE)
         assert called.acquire(timeout=BOUND)
     for _ in range(2):
         assert interrupted.acquire(timeout=BOUND)

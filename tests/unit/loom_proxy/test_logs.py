@@ -26,7 +26,7 @@ def test_lines_for_a_terminal_that_is_gone_do_no_harm(monkeypatch: pytest.Monkey
     receiver.add_callback(lambda line: seen.set())
     monkeypatch.setattr(sys, "stdout", None)
     lines = msgpack.packb([(0.0, "trainers", "", [0], "stdout", "text", 1)])
-    receiver.take(LogLines().message(parts=[lines]))
+    receiver.receive(LogLines().message(parts=[lines]))
     assert seen.wait(BOUND)
     assert receiver.drain(BOUND)
 
@@ -42,7 +42,7 @@ def test_lines_of_another_user_are_made_fit_for_a_terminal(
     receiver, lines = LogReceiver(others), []
     receiver.add_callback(lines.append)
     packed = msgpack.packb([(0.0, "trainers", "", [0], "stdout", "\x1b]0;title\x07text", 1)])
-    receiver.take(LogLines().message(parts=[packed]))
+    receiver.receive(LogLines().message(parts=[packed]))
 
     assert receiver.drain(BOUND)
     assert capsys.readouterr().out == f"[trainers] {shown}\n"

@@ -68,7 +68,7 @@ class EndsMeanwhile(StandIn):
     known: KnownRuns
 
     def ask(self, operation: object, *_: object, **__: object) -> Answer:
-        self.known.take(RunChanged("done", 1.0, 2.0).message(3))
+        self.known.receive(RunChanged("done", 1.0, 2.0).message(3))
         return Answer([(3, "waiter", "running", 1.0, None)])
 
 

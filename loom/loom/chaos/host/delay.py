@@ -92,7 +92,7 @@ class DelayQueue:
         """Return the first frame, if it has waited for its time."""
         return self._frames[0][1] if self._frames and self._frames[0][0] <= now else None
 
-    def take(self) -> None:
+    def pop(self) -> None:
         """Remove the first frame."""
         self._room += len(self._frames.popleft()[1]) + _OVERHEAD
 
@@ -179,7 +179,7 @@ class TapForwarder:
                 return False
             except OSError:  # the device is down or its queue full: without the delay it would lose the frame too
                 self._lost += 1
-            self._queue.take()
+            self._queue.pop()
         return True
 
     def _send_all(self, until: float) -> None:

@@ -134,7 +134,7 @@ class Collector:
         self._scanner = scanner
         self._contradictions = contradictions
 
-    def take(self, batch: EventBlock) -> None:
+    def feed(self, batch: EventBlock) -> None:
         """Take account of the events of a block."""
         columns = {}
         for name in batch.columns:

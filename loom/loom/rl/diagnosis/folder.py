@@ -26,7 +26,7 @@ class Extracts:
         self.lines: dict[str, list[Evidence]] = {}
         self._full: set[str] = set()
 
-    def take(self, batch: EventBlock) -> None:
+    def feed(self, batch: EventBlock) -> None:
         """Keep lines of a block, as long as there is room."""
         names = [name for name in batch.columns if _tag(name) not in self._full]
         places = [

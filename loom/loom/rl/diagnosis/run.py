@@ -98,8 +98,8 @@ def _read(
             with _without_garbage_collection():
                 for batch, collector in zip(scanner.scan(source.name, block), collectors, strict=True):
                     if batch.order:
-                        collector.take(batch)
-                        extracts.take(batch)
+                        collector.feed(batch)
+                        extracts.feed(batch)
     except BrokenSource as error:
         line, why = error.line, error.why
         broken.add(lambda: Problem(source.name, line, why, "the rest is left out"))

@@ -277,7 +277,7 @@ class Inflight:
         """Prompts whose completions are generated now."""
         return len(self._open)
 
-    def take(self, wanted: int, new: list[PromptRequest]) -> list[tuple[PromptRequest, list[Any]]]:
+    def next_finished(self, wanted: int, new: list[PromptRequest]) -> list[tuple[PromptRequest, list[Any]]]:
         """Add requests; return the first ones that are done, in the order in which they were asked for."""
         self._open += new
         found: dict[str, list[Any]] = {}

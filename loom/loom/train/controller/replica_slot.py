@@ -77,7 +77,7 @@ class ReplicaSlot:
         """Whether the slot's group has made a step, and can give its state to another."""
         return self.trains and self.report.first_step_at is not None
 
-    def take(self, group: ReplicaGroup) -> None:
+    def assign(self, group: ReplicaGroup) -> None:
         self._enter(SlotState.STARTING)
         self.group = group
 

@@ -312,7 +312,7 @@ class ReplicaSlots:
             self._give(slot, group)
 
     def _give(self, slot: ReplicaSlot, group: ReplicaGroup) -> None:
-        slot.take(group)
+        slot.assign(group)
         if slot.is_ready:
             self._begin(slot)
 

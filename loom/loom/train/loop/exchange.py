@@ -49,7 +49,7 @@ class StepClock:
         self._threadlet = threadlet
         self._seconds = {"compute_s": 0.0, "wait_s": 0.0, "lost_s": 0.0, "checkpoint_s": 0.0}
 
-    def take(self) -> dict[str, float]:
+    def collect(self) -> dict[str, float]:
         """Return the seconds since the last call, by metric."""
         seconds = {key: round(value, 6) for key, value in self._seconds.items()}
         self._seconds = dict.fromkeys(self._seconds, 0.0)

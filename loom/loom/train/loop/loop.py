@@ -213,7 +213,7 @@ class TrainingLoop:
     def _published(self, clock: StepClock) -> dict[str, float]:
         report = self._report
         counts = {"participants": report.participants, "discarded": report.discarded, "skipped": report.skipped}
-        return {**report.metrics, **clock.take(), **counts}
+        return {**report.metrics, **clock.collect(), **counts}
 
     def _wanted_end(self) -> Ending | None:
         threadlet = self._threadlet

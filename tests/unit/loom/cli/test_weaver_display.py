@@ -53,7 +53,7 @@ def drawn(picture: Picture, height: int = 40) -> str:
 
 def test_a_picture_shows_what_the_snapshot_has() -> None:
     picture = Picture("ws://host")
-    picture.take(snapshot(replica("train_0", step=12, max_step=100, metrics={"loss": 0.25, "nan": math.nan})))
+    picture.apply(snapshot(replica("train_0", step=12, max_step=100, metrics={"loss": 0.25, "nan": math.nan})))
 
     shown = drawn(picture)
 
@@ -64,9 +64,9 @@ def test_a_picture_shows_what_the_snapshot_has() -> None:
 
 def test_a_picture_follows_deltas() -> None:
     picture = Picture("ws://host")
-    picture.take(snapshot(replica("train_0", step=1)))
+    picture.apply(snapshot(replica("train_0", step=1)))
 
-    assert not picture.take(Delta({"train_0": {"step": 9, "metrics": {"loss": 0.5}}}, {"GPU-0": {"power": 300}}))
+    assert not picture.apply(Delta({"train_0": {"step": 9, "metrics": {"loss": 0.5}}}, {"GPU-0": {"power": 300}}))
 
     assert picture.replicas["train_0"].step == 9
     assert picture.devices["GPU-0"].status == {"power": 300}
@@ -79,24 +79,24 @@ def test_a_picture_follows_deltas() -> None:
 )
 def test_a_picture_asks_to_look_again_where_more_has_changed(update: Any) -> None:
     picture = Picture("ws://host")
-    picture.take(snapshot(replica("train_0")))
+    picture.apply(snapshot(replica("train_0")))
 
-    assert picture.take(update)
+    assert picture.apply(update)
 
 
 def test_a_picture_says_who_is_away_until_there_is_a_snapshot() -> None:
     picture = Picture("ws://host")
-    picture.take(snapshot())
-    picture.take(Away("the weaver died"))
+    picture.apply(snapshot())
+    picture.apply(Away("the weaver died"))
     assert "away: the weaver died" in drawn(picture)
 
-    picture.take(snapshot(replica("train_0")))
+    picture.apply(snapshot(replica("train_0")))
     assert "away" not in drawn(picture)
 
 
 def test_the_worst_come_first_and_the_rest_is_counted() -> None:
     picture = Picture("ws://host")
-    picture.take(snapshot(*(replica(f"train_{n}") for n in range(100)), replica("train_x", "failed")))
+    picture.apply(snapshot(*(replica(f"train_{n}") for n in range(100)), replica("train_x", "failed")))
 
     shown = drawn(picture, height=24)
 
@@ -107,9 +107,9 @@ def test_the_worst_come_first_and_the_rest_is_counted() -> None:
 
 def test_an_event_that_comes_again_is_shown_once() -> None:
     picture = Picture("ws://host")
-    picture.take(snapshot())
-    picture.take(event(5, "stalled", "train_0"))
-    picture.take(event(5, "stalled", "train_0", stack="a stack"))
+    picture.apply(snapshot())
+    picture.apply(event(5, "stalled", "train_0"))
+    picture.apply(event(5, "stalled", "train_0", stack="a stack"))
 
     assert drawn(picture).count("stalled") == 1
 

@@ -25,7 +25,7 @@ def test_commands_are_taken_in_the_order_they_came() -> None:
     for ident in "abc":
         assert inbox.receive(command(ident)) is None
 
-    assert [one.id for one in iter(inbox.take, None)] == ["a", "b", "c"]
+    assert [one.id for one in iter(inbox.pop, None)] == ["a", "b", "c"]
     assert not inbox.pending
 
 
@@ -33,15 +33,15 @@ def test_a_command_that_waits_or_is_being_applied_is_not_taken_again() -> None:
     inbox = CommandInbox()
     inbox.receive(command("a"))
     inbox.receive(command("a"))
-    taken = inbox.take()
+    taken = inbox.pop()
     assert taken is not None
 
     assert inbox.receive(command("a")) is None
-    assert inbox.take() is None
+    assert inbox.pop() is None
 
     inbox.finish(applied("a"))
     assert inbox.receive(command("a")) == applied("a")
-    assert inbox.take() is None
+    assert inbox.pop() is None
 
 
 def test_updates_can_be_left_where_they_are() -> None:
@@ -53,8 +53,8 @@ def test_updates_can_be_left_where_they_are() -> None:
     ):
         inbox.receive(command(ident, kind))
 
-    assert inbox.take(updates=False) == command("b", CommandKind.PAUSE)
-    assert inbox.take(updates=False) is None
+    assert inbox.pop(updates=False) == command("b", CommandKind.PAUSE)
+    assert inbox.pop(updates=False) is None
     assert [one.id for one in inbox.pending] == ["a", "c"]
 
 
@@ -63,7 +63,7 @@ def test_so_many_answers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None
     inbox = CommandInbox()
     for ident in "abc":
         inbox.receive(command(ident))
-        inbox.take()
+        inbox.pop()
         inbox.finish(applied(ident))
 
     assert inbox.applied() == ["b", "c"]

@@ -184,42 +184,42 @@ def test_a_row_without_a_step_leaves_the_last_step_what_it_was() -> None:
 def test_each_row_is_taken_once_and_kept_until_it_is_stored() -> None:
     reports = kept(5)
 
-    assert seqs(reports.take(3)) == [1, 2, 3]
-    assert seqs(reports.take(3)) == [4, 5]
-    assert reports.take(3) == []
+    assert seqs(reports.next_rows(3)) == [1, 2, 3]
+    assert seqs(reports.next_rows(3)) == [4, 5]
+    assert reports.next_rows(3) == []
     assert len(reports) == 5
 
     reports.stored(4)
     assert len(reports) == 1
-    assert reports.take(3) == []
+    assert reports.next_rows(3) == []
     assert reports.last_step == 50
 
 
 def test_on_a_new_connection_what_is_not_stored_is_taken_again() -> None:
     reports = kept(5)
-    reports.take(4)
+    reports.next_rows(4)
 
     reports.resume(2)
 
-    assert seqs(reports.take(10)) == [3, 4, 5]
+    assert seqs(reports.next_rows(10)) == [3, 4, 5]
     reports.resume(0)
-    assert seqs(reports.take(10)) == [3, 4, 5]
+    assert seqs(reports.next_rows(10)) == [3, 4, 5]
 
 
 def test_of_too_many_the_oldest_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KEPT_REPORTS", 4)
     reports = kept(10)
 
-    assert seqs(reports.take(10)) == [7, 8, 9, 10]
+    assert seqs(reports.next_rows(10)) == [7, 8, 9, 10]
     assert reports.dropped == 6
 
 
 def test_what_was_dropped_after_it_was_sent_does_not_hide_what_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KEPT_REPORTS", 4)
     reports = kept(4)
-    assert seqs(reports.take(2)) == [1, 2]
+    assert seqs(reports.next_rows(2)) == [1, 2]
 
     for row in rows(3, begin=5):
         reports.add([row])
 
-    assert seqs(reports.take(10)) == [4, 5, 6, 7]
+    assert seqs(reports.next_rows(10)) == [4, 5, 6, 7]

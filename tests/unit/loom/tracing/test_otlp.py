@@ -52,7 +52,7 @@ def test_spans_and_events_reach_the_collector(collector, monkeypatch):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "rl")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x")
     exporter = exported(url)
-    end = listen(exporter.take)
+    end = listen(exporter.put)
     with trace("abc"), span("outer", rows=3, loss=0.5, ok=True, far=float("inf"), many=1 << 80):
         with pytest.raises(KeyError), span("inner"):
             raise KeyError("x")
@@ -78,7 +78,7 @@ def test_without_the_exporter_it_is_said_once_what_to_install(monkeypatch, caplo
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     exporter = exported("http://127.0.0.1:9")
     for _ in range(2):
-        exporter.take({"name": "load", "time": 1.0})
+        exporter.put({"name": "load", "time": 1.0})
         exporter.flush(1)
     assert exporter.lost == 2
     (said,) = caplog.messages
@@ -88,7 +88,7 @@ def test_without_the_exporter_it_is_said_once_what_to_install(monkeypatch, caplo
 def test_spans_without_a_trace_belong_to_that_of_the_outermost(collector):
     url, requests = collector
     exporter = exported(url)
-    end = listen(exporter.take)
+    end = listen(exporter.put)
     with span("outer"), span("middle"), span("inner"):
         pass
     end()
@@ -102,7 +102,7 @@ def test_spans_without_a_trace_belong_to_that_of_the_outermost(collector):
 def test_a_collector_that_is_away_costs_spans_and_nothing_else(caplog):
     exporter = exported("http://127.0.0.1:9")
     for _ in range(2):
-        exporter.take({"name": "load", "time": 1.0})
+        exporter.put({"name": "load", "time": 1.0})
         exporter.flush(1)
     assert exporter.lost == 2
     assert [record.name for record in caplog.records].count("loom.tracing") == 1
@@ -112,7 +112,7 @@ def test_what_waits_is_bounded(monkeypatch):
     monkeypatch.setattr(otlp, "MAX_WAITING", 5)
     exporter = exported("http://127.0.0.1:9")
     for i in range(8):
-        exporter.take({"name": "load", "time": 1.0, "i": i})
+        exporter.put({"name": "load", "time": 1.0, "i": i})
     assert [record["i"] for record in exporter._waiting] == [3, 4, 5, 6, 7]
     assert exporter.lost == 3
 

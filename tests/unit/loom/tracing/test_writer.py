@@ -13,11 +13,11 @@ def test_what_waits_is_bounded(monkeypatch):
     monkeypatch.setattr(files, "EVERY", 100.0)
     written: list[int] = []
     one = files.Writer(written.extend)
-    one.take(0)
+    one.put(0)
     for number in range(1, files.MOST + 1):
-        one.take(number)
+        one.put(number)
     assert written == [0]
-    one.take(files.MOST + 1)
+    one.put(files.MOST + 1)
     assert written == list(range(files.MOST + 2))
 
 
@@ -28,8 +28,8 @@ def test_where_no_thread_can_start_an_event_is_written_at_once(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     written: list[int] = []
     one = files.Writer(written.extend)
-    one.take(1)
-    one.take(2)
+    one.put(1)
+    one.put(2)
     assert written == [1, 2]
 
 
@@ -40,7 +40,7 @@ def test_the_first_of_a_burst_is_written_at_once_and_the_others_by_a_thread(monk
     here = threading.current_thread().name
     for _ in range(3):
         for number in range(3):
-            one.take(number)
+            one.put(number)
         assert came.get_nowait() == (here, [0])
         seconds.put(1)
         assert came.get(timeout=30) == ("loom-timing", [1, 2])
@@ -61,6 +61,6 @@ def test_an_interruption_while_its_thread_starts_leaves_no_writer_that_waits_for
     written: list[int] = []
     one = files.Writer(written.extend)
     with pytest.raises(KeyboardInterrupt):
-        one.take(1)
-    one.take(2)
+        one.put(1)
+    one.put(2)
     assert written == [1, 2]

@@ -172,7 +172,7 @@ def test_a_slot_refuses_a_transition_that_makes_no_sense() -> None:
         slot.leave(SlotState.REMOVING)
     slot.end(Ending.LEFT)
     with pytest.raises(RuntimeError, match="cannot become starting: it is over"):
-        slot.take(Group(0))  # type: ignore[arg-type]
+        slot.assign(Group(0))  # type: ignore[arg-type]
 
 
 def test_the_first_groups_begin_with_the_newest_checkpoint_if_there_is_a_folder() -> None:
