@@ -56,7 +56,7 @@ def test_the_laptops_side_needs_neither_torch_nor_monarch_nor_fastapi(name: str)
     assert not imported_with(name, "torch", "monarch", "fastapi", "uvicorn", "numpy", "matplotlib")
 
 
-@pytest.mark.parametrize("name", ["loom.train.job", "loom.train.digits", "loom.train.controller.support"])
+@pytest.mark.parametrize("name", ["loom.train.job", "loom.train.digits", "loom.train.controller.lighthouse"])
 def test_a_job_can_be_described_without_torch(name: str) -> None:
     assert not imported_with(name, "torch", "torchft", "numpy", "sklearn")
 

@@ -41,7 +41,7 @@ from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
 from loom_gateway.rest.weaver_changes import WeaverChanges, whose
 from loom_gateway.weaver_socket.commands import SocketCommands
 from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, PageReader
-from loom_gateway.weaver_socket.readers import FeedReader, Since
+from loom_gateway.weaver_socket.subscribers import FeedReader, Since
 from loom_gateway.weaver_socket.torchloom_form import FormReader
 from loom_gateway.weaver_socket.watches import WeaverWatches
 

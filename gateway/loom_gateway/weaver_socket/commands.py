@@ -23,7 +23,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.weaver_changes import Note, WeaverChanges
 from loom_gateway.weaver_socket.messages import Id, check_kind, read_change, read_id, read_message
-from loom_gateway.weaver_socket.readers import PageSubscription, read_subscription
+from loom_gateway.weaver_socket.subscribers import PageSubscription, read_subscription
 
 MAX_WAITING = 64
 """Changes of one socket whose acknowledgements may be waited for at the same time."""

@@ -17,7 +17,7 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.sessions import SessionInfo
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession, ask_lives
-from loom_gateway.weaver_socket.readers import Since, SubscribingReader
+from loom_gateway.weaver_socket.subscribers import Since, SubscribingReader
 from loom_gateway.workers.watcher import answers
 
 SESSIONS_EVERY = 1.0

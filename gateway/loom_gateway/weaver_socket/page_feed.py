@@ -15,8 +15,8 @@ from loom.process import tasks
 from loom.process.tasks import Turns
 from loom.wire.plain import exact_json
 from loom_gateway.weaver_socket.columns import encode_frame
-from loom_gateway.weaver_socket.readers import KeptMessages, SubscribingReader
-from loom_gateway.weaver_socket.roster import STATES, Aggregates, Roster
+from loom_gateway.weaver_socket.subscribers import KeptMessages, SubscribingReader
+from loom_gateway.weaver_socket.user_replicas import STATES, Aggregates, Roster
 
 
 class Statuses:

@@ -26,7 +26,7 @@ from loom.process.tasks import Turns
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.views import DeviceInfo, ReplicaInfo
 from loom.wire.plain import exact_json
-from loom_gateway.weaver_socket.readers import FeedReader
+from loom_gateway.weaver_socket.subscribers import FeedReader
 
 ROUND = 1.0
 """Seconds between two rounds of messages, at least."""

@@ -15,7 +15,7 @@ from loom.process.tasks import Turns
 from loom.weaver.client import WeaverClient, WeaverPushes
 from loom.wire.plain import exact_json
 from loom_gateway.weaver_socket.page_feed import PageFeed
-from loom_gateway.weaver_socket.readers import FeedReader, SubscribingReader
+from loom_gateway.weaver_socket.subscribers import FeedReader, SubscribingReader
 from loom_gateway.weaver_socket.torchloom_form import FormReader, TorchloomForm, away
 
 MAX_READERS = 64  # readers of one user at the same time

@@ -17,11 +17,11 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from loom.control import arguments as check
-from loom.control.aliases import ALIASES, translate
 from loom.control.commands import CommandKind
 from loom.control.faults import MAX_DURATION
 from loom.control.latencies import BOUNDS
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
+from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import WrongArguments
 from loom.weaver.policy import Action
 from loom.weaver.views import (

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from loom.control.aliases import ALIASES, translate
 from loom.control.commands import DEVICE_COMMANDS, FAULT_COMMANDS, CommandKind
+from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable, WrongArguments
 from loom.nats.envelopes import SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
 from loom.nats.reports import Message, Required, Text, names, seconds, short

@@ -10,7 +10,7 @@ from typing import Any
 
 from loom.driver_api import Session
 from loom.errors import TrainingFailed
-from loom.rl.generators.calls import LOOK_EVERY, begin
+from loom.rl.generators.interruptible_calls import LOOK_EVERY, begin
 from loom.rl.settings import TrainerRun, Trainers, Weights
 from loom.train.checkpoints.files import numbered
 from loom.train.checkpoints.store import CheckpointStore

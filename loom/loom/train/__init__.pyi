@@ -7,9 +7,9 @@ from loom.train.checkpoints.store import SkippedCheckpoint as SkippedCheckpoint
 from loom.train.controller.controller import status as status
 from loom.train.controller.group import ReplicaGroup as ReplicaGroup
 from loom.train.controller.job_events import JobEvent as JobEvent
+from loom.train.controller.lighthouse import LighthouseActor as LighthouseActor
 from loom.train.controller.summaries import JobStatus as JobStatus
 from loom.train.controller.summaries import JobSummary as JobSummary
-from loom.train.controller.support import LighthouseActor as LighthouseActor
 from loom.train.job import FaultTolerantJob as FaultTolerantJob
 from loom.train.registration import register as register
 from loom.train.settings import Averaging as Averaging

@@ -29,10 +29,10 @@ from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
 from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
 from loom.weaver.dispatcher import CommandDispatcher
+from loom.weaver.failure_notices import PeerNotices
 from loom.weaver.inspection import Profiles, Stacks
 from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import CommittedOutput, Outbox, OutboxPeer
-from loom.weaver.peers import PeerNotices
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica
 from loom.weaver.reports import Reports

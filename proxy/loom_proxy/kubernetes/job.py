@@ -18,11 +18,11 @@ from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.job import Job, JobState
 from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.kubernetes.deployment import PodMesh
-from loom_proxy.kubernetes.found import gateway_url, token_for
 from loom_proxy.kubernetes.network_policy import PortPolicies
 from loom_proxy.kubernetes.pod_status import pods_shown
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
 from loom_proxy.kubernetes.rollout import PodStart, look_after_pods
+from loom_proxy.kubernetes.service_lookup import gateway_url, token_for
 from loom_proxy.session.open import connect
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")

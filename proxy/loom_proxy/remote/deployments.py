@@ -11,8 +11,8 @@ from loom.extras import require
 from loom.remote_objects import Method
 from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.kubernetes.deployment import LOOM_POD
-from loom_proxy.kubernetes.found import FoundService, find_service
 from loom_proxy.kubernetes.job import KubernetesJob
+from loom_proxy.kubernetes.service_lookup import FoundService, find_service
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.remote.kubetorch import DeployedService
 from loom_proxy.remote.resources import RemoteResources

@@ -19,7 +19,7 @@ from loom.token_file import TokenFile
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.weaver_socket import application as weaver_socket
-from loom_gateway.weaver_socket import readers
+from loom_gateway.weaver_socket import subscribers
 from loom_gateway.weaver_socket import watches as weaver_watches
 from loom_gateway.weaver_socket.application import WeaverSocket
 from loom_proxy.local import LocalCluster
@@ -315,7 +315,7 @@ class Reader:
 
 @pytest.mark.parametrize("takes_goodbye", [True, False])
 async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPatch, takes_goodbye: bool) -> None:
-    monkeypatch.setattr(readers, "MAX_WAITING", 100_000)
+    monkeypatch.setattr(subscribers, "MAX_WAITING", 100_000)
     monkeypatch.setattr(weaver_socket, "DISCONNECT_TIMEOUT", 0.1)
     doors = AccessControl(TokenAuthority("a token"))
     headers = [(b"authorization", b"Bearer a token")]
@@ -334,7 +334,7 @@ async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPat
     assert reader.aborted is not takes_goodbye
 
 
-async def text_of(reader: readers.FeedReader) -> str:
+async def text_of(reader: subscribers.FeedReader) -> str:
     got: asyncio.Queue[str] = asyncio.Queue()
 
     async def send(message: Any) -> None:
@@ -356,7 +356,7 @@ async def text_of(reader: readers.FeedReader) -> str:
 async def test_readers_share_a_watch_and_each_begins_with_a_snapshot() -> None:
     weaver: Any = Pushing()
     watches = weaver_watches.WeaverWatches(weaver)
-    first, second = readers.FeedReader(), readers.FeedReader()
+    first, second = subscribers.FeedReader(), subscribers.FeedReader()
 
     with watches.reading("admin", "admin", first):
         assert '"snapshot"' in await asyncio.wait_for(text_of(first), BOUND)
@@ -377,7 +377,7 @@ async def test_a_user_has_so_many_readers_and_no_more(monkeypatch: pytest.Monkey
     monkeypatch.setattr(weaver_watches, "MAX_READERS", 1)
     weaver: Any = Pushing()
     watches = weaver_watches.WeaverWatches(weaver)
-    one, two = readers.FeedReader(), readers.FeedReader()
+    one, two = subscribers.FeedReader(), subscribers.FeedReader()
 
     with watches.reading("anna", "admin", one):
         with pytest.raises(loom.LimitReached, match="1 programs watch the weaver as 'anna' already"):

@@ -17,9 +17,9 @@ from loom.threadlet import Threadlet
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.host_agents import HostAgents
 from loom.train.controller.job_events import JobEvents, UsableDevices
+from loom.train.controller.lighthouse import Support
 from loom.train.controller.replica_slots import ReplicaSlots
 from loom.train.controller.summaries import GroupStatus, JobStatus, JobSummary
-from loom.train.controller.support import Support
 from loom.train.settings import Ending
 from loom.train.spec import JobSpec
 

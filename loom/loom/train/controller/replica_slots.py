@@ -11,8 +11,8 @@ from loom.train.controller.group import GroupState, ReplicaGroup
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.host_agents import HostAgents
 from loom.train.controller.job_events import JobEvents
+from loom.train.controller.lighthouse import Support
 from loom.train.controller.replica_slot import ReplicaSlot, SlotState
-from loom.train.controller.support import Support
 from loom.train.settings import Ending, Restore, TrainerReport
 from loom.train.spec import Assignment, JobSpec
 

@@ -18,7 +18,7 @@ from shelf import Shelf, doubled
 
 import loom
 from loom import images as loom_images
-from loom_proxy.kubernetes.found import kept_token
+from loom_proxy.kubernetes.service_lookup import kept_token
 
 BOUND = 60.0
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loom.errors import LoomError
-from loom.train.controller.support import Support
+from loom.train.controller.lighthouse import Support
 
 Gone = Callable[[int], object]
 

@@ -37,7 +37,7 @@ MODULES = [
     "loom_gateway.sessions.log_cursor",
     "loom_gateway.sessions.log_reader",
     "loom_gateway.weaver_socket.application",
-    "loom_gateway.weaver_socket.readers",
+    "loom_gateway.weaver_socket.subscribers",
 ]
 
 

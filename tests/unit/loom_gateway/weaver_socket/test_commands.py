@@ -24,7 +24,7 @@ from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_socket import commands, messages
 from loom_gateway.weaver_socket.commands import SocketCommands
-from loom_gateway.weaver_socket.readers import PageSubscription
+from loom_gateway.weaver_socket.subscribers import PageSubscription
 
 BOUND = 20.0
 APPLIED = {"ok": True, "reason": None, "step": 7, "changes": {}, "refused": {}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loom_gateway.weaver_socket import readers
-from loom_gateway.weaver_socket.readers import KeptMessages, Since
+from loom_gateway.weaver_socket import subscribers
+from loom_gateway.weaver_socket.subscribers import KeptMessages, Since
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_the_messages_after_a_position_are_kept() -> None:
     "A page's subscription, its frames' rate, what is kept for resuming and a feed without pages are bounded",
 )
 def test_what_is_kept_is_bounded_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_MESSAGES", 3)
-    monkeypatch.setattr(readers, "MAX_SIZE", 20)
+    monkeypatch.setattr(subscribers, "MAX_MESSAGES", 3)
+    monkeypatch.setattr(subscribers, "MAX_SIZE", 20)
     kept = KeptMessages()
     for at in range(1, 6):
         kept.add(at, "text")

@@ -8,7 +8,7 @@ import pytest
 
 from loom.errors import WrongArguments
 from loom_gateway.weaver_socket.columns import Column
-from loom_gateway.weaver_socket.readers import PageSubscription, ShownSubscription, read_subscription
+from loom_gateway.weaver_socket.subscribers import PageSubscription, ShownSubscription, read_subscription
 
 
 def test_each_field_may_be_left_out() -> None:

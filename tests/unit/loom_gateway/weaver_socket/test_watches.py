@@ -14,9 +14,9 @@ import loom
 from loom.token_file import ADMIN
 from loom.weaver.server import pushes
 from loom.wire.plain import exact_json
-from loom_gateway.weaver_socket import readers
+from loom_gateway.weaver_socket import subscribers
 from loom_gateway.weaver_socket import watches as weaver_watches
-from loom_gateway.weaver_socket.readers import FeedReader, Since, SubscribingReader
+from loom_gateway.weaver_socket.subscribers import FeedReader, Since, SubscribingReader
 from loom_gateway.weaver_socket.watches import WeaverWatches
 from tests.unit.loom.weaver.running import running
 from tests.unit.loom_gateway.weaver_socket.replicas import info
@@ -215,7 +215,7 @@ async def test_a_page_whose_socket_was_lost_gets_what_it_has_missed(watched: Wat
 async def test_a_page_that_cannot_go_on_begins_anew(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_MESSAGES", 1)
+    monkeypatch.setattr(subscribers, "MAX_MESSAGES", 1)
     first = await watched.join(page=True)
     watched.weaver.snapshot(**MORE)
     began = at(await first.next())

@@ -13,8 +13,8 @@ import loom
 from loom_gateway.pod.loom_pod import LoomPod
 from loom_gateway.pod.peers import MeshPods, PodSettings
 from loom_gateway.pod.supervisor import PodSupervisor
-from loom_proxy.kubernetes.found import token_for
 from loom_proxy.kubernetes.rollout import check_versions
+from loom_proxy.kubernetes.service_lookup import token_for
 
 kt = pytest.importorskip("kubetorch")
 

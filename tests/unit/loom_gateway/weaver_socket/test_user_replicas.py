@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loom_gateway.weaver_socket.columns import AWAY, NOBODY, Column, encode_frame
-from loom_gateway.weaver_socket.roster import STATES, Roster, loss_of
+from loom_gateway.weaver_socket.user_replicas import STATES, Roster, loss_of
 from tests.support.page_frames import Section, read_frame
 from tests.unit.loom_gateway.weaver_socket.replicas import info, reports
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from loom.control.aliases import ALIASES, translate
 from loom.control.commands import CommandKind
 from loom.control.operations import GiveCommand
+from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import WrongArguments
 from loom.nats.envelopes import Envelope, EnvelopeKind
 from loom.nats.requests import read_request
