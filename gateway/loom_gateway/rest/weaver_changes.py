@@ -130,9 +130,9 @@ class ConfigUpdate(BaseModel, extra="forbid"):
     config_params: Annotated[Mapping[str, Any], Field(min_length=1)]
     """Keys and their values."""
 
-    def to_command(self, wait: float = 0.0) -> GiveCommand:
+    def to_command(self, wait: float = 0.0, id: object = None) -> GiveCommand:
         """Return the update as a command; ``wait`` is in seconds."""
-        asked = {"target": self.replica_id, "params": self.config_params, "wait": wait}
+        asked = {"target": self.replica_id, "params": self.config_params, "wait": wait, "id": id}
         return checked_change(GiveCommand, {"kind": "update_config", **asked})
 
 

@@ -25,6 +25,9 @@ MAX_ID = 200
 Id = str | int | None
 """The id of a message, of the client's choice; None if it has none."""
 
+Reader = Callable[[Mapping[str, Any]], Operation]
+"""Returns the change that the fields of a message ask for."""
+
 
 class _OfReplica(BaseModel, extra="forbid"):
     replica_id: Name
@@ -96,31 +99,26 @@ def _is_unicode(message: Mapping[str, Any]) -> bool:
     return True
 
 
-def _command(fields: Mapping[str, Any]) -> GiveCommand:
-    if fields.get("id") is None:
-        raise WrongArguments(
-            "a command needs an id, of 8 to 64 letters, digits, - and _: it makes a repetition safe"
-        )
-    return _read(GiveCommand, _unwaiting(fields))
+def _change(operation: type[Operation], takes_id: bool) -> Reader:
+    """Return the reader of the message that is an operation; its id may be the operation's own."""
 
+    def read(fields: Mapping[str, Any]) -> Operation:
+        if operation is GiveCommand and fields.get("id") is None:
+            raise WrongArguments(
+                "a command needs an id, of 8 to 64 letters, digits, - and _: it makes a repetition safe"
+            )
+        if "wait" in fields:
+            raise WrongArguments("wait is for REST: over the WebSocket each acknowledgement comes by itself")
+        return _read(operation, fields if takes_id else _without_id(fields))
 
-def _fault(fields: Mapping[str, Any]) -> InjectFault:
-    return _read(InjectFault, _unwaiting(fields))
-
-
-def _policy(fields: Mapping[str, Any]) -> SetPolicy:
-    return _read(SetPolicy, _without_id(fields))
-
-
-def _removal(fields: Mapping[str, Any]) -> RemoveFault:
-    return _read(RemoveFault, _without_id(fields))
+    return read
 
 
 def _config_update(fields: Mapping[str, Any]) -> GiveCommand:
-    return _with_id(fields, ConfigUpdate.model_validate(_without_id(fields)).to_command())
+    return ConfigUpdate.model_validate(_without_id(fields)).to_command(id=fields.get("id"))
 
 
-def _alias(name: str, field: str) -> Callable[[Mapping[str, Any]], GiveCommand]:
+def _alias(name: str, field: str) -> Reader:
     """Return a reader of the message that is one of torchLoom's names; a field of it names what is meant."""
     asked = _OfReplica if field == "replica_id" else _OfDevice
 
@@ -137,28 +135,17 @@ def _ui_command(fields: Mapping[str, Any]) -> GiveCommand:
     return _read(GiveCommand, {**command, "id": fields.get("id")})
 
 
-def _with_id(fields: Mapping[str, Any], command: GiveCommand) -> GiveCommand:
-    """Return a command with the id of the message, if it has one."""
-    return _read(GiveCommand, {**vars(command), "id": fields.get("id")})
-
-
 def _without_id(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in fields.items() if name != "id"}
 
 
-def _unwaiting(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "wait" in fields:
-        raise WrongArguments("wait is for REST: over the WebSocket each acknowledgement comes by itself")
-    return fields
-
-
 _OF_REPLICAS = ("pause_training", "resume_training", "stop_training", "reactivate_group")
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], Operation]] = {
-    "command": _command,
-    "policy": _policy,
-    "inject": _fault,
-    "remove_fault": _removal,
+_READERS: dict[str, Reader] = {
+    "command": _change(GiveCommand, takes_id=True),
+    "policy": _change(SetPolicy, takes_id=False),
+    "inject": _change(InjectFault, takes_id=True),
+    "remove_fault": _change(RemoveFault, takes_id=False),
     "update_config": _config_update,
     **{name: _alias(name, "replica_id") for name in _OF_REPLICAS},
     **{name: _alias(name, "device_id") for name in ("deactivate_device", "drain_device")},

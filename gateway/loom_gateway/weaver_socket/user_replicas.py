@@ -8,6 +8,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from itertools import compress
+from statistics import median
 from typing import Any
 
 from loom.process.tasks import Turns
@@ -306,7 +307,8 @@ class Aggregates:
         await turns.rest()
         paces = roster.columns[Column.PACE]
         running = (paces[number] for number in living if codes[number] in _RUNNING)
-        rate = _median(sorted(pace for pace in running if pace == pace))  # the NaN of no pace differs from itself
+        known = [pace for pace in running if pace == pace]  # the NaN of no pace differs from itself
+        rate = median(known) if known else None
         await turns.rest()
         group, session, user = roster.about[job]
         return {
@@ -333,13 +335,6 @@ def _states(counts: Counter[int]) -> dict[str, int]:
     for code, count in counts.items():
         found[STATES[code & ~AWAY]] += count
     return dict(found)
-
-
-def _median(ordered: list[float]) -> float | None:
-    if not ordered:
-        return None
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _largest(values: list[int | None], members: list[int]) -> int | None:

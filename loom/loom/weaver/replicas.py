@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from operator import attrgetter
+from statistics import median
 from typing import Any
 
 from loom.control.commands import Command
@@ -221,10 +222,7 @@ class Replica:
 
     def baseline_step_time(self) -> float | None:
         """Return the median seconds of the last steps, which one slow step does not move; None before a few."""
-        if len(self._step_times) < _FEW_STEPS:
-            return None
-        ordered, middle = sorted(self._step_times), len(self._step_times) // 2
-        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return median(self._step_times) if len(self._step_times) >= _FEW_STEPS else None
 
     def idle(self, now: float) -> float:
         """Return the seconds for which the replica has made no step; a running one may take a few usual ones."""
