@@ -18,8 +18,8 @@ from rich.console import Console, RenderableType
 from tests.benchmarks import (
     analyze,
     calls,
-    doors,
     gpus,
+    handshakes,
     lanes,
     large,
     meshes,
@@ -207,7 +207,7 @@ def measure_ports(
     _report(lambda say: ports.measure(plan, _command(), say), as_json, check, write)
 
 
-@app.command("doors")
+@app.command("handshakes")
 def measure_doors(
     rounds: Rounds = 3,
     seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each measurement takes.")] = 10.0,
@@ -217,8 +217,8 @@ def measure_doors(
     write: Write = None,
 ) -> None:
     """One call while bad handshakes and wrong tokens come in, beside one while nothing else happens."""
-    plan = doors.DoorPlan(rounds, seconds, per_second)
-    _report(lambda say: doors.measure(plan, _command(), say), as_json, check, write)
+    plan = handshakes.HandshakePlan(rounds, seconds, per_second)
+    _report(lambda say: handshakes.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("siege")

@@ -31,7 +31,7 @@ import loom
 from loom_gateway.dashboard.files import STATIC
 from loom_proxy.local import LocalCluster
 from tests.benchmarks.caller_process import CallerError, CallerProcess
-from tests.benchmarks.doors import Echo
+from tests.benchmarks.handshakes import Echo
 from tests.benchmarks.machine import cpu_seconds
 from tests.benchmarks.page.plan import VIEWS, Heap, Load, PageFigures, PagePlan, ViewFigures
 from tests.benchmarks.page.trace import record

@@ -33,7 +33,7 @@ from loom.wire.handshake import Hello
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster
-from tests.benchmarks import doors as doors_benchmark
+from tests.benchmarks import handshakes as handshake_benchmark
 from tests.benchmarks.attack import TRIES, attack
 from tests.benchmarks.hostile import KINDS, Hostile
 from tests.support.raw_client import BOUND, answer, exchange, say_hello, status_of, websocket
@@ -364,9 +364,9 @@ def test_connections_without_a_token_keep_nobody_out_and_are_bounded(
 
 @pytest.mark.slow
 def test_a_session_works_while_200_bad_handshakes_and_tokens_come_in_a_second() -> None:
-    plan = doors_benchmark.DoorPlan(rounds=1, seconds=10.0, per_second=200)
+    plan = handshake_benchmark.HandshakePlan(rounds=1, seconds=10.0, per_second=200)
 
-    figures = doors_benchmark.measure(plan, "test", lambda said: None)
+    figures = handshake_benchmark.measure(plan, "test", lambda said: None)
 
     Console(width=100).print(figures.as_table())
     assert sum(figures.answers.values()) == 2000

@@ -43,7 +43,7 @@ class House:
         supervisor = WeaverSupervisor(self.manager.folder.weaver, self.manager.worker_watch.there)
         self.app = create_app(self.manager, self.access, supervisor)
         supervisor.client._patience = 0.0  # there is no weaver
-        self.door = AccessMiddleware(self.app, self.access)
+        self.middleware = AccessMiddleware(self.app, self.access)
 
     def routes(self) -> list[tuple[str, str]]:
         """Each method and path of the application, with names in the path."""
@@ -89,7 +89,7 @@ class House:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await self.door(scope, receive, send)
+        await self.middleware(scope, receive, send)
         starts = [message for message in sent if message["type"] == "http.response.start"]
         assert len(starts) == 1, (method, path)
         return starts[0]["status"], b"".join(message.get("body", b"") for message in sent)

@@ -41,7 +41,7 @@ class Client(NamedTuple):
             assert await asyncio.wait_for(self.reader.read(), BOUND) == b""
 
 
-class Door(NamedTuple):
+class Listening(NamedTuple):
     connections: Connections
     port: int
     clients: list[Client]
@@ -75,7 +75,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def door(most: int = 0, of_address: int = 0, proxies: tuple[str, ...] = ()) -> AsyncIterator[Door]:
+async def listening(most: int = 0, of_address: int = 0, proxies: tuple[str, ...] = ()) -> AsyncIterator[Listening]:
     config = uvicorn.Config(app, timeout_keep_alive=3600)
     config.load()
     state = ServerState()
@@ -88,7 +88,7 @@ async def door(most: int = 0, of_address: int = 0, proxies: tuple[str, ...] = ()
     listener = listen(HERE, 0)
     acceptor = Acceptor(listener, connections, protocol)
     try:
-        yield Door(connections, listener.getsockname()[1], clients)
+        yield Listening(connections, listener.getsockname()[1], clients)
     finally:
         acceptor.close()
         for client in clients:
@@ -115,7 +115,7 @@ def test_a_connection_on_which_a_request_comes_byte_by_byte_is_closed(
     monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     async def trickle() -> None:
-        async with door() as gateway:
+        async with listening() as gateway:
             client = await gateway.come()
             assert await client.ask(first) == b"ok"
 
@@ -134,7 +134,7 @@ def test_a_connection_on_which_a_request_comes_byte_by_byte_is_closed(
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def wait() -> None:
-        async with door() as gateway:
+        async with listening() as gateway:
             silent = Client(*await asyncio.open_connection(HERE, gateway.port))
             gateway.clients.append(silent)
             await silent.is_cut()
@@ -145,7 +145,7 @@ def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_request_with_a_good_token_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def take_long() -> None:
-        async with door() as gateway:
+        async with listening() as gateway:
             held, silent = await gateway.come(), await gateway.come()
             held.writer.write(b"GET /held HTTP/1.1\r\nHost: gateway\r\n\r\n")
             await silent.is_cut()
@@ -158,7 +158,7 @@ def test_a_request_with_a_good_token_may_take_longer(monkeypatch: pytest.MonkeyP
 
 def test_the_oldest_waiting_connection_of_an_address_goes_for_a_newcomer() -> None:
     async def come() -> None:
-        async with door(of_address=3) as gateway:
+        async with listening(of_address=3) as gateway:
             first, second, third = [await gateway.come() for _ in range(3)]
             other = await gateway.come("127.0.0.2")
             assert await first.ask(GOOD) == b"ok"  # it is the newest now
@@ -177,7 +177,7 @@ def test_the_oldest_waiting_connection_of_an_address_goes_for_a_newcomer() -> No
 )
 def test_a_connection_whose_request_is_under_way_never_goes_for_a_newcomer() -> None:
     async def come() -> None:
-        async with door(most=3) as gateway:
+        async with listening(most=3) as gateway:
             held = [await gateway.come() for _ in range(2)]
             for client in held:
                 client.writer.write(b"GET /held HTTP/1.1\r\nHost: gateway\r\n\r\n")
@@ -199,7 +199,7 @@ def test_a_connection_whose_request_is_under_way_never_goes_for_a_newcomer() -> 
 
 def test_a_trusted_proxy_has_the_connections_of_all_its_clients() -> None:
     async def come() -> None:
-        async with door(of_address=2, proxies=("127.0.0.0/30",)) as gateway:
+        async with listening(of_address=2, proxies=("127.0.0.0/30",)) as gateway:
             through = [await gateway.come("127.0.0.2") for _ in range(5)]
             for client in through:
                 assert await client.ask(OPEN) == b"ok"
@@ -210,7 +210,7 @@ def test_a_trusted_proxy_has_the_connections_of_all_its_clients() -> None:
 @pytest.mark.guarantees("strangers", "Silent connections are bounded by address, and keep no newcomer out")
 def test_2000_silent_connections_keep_nobody_out() -> None:
     async def come() -> None:
-        async with door(of_address=100) as gateway:
+        async with listening(of_address=100) as gateway:
             silent = []
             for _ in range(2000):
                 sock = socket.socket()
@@ -230,7 +230,7 @@ def test_connections_that_are_closed_without_a_good_token_are_counted_by_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def come() -> None:
-        async with door(most=3, of_address=2) as gateway:
+        async with listening(most=3, of_address=2) as gateway:
             refusals = gateway.connections.refusals
             malformed = await gateway.come()
             malformed.writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
@@ -246,7 +246,7 @@ def test_connections_that_are_closed_without_a_good_token_are_counted_by_reason(
 
 def test_a_good_client_that_has_been_idle_is_closed_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def come() -> None:
-        async with door() as gateway:
+        async with listening() as gateway:
             good = await gateway.come()
             assert await good.ask(GOOD) == b"ok"
             silent = await gateway.come()

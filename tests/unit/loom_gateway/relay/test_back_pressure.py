@@ -174,7 +174,7 @@ def test_a_client_that_takes_nothing_stops_its_driver_also_if_it_stopped_before(
 # -- a client's WebSocket -----------------------------------------------------------------------------------
 
 
-class Door:
+class Listening:
     """A gateway's port whose application takes a hello and relays to a link, as the gateway's does."""
 
     def __init__(self) -> None:
@@ -229,8 +229,8 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def door() -> AsyncIterator[Door]:
-    opened = Door()
+async def listening() -> AsyncIterator[Listening]:
+    opened = Listening()
     config = uvicorn.Config(
         opened.app, interface="asgi3", ws=RelaySocket, ws_max_size=MAX_HELLO, ws_per_message_deflate=False
     )
@@ -269,7 +269,7 @@ async def flood(writer: asyncio.StreamWriter, data: bytes, seconds: float) -> No
 @pytest.mark.parametrize("relays", [False, True])
 def test_pongs_that_are_not_read_do_not_pile_up_and_the_last_one_comes(relays: bool) -> None:
     async def ping() -> None:
-        async with door() as opened:
+        async with listening() as opened:
             reader, writer = await opened.connect("a", relays)
             reader._limit = 1 << 10  # type: ignore[attr-defined]  # so that it stops to read
             await flood(writer, message(Opcode.PING, bytes(125)) * 1000, 1.0)
@@ -288,7 +288,7 @@ def test_pongs_that_are_not_read_do_not_pile_up_and_the_last_one_comes(relays: b
 @pytest.mark.parametrize("tiny", [b"", b"x"])
 def test_a_message_in_tiny_pieces_takes_no_more_than_its_bytes(tiny: bytes, relays: bool) -> None:
     async def send_pieces() -> None:
-        async with door() as opened:
+        async with listening() as opened:
             _, writer = await opened.connect("a", relays)
             piece = Frame(Opcode.CONT, tiny, fin=False).serialize(mask=True)
             writer.write(Frame(Opcode.BINARY, b"first", fin=False).serialize(mask=True) + piece * 20_000)
@@ -332,7 +332,7 @@ def test_what_one_user_sends_fast_does_not_take_the_loop_from_others(
 
     async def share() -> None:
         nonlocal handled
-        async with door() as opened:
+        async with listening() as opened:
             for _ in range(5):
                 _, writer = await opened.connect("greedy", relays)
                 writer.write(TINY[kind])
@@ -361,7 +361,7 @@ def test_the_chunks_of_a_body_do_not_take_the_loop_and_come_whole(monkeypatch: p
 
     async def send() -> None:
         nonlocal handled
-        async with door() as opened:
+        async with listening() as opened:
             reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
             writer.write(b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
             writer.write(b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n")
@@ -384,7 +384,7 @@ def test_messages_keep_their_order_however_they_come(seed: int) -> None:
         chance = random.Random(seed)
         sent = [chance.randbytes(chance.choice((1, 2, 20, 3000, 100_000))) for _ in range(500)]
         data = b"".join(message(Opcode.BINARY, one) for one in sent)
-        async with door() as opened:
+        async with listening() as opened:
             _, writer = await opened.connect("a", relays=True)
             while data:
                 size = chance.choice((1, 100, 10_000, 1 << 20))
@@ -399,7 +399,7 @@ def test_messages_keep_their_order_however_they_come(seed: int) -> None:
 
 def test_a_message_over_the_limit_of_a_hello_is_refused_before_it_is_read() -> None:
     async def send() -> None:
-        async with door() as opened:
+        async with listening() as opened:
             reader, writer = await opened.connect("a")
             writer.write(message(Opcode.BINARY, os.urandom(MAX_HELLO + 1))[:100])
             assert (await reader.read(100))[2:4] == (1009).to_bytes(2, "big")

@@ -40,7 +40,7 @@ class Waiter(Actor):
         return "done"
 
 
-class Doors:
+class Guarded:
     """A gateway with a file of tokens and an audit."""
 
     def __init__(self, cluster: LocalCluster, file: TokenFile, audit: Path) -> None:
@@ -79,208 +79,208 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
-def start(folder: Path, *options: str) -> Iterator[Doors]:
+def start(folder: Path, *options: str) -> Iterator[Guarded]:
     file = TokenFile(folder / "tokens.json")
     files = ["--tokens", str(file.path), "--audit", str(folder / "audit")]
     with LocalCluster(1, gateway_options=[*files, *options]) as cluster:
-        yield Doors(cluster, file, folder / "audit")
+        yield Guarded(cluster, file, folder / "audit")
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    yield from start(tmp_path_factory.mktemp("doors"), "--allow-origin", "https://notebooks.example")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    yield from start(tmp_path_factory.mktemp("guard"), "--allow-origin", "https://notebooks.example")
 
 
 @pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """With small limits, but for those on what comes from one address."""
     limits = ["--max-sessions", "1", "--max-in-flight", "4", "--max-message", "2000000"]
     yield from start(tmp_path_factory.mktemp("strict"), *limits)
 
 
 @pytest.fixture
-def tokens(doors: Doors) -> dict[str, str]:
+def tokens(guard: Guarded) -> dict[str, str]:
     """A new token of each scope."""
-    return {scope: doors.make(scope)[1] for scope in SCOPES}
+    return {scope: guard.make(scope)[1] for scope in SCOPES}
 
 
 # -- scopes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_every_scope_reads(doors: Doors, tokens: dict[str, str], scope: str) -> None:
+def test_every_scope_reads(guard: Guarded, tokens: dict[str, str], scope: str) -> None:
     for path in ("/api/v1/status", "/api/v1/sessions", "/api/v1/openapi.json"):
-        assert doors.rest("GET", path, tokens[scope])[0] == 200
+        assert guard.rest("GET", path, tokens[scope])[0] == 200
 
 
-def test_ending_a_session_over_rest_needs_operate(doors: Doors, tokens: dict[str, str]) -> None:
-    with loom.connect(doors.url, tokens["drive"]) as job:
+def test_ending_a_session_over_rest_needs_operate(guard: Guarded, tokens: dict[str, str]) -> None:
+    with loom.connect(guard.url, tokens["drive"]) as job:
         path = f"/api/v1/sessions/{job.session}"
 
-        status, answer = doors.rest("DELETE", path, tokens["view"])
+        status, answer = guard.rest("DELETE", path, tokens["view"])
         assert (status, answer["error"]["code"]) == (403, "scope")
         assert "operate" in answer["error"]["message"]
         assert "view" in answer["error"]["message"]
         with pytest.raises(loom.ScopeError):
-            Gateway(doors.url, tokens["view"]).end_session(job.session)
+            Gateway(guard.url, tokens["view"]).end_session(job.session)
 
-        assert doors.rest("DELETE", path, tokens["operate"])[0] == 200
-        assert doors.audit(event="commanded", path=path, status=200, name="a operate")
-        until(lambda: doors.audit(event="ended", session=job.session, reason="it was ended over REST"))
+        assert guard.rest("DELETE", path, tokens["operate"])[0] == 200
+        assert guard.audit(event="commanded", path=path, status=200, name="a operate")
+        until(lambda: guard.audit(event="ended", session=job.session, reason="it was ended over REST"))
 
 
 @pytest.mark.parametrize("scope", ["view", "operate"])
-def test_opening_and_driving_a_session_needs_drive(doors: Doors, tokens: dict[str, str], scope: str) -> None:
+def test_opening_and_driving_a_session_needs_drive(guard: Guarded, tokens: dict[str, str], scope: str) -> None:
     with pytest.raises(loom.ScopeError, match=f"needs a token of scope drive.*has scope {scope}"):
-        loom.connect(doors.url, tokens[scope])
-    with loom.connect(doors.url, tokens["drive"]) as job, pytest.raises(loom.ScopeError):
-        loom.connect(doors.url, tokens[scope], session=job.session)
+        loom.connect(guard.url, tokens[scope])
+    with loom.connect(guard.url, tokens["drive"]) as job, pytest.raises(loom.ScopeError):
+        loom.connect(guard.url, tokens[scope], session=job.session)
 
 
-def test_watching_a_session_needs_view_only(doors: Doors, tokens: dict[str, str]) -> None:
-    with loom.connect(doors.url, tokens["drive"]) as job:
-        watcher = loom.connect(doors.url, tokens["view"], session=job.session, mode="watch")
+def test_watching_a_session_needs_view_only(guard: Guarded, tokens: dict[str, str]) -> None:
+    with loom.connect(guard.url, tokens["drive"]) as job:
+        watcher = loom.connect(guard.url, tokens["view"], session=job.session, mode="watch")
         try:
             assert watcher.runs() == {}
             with pytest.raises(loom.ReadOnlySession):
                 watcher.run(max, 1, 2)
-            until(lambda: doors.audit(event="watched", session=job.session, name="a view"))
+            until(lambda: guard.audit(event="watched", session=job.session, name="a view"))
         finally:
             watcher.detach()
 
 
 @pytest.mark.parametrize("hello", [{"mode": "watch"}, {"mode": "reign"}, {"mode": "reign", "session": "x"}])
-def test_a_hello_that_wants_what_there_is_not(doors: Doors, tokens: dict[str, str], hello: dict[str, str]) -> None:
-    with websocket(doors.url, tokens["drive"]) as client:
+def test_a_hello_that_wants_what_is_absent(guard: Guarded, tokens: dict[str, str], hello: dict[str, str]) -> None:
+    with websocket(guard.url, tokens["drive"]) as client:
         assert type(refusal(client, **hello)) is loom.ProtocolMismatch
 
 
-def test_a_token_that_opens_a_session_is_in_the_audit_and_its_text_is_not(doors: Doors) -> None:
-    ident, text = doors.make("drive")
-    with loom.connect(doors.url, text) as job:
-        until(lambda: doors.audit(event="opened", session=job.session))
-        (line,) = doors.audit(event="opened", session=job.session)
+def test_a_token_that_opens_a_session_is_in_the_audit_and_its_text_is_not(guard: Guarded) -> None:
+    ident, text = guard.make("drive")
+    with loom.connect(guard.url, text) as job:
+        until(lambda: guard.audit(event="opened", session=job.session))
+        (line,) = guard.audit(event="opened", session=job.session)
         assert (line["token"], line["name"], line["peer"]) == (ident, "a drive", "127.0.0.1")
         job.detach()
-    until(lambda: doors.audit(event="left", session=job.session))
-    with loom.connect(doors.url, doors.token, session=job.session):
-        until(lambda: doors.audit(event="drove", session=job.session, token="gateway"))
-    until(lambda: doors.audit(event="ended", session=job.session, opened_by=ident))
-    assert text not in doors._audit.read_text()
-    assert doors.token not in doors._audit.read_text()
+    until(lambda: guard.audit(event="left", session=job.session))
+    with loom.connect(guard.url, guard.token, session=job.session):
+        until(lambda: guard.audit(event="drove", session=job.session, token="gateway"))
+    until(lambda: guard.audit(event="ended", session=job.session, opened_by=ident))
+    assert text not in guard._audit.read_text()
+    assert guard.token not in guard._audit.read_text()
 
 
-def test_a_wrong_token_is_refused_and_told_of(doors: Doors) -> None:
+def test_a_wrong_token_is_refused_and_told_of(guard: Guarded) -> None:
     with pytest.raises(loom.AuthenticationError, match="does not accept the token"):
-        loom.connect(doors.url, "wrong")
-    assert doors.rest("GET", "/api/v1/status", "wrong")[0] == 401
-    until(lambda: doors.audit(event="refused", code="authentication", peer="127.0.0.1"))
+        loom.connect(guard.url, "wrong")
+    assert guard.rest("GET", "/api/v1/status", "wrong")[0] == 401
+    until(lambda: guard.audit(event="refused", code="authentication", peer="127.0.0.1"))
 
 
 # -- tokens that are not good any more ------------------------------------------------------------------------
 
 
 @pytest.mark.guarantees("strangers", "What was refused is counted by reason, for who sees all users")
-def test_what_was_refused_is_shown_by_reason_to_who_sees_all_users(doors: Doors) -> None:
-    before = Gateway(doors.url, doors.token).status()["refused"]
-    assert doors.rest("GET", "/api/v1/status", "wrong")[0] == 401
-    assert status_of(exchange(doors.url, b"\x16\x03\x01 no HTTP\r\n\r\n")) == 400
+def test_what_was_refused_is_shown_by_reason_to_who_sees_all_users(guard: Guarded) -> None:
+    before = Gateway(guard.url, guard.token).status()["refused"]
+    assert guard.rest("GET", "/api/v1/status", "wrong")[0] == 401
+    assert status_of(exchange(guard.url, b"\x16\x03\x01 no HTTP\r\n\r\n")) == 400
 
-    _, of_another_user = doors.make("view", user="another")
-    after = Gateway(doors.url, doors.token).status()["refused"]
+    _, of_another_user = guard.make("view", user="another")
+    after = Gateway(guard.url, guard.token).status()["refused"]
 
     assert {reason: after[reason] - before.get(reason, 0) for reason in ("authentication", "no_http")} == {
         "authentication": 1,
         "no_http": 1,
     }
-    assert Gateway(doors.url, of_another_user).status()["refused"] is None
+    assert Gateway(guard.url, of_another_user).status()["refused"] is None
     assert (
-        "refused since it started: " in run("-c", LOOM, "status", "--url", doors.url, "--token", doors.token).stdout
+        "refused since it started: " in run("-c", LOOM, "status", "--url", guard.url, "--token", guard.token).stdout
     )
-    request = urllib.request.Request(doors.url.replace("ws:", "http:") + "/metrics")
-    request.add_header("Authorization", f"Bearer {doors.token}")
+    request = urllib.request.Request(guard.url.replace("ws:", "http:") + "/metrics")
+    request.add_header("Authorization", f"Bearer {guard.token}")
     with urllib.request.urlopen(request, timeout=BOUND) as response:
         assert 'loom_refused_total{reason="no_http"}' in response.read().decode()
 
 
-def test_a_revoked_token_is_cut_off_and_its_sessions_end(doors: Doors) -> None:
-    ident, text = doors.make("drive")
-    with loom.connect(doors.url, doors.token) as other:
-        job = loom.connect(doors.url, text)
+def test_a_revoked_token_is_cut_off_and_its_sessions_end(guard: Guarded) -> None:
+    ident, text = guard.make("drive")
+    with loom.connect(guard.url, guard.token) as other:
+        job = loom.connect(guard.url, text)
         waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
         waiter.wait_for.call_one("/").get(BOUND)
         future = waiter.wait_for.call_one("/never")
 
-        doors.file.revoke(ident)
+        guard.file.revoke(ident)
 
         with pytest.raises(loom.TokenRevoked, match=r"'a drive'.*was revoked"):
             future.get(BOUND)
-        until(lambda: doors.audit(event="ended", session=job.session))
-        assert "was revoked" in doors.audit(event="ended", session=job.session)[0]["reason"]
-        assert doors.audit(event="cut off", token=ident)
+        until(lambda: guard.audit(event="ended", session=job.session))
+        assert "was revoked" in guard.audit(event="ended", session=job.session)[0]["reason"]
+        assert guard.audit(event="cut off", token=ident)
         with pytest.raises(loom.TokenRevoked):
-            loom.connect(doors.url, text)
-        assert doors.rest("GET", "/api/v1/status", text)[1]["error"]["code"] == "token_revoked"
+            loom.connect(guard.url, text)
+        assert guard.rest("GET", "/api/v1/status", text)[1]["error"]["code"] == "token_revoked"
         assert not other.closed
 
 
-def test_a_token_that_expires_is_cut_off(doors: Doors) -> None:
-    ident, text = doors.make("drive", expires_in=3600.0)
-    job = loom.connect(doors.url, text)
+def test_a_token_that_expires_is_cut_off(guard: Guarded) -> None:
+    ident, text = guard.make("drive", expires_in=3600.0)
+    job = loom.connect(guard.url, text)
 
-    with doors.file._changing() as tokens:  # as if it were an hour later
+    with guard.file._changing() as tokens:  # as if it were an hour later
         tokens[:] = [replace(token, expires=time.time()) if token.id == ident else token for token in tokens]
 
     assert job._connection.ended.wait(BOUND)
 
     with pytest.raises(loom.TokenRevoked, match="has expired"):
         job.hosts.spawn_procs(per_host={"gpus": 1})
-    until(lambda: doors.audit(event="ended", session=job.session))
+    until(lambda: guard.audit(event="ended", session=job.session))
 
 
 @pytest.mark.guarantees(
     "users", "A user's token is replaced without ending the sessions that were driven with the new one"
 )
-def test_a_session_that_was_driven_with_a_new_token_outlives_the_old_one(doors: Doors) -> None:
-    (old, first), (new, second) = doors.make("drive", user="ann"), doors.make("drive", user="ann")
-    kept, left = loom.connect(doors.url, first), loom.connect(doors.url, first)
+def test_a_session_that_was_driven_with_a_new_token_outlives_the_old_one(guard: Guarded) -> None:
+    (old, first), (new, second) = guard.make("drive", user="ann"), guard.make("drive", user="ann")
+    kept, left = loom.connect(guard.url, first), loom.connect(guard.url, first)
     kept.detach()
-    watched = loom.connect(doors.url, second, session=left.session, mode="watch")
-    job = loom.connect(doors.url, second, session=kept.session, take_over=True)
+    watched = loom.connect(guard.url, second, session=left.session, mode="watch")
+    job = loom.connect(guard.url, second, session=kept.session, take_over=True)
 
-    doors.file.revoke(old)
+    guard.file.revoke(old)
 
-    until(lambda: doors.audit(event="ended", session=left.session))  # which was only watched with the new one
+    until(lambda: guard.audit(event="ended", session=left.session))  # which was only watched with the new one
     assert job.run(len, "abc") == 3
-    doors.file.revoke(new)
-    until(lambda: doors.audit(event="ended", session=kept.session))
+    guard.file.revoke(new)
+    until(lambda: guard.audit(event="ended", session=kept.session))
     assert watched.closed
     assert job.closed
 
 
-def test_a_revoked_token_does_not_end_the_session_of_another(doors: Doors) -> None:
-    ident, text = doors.make("drive")
-    job = loom.connect(doors.url, doors.token)
+def test_a_revoked_token_does_not_end_the_session_of_another(guard: Guarded) -> None:
+    ident, text = guard.make("drive")
+    job = loom.connect(guard.url, guard.token)
     job.detach()
-    guest = loom.connect(doors.url, text, session=job.session)
+    guest = loom.connect(guard.url, text, session=job.session)
 
-    doors.file.revoke(ident)
+    guard.file.revoke(ident)
 
     assert guest._connection.ended.wait(BOUND)
-    until(lambda: doors.audit(event="left", token=ident))
-    with loom.connect(doors.url, doors.token, session=job.session):
+    until(lambda: guard.audit(event="left", token=ident))
+    with loom.connect(guard.url, guard.token, session=job.session):
         pass
 
 
-def test_who_follows_the_logs_is_cut_off_too(doors: Doors) -> None:
-    ident, text = doors.make("view")
-    with loom.connect(doors.url, doors.token) as job:
+def test_who_follows_the_logs_is_cut_off_too(guard: Guarded) -> None:
+    ident, text = guard.make("view")
+    with loom.connect(guard.url, guard.token) as job:
         request = urllib.request.Request(
-            f"{doors.url.replace('ws:', 'http:')}/api/v1/sessions/{job.session}/logs?follow=1",
+            f"{guard.url.replace('ws:', 'http:')}/api/v1/sessions/{job.session}/logs?follow=1",
             headers={"Authorization": f"Bearer {text}"},
         )
         with urllib.request.urlopen(request, timeout=BOUND) as following:
-            doors.file.revoke(ident)
+            guard.file.revoke(ident)
             following.read()  # ends
         assert not job.closed
 
@@ -289,37 +289,37 @@ def test_who_follows_the_logs_is_cut_off_too(doors: Doors) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "https://notebooks.example.evil", "file://"])
-def test_a_page_of_another_origin_is_refused(doors: Doors, origin: str) -> None:
-    with pytest.raises(InvalidStatus) as refused, websocket(doors.url, doors.token, Origin=origin):
+def test_a_page_of_another_origin_is_refused(guard: Guarded, origin: str) -> None:
+    with pytest.raises(InvalidStatus) as refused, websocket(guard.url, guard.token, Origin=origin):
         pass
     assert refused.value.response.status_code == 403
     assert refused.value.response.body is not None
     assert json.loads(refused.value.response.body)["error"]["code"] == "origin"
 
 
-def test_pages_of_the_gateways_host_and_of_those_allowed_come_in(doors: Doors) -> None:
-    for origin in (doors.url.replace("ws:", "http:"), "https://notebooks.example"):
-        with websocket(doors.url, doors.token, Origin=origin) as client:
+def test_pages_of_the_gateways_host_and_of_those_allowed_come_in(guard: Guarded) -> None:
+    for origin in (guard.url.replace("ws:", "http:"), "https://notebooks.example"):
+        with websocket(guard.url, guard.token, Origin=origin) as client:
             assert type(refusal(client, session="nobody")) is loom.UnknownSession
 
 
 @pytest.mark.guarantees("users", "A gateway on loopback answers to no name that a web page could take over")
 @pytest.mark.parametrize("path", ["/healthz", "/api/v1/status", "/api/v1/sessions"])
-def test_a_page_whose_name_leads_here_is_refused(doors: Doors, path: str) -> None:
-    status, answer = doors.rest("GET", path, doors.token, Host="evil.example:8470")
+def test_a_page_whose_name_leads_here_is_refused(guard: Guarded, path: str) -> None:
+    status, answer = guard.rest("GET", path, guard.token, Host="evil.example:8470")
     assert (status, answer["error"]["code"]) == (403, "host_refused")
     assert "--allow-host" in answer["error"]["message"]
-    assert doors.rest("GET", path, doors.token, Host="localhost:8470")[0] == 200
+    assert guard.rest("GET", path, guard.token, Host="localhost:8470")[0] == 200
 
 
-def test_a_page_whose_name_leads_here_opens_no_websocket(doors: Doors) -> None:
+def test_a_page_whose_name_leads_here_opens_no_websocket(guard: Guarded) -> None:
     evil = {"Host": "evil.example:8470", "Origin": "http://evil.example:8470"}
     key = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     key["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
-    headers = {**evil, **key, "Authorization": f"Bearer {doors.token}"}
+    headers = {**evil, **key, "Authorization": f"Bearer {guard.token}"}
     lines = [f"{name}: {value}" for name, value in headers.items()]
 
-    answer = exchange(doors.url, "\r\n".join(["GET /ws/v1 HTTP/1.1", *lines, "", ""]).encode())
+    answer = exchange(guard.url, "\r\n".join(["GET /ws/v1 HTTP/1.1", *lines, "", ""]).encode())
 
     assert status_of(answer) == 403
     assert b'"host_refused"' in answer
@@ -329,7 +329,7 @@ def test_a_page_whose_name_leads_here_opens_no_websocket(doors: Doors) -> None:
 
 
 @pytest.mark.guarantees("users", "Sessions are limited by user")
-def test_a_user_has_so_many_sessions_and_no_more(strict: Doors) -> None:
+def test_a_user_has_so_many_sessions_and_no_more(strict: Guarded) -> None:
     (_, text), (_, again) = strict.make("drive", user="ann"), strict.make("drive", user="ann")
     with loom.connect(strict.url, text) as job:
         with pytest.raises(loom.LimitReached, match="'ann' has 1 sessions, and --max-sessions allows 1"):
@@ -341,7 +341,7 @@ def test_a_user_has_so_many_sessions_and_no_more(strict: Doors) -> None:
         pass
 
 
-def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors, tmp_path: Path) -> None:
+def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Guarded, tmp_path: Path) -> None:
     with loom.connect(strict.url, strict.make("drive", user="carol")[1]) as job:
         waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
         assert waiter.wait_for.call_one("/").get(BOUND) == "done"
@@ -356,7 +356,7 @@ def test_a_session_has_so_many_operations_in_flight_and_lives_on(strict: Doors, 
 
 
 def test_refused_calls_whose_futures_nobody_reads_are_reported(
-    strict: Doors, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    strict: Guarded, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with loom.connect(strict.url, strict.make("drive", user="dora")[1]) as job:
         waiter = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter)
@@ -389,12 +389,12 @@ def test_refused_calls_whose_futures_nobody_reads_are_reported(
 )
 @pytest.mark.slow
 def test_operations_in_flight_count_in_all_sessions_of_a_user(tmp_path: Path) -> None:
-    for doors in start(tmp_path, "--max-in-flight", "4"):
-        tokens = [doors.make("drive", user=user)[1] for user in ("ann", "bob")]
+    for guard in start(tmp_path, "--max-in-flight", "4"):
+        tokens = [guard.make("drive", user=user)[1] for user in ("ann", "bob")]
         with (
-            loom.connect(doors.url, tokens[0]) as busy,
-            loom.connect(doors.url, tokens[0]) as other,
-            loom.connect(doors.url, tokens[1]) as bobs,
+            loom.connect(guard.url, tokens[0]) as busy,
+            loom.connect(guard.url, tokens[0]) as other,
+            loom.connect(guard.url, tokens[1]) as bobs,
         ):
             waiters = [
                 job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("waiter", Waiter) for job in (busy, other, bobs)
@@ -423,7 +423,7 @@ def await_refusal(waiter: Any, why: str) -> None:
     until(lambda: why in refusal_of(waiter) if why else not refusal_of(waiter))
 
 
-def test_a_message_that_is_too_large_is_not_sent_and_the_session_lives_on(strict: Doors) -> None:
+def test_a_message_that_is_too_large_is_not_sent_and_the_session_lives_on(strict: Guarded) -> None:
     with loom.connect(strict.url, strict.make("drive", user="dan")[1]) as job:
         with pytest.raises(loom.TooLarge, match="--max-message 2000000"):
             job.run(len, b"x" * 2_000_001)
@@ -432,43 +432,43 @@ def test_a_message_that_is_too_large_is_not_sent_and_the_session_lives_on(strict
 
 @pytest.mark.guarantees("strangers", "A right token comes in, whatever the neighbours behind the same address show")
 def test_right_tokens_come_in_beside_wrong_ones_of_the_same_address(tmp_path: Path) -> None:
-    for doors in start(tmp_path, "--login-failures", "3", "--login-window", "3600", "--connection-rate", "0.01"):
-        ident, text = doors.make("drive")
-        assert [doors.rest("GET", "/api/v1/status", f"guess {n}")[0] for n in range(4)] == [429] * 4
+    for guard in start(tmp_path, "--login-failures", "3", "--login-window", "3600", "--connection-rate", "0.01"):
+        ident, text = guard.make("drive")
+        assert [guard.rest("GET", "/api/v1/status", f"guess {n}")[0] for n in range(4)] == [429] * 4
 
         # Others behind the same address, who have not been here before, come in as often as they like.
         for _ in range(5):
-            with websocket(doors.url, text) as client:
+            with websocket(guard.url, text) as client:
                 assert type(refusal(client, session="nobody")) is loom.UnknownSession
-        loom.connect(doors.url, text, transport="http").close()
+        loom.connect(guard.url, text, transport="http").close()
 
-        doors.file.revoke(ident)
+        guard.file.revoke(ident)
         with pytest.raises(loom.TokenRevoked):
-            loom.connect(doors.url, text)
+            loom.connect(guard.url, text)
 
 
 @pytest.mark.guarantees("strangers", "A right token comes in, whatever the neighbours behind the same address show")
 def test_too_many_wrong_tokens_of_one_address(tmp_path: Path) -> None:
-    for doors in start(tmp_path, "--login-failures", "3", "--login-window", "3600"):
-        answers = [doors.rest("GET", "/api/v1/status", f"guess {n}") for n in range(4)]
+    for guard in start(tmp_path, "--login-failures", "3", "--login-window", "3600"):
+        answers = [guard.rest("GET", "/api/v1/status", f"guess {n}") for n in range(4)]
         assert [status for status, _ in answers] == [401, 401, 401, 429]
         assert "--login-failures 3 within 3600 s" in answers[3][1]["error"]["message"]
         assert 0 < int(answers[3][1]["headers"]["retry-after"]) <= 1200
         with pytest.raises(loom.RateLimited, match="--login-failures"):
-            loom.connect(doors.url, "another guess")
+            loom.connect(guard.url, "another guess")
         # Who comes for the first time with a right token is not kept out by somebody else's guesses.
-        assert doors.rest("GET", "/api/v1/status", doors.make("view")[1])[0] == 200
+        assert guard.rest("GET", "/api/v1/status", guard.make("view")[1])[0] == 200
 
 
 def test_too_many_requests_of_one_user(tmp_path: Path) -> None:
-    for doors in start(tmp_path, "--connection-rate", "0.2"):  # one at once, and then one in 5 s
-        assert [doors.rest("GET", "/api/v1/status", doors.token)[0] for _ in range(2)] == [200, 429]
-        answer = doors.rest("GET", "/api/v1/status", doors.token)[1]
+    for guard in start(tmp_path, "--connection-rate", "0.2"):  # one at once, and then one in 5 s
+        assert [guard.rest("GET", "/api/v1/status", guard.token)[0] for _ in range(2)] == [200, 429]
+        answer = guard.rest("GET", "/api/v1/status", guard.token)[1]
         assert "--connection-rate 0.2 a second" in answer["error"]["message"]
-        assert doors.rest("GET", "/api/v1/status", doors.make("view", user="ann")[1])[0] == 200  # each has its own
-        with urllib.request.urlopen(doors.url.replace("ws:", "http:") + "/healthz", timeout=BOUND) as health:
+        assert guard.rest("GET", "/api/v1/status", guard.make("view", user="ann")[1])[0] == 200  # each has its own
+        with urllib.request.urlopen(guard.url.replace("ws:", "http:") + "/healthz", timeout=BOUND) as health:
             assert health.status == 200
-        until(lambda doors=doors: doors.audit(event="refused", code="rate_limited"))
+        until(lambda guard=guard: guard.audit(event="refused", code="rate_limited"))
 
 
 def test_a_tunnel_comes_in_as_a_websocket_does_and_its_requests_are_not_counted() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of the doors adds up; how much an attack costs, it says, and no test does."""
+"""The benchmark of handshakes adds up; how much an attack costs, it says, and no test does."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 
 from rich.console import Console
 
-from tests.benchmarks.doors import Calls, DoorFigures, DoorPlan
+from tests.benchmarks.handshakes import Calls, HandshakeFigures, HandshakePlan
 from tests.integration.benchmarks.test_port_benchmark import MACHINE
 
 
-def figures(*attacked: float) -> DoorFigures:
-    return DoorFigures(
+def figures(*attacked: float) -> HandshakeFigures:
+    return HandshakeFigures(
         "command",
         MACHINE,
-        DoorPlan(rounds=len(attacked)),
+        HandshakePlan(rounds=len(attacked)),
         idle=tuple(Calls(1000, 1.0, 2.0) for _ in attacked),
         attacked=tuple(Calls(500, 1.5, p99) for p99 in attacked),
         answers={"400": 10, "401": 20},

@@ -1,4 +1,4 @@
-"""How much a session's calls suffer while others knock at the gateway's doors.
+"""How much a session's calls suffer while others try handshakes with the gateway.
 
 In each round, calls are measured while nothing else happens and while `tests.benchmarks.attack`, a process of its
 own, sends bad handshakes and wrong tokens.
@@ -29,7 +29,7 @@ from tests.benchmarks.machine import Machine, describe_machine
 from tests.benchmarks.report import Ratio
 from tests.benchmarks.written import BUDGETS
 
-__all__ = ["BUDGET", "Calls", "DoorFigures", "DoorPlan", "measure"]
+__all__ = ["BUDGET", "Calls", "HandshakeFigures", "HandshakePlan", "measure"]
 
 BUDGET = BUDGETS["small call beside bad handshakes"].value
 """p99 of a call during the attack, at most so many times that without."""
@@ -39,7 +39,7 @@ WARM_UP = 200
 
 
 @dataclass(frozen=True)
-class DoorPlan:
+class HandshakePlan:
     """How much is measured."""
 
     rounds: int = 3
@@ -58,12 +58,12 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class DoorFigures:
+class HandshakeFigures:
     """What was measured, of each round."""
 
     command: str
     machine: Machine
-    plan: DoorPlan
+    plan: HandshakePlan
     idle: tuple[Calls, ...]
     attacked: tuple[Calls, ...]
     answers: dict[str, int]
@@ -88,7 +88,7 @@ class DoorFigures:
     def as_json(self) -> dict[str, Any]:
         rounds = zip(self.idle, self.attacked, strict=True)
         return {
-            "benchmark": "doors",
+            "benchmark": "handshakes",
             "command": self.command,
             "machine": asdict(self.machine),
             "plan": asdict(self.plan),
@@ -128,7 +128,7 @@ class Echo(Actor):
         return value
 
 
-def measure(plan: DoorPlan, command: str, progress: Callable[[str], object]) -> DoorFigures:
+def measure(plan: HandshakePlan, command: str, progress: Callable[[str], object]) -> HandshakeFigures:
     """Measure calls of one session, in turns without and with an attack."""
     idle, attacked = [], []
     answers: Counter[str] = Counter()
@@ -155,7 +155,7 @@ def measure(plan: DoorPlan, command: str, progress: Callable[[str], object]) -> 
             finally:
                 attack.kill()
                 attack.wait()
-    return DoorFigures(command, describe_machine(), plan, tuple(idle), tuple(attacked), dict(answers))
+    return HandshakeFigures(command, describe_machine(), plan, tuple(idle), tuple(attacked), dict(answers))
 
 
 def _calls(echo: Any, goes_on: Callable[[], bool]) -> Calls:

@@ -60,7 +60,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    folder = tmp_path_factory.mktemp("weaver-doors")
+    folder = tmp_path_factory.mktemp("weaver-access")
     options = ["--tokens", str(folder / "tokens.json"), "--audit", str(folder / "audit")]
     with LocalCluster(1, gateway_options=options) as cluster:
         found = Guarded(cluster, TokenFile(folder / "tokens.json"), folder / "audit")
@@ -317,16 +317,16 @@ class Reader:
 async def test_a_reader_who_is_too_slow_is_put_out(monkeypatch: pytest.MonkeyPatch, takes_goodbye: bool) -> None:
     monkeypatch.setattr(subscribers, "MAX_WAITING", 100_000)
     monkeypatch.setattr(weaver_socket, "DISCONNECT_TIMEOUT", 0.1)
-    doors = AccessControl(TokenAuthority("a token"))
+    access = AccessControl(TokenAuthority("a token"))
     headers = [(b"authorization", b"Bearer a token")]
     scope: dict[str, Any] = {"type": "websocket", "headers": headers, "client": ("127.0.0.1", 1), "path": "/"}
-    scope["loom.principal"] = doors.admit(scope)
+    scope["loom.principal"] = access.admit(scope)
     reader = scope["loom.socket"] = Reader(takes_goodbye)
     began = time.monotonic()
 
     weaver: Any = Pushing()
     none: Any = None
-    await asyncio.wait_for(WeaverSocket(weaver, doors, none, none)(scope, reader.receive, reader.send), BOUND)
+    await asyncio.wait_for(WeaverSocket(weaver, access, none, none)(scope, reader.receive, reader.send), BOUND)
 
     assert time.monotonic() - began < BOUND / 2
     if takes_goodbye:
