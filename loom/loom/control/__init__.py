@@ -5,7 +5,7 @@ Each kind of frame is a frozen dataclass with ``to_body`` and ``from_body``; its
 its layout:
 
 - from a threadlet: `ThreadletHello`, `Handlers` and `Bye` in `loom.control.introduction`; `StatusReports`,
-  `Heartbeat`, `DeviceReport` and `Stack` in `loom.control.reports`; `TimeAccount` in `loom.control.time_account`;
+  `Heartbeat`, `DeviceReport` and `Stack` in `loom.control.reports`; `TimeAccount` in `loom.control.reports`;
   `Acknowledged` and `FaultRemoved` in `loom.control.commands`;
 - to a threadlet: `ThreadletWelcome` and `Refusal` in `loom.control.introduction`; `Stored` and `StackRequest` in
   `loom.control.reports`; `Command` in `loom.control.commands`.

@@ -1,14 +1,14 @@
-"""The reports of a threadlet while its training runs, and the weaver's replies to them."""
+"""The reports of a threadlet while its training runs, the weaver's replies, and who takes part in the training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from loom.control.frame import MAX_NAME, Frame, check_count
-from loom.control.introduction import MAX_DEVICES
+from loom.control.frame import MAX_COUNT, MAX_NAME, Frame, check_count
+from loom.control.introduction import MAX_DEVICES, Device
 from loom.errors import ProtocolMismatch
 
 MAX_KEPT_REPORTS = 8192
@@ -198,3 +198,137 @@ class Stack(Frame, kind="stack"):
 
     id: str
     text: str
+
+
+MAX_REASON = 500
+"""Characters of the longest reason for a drain or for a peer's failure; a longer one is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration(Frame, kind="register"):
+    """``["register", [device, …]]``, from a threadlet: all the devices that its process uses from now on."""
+
+    devices: tuple[Device, ...]
+
+    def to_body(self) -> list[Any]:
+        return [self.KIND, [device.to_body() for device in self.devices]]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Registration:
+        match body:
+            case [_, list(devices)] if len(devices) <= MAX_DEVICES:
+                return cls(tuple(map(Device.from_body, devices)))
+        raise cls.mismatch(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Draining(Frame, kind="draining"):
+    """``["draining", reason]``, from a threadlet: its process makes one more step and leaves, by its own choice."""
+
+    reason: str
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Draining:
+        match body:
+            case [_, str(reason)] if len(reason) <= MAX_REASON:
+                return cls(reason)
+        raise cls.mismatch(body)
+
+
+class PeerFailure(NamedTuple):
+    """The failure of a replica of the same job."""
+
+    replica: str
+    instance: str
+    """Id of the process that failed."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFailures(Frame, kind="peers"):
+    """``["peers", [[replica, instance, reason], …]]``, to a threadlet: replicas of its job have failed.
+
+    The weaver repeats failures on a new connection; the threadlet drops those that it has heard of.
+    """
+
+    failures: tuple[PeerFailure, ...]
+
+    def to_body(self) -> list[Any]:
+        return [self.KIND, [list(failure) for failure in self.failures]]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> PeerFailures:
+        match body:
+            case [_, list(failures)]:
+                return cls(tuple(map(_read_failure, failures)))
+        raise cls.mismatch(body)
+
+
+def _read_failure(failure: Any) -> PeerFailure:
+    match failure:
+        case [str(replica), str(instance), str(reason)] if len(replica) <= MAX_NAME:
+            return PeerFailure(replica, instance, reason)
+    raise PeerFailures.mismatch(failure)
+
+
+REASONS = ("compute", "lost", "checkpoint", "waiting", "detection", "respawn", "idle")
+"""The reasons for which time is spent; a training may name more.
+
+compute: steps that count. lost: steps that were repeated, that raised, or that died with their process. waiting:
+between the start and the first step, for a pause, for peers. detection: from the last sign of a process to the
+weaver's notice of its death. respawn: from then until another process has its place. idle: everything else.
+"""
+
+RESERVED_REASONS = frozenset(("compute", "lost", "detection", "respawn", "idle"))
+"""Reasons that a training cannot name, because Loom determines them."""
+
+OTHER = "other"  # the reason for time under further reasons, once a process has named the maximum
+MAX_REASONS = 16  # reasons that one process may name
+MAX_REASON_NAME = 40  # characters in a reason
+
+_LONGEST = 1e10
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAccount(Frame, kind="spent"):
+    """``["spent", [seconds, first_at or None, first or None, highest or None, open, {reason: seconds}]]``.
+
+    From a threadlet whose weaver takes time accounts, with each heartbeat. Times are seconds since the process
+    began, by its own clock. An account is cumulative: the newest is all that is needed, and one that is lost does
+    no harm.
+    """
+
+    seconds: float
+    """Seconds since the process began. Those neither in a reason nor open were spent idle."""
+    first_at: float | None
+    """When the first step began, plus the seconds spent with reasons in that step."""
+    first: int | None
+    """The number of the first step."""
+    highest: int | None
+    """The highest number of a finished step."""
+    open: float
+    """Seconds in the unfinished step."""
+    by_reason: dict[str, float]
+
+    def to_body(self) -> list[Any]:
+        return [self.KIND, [self.seconds, self.first_at, self.first, self.highest, self.open, self.by_reason]]
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> TimeAccount:
+        # This runs for every replica every second: loops, because generators take twice the time.
+        try:
+            _, (seconds, first_at, first, highest, open, by_reason) = body
+            for time in (seconds, open, 0.0 if first_at is None else first_at, *by_reason.values()):
+                if type(time) is not float or not 0.0 <= time <= _LONGEST:
+                    raise ValueError(f"a time is from 0 to {_LONGEST:g} seconds, not {time!r:.40}")
+            for step in (first, highest):
+                if step is not None and (type(step) is not int or not 0 <= step < MAX_COUNT):
+                    raise ValueError(f"a step is a count below {MAX_COUNT}, not {step!r:.40}")
+            if len(by_reason) > MAX_REASONS + len(REASONS) + 1:
+                raise ValueError(f"{len(by_reason)} reasons are more than {MAX_REASONS + len(REASONS) + 1}")
+            for name in by_reason:
+                if type(name) is not str or not 0 < len(name) <= MAX_REASON_NAME or not name.isprintable():
+                    raise ValueError(f"a reason has 1 to {MAX_REASON_NAME} printable characters: {name!r:.80}")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise cls.mismatch(body, str(error)) from error
+        return cls(seconds, first_at, first, highest, open, by_reason)

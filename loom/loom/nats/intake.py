@@ -22,8 +22,7 @@ from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.commands import Acknowledged, Acknowledgement, Command
 from loom.control.frame import Frame
 from loom.control.introduction import Bye, TrainingEnding
-from loom.control.membership import Registration
-from loom.control.reports import DeviceFailed, DeviceReport
+from loom.control.reports import DeviceFailed, DeviceReport, Registration
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
 from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
 from loom.nats.replicas import OutsideReplica, ReplicaLink

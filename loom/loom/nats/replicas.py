@@ -27,13 +27,14 @@ from loom.control.introduction import (
     ThreadletWelcome,
     TrainingEnding,
 )
-from loom.control.membership import Draining, Registration
 from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import (
     DeviceFailed,
+    Draining,
     FailureNoted,
     Heartbeat,
     Phase,
+    Registration,
     Row,
     Stack,
     StackRequest,

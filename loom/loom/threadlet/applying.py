@@ -17,8 +17,7 @@ from loom.control.commands import (
     CommandKind,
     FaultRemoved,
 )
-from loom.control.membership import MAX_REASON, Draining
-from loom.control.reports import Phase
+from loom.control.reports import MAX_REASON, Draining, Phase
 from loom.errors import describe_error
 from loom.threadlet.effects import Application, AwaitedEffects
 from loom.threadlet.handlers import HandlerRegistry, Outcome, Settlement

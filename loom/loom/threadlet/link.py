@@ -24,21 +24,23 @@ from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
 from loom.control.introduction import Bye, Leaving, Refusal, ThreadletHello, ThreadletWelcome, TrainingEnding
-from loom.control.membership import Draining, PeerFailures, Registration
 from loom.control.profiles import ProfileRequest
 from loom.control.reports import (
     DeviceFailed,
     DeviceReport,
+    Draining,
     FailureNoted,
     Heartbeat,
+    PeerFailures,
     Phase,
+    Registration,
     Row,
     Stack,
     StackRequest,
     StatusReports,
     Stored,
+    TimeAccount,
 )
-from loom.control.time_account import TimeAccount
 from loom.devices import DeviceFailure
 from loom.errors import LoomError, ProtocolMismatch
 from loom.process.backoff import Backoff

@@ -42,9 +42,7 @@ from typing import Any, TypeVar
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, was_spawned, weaver_address
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.introduction import MAX_DEVICES, Activity, Bye, Handlers, Leaving, ThreadletHello, TrainingEnding
-from loom.control.membership import PeerFailure, PeerFailures, Registration
-from loom.control.reports import Phase
-from loom.control.time_account import TimeAccount
+from loom.control.reports import PeerFailure, PeerFailures, Phase, Registration, TimeAccount
 from loom.devices import LocalDevice, own_devices
 from loom.errors import Conflict, WrongArguments, describe_error
 from loom.process.threads import keep_going

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from loom.control.frame import MAX_COUNT
-from loom.control.time_account import MAX_REASON, MAX_REASONS, OTHER, RESERVED_REASONS, TimeAccount
+from loom.control.reports import MAX_REASON_NAME, MAX_REASONS, OTHER, RESERVED_REASONS, TimeAccount
 from loom.errors import WrongArguments
 
 
@@ -98,9 +98,9 @@ class TimedBlock:
     __slots__ = ("_accounting", "_beyond", "_reason")
 
     def __init__(self, accounting: TimeAccounting, reason: str, beyond: float = 0.0) -> None:
-        if not isinstance(reason, str) or not 0 < len(reason) <= MAX_REASON or not reason.isprintable():
+        if not isinstance(reason, str) or not 0 < len(reason) <= MAX_REASON_NAME or not reason.isprintable():
             raise WrongArguments(
-                f"a reason is a text of 1 to {MAX_REASON} printable characters, not {reason!r:.80}"
+                f"a reason is a text of 1 to {MAX_REASON_NAME} printable characters, not {reason!r:.80}"
             )
         if reason in RESERVED_REASONS:
             raise WrongArguments(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom.control.membership import MAX_REASON, PeerFailure, PeerFailures
+from loom.control.reports import MAX_REASON, PeerFailure, PeerFailures
 from loom.weaver.outbox import Outbox
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Replica

@@ -10,9 +10,17 @@ from typing import Any
 from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_COUNT, MAX_NAME
 from loom.control.introduction import Handlers
-from loom.control.membership import Draining, Registration
-from loom.control.reports import DeviceReport, Heartbeat, Phase, Row, StatusReports, Stored
-from loom.control.time_account import TimeAccount
+from loom.control.reports import (
+    DeviceReport,
+    Draining,
+    Heartbeat,
+    Phase,
+    Registration,
+    Row,
+    StatusReports,
+    Stored,
+    TimeAccount,
+)
 from loom.errors import ProtocolMismatch
 from loom.weaver.outbox import Outbox
 from loom.weaver.registry import Registry

@@ -343,7 +343,7 @@ class GoodputRecord(_View):
     ratio: float | None
     """The share of ``compute``, from 0 to 1; None before any time has passed."""
     seconds: Mapping[str, float]
-    """Seconds by reason: `loom.control.time_account.REASONS`, and the reasons that the training names itself."""
+    """Seconds by reason: `loom.control.reports.REASONS`, and the reasons that the training names itself."""
     faults: tuple[FaultRecord, ...] = ()
     """Deaths of processes, the earliest first."""
     course: tuple[CoursePoint, ...] = ()

@@ -3,7 +3,7 @@
 A job is the replicas of a group, and of one session if Loom spawned them. Each replica has a slot in its job. The
 slot is vacant from a process's death until another process takes it, under the same name or under a new one of the
 same job. A second of a job is a second of one slot. A living process accounts for its own seconds
-(`loom.control.time_account`). They count once it has made its first step, the time before included, because some
+(`loom.control.reports`). They count once it has made its first step, the time before included, because some
 processes never make one. The weaver itself measures the time around a death::
 
     … steps …│ last sign        │ failed            │ registered     │ first step
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from loom.control.time_account import TimeAccount
+from loom.control.reports import TimeAccount
 from loom.weaver.goodput.slots import GoodputSlot, JobTime
 from loom.weaver.storage.history import COMMITS
 from loom.weaver.storage.store import Store

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loom.control.time_account import MAX_REASONS, OTHER, REASONS
+from loom.control.reports import MAX_REASONS, OTHER, REASONS
 from loom.extras import require
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord
 

@@ -28,20 +28,26 @@ from loom.control.introduction import (
     ThreadletWelcome,
     TrainingEnding,
 )
-from loom.control.membership import Draining, PeerFailure, PeerFailures, Registration
 from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import (
+    MAX_REASON_NAME,
+    MAX_REASONS,
+    REASONS,
     DeviceFailed,
     DeviceReport,
+    Draining,
     FailureNoted,
     Heartbeat,
+    PeerFailure,
+    PeerFailures,
     Phase,
+    Registration,
     Stack,
     StackRequest,
     StatusReports,
     Stored,
+    TimeAccount,
 )
-from loom.control.time_account import MAX_REASON, MAX_REASONS, REASONS, TimeAccount
 from loom.errors import ProtocolMismatch, WrongArguments
 
 GPU = {"uuid": "GPU-0", "kind": "gpu", "server": "host", "type": "H100", "memory": 80 << 30}
@@ -205,7 +211,7 @@ def test_a_hello_that_is_wrong_is_refused_with_what_is_wrong(body: list[Any], wh
         (TimeAccount, [[-1.0, None, None, None, 0.0, {}]]),
         (TimeAccount, [[1.0, None, -1, None, 0.0, {}]]),
         (TimeAccount, [[1.0, None, None, 1.5, 0.0, {}]]),
-        (TimeAccount, [[1.0, None, None, None, 0.0, {"r" * (MAX_REASON + 1): 1.0}]]),
+        (TimeAccount, [[1.0, None, None, None, 0.0, {"r" * (MAX_REASON_NAME + 1): 1.0}]]),
         (TimeAccount, [[1.0, None, None, None, 0.0, {1: 1.0}]]),
         (TimeAccount, [[1.0, None, None, None, 0.0, None]]),
         (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loom.control.introduction import PROTOCOL
-from loom.control.time_account import MAX_REASONS, TimeAccount
+from loom.control.reports import MAX_REASONS, TimeAccount
 from loom.errors import WrongArguments
 from loom.threadlet import Threadlet, time_accounting
 from loom.threadlet import step as module

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loom.control.time_account import TimeAccount
+from loom.control.reports import TimeAccount
 from loom.errors import ProtocolMismatch
 from loom.weaver.goodput import goodput as goodput_module
 from loom.weaver.goodput.goodput import MAX_FAULTS, MAX_SAMPLES, NEW_RUN_AFTER, Goodput
