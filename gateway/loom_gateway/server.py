@@ -28,10 +28,8 @@ from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol,
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.origins import AllowedHosts
-from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.sign_ins import SignIns
-from loom_gateway.access.token_memory import TokenMemory
-from loom_gateway.access.tokens import Issuer, TokenAuthority
+from loom_gateway.access.tokens import Issuer, OwnTokenFile, TokenAuthority, TokenMemory
 from loom_gateway.app import create_app
 from loom_gateway.relay.relay import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket

@@ -1,20 +1,115 @@
-"""Tokens and their scopes: the gateway's own token, and those of its token file."""
+"""Tokens and their scopes: the gateway's own token, and those of its token file.
+
+What was revoked stays revoked when the file is gone, damaged or an old copy.
+"""
 
 from __future__ import annotations
 
 import hmac
+import json
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
 from loom.mutual_auth.forwarded import gateway_proof, key_id
+from loom.process.state_file import write_json
+from loom.process.threads import DaemonExecutor
 from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
-from loom_gateway.access.own_token import OwnTokenFile
 from loom_gateway.access.sign_ins import SignIn
-from loom_gateway.access.token_memory import TokenMemory
+
+
+class TokenMemory:
+    """The memory, in a file of the state folder. Without a path it lasts as long as the gateway."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
+        self._writing = Lock()
+        self.written: Future[None] = Future()
+        """Done when the disk has the newest revocations."""
+        self.written.set_result(None)
+        self.any = False  # whether the token file has ever had a token
+        self.revoked: set[str] = set()  # ids of tokens that were revoked
+        if path is None:
+            return
+        try:
+            found = json.loads(Path(path).read_bytes())
+            self.revoked = {str(ident) for ident in found["revoked"]}
+            self.any = True
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            logger.error("%s cannot be read, so that older revocations are forgotten: %s", path, error)
+
+    def note(self, tokens: Iterable[Token]) -> None:
+        """Remember the revocations in a file that was read."""
+        listed = list(tokens)
+        revoked = self.revoked | {token.id for token in listed if token.revoked is not None}
+        if not listed or (self.any and revoked == self.revoked):
+            return
+        self.any, self.revoked = True, revoked
+        if self._path is not None:  # beside the event loop that relays, since the disk may be slow
+            self.written = DaemonExecutor("known tokens").submit(self._write, self._path)
+
+    def _write(self, path: str) -> None:
+        with self._writing:
+            try:
+                write_json(path, {"revoked": sorted(self.revoked)})
+            except OSError as error:
+                logger.error("what was revoked cannot be remembered in %s: %s", path, error)
+
+
+LONGEST = 4096  # bytes of a token
+
+
+class OwnTokenFile:
+    """A file whose only content is the gateway's own token. It is read again when it changes.
+
+    Args:
+        secret: whether the file is refused if other user ids can read it.
+    """
+
+    def __init__(self, path: Path, secret: bool = False) -> None:
+        self.path = path
+        self._secret = secret
+
+    def version(self) -> tuple[int, ...]:
+        """Return a value that changes whenever the file does. Raise `TokenFileError` if there is none."""
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def read(self) -> str:
+        """Return the token. Raise `TokenFileError` if the file has none, or others could put theirs there."""
+        try:
+            with self.path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                text = file.read(LONGEST + 1).decode("ascii").strip()
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+        except UnicodeDecodeError as error:
+            raise self._unusable("a token is ASCII") from error
+        if mode & 0o022:
+            raise self._unusable("others may write to it and let themselves in: chmod 600 it")
+        if self._secret and mode & 0o044:
+            raise self._unusable(
+                "drivers of other user ids could read it: chmod 600 it (a Secret: defaultMode: 0400)"
+            )
+        if not text or len(text) > LONGEST or not text.isprintable():
+            raise self._unusable("its content is no token: one line and nothing else")
+        return text
+
+    def _unusable(self, why: str) -> TokenFileError:
+        return TokenFileError(f"cannot use the file {self.path} of the gateway's own token: {why}")
+
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,31 @@ import contextlib
 import errno
 import json
 import os
+import socket
 import stat
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from loom.process.state_file import write_json
-from loom_gateway.sessions.unix_credentials import UnixPeer
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class UnixPeer(NamedTuple):
+    """Process and user id of a peer: of a listener, those with which it began to listen."""
+
+    pid: int
+    uid: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> UnixPeer:
+        """Return the peer of a connected unix socket."""
+        pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        return cls(pid, uid)
+
 
 OWN = "driver"  # the beginning of the names of the files in a driver's own folder
 LAST_WORDS_BYTES = 64 << 10

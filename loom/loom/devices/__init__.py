@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from loom.control.introduction import Device as LocalDevice
 from loom.devices.failures import DeviceFailure
-from loom.devices.local import device_status, local_devices, own_devices, own_torch_device
-from loom.devices.use import DeviceUse, ProcessUse
+from loom.devices.use import DeviceUse, ProcessUse, device_status, local_devices, own_devices, own_torch_device
 
 __all__ = [
     "DeviceFailure",

@@ -39,7 +39,7 @@ from loom.wire.watch import GAP, answer_to
 from loom_gateway.driver.clients.client import Client, TurnLost
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.session.session import DrivenSession
-from loom_gateway.sessions.unix_credentials import UnixPeer
+from loom_gateway.sessions.driver_files import UnixPeer
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """The calls of one endpoint: how many there were, and how long those of the last minute took.
 
 It costs the same however many calls there are: times fall into buckets that each are a tenth wider than the one
-before, and the buckets of the last six periods of ten seconds are kept.
+before, and the buckets of the last six periods of ten seconds are kept. This arithmetic is apart from the table of
+meshes, which alone uses it, because it needs nothing of Monarch.
 """
 
 from __future__ import annotations

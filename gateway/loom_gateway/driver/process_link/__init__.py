@@ -6,5 +6,5 @@
 - `loom_gateway.driver.process_link.agent` is the other end: a small program beside each process.
 - `loom_gateway.driver.process_link.join` makes the first connection in the process, and starts the agent.
 - `loom_gateway.driver.process_link.deaths` tells processes which others are gone, on connections of their own.
-- `loom_gateway.driver.process_link.host_watch` tells a lost worker host from a cut.
+- `loom_gateway.driver.handlers.hosts` tells a lost worker host from a cut.
 """

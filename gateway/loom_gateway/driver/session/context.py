@@ -9,12 +9,11 @@ from typing import Any
 from loom.wire.codec import Decoder, Encoder
 from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.monarch.fast_call import ReplyChannels, sentinel
-from loom_gateway.driver.monarch.futures import Futures
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, HostTable, MeshEntry, MeshTable
 from loom_gateway.driver.monarch.translations import Translations
 from loom_gateway.driver.process_link.link import ProcessLinkAddress
 from loom_gateway.driver.session.failures import DeadElements, Failures
-from loom_gateway.driver.session.replies import Replies, Send
+from loom_gateway.driver.session.replies import Futures, Replies, Send
 from loom_gateway.driver.weaver_link import DriverWeaverLink
 
 BRIEFLY = 0.2  # seconds for which an answer about short broadcasts is waited for

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loom.actor import Actor, endpoint
-from loom.devices.local import cpu_slots, local_devices
+from loom.devices.use import cpu_slots, local_devices
 from loom.driver_api import Session, SpawnedProcs
 from loom.errors import LoomError
 from loom.process.threads import start_thread

@@ -10,8 +10,7 @@ from loom.errors import AuthenticationError, TokenFileError, TokenRevoked
 from loom.mutual_auth.forwarded import key_id
 from loom.token_file import TokenFile, digest
 from loom_gateway.access import tokens
-from loom_gateway.access.own_token import OwnTokenFile
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.tokens import OwnTokenFile, TokenAuthority
 
 
 @pytest.fixture

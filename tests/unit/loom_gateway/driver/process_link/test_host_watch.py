@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from loom_gateway.driver.process_link import host_watch
-from loom_gateway.driver.process_link.host_watch import HostEnd, watch_host
+from loom_gateway.driver.handlers import hosts as host_watch
+from loom_gateway.driver.handlers.hosts import HostEnd, watch_host
 from loom_gateway.driver.process_link.link import REFUSED_FOR, Refusals
 from loom_gateway.workers.sources import parse_worker_address
 from tests.support.network.gate import Gate
