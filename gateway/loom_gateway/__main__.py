@@ -43,7 +43,7 @@ def main() -> None:
 def _serve(settings: GatewaySettings) -> None:
     """Serve sessions on the workers: WebSocket, REST and health on one port. Prints one line of JSON when ready."""
     from loom.extras import GATEWAY_MODULES, require
-    from loom.process.log_limit import limit_log
+    from loom.screen_text import limit_log
 
     os.environ.pop("LOOM_TOKEN", None)  # drivers and the weaver inherit the environment
     logging.basicConfig(level=settings.log_level.value.upper(), format="%(levelname)s %(name)s: %(message)s")

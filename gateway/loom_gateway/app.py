@@ -30,13 +30,12 @@ from loom_gateway.dashboard.files import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.offload import OFFLOAD
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
-from loom_gateway.relay.relay import Relay
+from loom_gateway.relay.relay import DrainState, Relay
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.sessions import session_routes, user_routes
 from loom_gateway.rest.weaver import alias_routes, weaver_routes
 from loom_gateway.rest.weaver_changes import Components, WeaverChanges
-from loom_gateway.sessions.draining import DrainState
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.weaver_socket.application import WeaverSocket

@@ -39,8 +39,8 @@ from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
 from loom_gateway.settings import GatewaySettings, LogLevel
 from loom_gateway.weaver_process import WeaverSupervisor
-from loom_gateway.workers.leases import WorkerLeases
 from loom_gateway.workers.sources import WorkerHosts, parse_source
+from loom_gateway.workers.watcher import WorkerLeases
 
 SHARE = 4
 """The largest message is this part of the memory: its bytes and what they are unpickled to are there at once."""

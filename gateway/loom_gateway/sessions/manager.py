@@ -36,9 +36,8 @@ from loom_gateway.sessions.history import EndedSession, EndedSessions
 from loom_gateway.sessions.log_reader import SessionLogs
 from loom_gateway.sessions.session import SessionState, UserSession
 from loom_gateway.sessions.state_dir import StateFolder
-from loom_gateway.workers.leases import Lease, WorkerLeases
 from loom_gateway.workers.sources import WorkerHosts, WorkerList
-from loom_gateway.workers.watcher import WorkerWatch
+from loom_gateway.workers.watcher import Lease, WorkerLeases, WorkerWatch
 
 TRIES = 64  # the number of ports to try at once before used ones may be given again
 

@@ -21,10 +21,9 @@ from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process import tasks
 from loom.process.exit_codes import report
 from loom.process.listen import announce, listen, reachable
-from loom.process.log_limit import limit_log
 from loom.process.parent_pipe import parent_releases, when_parent_ends
 from loom.process.privileges import keep_only
-from loom.screen_text import fit_log_records
+from loom.screen_text import fit_log_records, limit_log
 from loom.token_file import ADMIN
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.server.server import Server, monotonic_clock

@@ -656,7 +656,7 @@ class OperationResult(Body, kind=Kind.RESULT):
 class OperationError(Body, kind=Kind.ERROR):
     """An operation failed.
 
-    Payload: `loom.wire.texts` with ``text``, ``formatted``, ``type`` and ``original``, then the pickled exception
+    Payload: `loom.wire.frames` with ``text``, ``formatted``, ``type`` and ``original``, then the pickled exception
     if there is one.
     """
 
@@ -670,7 +670,7 @@ class OperationError(Body, kind=Kind.ERROR):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Body, kind=Kind.EVENT):
-    """An event happened. Payload: the event's details, packed by `loom.wire.texts`."""
+    """An event happened. Payload: the event's details, packed by `loom.wire.frames`."""
 
     name: str
     """Name of the event: ``actors_lost``, ``gateway_draining``, …"""

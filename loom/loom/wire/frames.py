@@ -1,4 +1,4 @@
-"""Frames: the layout of messages as bytes.
+"""Frames: the layout of messages, and of texts in their payload, as bytes.
 
 A frame is the length of its header (4 bytes, big endian), the header (msgpack) and the payload bytes of all its
 messages, back to back::
@@ -13,7 +13,7 @@ stream, such as the handshake. ``ack`` is the highest ``seq`` that the sender ha
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -23,6 +23,36 @@ from loom.wire.body import BODIES
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Buffer, Kind, Message, new_message
 from loom.wire.plain import plain
+
+LONGEST = 64 << 10  # characters that are kept of a longer text: half of them from its start, half from its end
+
+
+def pack_texts(texts: Mapping[str, Any]) -> bytes:
+    """Pack a map of texts and numbers as one part of a payload. Texts over `LONGEST` lose their middle."""
+    shortened = {name: _shortened(value) for name, value in texts.items()}
+    packed: bytes = msgpack.packb(shortened, default=repr, unicode_errors="replace")
+    return packed
+
+
+def _shortened(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if len(value) > LONGEST:
+        left_out = len(value) - LONGEST
+        value = f"{value[: LONGEST // 2]}\n… {left_out} characters left out …\n{value[-LONGEST // 2 :]}"
+    return value.encode(errors="replace").decode()  # lone surrogates cannot travel
+
+
+def unpack_texts(part: Buffer) -> Mapping[str, Any]:
+    """Unpack a part that `pack_texts` packed; raise `ProtocolMismatch` for another."""
+    try:
+        texts = msgpack.unpackb(part)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolMismatch(f"not a map of texts: {error}") from error
+    if not isinstance(texts, dict):
+        raise ProtocolMismatch(f"not a map of texts but a {type(texts).__name__}")
+    return texts
+
 
 MAX_HEADER = 1 << 20  # bytes of the largest header that a peer must accept
 MAX_HEAD = MAX_HEADER - (4 << 10)  # bytes that one message may have in a header, besides the payload's bytes

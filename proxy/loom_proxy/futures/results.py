@@ -19,8 +19,8 @@ from loom.wire.bodies import OperationError
 from loom.wire.body import Body
 from loom.wire.codec import IF_MISSING, Decoder
 from loom.wire.exceptions import rebuild, set_link
+from loom.wire.frames import unpack_texts
 from loom.wire.messages import Message
-from loom.wire.texts import unpack_texts
 from loom_proxy.code_sync.missing import cure, cured
 from loom_proxy.futures.future import FutureProxy
 

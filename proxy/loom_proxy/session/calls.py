@@ -40,12 +40,12 @@ from loom.wire.bodies import (
 )
 from loom.wire.body import Body
 from loom.wire.codec import Decoder, Encoder, Made
+from loom.wire.frames import unpack_texts
 from loom.wire.handshake import Welcome
 from loom.wire.messages import ALLOWED_BESIDE, READING, Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.stream import Stream
-from loom.wire.texts import unpack_texts
 from loom_proxy.display import progress
 from loom_proxy.futures.future import FutureProxy, LargeAnswer
 from loom_proxy.futures.results import StreamFutures, Unread, error_of, raise_error, raise_failure

@@ -20,7 +20,7 @@ from loom.cli.app import app
 from loom.errors import LimitReached, NotAGateway, NotSupported
 from loom.rest import Gateway
 from loom.tracing.collecting import ProcessSpans
-from loom_gateway.driver.tracing.collector import ANSWERS_WITHIN
+from loom_gateway.driver.handlers.spans import ANSWERS_WITHIN
 from loom_proxy.local import LocalCluster
 from loom_proxy.session.spans import collect_spans, correct_clock
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from loom.errors import OperationFailed, ResultDropped
 from loom.wire.bodies import CollectAnswer, DropAnswer, EndpointCall, OperationError, OperationResult, ReadAnswers
+from loom.wire.frames import pack_texts
 from loom.wire.messages import ADVERBS, Kind, Message
-from loom.wire.texts import pack_texts
 from loom_gateway.driver.clients.unread import (
     STORED_FROM,
     WATCHER_IDS,

@@ -22,8 +22,8 @@ from loom.errors import ActorError, LoomError, OperationFailed, SupervisionError
 from loom.wire.bodies import OperationError
 from loom.wire.codec import Encoder
 from loom.wire.exceptions import describe, formatted, is_plain, last_lines, set_link, text_of
+from loom.wire.frames import pack_texts
 from loom.wire.messages import Buffer, Message
-from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.raised import was_sent
 
 _CAME_BACK = re.compile(

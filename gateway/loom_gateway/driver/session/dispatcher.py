@@ -33,6 +33,7 @@ from loom_gateway.driver.handlers.ports import SessionPorts
 from loom_gateway.driver.handlers.processes import Processes
 from loom_gateway.driver.handlers.remote_exec import RankOperations
 from loom_gateway.driver.handlers.runs import Runs
+from loom_gateway.driver.handlers.spans import SpanCollector
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.handlers.unclaimed import UnclaimedResults
 from loom_gateway.driver.handlers.weaver import Debugging, WeaverOperations
@@ -43,7 +44,6 @@ from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.mesh_view import MeshView
 from loom_gateway.driver.session.replies import LIMITED, Handler, Request
-from loom_gateway.driver.tracing.collector import SpanCollector
 from loom_gateway.driver.weaver_link import UserLimits
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 

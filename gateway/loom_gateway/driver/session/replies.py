@@ -26,9 +26,9 @@ from loom.tracing.spans import record_call, recorder
 from loom.tracing.trace_ids import checked_trace
 from loom.wire.bodies import Notice, OperationResult
 from loom.wire.codec import Encoder
+from loom.wire.frames import pack_texts
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import OrderKey
-from loom.wire.texts import pack_texts
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError, error_message, is_of_a_dead_process
 from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.monarch.native_calls import GRACE

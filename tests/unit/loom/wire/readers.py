@@ -8,12 +8,11 @@ import struct
 from collections.abc import Callable, Iterator
 
 from loom.errors import ProtocolMismatch, TooLarge
-from loom.wire.frames import decode_frame, encode_frame
+from loom.wire.frames import decode_frame, encode_frame, pack_texts, unpack_texts
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal, refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import ChunkInbox
 from loom.wire.stream import Stream, unnumbered_frame
-from loom.wire.texts import pack_texts, unpack_texts
 from loom.wire.websocket import WebSocketFrames, joined, message_head
 
 __all__ = ["ALLOWED", "READERS", "read", "seeds"]

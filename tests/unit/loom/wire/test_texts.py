@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from loom.errors import ProtocolMismatch
-from loom.wire.texts import LONGEST, pack_texts, unpack_texts
+from loom.wire.frames import LONGEST, pack_texts, unpack_texts
 
 
 def test_texts_and_numbers_arrive() -> None:

@@ -16,7 +16,7 @@ from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
 
 MODULES = [
-    "loom.process.log_limit",
+    "loom.screen_text",
     "loom.control.frame",
     "loom.weaver.client",
     "loom.weaver.commands",

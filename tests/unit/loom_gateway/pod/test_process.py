@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from loom.process.child import Child, ProcessState, python
 from loom.process.listen import free_ports
-from loom_gateway.pod.process import SupervisedProcess
+from loom_gateway.pod.supervisor import SupervisedProcess
 
 ANNOUNCES = "tests.unit.loom_gateway.pod.announces"
 """A module that listens on the port that it is given, and says so."""

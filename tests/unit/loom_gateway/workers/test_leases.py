@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from loom.errors import WorkerUnreachable
-from loom_gateway.workers.leases import Lease, WorkerLeases
 from loom_gateway.workers.sources import WorkerList
+from loom_gateway.workers.watcher import Lease, WorkerLeases
 
 WORKERS = WorkerList([f"tcp://10.0.0.{n}:26600" for n in range(5)], {"a": [0, 1, 2], "b": [3, 4]})
 

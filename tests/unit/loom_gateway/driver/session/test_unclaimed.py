@@ -10,8 +10,8 @@ import pytest
 
 from loom.errors import OperationFailed, ResultDropped
 from loom.wire.bodies import OperationError, OperationResult
+from loom.wire.frames import unpack_texts
 from loom.wire.messages import Kind, Message
-from loom.wire.texts import unpack_texts
 from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.handlers.unclaimed import UnclaimedResults
 from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable

@@ -14,10 +14,10 @@ from loom.tracing.collecting import LONGEST, MAX_BYTES, MAX_RECORDS, Collection,
 from loom.wire.bodies import CollectSpans, SendSpans
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.mesh_table import MeshEntry
+from loom_gateway.driver.monarch.span_actor import SpanActor
 from loom_gateway.driver.remote_exec.process_actors import ProcessActors
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler, notice
-from loom_gateway.driver.tracing.span_actor import SpanActor
 
 ANSWERS_WITHIN = 10.0
 """Seconds that a process has for each answer, in addition to those of the collection."""

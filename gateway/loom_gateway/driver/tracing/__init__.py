@@ -1,1 +1,0 @@
-"""The spans of a session's processes, gathered for `loom trace`."""
