@@ -26,6 +26,7 @@ FORMER_NAMES = {
     "loom.rl.generation.weights": "loom.rl.generation.weight_files",
     "loom.timing": "loom.tracing",
     "loom.tuning": "loom.rl.tuning",
+    "loom_gateway.kubetorch": "loom_gateway.pod.loom_pod",
 }
 """Today's name of each module or package that had another one, by its former name."""
 
