@@ -1,20 +1,211 @@
-"""The access middleware of the gateway's application, in plain ASGI: a refused request costs nothing of FastAPI."""
+"""The access middleware of the gateway's application, in plain ASGI: a refused request costs nothing of FastAPI.
+
+`RequestBody` and `BoundedAnswer` are the two bodies of a request, with size, time and a place in a user's budget.
+An application reads the body by `RequestBody.receive`. When the body exceeds a bound, `RequestBody` answers in the
+place of the application, which is told that the client has gone, and drops what the application still sends.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loom.errors import AuthenticationError, LoomError, RateLimited, ScopeError
-from loom_gateway.access.bodies import BoundedAnswer, RequestBody
+from loom.errors import AuthenticationError, LoomError, RateLimited, ScopeError, TooLarge
+from loom.wire.framing import MAX_BATCH, SLOWEST_BATCH
+from loom_gateway.access.budgets import Budget
 from loom_gateway.access.connections import admit, when_read
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.origins import READS, AllowedHosts
-from loom_gateway.access.route_scopes import FOR_EVERY_SCOPE, continues_tunnel, drives, is_open, is_tunnel
+from loom_gateway.access.route_scopes import FOR_EVERY_SCOPE, PLANS, continues_tunnel, drives, is_open, is_tunnel
 from loom_gateway.access.sessions import Principal
+
+MAX_BODY = 64 << 10
+"""Bytes of a request's body, which the event loop reads as JSON: a message on the WebSocket has as many."""
+
+MAX_PLAN_BODY = 128 << 10
+"""Bytes of a body with a plan of faults, a text of 64 KiB that JSON escapes."""
+
+MAX_SMALL_BODY = 4 << 10
+"""Bytes of the body of a request that a token of every scope may make, or that needs none of its body."""
+
+COUNTED = 16 << 10
+"""Bytes of a body that count as a request of their own, since reading them as JSON takes as long."""
+
+BODY_TIMEOUT = 10.0
+"""Seconds that a body may take, in addition to those for its bytes."""
+
+SMALL = 64 << 10
+"""Bytes of an answer that are not counted: the transport keeps as many for every connection."""
+
+SLOWEST = 32 << 10
+"""Bytes a second at which a body has to come, at least, but for the batches of a tunnel: `SLOWEST_BATCH`."""
+
+
+def largest_body(method: str, path: str) -> int:
+    """Return the bytes of the largest body that a route takes."""
+    if continues_tunnel(path):
+        return MAX_BATCH
+    if method in READS or method == "DELETE" or path in FOR_EVERY_SCOPE:
+        return MAX_SMALL_BODY
+    return MAX_PLAN_BODY if path in PLANS else MAX_BODY
+
+
+class RequestBody:
+    """The body of one request.
+
+    Args:
+        count: counts `COUNTED` bytes as a request of the user; raises `RateLimited`.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        user: str,
+        budget: Budget,
+        count: Callable[[], None],
+    ) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._user = user
+        self._budget = budget
+        self._count = count
+        self._counted = COUNTED  # bytes for which the request itself, and requests besides, have been counted
+        self._most = largest_body(scope["method"], scope["path"])
+        self._slowest = SLOWEST_BATCH if continues_tunnel(scope["path"]) else SLOWEST
+        self._declared = _length(scope["headers"])
+        self._taken = 0
+        """Bytes of the budget: those that were declared, or else those that have come."""
+        self._came = 0
+        self._over = False  # whether all of it has come
+        self._refused = False
+        self._answered = False
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Take the bytes that are declared. Raise `TooLarge` or `LimitReached`, before a byte is read."""
+        if self._declared is not None:
+            self._check(self._declared)
+            self._take(self._declared)
+
+    def end(self) -> None:
+        """Give the budget back."""
+        self._budget.give_back(self._user, self._taken)
+        self._taken = 0
+
+    async def receive(self) -> Message:
+        """Return the next part of the body, for the application."""
+        if self._over:
+            return await self._receive()  # that the client has gone
+        if self._refused:
+            return {"type": "http.disconnect"}
+        now = asyncio.get_running_loop().time()
+        self._began = self._began or now
+        try:
+            message = await asyncio.wait_for(self._receive(), self._until() - now)
+            if message["type"] == "http.request":
+                self._came += len(message.get("body", b""))
+                self._check(self._came)
+                self._take(self._came)
+                self._over = not message.get("more_body", False)
+            return message
+        except asyncio.TimeoutError:
+            error: LoomError = RateLimited(
+                f"a body has to come at {self._slowest} bytes a second, after {BODY_TIMEOUT:g} s; "
+                f"{self._came} have come"
+            )
+        except LoomError as refused:
+            error = refused
+        self._refused = True
+        if not self._answered:
+            await error_response(error)(self._scope, self._receive, self._send)
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the application's answer, unless the body was refused."""
+        if not self._refused:
+            self._answered = True
+            await self._send(message)
+
+    def _until(self) -> float:
+        return self._began + BODY_TIMEOUT + self._came / self._slowest
+
+    def _check(self, size: int) -> None:
+        if size > self._most:
+            raise TooLarge(f"a body is over the limit of {self._most} bytes")
+
+    def _take(self, size: int) -> None:
+        while size > self._counted and not continues_tunnel(self._scope["path"]):
+            self._count()
+            self._counted += COUNTED
+        if size > self._taken:
+            self._budget.take(self._user, size - self._taken)
+            self._taken = size
+
+
+class BoundedAnswer:
+    """The answer to one request. If it is large, its bytes count for the user until the client has read them.
+
+    Args:
+        when_read: calls a function when the client has read what was sent to it.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        send: Send,
+        user: str,
+        budget: Budget,
+        when_read: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._scope = scope
+        self._send = send
+        self._user = user
+        self._budget = budget
+        self._when_read = when_read
+        self._taken = 0
+        self._refused = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer. In the place of one for which there is no room, send the error."""
+        if self._refused:
+            return
+        if message["type"] == "http.response.start":
+            size = _length(message.get("headers", ())) or 0
+            if size > SMALL:
+                try:
+                    self._budget.take(self._user, size)
+                except LoomError as error:
+                    self._refused = True
+                    await error_response(error)(self._scope, _nothing_more, self._send)
+                    return
+                self._taken = size
+        await self._send(message)
+
+    def end(self) -> None:
+        """Give the budget back as soon as the client has read the answer."""
+        taken, self._taken = self._taken, 0
+        if taken:
+            self._when_read(lambda: self._budget.give_back(self._user, taken))
+
+
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() and len(value) < 19 else 1 << 62
+    return None
+
 
 MAX_UNKNOWN = 32 << 10
 """Bytes of a request's body without a token: one to sign in has a token, of 16 KiB at most."""
@@ -65,11 +256,9 @@ class AccessMiddleware:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, principal: Principal, reads: bool) -> None:
         """Serve a request whose bodies are within their bounds."""
         budgets = self._access.budgets
-        answer = BoundedAnswer(
-            scope, send, principal.user, budgets.answers, error_response, partial(when_read, scope)
-        )
+        answer = BoundedAnswer(scope, send, principal.user, budgets.answers, partial(when_read, scope))
         count = partial(self._access.count_request, principal)
-        body = RequestBody(scope, receive, answer.send, principal.user, budgets.bodies, error_response, count)
+        body = RequestBody(scope, receive, answer.send, principal.user, budgets.bodies, count)
         try:
             body.begin()
             await self._serve_bounded(scope, body.receive, body.send, principal, reads)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -66,7 +66,7 @@ class SupervisedProcess:
         self._module = module
         self._port = port
         self._arguments = arguments
-        self._task: asyncio.Task[NoReturn] | None = None  # restarts the process until `end`
+        self._task: asyncio.Task[None] | None = None  # restarts the process until `end`
         self._child: Child | None = None  # the process, if this supervisor started it
         self._found: psutil.Process | None = None  # the process, if it was running before
         self._changed = asyncio.Event()  # set on each change of the state

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 from loom.process.backoff import Backoff
 
@@ -56,14 +56,14 @@ def run(name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
-def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[NoReturn]:
+def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[None]:
     """Run something in the background until the task is cancelled, and again when it has died or ended."""
-    return _keep(asyncio.get_running_loop().create_task(_for_ever(name, work), name=name))
+    return _keep(asyncio.get_running_loop().create_task(_again(name, work, False), name=name))
 
 
 def run_to_end(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[None]:
     """Run something in the background until it has ended by itself, and again when it has died."""
-    return _keep(asyncio.get_running_loop().create_task(_to_end(name, work), name=name))
+    return _keep(asyncio.get_running_loop().create_task(_again(name, work, True), name=name))
 
 
 def _keep(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
@@ -142,17 +142,7 @@ def _note(deaths: Deaths, error: BaseException) -> None:
     deaths.note(error)
 
 
-async def _for_ever(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> NoReturn:
-    deaths = Deaths(name)
-    while True:
-        try:
-            await work()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is started again, whatever it died of
-            _note(deaths, error)
-        await asyncio.sleep(deaths.wait())
-
-
-async def _to_end(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+async def _again(name: str, work: Callable[[], Coroutine[Any, Any, Any]], until_end: bool) -> None:
     deaths = Deaths(name)
     while True:
         try:
@@ -160,5 +150,6 @@ async def _to_end(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> No
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is started again, whatever it died of
             _note(deaths, error)
         else:
-            return
+            if until_end:
+                return
         await asyncio.sleep(deaths.wait())

@@ -174,6 +174,9 @@ class ChunkOutbox:
         else:
             size = message.size
         self.pending_bytes += size
+        self._queue(message, size, key)
+
+    def _queue(self, message: Message, size: int, key: OrderKey) -> None:
         if self._must_wait(key, size):
             self._blocked.add(key)
             self._waiting.append((message, size, key))
@@ -361,11 +364,7 @@ class ChunkOutbox:
         self._unsettled = {transfer.key for transfer in self._arriving} - {None}
         waiting, self._waiting = self._waiting, deque()
         for message, size, key in waiting:
-            if self._must_wait(key, size):
-                self._blocked.add(key)
-                self._waiting.append((message, size, key))
-            else:
-                self._admit(message, size, key)
+            self._queue(message, size, key)
 
 
 def _conflicts(key: int, keys: set[OrderKey]) -> bool:

@@ -16,11 +16,10 @@ from starlette.routing import Route
 from loom.errors import LimitReached
 from loom.token_file import SCOPES, TokenFile
 from loom.wire.framing import SLOWEST_BATCH, TUNNELS
-from loom_gateway.access import bodies
-from loom_gateway.access.bodies import SLOWEST, largest_body
+from loom_gateway.access import middleware as bodies
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.middleware import MAX_UNKNOWN, AccessMiddleware
+from loom_gateway.access.middleware import MAX_UNKNOWN, SLOWEST, AccessMiddleware, largest_body
 from loom_gateway.access.rate_limits import Allowances
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
@@ -238,9 +237,7 @@ async def test_an_answer_counts_until_it_is_read_and_one_too_many_is_refused() -
 
     def answer() -> bodies.BoundedAnswer:
         scope = {"type": "http", "headers": []}
-        return bodies.BoundedAnswer(
-            scope, send, "ann", budget, lambda error: Response(str(error), 429), read.append
-        )
+        return bodies.BoundedAnswer(scope, send, "ann", budget, read.append)
 
     for _ in range(2):
         one = answer()

@@ -11,7 +11,8 @@ import pytest
 from loom.control import frame
 from loom.weaver import commands, policy, registry
 from loom.weaver.server import reach, threadlets
-from loom_gateway.access import audit, bodies, budgets
+from loom_gateway.access import audit, budgets
+from loom_gateway.access import middleware as bodies
 from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
 
@@ -26,7 +27,7 @@ MODULES = [
     "loom.weaver.server.threadlets",
     "loom.wire.framing",
     "loom_gateway.access.audit",
-    "loom_gateway.access.bodies",
+    "loom_gateway.access.middleware",
     "loom_gateway.access.budgets",
     "loom_gateway.driver.output.spool",
     "loom_gateway.offload",
