@@ -254,8 +254,7 @@ class CommandDispatcher:
             now, "respawn_wanted", replica.id, reason=reason, device=device, devices=devices, cause=cause, **about
         )
 
-    def take(self, replica: Replica, frame: list[Any], now: float) -> None:
-        acknowledged = Acknowledged.from_body(frame)
+    def take(self, replica: Replica, acknowledged: Acknowledged, now: float) -> None:
         made = acknowledged.acknowledgement
         command = self._acknowledge(replica, acknowledged.command, made)
         if command is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loom.control.profiles import MAX_FOLDED, Profile, ProfileRequest
 from loom.control.reports import Stack, StackRequest
@@ -64,9 +64,8 @@ class Stacks:
         if wanted.tell is not None:
             wanted.tell(text[:_LONGEST])
 
-    def take_from(self, replica: Replica, frame: list[Any], now: float) -> None:
+    def take_from(self, replica: Replica, stack: Stack, now: float) -> None:
         """Take a stack from a threadlet, unless it was not requested of this replica."""
-        stack = Stack.from_body(frame)
         if stack.id in self._wanted and self._wanted[stack.id].replica is replica:
             self.take(stack.id, stack.text)
 
@@ -142,9 +141,8 @@ class Profiles:
         if wanted.over is not None:
             wanted.over()
 
-    def take_from(self, replica: Replica, frame: list[Any], now: float) -> None:
+    def take_from(self, replica: Replica, profile: Profile, now: float) -> None:
         """Take a profile from a threadlet, unless it was not requested of this replica."""
-        profile = Profile.from_body(frame)
         wanted = self._wanted.get(profile.id)
         if wanted is None or wanted.replica is not replica:
             return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loom.control.commands import FaultRemoved
-from loom.control.frame import MAX_COUNT, MAX_NAME
+from loom.control.frame import MAX_COUNT, MAX_NAME, Frame
 from loom.control.introduction import Handlers
 from loom.control.reports import (
     DeviceReport,
@@ -45,6 +45,10 @@ FEW_UNACKNOWLEDGED = 4000
 _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED, ReplicaState.PAUSED))
 
 
+Taker = Callable[[Replica, Any, float], None]
+"""Takes a frame of one kind from a replica's threadlet, at a time."""
+
+
 class Reports:
     """The part of the weaver that takes reports."""
 
@@ -61,15 +65,17 @@ class Reports:
 
         To take the first of thousands from a dict takes ever longer: it looks at the places of those before it.
         """
-        self.takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
-            StatusReports.KIND: self._status,
-            Heartbeat.KIND: self._beat,
-            TimeAccount.KIND: self._time_account,
-            DeviceReport.KIND: self._device_status,
-            Handlers.KIND: self._handlers,
-            Registration.KIND: self._register,
-            Draining.KIND: self._draining,
-            FaultRemoved.KIND: self._fault_removed,
+        self.takers: dict[type[Frame], Taker] = {
+            StatusReports: self._status,
+            Heartbeat: self._beat,
+            TimeAccount: self._time_account,
+            DeviceReport: self._device_status,
+            Handlers: self._handlers,
+            Registration: self._register,
+            Draining: self._draining,
+            FaultRemoved: lambda replica, fault, now: self.note_removed(
+                replica, fault.injection, fault.evidence, now
+            ),
         }
 
     def release(self) -> list[Replica]:
@@ -88,8 +94,8 @@ class Reports:
             if replica.link is not None:
                 self._outbox.send(replica, Stored(replica.seq))
 
-    def _status(self, replica: Replica, frame: list[Any], now: float) -> None:
-        reports = StatusReports.from_body(frame).rows
+    def _status(self, replica: Replica, status: StatusReports, now: float) -> None:
+        reports = status.rows
         if self.holds_back or replica in self.held:  # a later report would count as the acknowledgement of these
             self.held.add(replica)
             return
@@ -98,7 +104,7 @@ class Reports:
         try:
             self._take_reports(replica, reports, now)
         except (TypeError, ValueError) as error:
-            raise StatusReports.mismatch(frame) from error
+            raise StatusReports.mismatch(status.to_body()) from error
         finally:
             # If a report is refused, those before it still count.
             if replica.seq > before:
@@ -150,8 +156,7 @@ class Reports:
             self._known.set_description(replica, config={**replica.config, **config})
             self._known.events.append(now, "config", replica.id, changes=changes, step=replica.step)
 
-    def _beat(self, replica: Replica, frame: list[Any], now: float) -> None:
-        beat = Heartbeat.from_body(frame)
+    def _beat(self, replica: Replica, beat: Heartbeat, now: float) -> None:
         phase, replica.phase = replica.phase, beat.phase.value
         stepped = beat.step is not None and replica.take_step(beat.step, beat.time, now)
         if stepped:
@@ -161,36 +166,31 @@ class Reports:
         if stepped or replica.phase != phase:
             self._known.touch(replica)
 
-    def _time_account(self, replica: Replica, frame: list[Any], now: float) -> None:
+    def _time_account(self, replica: Replica, account: TimeAccount, now: float) -> None:
         if self._known.goodput.wants(replica.job, replica.id, now):
-            self._known.goodput.account(replica.job, replica.id, TimeAccount.from_body(frame), now)
+            self._known.goodput.account(replica.job, replica.id, account, now)
 
-    def _handlers(self, replica: Replica, frame: list[Any], now: float) -> None:
-        self._known.set_description(replica, handlers={**replica.handlers, **Handlers.from_body(frame).types})
+    def _handlers(self, replica: Replica, handlers: Handlers, now: float) -> None:
+        self._known.set_description(replica, handlers={**replica.handlers, **handlers.types})
         self._outbox.output.described.append(replica)
 
-    def _register(self, replica: Replica, frame: list[Any], now: float) -> None:
+    def _register(self, replica: Replica, registered: Registration, now: float) -> None:
         before = set(self._known.devices.devices_of(replica.id))
-        devices = Registration.from_body(frame).devices
-        self._known.register_devices(replica, devices)
-        uuids = {device.uuid for device in devices}
+        self._known.register_devices(replica, registered.devices)
+        uuids = {device.uuid for device in registered.devices}
         changes = {"added": sorted(uuids - before), "removed": sorted(before - uuids)}
         if uuids != before:
             self._known.events.append(now, "devices_changed", replica.id, **changes)
             self._outbox.urgent = True
 
-    def _draining(self, replica: Replica, frame: list[Any], now: float) -> None:
-        about = {"by": replica.id, "reason": Draining.from_body(frame).reason}
+    def _draining(self, replica: Replica, draining: Draining, now: float) -> None:
+        about = {"by": replica.id, "reason": draining.reason}
         self._known.move(replica, Cause.DRAINED, now, about=about)
         self._outbox.urgent = True
 
-    def _device_status(self, replica: Replica, frame: list[Any], now: float) -> None:
-        for device, status in DeviceReport.from_body(frame).devices.items():
+    def _device_status(self, replica: Replica, report: DeviceReport, now: float) -> None:
+        for device, status in report.devices.items():
             self._known.set_device_status(device, {**status, "time": now, "by": replica.id})
-
-    def _fault_removed(self, replica: Replica, frame: list[Any], now: float) -> None:
-        fault = FaultRemoved.from_body(frame)
-        self.note_removed(replica, fault.injection, fault.evidence, now)
 
     def note_removed(self, replica: Replica, injection: str, evidence: Mapping[str, Any], now: float) -> None:
         """Log that a fault is gone, unless it is logged already: each hello repeats it."""

@@ -8,11 +8,12 @@ the number of replicas, except if a caller asks for all of them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from loom.control.commands import Acknowledged
+from loom.control.frame import Frame
 from loom.control.introduction import (
     Activity,
     Bye,
@@ -35,7 +36,7 @@ from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import CommittedOutput, Outbox, OutboxPeer
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica
-from loom.weaver.reports import Reports
+from loom.weaver.reports import Reports, Taker
 from loom.weaver.states import LIVING, ReplicaEnding
 from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.writer import Undurable
@@ -78,17 +79,18 @@ class Weaver:
         self._liveness = Liveness(
             known, self.outbox, self.timing, now, self.dispatcher, self.stacks, self._peers, self._left
         )
-        self._takers: dict[str, Callable[[Replica, list[Any], float], None]] = {
+        takers: dict[type[Frame], Taker] = {
             **self.reports.takers,
-            Acknowledged.KIND: self.dispatcher.take,
-            DeviceFailed.KIND: self._device_failed,
-            Stack.KIND: self.stacks.take_from,
-            Profile.KIND: self.profiles.take_from,
-            Bye.KIND: self._bye,
-            Leaving.KIND: self._leaving,
-            ExitCode.KIND: self._exited,
-            Silent.KIND: self._silent,
+            Acknowledged: self.dispatcher.take,
+            DeviceFailed: self._device_failed,
+            Stack: self.stacks.take_from,
+            Profile: self.profiles.take_from,
+            Bye: self._bye,
+            Leaving: self._leaving,
+            ExitCode: self._exited,
+            Silent: self._silent,
         }
+        self._takers = {kind.KIND: (kind, take) for kind, take in takers.items()}
         for replica in known.replicas.values():
             if replica.state in LIVING:
                 replica.link_lost = now
@@ -102,10 +104,11 @@ class Weaver:
             if replica is None:  # the threadlet was refused, or has said goodbye
                 return
             replica.heard = now
-            take = self._takers.get(frame[0])
-            if take is None:
+            known = self._takers.get(frame[0])
+            if known is None:
                 raise ProtocolMismatch(f"there is no frame of kind {frame[0]!r:.40} from a threadlet")
-            take(replica, frame, now)
+            kind, take = known
+            take(replica, kind.from_body(frame), now)
 
     def lost(self, peer: OutboxPeer, now: float) -> None:
         replica, peer.replica = peer.replica, None
@@ -321,15 +324,13 @@ class Weaver:
             )
         return replace(hello, session=session)
 
-    def _device_failed(self, replica: Replica, frame: list[Any], now: float) -> None:
-        failed = DeviceFailed.from_body(frame)
+    def _device_failed(self, replica: Replica, failed: DeviceFailed, now: float) -> None:
         if failed.device in self.known.devices.devices_of(replica.id):
             self.dispatcher.fail_device(failed.device, failed.reason, replica.id, now)
         self.outbox.send(replica, FailureNoted(failed.id))
         self.outbox.urgent = True
 
-    def _bye(self, replica: Replica, frame: list[Any], now: float) -> None:
-        bye = Bye.from_body(frame)
+    def _bye(self, replica: Replica, bye: Bye, now: float) -> None:
         self.outbox.close(replica.link)
         replica.link = None
         self.profiles.lost(replica)
@@ -338,14 +339,14 @@ class Weaver:
         else:
             self._liveness.finish(replica, self._orderly_end(replica, bye), now)
 
-    def _leaving(self, replica: Replica, frame: list[Any], now: float) -> None:
-        replica.leaving = Leaving.from_body(frame)
+    def _leaving(self, replica: Replica, leaving: Leaving, now: float) -> None:
+        replica.leaving = leaving
         self.profiles.lost(replica)
         self._liveness.schedule(replica, now + EXIT_WITHIN)
 
-    def _exited(self, replica: Replica, frame: list[Any], now: float) -> None:
+    def _exited(self, replica: Replica, exited: ExitCode, now: float) -> None:
         if replica.leaving is not None:
-            self._left(replica, now, ProcessEnd(code=ExitCode.from_body(frame).number))
+            self._left(replica, now, ProcessEnd(code=exited.number))
 
     def _left(self, replica: Replica, now: float, seen: ProcessEnd | None = None) -> None:
         """Record the end of a replica that has said goodbye, as its process was seen to end if it was."""
@@ -359,8 +360,8 @@ class Weaver:
             return self._liveness.fail(replica, Cause.SAID_FAILED, end, now)
         self._liveness.finish(replica, end, now)
 
-    def _silent(self, replica: Replica, frame: list[Any], now: float) -> None:
-        replica.heard = now - max(0.0, Silent.from_body(frame).seconds)
+    def _silent(self, replica: Replica, silent: Silent, now: float) -> None:
+        replica.heard = now - max(0.0, silent.seconds)
         self.outbox.close(replica.link)
         self._liveness.unlink(replica, now)
 

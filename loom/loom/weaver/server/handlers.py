@@ -19,7 +19,7 @@ from loom.control.faults import Place, fault_kind
 from loom.control.frame import MAX_FRAME
 from loom.control.introduction import Device
 from loom.control.latencies import BOUNDS, LatencyCounts
-from loom.control.operations import Operation, Storing, find_operation
+from loom.control.operations import Operation, Storing
 from loom.control.profiles import LEAST_SECONDS, MOST_SECONDS
 from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.weaver.commands import GivenCommand, select
@@ -164,10 +164,6 @@ class RequestHandler:
             operations.GetReplicasIn: self._replicas_in,
             operations.DoInSession: self._in_session,
         }
-
-    def answer(self, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """Do an operation of a name, as `do`."""
-        return self.do(find_operation(operation).read(arguments), Asker.read(arguments))
 
     def do(self, asked: Operation, asker: Asker = Asker()) -> Any:  # noqa: B008 - it is frozen
         """Do an operation and return its result; the result of one that waits has to be awaited."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import loom
+from loom.control.operations import ReportCalls
 from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.server import pushes, user_weaver
@@ -176,9 +177,8 @@ async def test_what_drivers_tell_is_logged() -> None:
 
 async def test_of_many_sessions_the_calls_of_those_that_told_last_are_known() -> None:
     async with running() as weaver:
-        tell = weaver.admin.requests.answer
         for number in (*range(1000), 0, 1000):
-            tell("calls", {"session": f"s{number}", "counts": [0] * 15, "sum": 1.0})
+            weaver.admin.requests.do(ReportCalls(f"s{number}", [0] * 15, 1.0))
 
         known = (await weaver.client.ask("numbers"))["call_latency"]
         assert len(known) == 1000

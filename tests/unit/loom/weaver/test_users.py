@@ -11,9 +11,11 @@ import pytest
 
 from loom.control.frame import pack
 from loom.control.latencies import BOUNDS
+from loom.control.operations import SetPolicy
 from loom.errors import UnsafeStateFolder
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE, Grant, Keys
+from loom.weaver.policy import Action
 from loom.weaver.server.server import monotonic_clock
 from loom.weaver.server.users import Users
 from loom.weaver.storage.store import Store
@@ -401,7 +403,7 @@ async def test_users_without_work_are_left_alone() -> None:
         now[0] += 0.1
 
     assert not users._active
-    users.of("user-1").requests.answer("policy", {"group": "train", "action": "stop"})
+    users.of("user-1").requests.do(SetPolicy("train", Action.STOP))
     users.of("user-1").plan_commit()
     assert list(users._active) == [users.of("user-1")]
     users.close()
