@@ -36,7 +36,6 @@ from loom.shape import Point as Point
 from loom.shape import Shape as Shape
 from loom.threadlet import Threadlet as Threadlet
 from loom_proxy.code_sync.folders import SyncResult as SyncResult
-from loom_proxy.display.magics import load_ipython_extension as load_ipython_extension
 from loom_proxy.futures.future import FutureProxy as FutureProxy
 from loom_proxy.futures.waiting import as_completed as as_completed
 from loom_proxy.futures.waiting import wait as wait
@@ -51,6 +50,7 @@ from loom_proxy.mesh.sending import Accumulator as Accumulator
 from loom_proxy.mesh.sending import as_endpoint as as_endpoint
 from loom_proxy.mesh.sending import send as send
 from loom_proxy.mesh.values import ValueMeshProxy as ValueMeshProxy
+from loom_proxy.notebook.cells import load_ipython_extension as load_ipython_extension
 from loom_proxy.ports.port import Port as Port
 from loom_proxy.ports.receiver import Channel as Channel
 from loom_proxy.ports.receiver import PortReceiver as PortReceiver

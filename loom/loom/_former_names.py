@@ -19,6 +19,7 @@ FORMER_NAMES = {
     "loom.analysis": "loom.rl.diagnosis",
     "loom.beside": "loom.driver_api",
     "loom.bridge": "loom.nats",
+    "loom.cells": "loom.notebook",
     "loom.rl.generation.limits": "loom.rl.generation.completions",
     "loom.rl.generation.places": "loom.rl.generation.weight_client",
     "loom.rl.generation.urls": "loom.rl.generation.weight_client",

@@ -92,7 +92,7 @@ class DriverSession(Session, Protocol):
         """Return the Monarch proc and actor meshes of the session's client by name; of two with one, the newer."""
 
     def show(self, record: str) -> None:
-        """Add a record of `loom.cells.records` to the output of the run that calls this, if a run does."""
+        """Add a record of `loom.notebook.displays` to the output of the run that calls this, if a run does."""
 
 
 _here: DriverSession | None = None

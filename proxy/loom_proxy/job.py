@@ -19,11 +19,11 @@ from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
 from loom_proxy.debugger import Debugger
-from loom_proxy.display.notebook import Dashboard, job_html
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.logs import LogLine, LogReceiver
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
 from loom_proxy.mesh.procs import HostMeshProxy, find_meshes, proxy_of
+from loom_proxy.notebook.html import Dashboard, job_html
 from loom_proxy.ports.port import Port
 from loom_proxy.ports.receiver import Channel, PortReceiver, Ports, open_jobs
 from loom_proxy.runs import KnownRuns, RunHandle

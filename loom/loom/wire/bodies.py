@@ -448,7 +448,7 @@ class PortMessage(Body, kind=Kind.PORT_MESSAGE):
 
 
 STDOUT, STDERR, RECORD = 1, 2, 3
-"""The streams of a run's output: its two texts, and the records of `loom.cells.records` between them."""
+"""The streams of a run's output: its two texts, and the records of `loom.notebook.displays` between them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from loom.manifest import STANDARD_MODULES, Manifest, TreeEntry, batches, check_
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Buffer
 from loom_proxy.code_sync.scan import FoundFile, UnchangedFile, find_files, hash_files
-from loom_proxy.display.progress import EVERY, Progress, WaitStep, wanted
 from loom_proxy.futures.future import FutureProxy
+from loom_proxy.progress import EVERY, Progress, WaitStep, wanted
 from loom_proxy.session.calls import Calls
 
 BATCH = 2 << 20  # bytes of contents in one message

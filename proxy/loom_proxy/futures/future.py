@@ -16,9 +16,9 @@ from loom.in_cluster import Counterpart
 from loom.tracing.spans import record_call, recorder
 from loom.wire.bodies import EndpointCall
 from loom.wire.body import Body
-from loom_proxy.display import progress
-from loom_proxy.display.notebook import future_html
+from loom_proxy import progress
 from loom_proxy.futures.timing import Timing, check_timeout
+from loom_proxy.notebook.html import future_html
 from loom_proxy.session.waits import Waits
 
 logger = logging.getLogger(__name__)

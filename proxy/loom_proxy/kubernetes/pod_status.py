@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from loom_proxy.display.progress import AFTER, Progress, WaitStep, wanted
+from loom_proxy.progress import AFTER, Progress, WaitStep, wanted
 
 LOOK_EVERY = 1.0  # seconds between two requests to Kubernetes
 NAMED = 3  # pods for which the display gives the reason that they are not ready

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeVar
 from loom.errors import UnpicklableError
 from loom.shape import MeshTrait, Shape
 from loom.wire.bodies import AwaitInitialized, MakeView
-from loom_proxy.display.notebook import MeshPanel, mesh_html
 from loom_proxy.futures.future import FutureProxy
+from loom_proxy.notebook.html import MeshPanel, mesh_html
 from loom_proxy.session.calls import Calls
 
 P = TypeVar("P", bound="MeshProxy")

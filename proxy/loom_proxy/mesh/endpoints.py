@@ -12,10 +12,10 @@ from loom.signatures import CallSignature
 from loom.tracing.trace_ids import trace_here
 from loom.wire.bodies import Broadcast, Call, CallOne, Choose, EndpointCall, SendToActors, StreamCall
 from loom.wire.messages import Buffer
-from loom_proxy.display.notebook import endpoint_html
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.base import MeshProxy
 from loom_proxy.mesh.values import ValueMeshProxy
+from loom_proxy.notebook.html import endpoint_html
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from loom.errors import Invalid, NoSuchDimension, SliceOutOfRange, WrongArguments
 from loom.in_cluster import is_monarchs, monarchs
 from loom.shape import MeshTrait, Point, Shape
-from loom_proxy.display.notebook import value_mesh_html
+from loom_proxy.notebook.html import value_mesh_html
 
 R = TypeVar("R")
 

@@ -46,7 +46,7 @@ from loom.wire.messages import ALLOWED_BESIDE, READING, Buffer, Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.sender import COPIED, FrameSender, borrowed_bytes, with_copies
 from loom.wire.stream import Stream
-from loom_proxy.display import progress
+from loom_proxy import progress
 from loom_proxy.futures.future import FutureProxy, LargeAnswer
 from loom_proxy.futures.results import StreamFutures, Unread, error_of, raise_error, raise_failure
 from loom_proxy.mesh.values import ValueMeshProxy

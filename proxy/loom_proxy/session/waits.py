@@ -116,7 +116,7 @@ class Waits:
         self.states = MeshStates()
         """The known states of the meshes' elements."""
         self.progress: bool | None = None
-        """Whether long waits are shown; see `loom_proxy.display.progress.wanted`."""
+        """Whether long waits are shown; see `loom_proxy.progress.wanted`."""
         self.away = False
         """Whether the connection is lost and reconnects."""
         self._stream = stream

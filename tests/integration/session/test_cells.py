@@ -11,11 +11,11 @@ from urllib.error import HTTPError
 import pytest
 
 import loom
-from loom.cells import RUN_NAME, Record
+from loom.notebook import RUN_NAME, Record
 from loom.wire.bodies import ListRuns
-from loom_proxy.display import cells
-from loom_proxy.display.cells import MOST_TEXT, TAIL, CellView, interrupt, last, start
 from loom_proxy.local import LocalCluster
+from loom_proxy.notebook import cells
+from loom_proxy.notebook.cells import MOST_TEXT, TAIL, CellView, interrupt, last, start
 from loom_proxy.runs import KnownRuns
 from tests.integration.session.http_sessions import port_of
 from tests.integration.session.run_functions import IN_TIME, until_it_prints

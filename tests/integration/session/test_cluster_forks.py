@@ -21,8 +21,8 @@ import loom
 import loom.driver_api
 from loom import Actor, endpoint
 from loom.errors import InForkedChild
-from loom_proxy.display.cells import CellView, start
 from loom_proxy.local import LocalCluster
+from loom_proxy.notebook.cells import CellView, start
 from tests.integration.session.run_functions import IN_TIME, go_on_for_ever, until_it_prints
 from tests.support.actors import Counter
 

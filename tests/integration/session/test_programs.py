@@ -28,8 +28,8 @@ import psutil
 import pytest
 
 import loom
-from loom_proxy.display.cells import CellView, start
 from loom_proxy.local import LocalCluster
+from loom_proxy.notebook.cells import CellView, start
 from tests.integration.calls.test_failures import driver_pid
 from tests.integration.session.run_functions import IN_TIME, go_on_for_ever, until_it_prints
 from tests.support.actors import Counter

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import loom
+from loom_proxy import progress
 from loom_proxy.code_sync import scan as project_folder
-from loom_proxy.display import progress
-from loom_proxy.display.progress import WaitStep
 from loom_proxy.local import LocalCluster
+from loom_proxy.progress import WaitStep
 from tests.integration.sync.projects import WAIT, Environment, Machines, Project, values
 
 

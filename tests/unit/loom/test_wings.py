@@ -10,7 +10,7 @@ import pytest
 from loom.wings import Part
 
 WINGS = (
-    "loom.cells",
+    "loom.notebook",
     "loom.chaos",
     "loom.nats",
     "loom.rl",

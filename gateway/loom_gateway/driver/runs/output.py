@@ -296,7 +296,7 @@ class RecordedOutput:
 
 
 def show(record: str) -> None:
-    """Add a record of `loom.cells.records` to the output of this context's run, if it has one."""
+    """Add a record of `loom.notebook.displays` to the output of this context's run, if it has one."""
     output = _current.get()
     if output is not None:
         output.write(RECORD, record)

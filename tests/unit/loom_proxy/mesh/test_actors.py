@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loom.errors import EndpointNotFound
-from tests.unit.loom_proxy.display.test_notebook import Connection, actor_mesh, proc_mesh
+from tests.unit.loom_proxy.notebook.test_html import Connection, actor_mesh, proc_mesh
 
 
 @pytest.mark.parametrize(

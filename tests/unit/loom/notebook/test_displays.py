@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import loom.driver_api
-from loom.cells.displays import LARGEST, LARGEST_TEXT, display
-from loom.cells.records import Record
+from loom.notebook.displays import LARGEST, LARGEST_TEXT, Record, display
 
 
 class Session:

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from loom.shape import Shape
 from loom.wire.bodies import AwaitInitialized, Call, ListMeshes, StartRun, StopMesh
-from loom_proxy.display import progress
-from loom_proxy.display.progress import Progress, TerminalDisplay, WaitStep, WaitSteps, bar_html, wanted
+from loom_proxy import progress
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.rank_states import MeshStates
+from loom_proxy.progress import Progress, TerminalDisplay, WaitStep, WaitSteps, bar_html, wanted
 from tests.unit.loom_proxy.session.silence import Silence
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from loom_proxy.display.notebook import Dashboard
+from loom_proxy.notebook.html import Dashboard
 
 
 def test_the_frame_gets_its_code_from_the_notebook_and_not_in_its_address() -> None:

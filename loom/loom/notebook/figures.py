@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 
 import loom.driver_api
-from loom.cells.displays import display
+from loom.notebook.displays import display
 
 __all__ = ["FigureCanvas", "show"]
 

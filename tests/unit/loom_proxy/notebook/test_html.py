@@ -16,13 +16,13 @@ from loom.shape import Shape
 from loom.signatures import endpoints
 from loom.wire.bodies import AwaitInitialized, Call, CallOne, Choose, StreamCall
 from loom.wire.body import Body
-from loom_proxy.display.notebook import job_html
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.base import WholeMesh
 from loom_proxy.mesh.procs import HostMeshProxy, ProcMeshProxy
 from loom_proxy.mesh.rank_states import MOST_UNKNOWN, MeshStates, RankState
 from loom_proxy.mesh.values import ValueMeshProxy
+from loom_proxy.notebook.html import job_html
 from tests.unit.loom_proxy.session.silence import Silence
 
 
@@ -419,7 +419,7 @@ def test_a_job_shows_its_hosts_and_meshes(connection: Any) -> None:
 
 
 def test_every_state_has_a_colour_and_a_sign() -> None:
-    from loom_proxy.display.notebook import _COLOURS, _SIGNS
+    from loom_proxy.notebook.html import _COLOURS, _SIGNS
 
     assert set(_COLOURS) == set(_SIGNS) == set(RankState)
     assert len({*_COLOURS.values()}) == len({*_SIGNS.values()}) == len(RankState)

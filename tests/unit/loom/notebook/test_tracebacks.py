@@ -6,7 +6,7 @@ import linecache
 import re
 from typing import Any
 
-from loom.cells.execution import LARGEST, MOST_FRAMES, traceback_text
+from loom.notebook.execution import LARGEST, MOST_FRAMES, traceback_text
 
 NAME = "<a cell>"
 

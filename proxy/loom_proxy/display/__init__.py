@@ -1,1 +1,0 @@
-"""Displays for people: notebook tables and the progress of long waits."""
