@@ -7,7 +7,6 @@ and asks the issuer again for each unknown key. So fetching, with its bounds, is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import json
 import logging
@@ -17,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -252,25 +252,16 @@ def _suits(key: Key, algorithm: str) -> bool:
 
 async def _in_thread(work: Callable[[], T]) -> T:
     """Do work in a thread of its own, which does not keep the process from ending as those of a pool do."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def finish(result: T | None, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)  # type: ignore[arg-type]
-        else:
-            done.set_exception(error)
+    done: Future[T] = Future()
 
     def run() -> None:
-        result, failure = None, None
+        done.set_running_or_notify_cancel()  # from here on nothing cancels it
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-            loop.call_soon_threadsafe(finish, result, failure)
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
     threading.Thread(target=run, name="issuer-keys", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

@@ -34,7 +34,7 @@ MAX_METRICS = 1000  # metrics of one report
 MAX_KEYS = 1000  # keys of a configuration
 MAX_THROTTLED = 16  # reasons why a device is slow
 
-M = TypeVar("M", bound="Message")
+M = TypeVar("M", bound="NatsMessage")
 
 # -- fields -----------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ Keys: Any = Field(default={}, max_length=MAX_KEYS)
 Config = Annotated[dict[Name, Any], AfterValidator(lambda config: config and plain_config(config))]
 
 
-class Message(BaseModel):
+class NatsMessage(BaseModel):
     """The body of a message; a field that is null is one that is missing."""
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -155,7 +155,7 @@ def names(body: Body) -> str:
 # -- reports ----------------------------------------------------------------------------------------------------
 
 
-class DeviceRegistration(Message):
+class DeviceRegistration(NatsMessage):
     """A process is a replica, and uses devices."""
 
     replica_id: RequiredName
@@ -192,7 +192,7 @@ class DeviceRegistration(Message):
         return Device(uuid, kind, self.server, self.type, self.memory)
 
 
-class ProgressReport(Message):
+class ProgressReport(NatsMessage):
     """The progress of a training."""
 
     replica_id: RequiredName
@@ -216,7 +216,7 @@ class ProgressReport(Message):
 _OR_STEP = BeforeValidator(lambda said: "step" if said == "" else said)
 
 
-class Sign(Message):
+class Sign(NatsMessage):
     """A sign that a process lives."""
 
     replica_id: RequiredName
@@ -224,7 +224,7 @@ class Sign(Message):
     phase: Annotated[Literal["step", "between", "paused"], _OR_STEP] = "step"
 
 
-class UseReport(Message):
+class UseReport(NatsMessage):
     """The use and the health of a device."""
 
     replica_id: Name = ""
@@ -256,7 +256,7 @@ class UseReport(Message):
         return (self.reason or "its process says that it has failed") if self.state == "failed" else None
 
 
-class DrainReport(Message):
+class DrainReport(NatsMessage):
     """A replica leaves, or leaves one of its devices."""
 
     replica_id: RequiredName
@@ -265,7 +265,7 @@ class DrainReport(Message):
     reason: Reason = ""
 
 
-class _Changed(Message):
+class _Changed(NatsMessage):
     old: Any = None
     new: Any
 
@@ -276,7 +276,7 @@ def _plain(changes: dict[str, _Changed]) -> dict[str, _Changed]:
     return changes
 
 
-class CommandAnswer(Message):
+class CommandAnswer(NatsMessage):
     """A replica's acknowledgement of a command."""
 
     replica_id: RequiredName

@@ -20,7 +20,7 @@ from loom.control.commands import DEVICE_COMMANDS, FAULT_COMMANDS, CommandKind
 from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable, WrongArguments
 from loom.nats.envelopes import SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
-from loom.nats.reports import Message, Required, Text, names, seconds, short
+from loom.nats.reports import NatsMessage, Required, Text, names, seconds, short
 from loom.process.backoff import Backoff
 from loom.rest import Gateway
 
@@ -34,7 +34,7 @@ COMMANDS = tuple(kind for kind in CommandKind if kind not in (CommandKind.DEVICE
 _MAX_REASON = 2000
 
 
-class FailureReport(Message):
+class FailureReport(NatsMessage):
     """A report that a device has failed."""
 
     device_uuid: Annotated[Required, AfterValidator(short)]
@@ -100,19 +100,19 @@ class CommandRequest:
         return reply
 
 
-class _UiCommand(Message):
+class _UiCommand(NatsMessage):
     command_type: Required
     target_id: Text = ""
     params: Mapping[str, object] = Field(default={})
     wait: Wait = WAIT
 
 
-class _DeviceParams(Message):
+class _DeviceParams(NatsMessage):
     device: Text = ""
     group: Text = ""
 
 
-class _ConfigInfo(Message):
+class _ConfigInfo(NatsMessage):
     replica_id: Text = ""
     config_params: Mapping[str, object] = Field(default={})
     wait: Wait = WAIT

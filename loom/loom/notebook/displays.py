@@ -69,7 +69,7 @@ def display(*values: Any) -> None:
 
 def _record_of(value: Any) -> Record:
     data, metadata = _forms(value)
-    shown: dict[str, Any] = {}
+    shown: dict[str, object] = {}
     text = [_plain(value)]
     room = LARGEST
     for mime, form in data.items():
@@ -96,7 +96,7 @@ def _is_json(form: Any) -> bool:
     return True
 
 
-def _forms(value: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+def _forms(value: Any) -> tuple[dict[str, object], Mapping[str, Any]]:
     """Return the rich forms of a value, and Jupyter's metadata of them. A method that raises gives no form."""
     if isinstance(value, type):
         return {}, {}  # the methods are those of its instances

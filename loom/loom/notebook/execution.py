@@ -63,13 +63,13 @@ class Namespace:
 
     def __init__(self) -> None:
         # Classes of this module's name travel by value, to workers too, as those of a notebook do.
-        self.names: dict[str, Any] = {
+        self.names: dict[str, object] = {
             "__name__": "__main__",
             "__builtins__": builtins,
             "job": CellJob(),
             "display": display,
         }
-        self._given: dict[str, Any] = {}  # the meshes that are in `names`
+        self._given: dict[str, object] = {}  # the meshes that are in `names`
 
     def give_meshes(self) -> None:
         """Bring the names of meshes up to date. A name that a cell has assigned keeps the cell's value."""
@@ -202,7 +202,7 @@ def run_cell(source: str) -> Coroutine[Any, Any, None] | None:
     return None
 
 
-async def _await(codes: Sequence[CodeType], name: str, names: dict[str, Any], quiet: bool) -> None:
+async def _await(codes: Sequence[CodeType], name: str, names: dict[str, object], quiet: bool) -> None:
     with _shown(name):
         value = None
         for code in codes:
@@ -234,7 +234,7 @@ def _is_quiet(source: str) -> bool:
     return last is not None and last.string == ";"
 
 
-def _show(value: Any, names: dict[str, Any], quiet: bool) -> None:
+def _show(value: Any, names: dict[str, object], quiet: bool) -> None:
     if value is not None and not quiet:
         names["_"] = value
         display(value)

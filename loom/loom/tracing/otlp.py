@@ -119,7 +119,7 @@ def _send(batch: list[Record], url: str, timeout: float) -> str | None:
     except Exception as error:  # noqa: BLE001 - of a library; spans must not end the thread
         return repr(error)
     finally:
-        exporter.shutdown()
+        exporter.shutdown()  # type: ignore[no-untyped-call]
     return "the collector does not take them" if failed else None
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loom.rl.generation.batch import TextTokenizer
     from loom.rl.generation.engine import Engine, EngineState
     from loom.rl.generation.serving import Serving
-    from loom.rl.generation.weight_client import ServingState
+    from loom.rl.generation.weight_client import ServingState, UpdateAnswer
 
 
 class Generator(Actor):
@@ -112,7 +112,7 @@ class Generator(Actor):
         state: Mapping[str, Tensor] | None = None,
         *,
         trace: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> UpdateAnswer:
         """Load weights; return ``{"status": "ok", "rpc_ms": …, "step": …}``.
 
         Completions that are under way go on with the new weights.

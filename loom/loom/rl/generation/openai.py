@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -128,16 +128,16 @@ class CompletionAnswers:
     def to(cls, request: CompletionRequest) -> CompletionAnswers:
         return cls(request, f"cmpl-{uuid.uuid4().hex}", int(time.time()))
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+    def whole(self, completions: list[Completion]) -> dict[str, object]:
         """Return the answer that has all completions."""
         choices = [self._choice(number, completion) for number, completion in enumerate(completions)]
         return self._object(choices, usage(completions, self.request.n))
 
     def piece(
         self, index: int, text: str, tokens: list[int], logprobs: list[float], done: Completion | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return a chunk of a stream; ``done`` is the whole completion, if this is its last piece."""
-        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        choice: dict[str, object] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         if self.request.logprobs is not None:
             choice["logprobs"] = {"token_logprobs": logprobs}
         if self.request.return_token_ids:
@@ -147,12 +147,12 @@ class CompletionAnswers:
             choice["weights_step"] = done.weights_step
         return self._object([choice])
 
-    def end(self, completions: list[Completion]) -> dict[str, Any]:
+    def end(self, completions: list[Completion]) -> dict[str, object]:
         """Return the chunk with the usage, which is the last one."""
         return self._object([], usage(completions, self.request.n))
 
-    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+    def _choice(self, index: int, completion: Completion) -> dict[str, object]:
+        choice: dict[str, object] = {
             "index": index,
             "text": completion.text,
             "logprobs": None,
@@ -166,7 +166,7 @@ class CompletionAnswers:
             choice["prompt_token_ids"] = completion.prompt_tokens
         return choice
 
-    def _object(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> dict[str, Any]:
+    def _object(self, choices: list[dict[str, object]], used: dict[str, int] | None = None) -> dict[str, object]:
         head = {"id": self.id, "object": "text_completion", "created": self.created, "model": MODEL}
         return {**head, "choices": choices, **({"usage": used} if used is not None else {})}
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from loom import tracing
@@ -111,6 +111,14 @@ class WeightsVia(str, Enum):
     """By an endpoint call, which HTTP has no part in."""
 
 
+class UpdateAnswer(TypedDict):
+    """The answer of a generator that has loaded weights, in the seed's form."""
+
+    status: Literal["ok"]
+    rpc_ms: float
+    step: int
+
+
 @dataclass(frozen=True)
 class OrderTiming:
     """How long an order took, in milliseconds."""
@@ -161,7 +169,7 @@ class WeightsClient(ABC):
             return took
 
     @abstractmethod
-    async def _send(self, generator: Any, step: int, path: str | None, trace: str) -> dict[str, Any]:
+    async def _send(self, generator: Any, step: int, path: str | None, trace: str) -> UpdateAnswer:
         """Order one generator; return its answer."""
 
     @abstractmethod
@@ -175,7 +183,7 @@ class _HttpWeights(WeightsClient):
 
     async def _post(
         self, client: httpx.AsyncClient, url: str, step: int, path: str | None, trace: str
-    ) -> dict[str, Any]:
+    ) -> UpdateAnswer:
         import httpx
 
         body = {"step": step, **({} if path is None else {"path": path})}
@@ -188,7 +196,7 @@ class _HttpWeights(WeightsClient):
             raise Unavailable(f"{self._shown(url)} does not answer: {error!r}") from error
         if answer.status_code != 200:
             raise LoomError(f"{self._shown(url)} answers {answer.status_code}: {answer.text:.500}")
-        found: dict[str, Any] = answer.json()
+        found: UpdateAnswer = answer.json()
         return found
 
 
@@ -204,7 +212,7 @@ class SharedWeights(_HttpWeights):
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
 
-    async def _send(self, generator: str, step: int, path: str | None, trace: str) -> dict[str, Any]:
+    async def _send(self, generator: str, step: int, path: str | None, trace: str) -> UpdateAnswer:
         return await self._post(self._client, generator, step, path, trace)
 
 
@@ -213,7 +221,7 @@ class AdminWeights(_HttpWeights):
 
     via = WeightsVia.ADMIN
 
-    async def _send(self, generator: str, step: int, path: str | None, trace: str) -> dict[str, Any]:
+    async def _send(self, generator: str, step: int, path: str | None, trace: str) -> UpdateAnswer:
         async with _http_client(1, 0) as client:
             return await self._post(client, generator, step, path, trace)
 
@@ -226,9 +234,9 @@ class LaneWeights(WeightsClient):
     def _shown(self, generator: Any) -> str:
         return "endpoint"
 
-    async def _send(self, generator: Any, step: int, path: str | None, trace: str) -> dict[str, Any]:
+    async def _send(self, generator: Any, step: int, path: str | None, trace: str) -> UpdateAnswer:
         try:
-            found: dict[str, Any] = await generator.update_weights.call_one(step, path, trace=trace)
+            found: UpdateAnswer = await generator.update_weights.call_one(step, path, trace=trace)
         except ActorError as error:
             raise LoomError(f"a generator cannot load the weights of step {step}: {error.exception}") from error
         return found

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loom.rl.generation.engine import Engine
+    from loom.rl.generation.weight_client import UpdateAnswer
 
 
 MODEL, CONFIG = "model.safetensors", "config.json"
@@ -94,7 +95,7 @@ def save(
     return path
 
 
-def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """Return the tensors of a step's folder, on the CPU, and its config.
 
     Raises:
@@ -217,7 +218,7 @@ class WeightUpdates:
 
     def update(
         self, step: int, path: str | Path | None = None, state: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Any]:
+    ) -> UpdateAnswer:
         """Load weights, blocking; return the answer of the seed's servers, with the step.
 
         Raises:
@@ -230,7 +231,7 @@ class WeightUpdates:
             path = path_of(self._weights_folder(), step)
         return self._measured("update_weights", step, path, state)
 
-    def reload(self) -> dict[str, Any]:
+    def reload(self) -> UpdateAnswer:
         """Load the newest whole weights of the folder, blocking.
 
         Raises:
@@ -267,7 +268,7 @@ class WeightUpdates:
 
     def _measured(
         self, op: str, step: int, path: str | Path | None, state: Mapping[str, Tensor] | None
-    ) -> dict[str, Any]:
+    ) -> UpdateAnswer:
         began = time.monotonic()
         tracing.event("weights.rpc.start", op=op)
         with self._lock:
