@@ -20,7 +20,7 @@ from loom_gateway.driver.monarch.mesh_table import MeshEntry
 from loom_gateway.driver.monarch.receiver import Receiver, open_for_messages
 from loom_gateway.driver.remote_exec.agent import FileAgent, RankAgent
 from loom_gateway.driver.remote_exec.command import Spec
-from loom_gateway.driver.remote_exec.held import HeldConduit, HeldResource
+from loom_gateway.driver.remote_exec.leases import HeldConduit, HeldResource
 from loom_gateway.driver.remote_exec.process_actors import ProcessActors
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler

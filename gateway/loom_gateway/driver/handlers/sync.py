@@ -23,8 +23,8 @@ from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.host_actor import Assembled, FilePart, TreeAgent
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree, make_current
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError, is_monarchs
-from loom_gateway.driver.monarch.liveness import hold_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, stop_quietly
+from loom_gateway.driver.monarch.process_bootstrap import hold_on
 from loom_gateway.driver.process_link.link import ProcessLinkAddress
 from loom_gateway.driver.process_link.server import ProcessLinkServer
 from loom_gateway.driver.session.context import SessionContext

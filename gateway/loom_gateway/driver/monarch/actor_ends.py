@@ -21,7 +21,7 @@ from monarch._src.actor.actor_mesh import _Actor, _context
 
 from loom.errors import SupervisionError
 from loom.threadlet import threadlet
-from loom_gateway.driver.monarch.raised import what_was_raised
+from loom_gateway.driver.monarch.endpoint_errors import what_was_raised
 from loom_gateway.driver.runs.children import end_child
 
 _DIED_OF = "_loom_died_of"

@@ -24,7 +24,7 @@ from loom.wire.codec import Encoder
 from loom.wire.exceptions import describe, formatted, is_plain, last_lines, set_link, text_of
 from loom.wire.frames import pack_texts
 from loom.wire.messages import Buffer, Message
-from loom_gateway.driver.monarch.raised import was_sent
+from loom_gateway.driver.monarch.endpoint_errors import was_sent
 
 _CAME_BACK = re.compile(
     r"undeliverable message for .*?\bdest: (?P<label>[\w-]+)<(?P<uid>\w+)>\.\S+?-(?P<rank>\d+)<"

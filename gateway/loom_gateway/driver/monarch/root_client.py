@@ -127,8 +127,8 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
     import monarch.actor
 
     from loom_gateway.driver.monarch import debugger
+    from loom_gateway.driver.monarch.endpoint_errors import answer_what_is_raised
     from loom_gateway.driver.monarch.native_calls import track_calls
-    from loom_gateway.driver.monarch.raised import answer_what_is_raised
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from loom.errors import because
 from loom_gateway.driver.handlers.sync import Syncs
-from loom_gateway.driver.monarch.liveness import ReplicaPlace, TorchrunPlace, bootstrap_on
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry, stop_quietly
+from loom_gateway.driver.monarch.process_bootstrap import ReplicaPlace, TorchrunPlace, bootstrap_on
 from loom_gateway.driver.runs.output import show
 from loom_gateway.driver.session.context import SessionContext
 

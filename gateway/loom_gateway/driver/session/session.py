@@ -21,7 +21,7 @@ from loom_gateway.driver.clients.results import StoredResults
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.monarch import native_calls
 from loom_gateway.driver.monarch.errors import replace_fault_hook
-from loom_gateway.driver.monarch.liveness import FIRST_NATIVE, tie_native_procs
+from loom_gateway.driver.monarch.process_bootstrap import FIRST_NATIVE, tie_native_procs
 from loom_gateway.driver.monarch.root_client import address_towards, attach, probe, spawn_weaver_mesh
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.process_link.deaths import Watchers

@@ -268,7 +268,7 @@ def _heed_ends(address: ProcessLinkAddress) -> None:
 
     from loom_gateway.driver.monarch import native_calls
     from loom_gateway.driver.monarch.actor_ends import report_ends_of_actors
-    from loom_gateway.driver.monarch.raised import answer_what_is_raised
+    from loom_gateway.driver.monarch.endpoint_errors import answer_what_is_raised
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
     from loom_gateway.driver.process_link.deaths import DriverWatch
