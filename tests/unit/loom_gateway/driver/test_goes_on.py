@@ -136,11 +136,11 @@ SHORT = {
 AWAITED = {
     "access/connections.py": "the connection that is beginning is closed with its task",
     "access/issuer_keys.py": "those who need the keys wait for it",
-    "driver/process_link/host_watch.py": "the watch over a host waits for it",
+    "driver/handlers/hosts.py": "the watch over a host waits for it",
     "driver/handlers/sync.py": "the sync waits for it",
     "driver/monarch/endpoint_errors.py": "Monarch waits for it",
     "driver/weaver_link.py": "the processes that start wait for it",
-    "plans/runs.py": "the end of the gateway waits for it",
+    "chaos/runs.py": "the end of the gateway waits for it",
     "pod/forwarding.py": "the forwarded connection is closed with it",
     "relay/http_tunnel.py": "the tunnel is closed with it",
     "relay/relay.py": "the relayed connection waits for it",
