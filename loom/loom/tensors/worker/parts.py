@@ -23,7 +23,7 @@ def whole(value: Any) -> Any:
     if not isinstance(value, DTensor):
         return value
     if value.dtype.is_complex:
-        return torch.view_as_complex(whole(of_parts(value, torch.view_as_real(own_part(value)), 2)))
+        return torch.view_as_complex(whole(of_parts(value, torch.view_as_real(own_part(value).resolve_conj()), 2)))
     if value.dtype not in SENT:
         return whole(of_parts(value, own_part(value).to(torch.int64))).to(value.dtype)
     if torch.is_grad_enabled() and value.requires_grad:

@@ -73,8 +73,9 @@ _COUNTING = frozenset(("nn.functional.batch_norm", "nn.functional.instance_norm"
 
 _NO_CHANGES = frozenset({".free", ".keep"})
 
-_IN_PLACE = frozenset(f"Tensor.{name.rpartition('.')[2]}_" for name in ELEMENTWISE)
-"""What changes each element by those in its place, so that each process can change its part."""
+_IN_PLACE = frozenset(f"Tensor.{name.rpartition('.')[2]}_" for name in ELEMENTWISE) - {"Tensor.floor_divide_"}
+"""What changes each element by those in its place, so that each process can change its part. After a division of
+ints `DTensor` holds its part for the whole (torch 2.13)."""
 
 _OF_ONE_PROCESS = re.compile("allocate memory|out of memory|[Cc]onnection|[Tt]imed out|gloo|NCCL|socket|peer")
 """Errors that other processes may not have."""
@@ -265,7 +266,7 @@ class Sharding:
         if OF_IMAGES.search(function):
             found = by_batch(function, call, tensors, numbers)
             return call(list(map(whole, tensors)), numbers) if found is None else found
-        if function in _BY_PARTS and not any(map(has_empty_part, tensors)):
+        if function in _BY_PARTS and not _fails(function, tensors) and not any(map(has_empty_part, tensors)):
             given = [everywhere(each, mesh) for each in tensors]
             try:
                 if _RANDOM.search(function.rpartition(".")[2]):
@@ -365,6 +366,15 @@ class Sharding:
         with torch.random.fork_rng(cuda):
             torch.manual_seed(seed + part)
             yield
+
+
+def _fails(function: str, tensors: Sequence[Any]) -> bool:
+    """Whether the gradients of what `DTensor` computes from parts fail (torch 2.13)."""
+    if function == "matmul" and tensors[0].dim() == 1 < tensors[1].dim():
+        return True
+    return (function.endswith("pow") or function not in ELEMENTWISE) and any(
+        each.is_complex() and each.requires_grad for each in tensors
+    )
 
 
 def _changed(call: Call, target: DTensor, others: Sequence[Any], numbers: Sequence[Any], mesh: DeviceMesh) -> bool:

@@ -28,6 +28,12 @@ def squared() -> Iterator[Tensors]:
         yield Tensors(workers)
 
 
+@pytest.fixture(scope="module")
+def line() -> Iterator[Tensors]:
+    with NearWorkers({"gpus": 4}) as workers:
+        yield Tensors(workers)
+
+
 def rows(count: int = 6, columns: int = 5) -> torch.Tensor:
     return torch.arange(float(count * columns)).reshape(count, columns)
 
@@ -190,6 +196,42 @@ def test_what_torch_gets_wrong_is_right(lt: Tensors) -> None:
     for one, home in ((x, lt), (theirs, torch.nn.functional)):
         home.huber_loss(one, one.detach() * 0.0).backward()
     torch.testing.assert_close(to_torch(x.grad), theirs.grad)
+
+
+def test_a_division_of_ints_in_place(line: Tensors) -> None:
+    for placement in (Shard(0), Shard(1)):
+        x = line.arange(50).view(10, 5).redistribute([placement]).clone()
+        x.floor_divide_(3)
+        assert x.tolist() == (rows(10).long() // 3).tolist()
+
+
+def test_gradients_of_a_vector_and_a_matrix(line: Tensors) -> None:
+    for placement in (Shard(0), Replicate()):
+        x = line.tensor(rows(1, 10)[0], placements=[placement], requires_grad=True)
+        w = line.tensor(rows(10, 5), placements=[Shard(0)], requires_grad=True)
+        (x @ w).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == rows(10, 5).sum(1).tolist()
+
+
+def powers(m: Any, x: Any, y: Any) -> Any:
+    return x.pow(y[0, 0].detach())
+
+
+def mapped(m: Any, x: Any, y: Any) -> Any:
+    return (m.nn.functional if m is torch else m).linear(x, y)
+
+
+@pytest.mark.parametrize("work", [powers, mapped])
+def test_gradients_of_complex_numbers(line: Tensors, work: Any) -> None:
+    def gradients(m: Any, *how: Any) -> Any:
+        leaves = [m.tensor(each.numpy() / 7 + 1 + 1j) for each in (rows(1, 8)[0], rows(8, 8))]
+        leaves = [(each.redistribute(*how) if how else each).detach().requires_grad_() for each in leaves]
+        found = work(m, *leaves)
+        (found * found.conj()).real.sum().backward()
+        return leaves[0].grad.tolist()
+
+    torch.testing.assert_close(gradients(line, [Shard(0)]), gradients(torch), rtol=1e-4, atol=1e-4)
 
 
 def test_what_torch_cannot_spread_runs_on_whole_tensors(lt: Tensors) -> None:
