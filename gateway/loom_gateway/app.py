@@ -1,4 +1,7 @@
-"""The gateway's web application: health, REST, and the WebSocket, on one port."""
+"""The gateway's web application: health, REST, and the WebSocket, on one port.
+
+It is apart from the server, which is about sockets and signals.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""OpenID Connect as a second way in: tokens that an issuer signs, such as Keycloak, Dex, Okta or Entra ID."""
+"""OpenID Connect as a second way in: tokens that an issuer signs, such as Keycloak, Dex, Okta or Entra ID.
+
+The server makes it only for a gateway with an issuer, so joserfc is needed there alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The HTTP interface of a pod's keeper, for `LoomPod` and the keepers of the job's other pods."""
+"""The HTTP interface of a pod's keeper, for `LoomPod` and the keepers of the job's other pods.
+
+It is apart from the main module, which first checks that a web server is installed.
+"""
 
 from __future__ import annotations
 

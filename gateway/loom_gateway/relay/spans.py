@@ -1,7 +1,7 @@
 """The spans of the calls that a session's relay passes on, for ``loom trace``.
 
 The relay decodes no frame. While a collection goes on, an observer reads the headers of one session's frames, and
-never what users have pickled.
+never what users have pickled. REST alone asks for it; it is here because it observes the relay.
 """
 
 from __future__ import annotations

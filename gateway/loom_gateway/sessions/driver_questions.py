@@ -1,4 +1,7 @@
-"""`DriverQuestions`: what a gateway asks a session's driver for the people who look at the session."""
+"""`DriverQuestions`: what a gateway asks a session's driver for the people who look at the session.
+
+Its checks of a driver's answers are apart from the session's states.
+"""
 
 from __future__ import annotations
 

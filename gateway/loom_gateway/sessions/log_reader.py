@@ -1,4 +1,7 @@
-"""The sessions' logs, the files that their drivers write (`loom_gateway.driver.output.spool`)."""
+"""The sessions' logs, the files that their drivers write (`loom_gateway.driver.output.spool`).
+
+They are apart from the manager of sessions, because logs outlive their sessions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The operations of every mesh on its shape, and the form of shapes on their way to the cluster."""
+"""The operations of every mesh on its shape, and the form of shapes on their way to the cluster.
+
+The package exports it.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ A client is a stream of messages that outlives its connections. After a connecti
 the next one what the other has not received. A client ends when it is disconnected or when the session ends.
 
 Each client chooses the ids of its operations. The ids of each watching client start at a number of its own, far
-above those of the driving client, so the driver knows from the id which client to answer.
+above those of the driving client, so the driver knows from the id which client to answer. The session alone uses
+the registry. It is apart because its subject is clients that come and go.
 """
 
 from __future__ import annotations

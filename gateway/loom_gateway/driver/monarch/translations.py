@@ -1,8 +1,7 @@
 """Replacements for objects of Monarch's classes on their way to a laptop, which need not have Monarch.
 
-If an actor returns a mesh, the laptop gets a proxy of it.
-
-The session's context alone uses them; they are apart because they name each of Monarch's classes.
+If an actor returns a mesh, the laptop gets a proxy of it. Only the session's context uses them; they are apart
+because they name each of Monarch's classes.
 """
 
 from __future__ import annotations

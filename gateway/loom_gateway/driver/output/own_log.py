@@ -1,4 +1,7 @@
-"""A driver's own output: its log lines, the size limit of its file, and the text for which the disk has no room."""
+"""A driver's own output: its log lines, the size limit of its file, and the text for which the disk has no room.
+
+The process's main module alone uses it, before Monarch is imported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The process's part of its link: the first connection to the driver, and the start of the agent."""
+"""The process's part of its link: the first connection to the driver, and the start of the agent.
+
+It needs nothing of Monarch, whose part of a process's start is in `loom_gateway.driver.monarch.liveness`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`HeldResource`: a client's hold on a process of a rank, until it lets go or has been silent for too long."""
+"""`HeldResource`: a client's hold on a process of a rank, until it lets go or has been silent for too long.
+
+It knows nothing of messages, which are its handler's.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The thread of a function that runs in the driver: the main thread, or another if that is taken.
 
-The function can be cancelled.
+The function can be cancelled. It knows nothing of messages, which are its handler's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The description of a session's meshes: a tree with the states of all elements and the calls of all endpoints."""
+"""The description of a session's meshes: a tree with the states of all elements and the calls of all endpoints.
+
+It changes with what people look at, and not with the dispatch of operations.
+"""
 
 from __future__ import annotations
 
