@@ -18,7 +18,7 @@ from loom.control.operations import GetStatus
 from loom.errors import LoomError
 from loom.process import tasks
 from loom.process.backoff import Backoff
-from loom.process.child import python, run_again
+from loom.process.child import python
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import Keys, read_secret
 from loom_gateway.driver.monarch.root_client import address_towards
@@ -86,7 +86,7 @@ class WeaverSupervisor:
         return self._secret
 
     def start(self) -> None:
-        self._keeping = tasks.keep_running("keep the weaver", lambda: run_again(self._run, BACKOFF, STEADY))
+        self._keeping = tasks.keep_running("keep the weaver", self._run, BACKOFF, STEADY)
 
     async def close(self, end: bool) -> None:
         """Stop supervising, and end the weaver unless it is left to the next gateway."""

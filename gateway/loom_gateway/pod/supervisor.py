@@ -28,7 +28,7 @@ import psutil
 from loom.errors import PodUnreachable
 from loom.process import tasks
 from loom.process.backoff import Backoff
-from loom.process.child import Child, ProcessState, python, run_again
+from loom.process.child import Child, ProcessState, python
 from loom.process.listen import bracketed
 from loom.token_file import TokenFile
 from loom_gateway.pod.forwarding import PortForwarder
@@ -91,7 +91,7 @@ class SupervisedProcess:
     def keep(self) -> None:
         """Start the process, and start it again whenever it ends."""
         if self._task is None:
-            self._task = tasks.keep_running("keep a process", lambda: run_again(self._run, BACKOFF, STEADY))
+            self._task = tasks.keep_running("keep a process", self._run, BACKOFF, STEADY)
 
     async def restart(self) -> None:
         """End the process, and wait until it has been started again."""

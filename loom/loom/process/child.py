@@ -1,8 +1,7 @@
-"""`Child`: a child process that announces when it is ready; and the supervision of processes that start again."""
+"""`Child`: a child process that announces when it is ready."""
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import concurrent.futures
 import contextlib
@@ -10,14 +9,12 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from loom.errors import LoomError
-from loom.process.backoff import Backoff
 from loom.process.exit_codes import error_for_exit_code
 from loom.process.parent_pipe import ParentPipe
 
@@ -182,14 +179,3 @@ class Child:
 def _lines(stream: IO[bytes]) -> Iterator[str]:
     while line := stream.readline(LONGEST_LINE):
         yield line.decode(errors="replace").rstrip("\n")
-
-
-async def run_again(run: Callable[[], Awaitable[None]], backoff: Backoff, steady: float) -> NoReturn:
-    """Run something, and again after each end; the waits are short again after a run of ``steady`` seconds."""
-    waits = iter(backoff)
-    while True:
-        began = time.monotonic()
-        await run()
-        if time.monotonic() - began > steady:
-            waits = iter(backoff)
-        await asyncio.sleep(next(waits))

@@ -56,14 +56,20 @@ def run(name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
-def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[None]:
-    """Run something in the background until the task is cancelled, and again when it has died or ended."""
-    return _keep(asyncio.get_running_loop().create_task(_again(name, work, False), name=name))
+def keep_running(
+    name: str, work: Callable[[], Coroutine[Any, Any, Any]], backoff: Backoff = AGAIN, steady: float = STEADY
+) -> asyncio.Task[None]:
+    """Run something in the background until the task is cancelled, and again when it has died or ended.
+
+    The waits of ``backoff`` are short again after ``steady`` seconds of its life.
+    """
+    again = _again(work, False, Deaths(name, backoff, steady))
+    return _keep(asyncio.get_running_loop().create_task(again, name=name))
 
 
 def run_to_end(name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[None]:
     """Run something in the background until it has ended by itself, and again when it has died."""
-    return _keep(asyncio.get_running_loop().create_task(_again(name, work, True), name=name))
+    return _keep(asyncio.get_running_loop().create_task(_again(work, True, Deaths(name)), name=name))
 
 
 def _keep(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
@@ -104,10 +110,12 @@ class Deaths:
     Its ``waits`` are the pauses before it is started again.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, backoff: Backoff = AGAIN, steady: float = STEADY) -> None:
         self._name = name
+        self._backoff = backoff
+        self._steady = steady
         self._told: set[str] = set()
-        self._waits = iter(AGAIN)
+        self._waits = iter(backoff)
         self._began = time.monotonic()
 
     def note(self, error: BaseException) -> None:
@@ -120,10 +128,10 @@ class Deaths:
             logger.error("the background task %r died", self._name, exc_info=error)
 
     def wait(self) -> float:
-        """Return the seconds before the next start: few, if it has lived for `STEADY` seconds."""
+        """Return the seconds before the next start: few, if it has lived for the steady seconds."""
         now = time.monotonic()
-        if now - self._began > STEADY:
-            self._waits = iter(AGAIN)
+        if now - self._began > self._steady:
+            self._waits = iter(self._backoff)
         wait = next(self._waits)
         self._began = now + wait
         return wait
@@ -142,8 +150,7 @@ def _note(deaths: Deaths, error: BaseException) -> None:
     deaths.note(error)
 
 
-async def _again(name: str, work: Callable[[], Coroutine[Any, Any, Any]], until_end: bool) -> None:
-    deaths = Deaths(name)
+async def _again(work: Callable[[], Coroutine[Any, Any, Any]], until_end: bool, deaths: Deaths) -> None:
     while True:
         try:
             await work()
