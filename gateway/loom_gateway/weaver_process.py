@@ -12,7 +12,6 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NoReturn
 
 from loom.control.operations import GetStatus
 from loom.errors import LoomError
@@ -68,7 +67,7 @@ class WeaverSupervisor:
         self._advertise = advertise
         self._exit_with_gateway = exit_with_gateway
         self._process: DriverProcess | None = None
-        self._keeping: asyncio.Future[NoReturn] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     @property
     def process(self) -> DriverProcess | None:

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.rate_limits import address_key
-from loom_gateway.relay.turns import SLICE, RelayTurns
+from loom_gateway.relay.links import SLICE, RelayTurns
 from loom_gateway.relay.websocket import RelaySocket
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from loom.wire.framing import MAX_FRAME
 from loom.wire.messages import Buffer
 from loom.wire.sockets import keep_queues_short
 from loom.wire.websocket import WebSocketFrames, joined, message_head
-from loom_gateway.relay.links import DriverLink
-from loom_gateway.relay.turns import MESSAGES, SLICE, RelayTurns
+from loom_gateway.relay.links import MESSAGES, SLICE, DriverLink, RelayTurns
 
 logger = logging.getLogger(__name__)
 

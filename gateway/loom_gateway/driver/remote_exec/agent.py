@@ -14,8 +14,7 @@ from typing import Any
 
 from loom.actor import Actor, endpoint
 from loom.file_access import FileAccess, attempt
-from loom_gateway.driver.remote_exec.command import RankCommand, Spec
-from loom_gateway.driver.remote_exec.conduit import Conduit
+from loom_gateway.driver.remote_exec.command import Conduit, RankCommand, Spec
 
 
 class FileAgent(Actor):

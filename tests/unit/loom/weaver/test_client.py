@@ -17,7 +17,7 @@ import pytest
 
 import loom
 from loom.control.frame import MAX_FRAME, pack, unpack, unpack_all
-from loom.process import tasks as turns
+from loom.process import tasks
 from loom.weaver import client as weaver_client
 from loom.weaver.client import MAX_QUESTIONS, WeaverClient
 from loom.wire.framing import FrameSplitter
@@ -392,7 +392,7 @@ async def test_watching_ends_with_the_weaver(made: Made) -> None:
 async def test_a_large_snapshot_is_decoded_in_turns_and_what_comes_after_it_waits(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "TURN", 0.0)
+    monkeypatch.setattr(tasks, "TURN", 0.0)
     replicas = [{"id": f"train_{number}", "metrics": {"loss": math.inf}} for number in range(3000)]
     devices = [{"uuid": "GPU-0"}]
     snapshot = {"status": {"reports": 1}, "replicas": replicas, "devices": devices, "more": {"events": []}}
@@ -424,7 +424,7 @@ async def test_a_large_snapshot_is_decoded_in_turns_and_what_comes_after_it_wait
 
 
 async def test_a_large_answer_is_decoded_in_turns(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN", 0.0)
+    monkeypatch.setattr(tasks, "TURN", 0.0)
     replicas = [{"id": f"train_{number}", "metrics": {"loss": 0.5}} for number in range(3000)]
     rounds = 0
 

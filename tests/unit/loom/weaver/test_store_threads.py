@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loom.process import tasks as turns
+from loom.process import tasks
 from loom.token_file import ADMIN
 from loom.weaver.server import pushes, user_weaver
 from loom.weaver.storage import history, store
@@ -111,7 +111,7 @@ async def test_commands_to_many_replicas_are_sent_in_turns(monkeypatch: pytest.M
 
 async def test_what_happens_while_a_snapshot_is_packed_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pushes, "CHANGES_EVERY", 0.0)
-    monkeypatch.setattr(turns, "TURN", 0.0)  # a turn for each replica
+    monkeypatch.setattr(tasks, "TURN", 0.0)  # a turn for each replica
     on, packed_snapshot = asyncio.Event(), pushes.packed_snapshot
 
     async def slowly(*arguments: Any) -> bytes:

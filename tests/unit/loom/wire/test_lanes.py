@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from loom.errors import ProtocolMismatch
 from loom.wire import mux, stream
-from loom.wire import stream as lane
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind, Message
@@ -34,9 +33,9 @@ def _small_frames() -> Iterator[None]:
     with (
         patch.object(mux, "CHUNK_SIZE", CHUNK),
         patch.object(mux, "_FRAME_MESSAGES", 4),
-        patch.object(lane, "WINDOW", 300),
         patch.object(stream, "WINDOW", 300),
-        patch.object(lane, "ACK_FRAMES", 3),
+        patch.object(stream, "WINDOW", 300),
+        patch.object(stream, "ACK_FRAMES", 3),
     ):
         yield
 

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loom.errors import ProtocolMismatch
 from loom.wire import mux, stream
-from loom.wire import stream as lane
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
@@ -36,7 +35,7 @@ def _small() -> Iterator[None]:
         patch.object(mux, "CHUNK_SIZE", CHUNK),
         patch.object(mux, "_FRAME_MESSAGES", 3),
         patch.object(stream, "WINDOW", WINDOW),
-        patch.object(lane, "ACK_FRAMES", ACK_FRAMES),
+        patch.object(stream, "ACK_FRAMES", ACK_FRAMES),
     ):
         yield
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from loom.errors import LimitReached
 from loom.token_file import SCOPES, TokenFile
 from loom.wire.framing import SLOWEST_BATCH, TUNNELS
-from loom_gateway.access import middleware as bodies
+from loom_gateway.access import middleware
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import MAX_UNKNOWN, SLOWEST, AccessMiddleware, largest_body
@@ -178,7 +178,7 @@ async def test_values_nested_deeper_than_a_command_may_be_are_refused_on_every_r
 
 
 async def test_a_body_that_comes_too_slowly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT", 0.05)
     async with house(tmp_path) as gateway:
         tunnel = await gateway.tunnel()
         for path in ("/api/v1/page/code", f"{TUNNELS}/{tunnel}/up"):
@@ -235,9 +235,9 @@ async def test_an_answer_counts_until_it_is_read_and_one_too_many_is_refused() -
     async def send(message: Any) -> None:
         sent.append(message)
 
-    def answer() -> bodies.BoundedAnswer:
+    def answer() -> middleware.BoundedAnswer:
         scope = {"type": "http", "headers": []}
-        return bodies.BoundedAnswer(scope, send, "ann", budget, read.append)
+        return middleware.BoundedAnswer(scope, send, "ann", budget, read.append)
 
     for _ in range(2):
         one = answer()
@@ -277,7 +277,7 @@ def test_every_budget_has_a_bound_for_a_user() -> None:
 async def test_large_bodies_count_as_several_requests(tmp_path: Path) -> None:
     async with house(tmp_path) as gateway:
         gateway.access._allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
-        large = [part(bytes(bodies.COUNTED))] * 4 + [part(b"", more=False)]
+        large = [part(bytes(middleware.COUNTED))] * 4 + [part(b"", more=False)]
         refused = 0
         for _ in range(3):
             parts = iter(large)

@@ -11,8 +11,7 @@ import pytest
 from loom.control import frame
 from loom.weaver import commands, policy, registry
 from loom.weaver.server import reach, threadlets
-from loom_gateway.access import audit, budgets
-from loom_gateway.access import middleware as bodies
+from loom_gateway.access import audit, budgets, middleware
 from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
 
@@ -33,7 +32,7 @@ MODULES = [
     "loom_gateway.offload",
     "loom_gateway.relay.links",
     "loom_gateway.relay.relay",
-    "loom_gateway.relay.turns",
+    "loom_gateway.relay.links",
     "loom_gateway.server",
     "loom_gateway.sessions.log_cursor",
     "loom_gateway.sessions.log_reader",
@@ -72,8 +71,8 @@ def test_the_values_are_those_of_the_code() -> None:
         assert of[name][2:4] == [str(of_user), str(in_all)]
     assert str(Limits().max_connections_per_user) in of["--max-connections-per-user"][2]
     assert str(Limits().max_sessions) in of["--max-sessions"][2]
-    assert f"{bodies.BODY_TIMEOUT:g} s" in of["BODY_TIMEOUT"][2]
-    assert f"{bodies.SLOWEST_BATCH >> 10} KiB" in of["BODY_TIMEOUT"][2]
+    assert f"{middleware.BODY_TIMEOUT:g} s" in of["BODY_TIMEOUT"][2]
+    assert f"{middleware.SLOWEST_BATCH >> 10} KiB" in of["BODY_TIMEOUT"][2]
     assert f"{audit.LINES:g} a second" in of["LINES"][3]
     assert f"{audit.STALLED:g} s" in of["STALLED"][2]
     assert f"{audit.MAX_LINES} lines" in of["MAX_LINES"][3]

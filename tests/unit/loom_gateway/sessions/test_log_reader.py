@@ -17,10 +17,9 @@ import pytest
 from loom.errors import LimitReached, WrongArguments
 from loom_gateway.driver.output.collector import LONGEST_LINE
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.sessions import log_cursor, log_feed, log_reader
+from loom_gateway.sessions import log_cursor, log_reader
 from loom_gateway.sessions.log_cursor import MOST, PIECE, LogCursor
-from loom_gateway.sessions.log_feed import LogQuery
-from loom_gateway.sessions.log_reader import SessionLogs
+from loom_gateway.sessions.log_reader import LogQuery, SessionLogs
 
 
 def line(text: str, mesh: str = "trainers", rank: int = 0) -> dict[str, Any]:
@@ -219,7 +218,7 @@ def open_files(path: Path) -> list[str]:
 async def test_a_slow_follower_loses_lines_and_is_told_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_feed, "BUFFER", 1000)
+    monkeypatch.setattr(log_reader, "BUFFER", 1000)
     path = tmp_path / "log"
     spool = LogSpool(str(path))
     spool.append([line("old")])
@@ -246,7 +245,7 @@ async def test_a_slow_follower_loses_lines_and_is_told_and_others_are_not(
 async def test_followers_that_come_while_a_log_turns_miss_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_feed, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(log_reader, "LOOK_EVERY", 0.001)
     monkeypatch.setattr(log_reader, "LOOK_EVERY", 0.001)
     randomly = random.Random(8)
     path = tmp_path / "log"

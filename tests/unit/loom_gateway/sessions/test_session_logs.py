@@ -11,8 +11,7 @@ import pytest
 
 import loom
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.sessions.log_feed import LogQuery
-from loom_gateway.sessions.log_reader import KEEP_ENDED, SessionLogs
+from loom_gateway.sessions.log_reader import KEEP_ENDED, LogQuery, SessionLogs
 
 
 def entry(text: str, rank: int = 0) -> dict[str, Any]:

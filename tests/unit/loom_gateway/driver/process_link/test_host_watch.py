@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from loom_gateway.driver.handlers import hosts as host_watch
+from loom_gateway.driver.handlers import hosts
 from loom_gateway.driver.handlers.hosts import HostEnd, watch_host
 from loom_gateway.driver.process_link.link import REFUSED_FOR, Refusals
 from loom_gateway.workers.sources import parse_worker_address
@@ -126,7 +126,7 @@ async def test_a_worker_of_this_machine_that_refuses_after_a_reset_is_gone_at_on
 
 
 async def test_a_worker_is_gone_when_the_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_watch, "RETRY", 0.01)
+    monkeypatch.setattr(hosts, "RETRY", 0.01)
     async with worker() as (made, _, port):
         with Gate(port) as gate:
             watch = watched(gate.port, patience=1.0)
@@ -137,7 +137,7 @@ async def test_a_worker_is_gone_when_the_patience_is_over(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def known_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_watch, "SAME_AFTER", 0.1)
+    monkeypatch.setattr(hosts, "SAME_AFTER", 0.1)
 
 
 @pytest.mark.guarantees("process link", "A worker that was restarted before it was missed is known as another one")
@@ -169,7 +169,7 @@ async def test_a_connection_that_is_closed_before_it_is_looked_at_has_broken() -
         writer.transport.abort()
         await asyncio.sleep(0)  # now its socket is closed
 
-        assert not await asyncio.wait_for(host_watch._ends_cleanly(reader, writer, 10 * BOUND), BOUND)
+        assert not await asyncio.wait_for(hosts._ends_cleanly(reader, writer, 10 * BOUND), BOUND)
 
 
 async def test_a_connection_that_breaks_at_once_does_not_vouch_for_the_worker(
@@ -181,10 +181,10 @@ async def test_a_connection_that_breaks_at_once_does_not_vouch_for_the_worker(
 
             def lives() -> bool:
                 if broken.is_set():
-                    monkeypatch.setattr(host_watch, "SAME_AFTER", 0.1)
+                    monkeypatch.setattr(hosts, "SAME_AFTER", 0.1)
                 return bool(living)
 
-            monkeypatch.setattr(host_watch, "SAME_AFTER", BOUND)
+            monkeypatch.setattr(hosts, "SAME_AFTER", BOUND)
             address = parse_worker_address(f"tcp://127.0.0.1:{gate.port}")
             watch = asyncio.ensure_future(watch_host(address, 10 * BOUND, lives))
             await made.connected(1)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.session import dispatcher as large_calls
+from loom_gateway.driver.session import dispatcher
 from loom_gateway.driver.session.dispatcher import LARGE, MOST, LargeCalls
 
 DATA = bytes(LARGE)
@@ -115,8 +115,8 @@ def test_a_call_to_a_mesh_that_there_is_not_is_started_too() -> None:
 
 def test_memory_is_given_back_when_no_other_large_call_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     given_back = threading.Semaphore(0)
-    monkeypatch.setattr(large_calls, "QUIET", 0.01)
-    monkeypatch.setattr(large_calls, "give_back_memory", given_back.release)
+    monkeypatch.setattr(dispatcher, "QUIET", 0.01)
+    monkeypatch.setattr(dispatcher, "give_back_memory", given_back.release)
     driver = Driver()
 
     for ident in (1, 2):
@@ -134,7 +134,7 @@ def test_the_heap_is_smaller_after_its_memory_was_given_back() -> None:
     with_pieces = process.memory_info().rss
     del pieces
 
-    large_calls.give_back_memory()
+    dispatcher.give_back_memory()
 
     assert process.memory_info().rss < with_pieces - (64 << 20)
     del last
