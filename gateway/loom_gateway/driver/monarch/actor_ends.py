@@ -22,7 +22,7 @@ from monarch._src.actor.actor_mesh import _Actor, _context
 from loom.errors import SupervisionError
 from loom.threadlet import threadlet
 from loom_gateway.driver.monarch.endpoint_errors import what_was_raised
-from loom_gateway.driver.runs.children import end_child
+from loom_gateway.driver.runs.children import end_at_once
 
 _DIED_OF = "_loom_died_of"
 """The attribute of an actor for the error that ended it. Monarch's own report of it is a text."""
@@ -105,7 +105,7 @@ def _ending_with_the_loop(plain: Callable[[threading.ExceptHookArgs], object]) -
     def excepthook(args: threading.ExceptHookArgs) -> None:
         frames = (frame for frame, _ in traceback.walk_tb(args.exc_traceback))
         if isinstance(args.exc_value, SystemExit) and any(frame.f_code is loops for frame in frames):
-            end_child(args.exc_value)
+            end_at_once(args.exc_value)
         plain(args)
 
     return excepthook

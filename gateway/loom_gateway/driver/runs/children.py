@@ -80,15 +80,31 @@ def is_child() -> bool:
 
 def end_child(error: BaseException | None) -> NoReturn:
     """End a child as a program ends whose main function has returned, or raised an error."""
-    code = 0
+    code = _report(error)
+    atexit._run_exitfuncs()
+    _leave(code)
+
+
+def end_at_once(error: BaseException) -> NoReturn:
+    """End this process as an error ends a program, but for the functions of `atexit`.
+
+    Monarch's would take the process out of its meshes, whose stop then waits for it for 40 s (torchmonarch 0.7).
+    """
+    _leave(_report(error))
+
+
+def _report(error: BaseException | None) -> int:
+    """Print the error that ends a program, and return its exit code."""
     if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
             sys.stderr.write(f"{error.code}\n")
-    elif error is not None:
-        code = 1
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if error is not None:
         traceback.print_exception(error)
-    atexit._run_exitfuncs()
+    return int(error is not None)
+
+
+def _leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
