@@ -163,10 +163,8 @@ def _changer(operation: type[Operation], changes: WeaverChanges) -> Callable[...
     key = operation.route.key
 
     async def change(request: Request, of: dict[str, str], body: Any = None, **named: Any) -> Response:
-        given = {} if body is None else {one.name: getattr(body, one.name) for one in fields(body)}
-        made = await changes.make(
-            operation(**named, **given), request.scope["loom.principal"], of, _noting(request)
-        )
+        asked = operation(**named, **({} if body is None else vars(body)))
+        made = await changes.make(asked, request.scope["loom.principal"], of, _noting(request))
         return ExactJson({key: made} if key else made)
 
     return change

@@ -160,7 +160,7 @@ class WeaverChanges:
         event, noted = asked.noted()
         about = {**noted, **about_whose(of)}
         note(event, about)
-        given = {name: value for name, value in vars(asked).items() if value is not None}
+        given = asked.given()
         if isinstance(asked, InjectFault):
             kind, given["params"], given["duration"] = check_fault(asked.fault, asked.params, asked.duration)
             if kind.place is Place.GATEWAY:

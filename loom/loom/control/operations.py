@@ -226,7 +226,7 @@ class Operation:
         wait: float = arguments.get("wait", 0.0)
         return wait
 
-    def given(self) -> dict[str, object]:
+    def given(self) -> dict[str, Any]:
         """Return the arguments, without those that are not given."""
         values = ((one, getattr(self, one.name)) for one in fields(self))  # type: ignore[arg-type]
         return {one.name: value for one, value in values if is_required(one) or value not in (None, one.default)}
@@ -682,7 +682,7 @@ class GetReplicasIn(Operation, name="replicas_in", reach=Reach.SESSION, waits=Tr
 
 
 @dataclass(frozen=True)
-class NoteReached(Operation, name="reached", reach=Reach.SESSION):
+class NoteReached(Operation, name="reached", reach=Reach.SESSION, storing=Storing.LATER):
     """Write down, for the gateway's audit, what a client of a session does in the process of a rank."""
 
     does: str

@@ -157,8 +157,7 @@ async def test_each_acknowledgement_comes_as_it_is_made_and_in_the_end_done(clie
     assert await client.next() == {"type": "done", **told}
     assert client.weaver.asked[0] == (
         "command",
-        {"by": "ann operate", "user": "ann", "kind": "pause", "target": "train_*", "params": {}, "wait": 0.0}
-        | {"id": "command-1", "announced": False},
+        {"by": "ann operate", "user": "ann", "kind": "pause", "target": "train_*", "params": {}, "id": "command-1"},
     )
 
 
