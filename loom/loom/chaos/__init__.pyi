@@ -6,7 +6,7 @@ from loom.chaos.plans import Target as Target
 from loom.chaos.plans import When as When
 from loom.chaos.plans import read_plan as read_plan
 from loom.chaos.runs.reports import Report as Report
-from loom.chaos.runs.runner import run as run
+from loom.chaos.runs.reports import run as run
 from loom.control.faults import FAULTS as FAULTS
 from loom.control.faults import FaultKind as FaultKind
 from loom.control.faults import Place as Place

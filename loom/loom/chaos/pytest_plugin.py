@@ -24,9 +24,8 @@ import pytest
 if TYPE_CHECKING:
     from loom.chaos.plans import Plan
     from loom.chaos.runs.observer import RunWeaver
-    from loom.chaos.runs.reports import Report
+    from loom.chaos.runs.reports import HasWeaver, Report
     from loom.chaos.runs.run import PlanExecution
-    from loom.chaos.runs.runner import HasWeaver
 
 
 OPTION = "--loom-chaos-seed"
@@ -92,8 +91,7 @@ class LoomChaos:
             BadPlan: the plan makes no sense, or a fault has no target; nothing was touched.
         """
         __tracebackhide__ = True  # pytest then shows the line of the test
-        from loom.chaos.runs.reports import Report
-        from loom.chaos.runs.runner import prepare
+        from loom.chaos.runs.reports import Report, prepare
         from loom.errors import ExpectationsFailed
 
         lines: list[str] = []

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import bridge, context, inject, meshes, remote_exec, serve, status, timing, token, weaver
+from loom.cli import context, inject, meshes, remote_exec, serve, status, timing, token, weaver
 from loom.cli.demos import demo
 from loom.cli.output import say
 
@@ -67,6 +67,6 @@ app.command()(weaver.deactivate)
 app.command()(weaver.reactivate)
 app.command()(weaver.policy)
 app.add_typer(inject.app, name="inject")
-app.command()(bridge.bridge)
+app.command()(serve.bridge)
 app.command()(timing.analyze)
 app.command()(timing.tune)

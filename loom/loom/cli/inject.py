@@ -87,8 +87,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Carry out a plan and write a report. Exits with 1 unless all of the plan's expectations held."""
-    from loom.chaos.runs.reports import Report
-    from loom.chaos.runs.runner import prepare
+    from loom.chaos.runs.reports import Report, prepare
 
     running = prepare(plan, access.weaver(), seed, lambda line: say(line, err=True))
     with suppress(KeyboardInterrupt):  # the report then says that it was interrupted
@@ -118,8 +117,7 @@ def from_events(
     same recoveries. Other events stand in comments, with the reason. `loom inject run` carries the plan
     out.
     """
-    from loom.chaos.incidents.plan_text import plan_text
-    from loom.chaos.incidents.replay import read_events
+    from loom.chaos.incidents.replay import plan_text, read_events
 
     if (file is None) == (since is None):
         raise WrongArguments("give a file of events, or --since TIME")

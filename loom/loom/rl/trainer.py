@@ -122,7 +122,7 @@ class Trainer(TrainerActor):
 
     def _publish(self, model: Any, step: int) -> None:
         """Make the weights of a step known: all processes call this, and the first one writes."""
-        from loom.train.loop.tensors import whole
+        from loom.train.loop.training_state import whole
 
         run = self._run
         with self._clock.measured("write_checkpoint") as began:

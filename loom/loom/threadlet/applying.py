@@ -19,9 +19,8 @@ from loom.control.commands import (
 )
 from loom.control.reports import MAX_REASON, Draining, Phase
 from loom.errors import describe_error
-from loom.threadlet.effects import Application, AwaitedEffects
 from loom.threadlet.handlers import HandlerRegistry, Outcome, Settlement
-from loom.threadlet.inbox import CommandInbox
+from loom.threadlet.inbox import Application, AwaitedEffects, CommandInbox
 from loom.threadlet.reporting import StatusReporter
 from loom.threadlet.reports import now_of_system, plain
 from loom.threadlet.time_accounting import TimeAccounting, TimedBlock

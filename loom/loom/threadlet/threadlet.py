@@ -49,8 +49,7 @@ from loom.process.threads import keep_going
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.device_watch import watch_devices
-from loom.threadlet.effects import AwaitedEffects
-from loom.threadlet.inbox import CommandInbox
+from loom.threadlet.inbox import AwaitedEffects, CommandInbox
 from loom.threadlet.link import WeaverLink
 from loom.threadlet.reports import plain
 from loom.threadlet.step import Step

@@ -1,10 +1,20 @@
-"""The spans of this process for a while, in bounded memory, for `loom trace`."""
+"""The spans of this process for a while, in bounded memory, for `loom trace`.
+
+The findings of torch's profiler in this process: operators, and kernels on a device, for `loom trace`.
+
+Only a process that has loaded torch is profiled. A process has one profiler: if the user's own runs, that is left
+alone, and the trace says so.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TypedDict
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 from loom.tracing import clock
 from loom.tracing.files import HOST, plain
@@ -95,3 +105,87 @@ def no_spans(name: str, problem: str | None) -> ProcessSpans:
     return ProcessSpans(
         name=name, host=HOST, pid=0, role=None, offset=0.0, error=None, records=[], left_out=0, problem=problem
     )
+
+
+_KINDS = frozenset({"cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
+
+
+class Kernels:
+    """A run of torch's profiler. Begin and end it in one thread."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """Why there is nothing, if torch is loaded and yet could not be profiled."""
+        self.left_out = 0
+        self._profile: Any = None
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "profiler"):
+            return
+        try:
+            self._profile = _started(torch)
+        except Exception as error:  # noqa: BLE001 - torch's profiler raises errors of any kind
+            self.problem = f"torch's profiler did not start: {error!s:.200}"
+
+    def end(self, most: int) -> list[Record]:
+        """Stop, and return what was seen as records with the fields ``kernel`` and ``thread``.
+
+        Beyond so many the shortest are left out.
+        """
+        if self._profile is None:
+            return []
+        try:
+            self._profile.stop()
+            found = _records(_exported(self._profile))
+        except Exception as error:  # noqa: BLE001 - as above
+            self.problem = f"torch's profiler failed: {error!s:.200}"
+            return []
+        finally:
+            self._profile = None
+        found.sort(key=lambda record: -float(record["dur_ms"]))  # type: ignore[arg-type]
+        self.left_out = max(0, len(found) - most)
+        return found[:most]
+
+
+def _started(torch: Any) -> Any:
+    from torch.autograd import _profiler_enabled
+
+    if _profiler_enabled():
+        raise RuntimeError("another profile of this process is being taken")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    # Without it, only operators of the thread that starts the profiler are seen.
+    everything = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    profile = torch.profiler.profile(activities=activities, experimental_config=everything)
+    profile.start()
+    return profile
+
+
+def _exported(profile: Any) -> Mapping[str, Any]:
+    descriptor, path = tempfile.mkstemp(prefix="loom-trace-", suffix=".json")
+    os.close(descriptor)
+    try:
+        profile.export_chrome_trace(path)
+        with open(path, encoding="utf-8", errors="replace") as file:
+            exported: Mapping[str, Any] = json.load(file)
+        return exported
+    finally:
+        os.unlink(path)
+
+
+def _records(exported: Mapping[str, Any]) -> list[Record]:
+    """Return Kineto's events. Their times are microseconds since a base in nanoseconds of Unix time."""
+    base = exported.get("baseTimeNanoseconds", 0) / 1e9
+    to_session = clock.now() - time.time()
+    found: list[Record] = []
+    for event in exported.get("traceEvents", ()):
+        if event.get("ph") == "X" and event.get("cat") in _KINDS:
+            unix = base + event["ts"] / 1e6
+            found.append(
+                {
+                    "name": str(event["name"])[:200], "t": unix + to_session, "time": unix, "host": HOST,
+                    "pid": os.getpid(), "role": None, "trace": None, "dur_ms": event.get("dur", 0) / 1000,
+                    "kernel": event["cat"], "thread": str(event.get("tid"))[:40],
+                }
+            )  # fmt: skip
+    return found

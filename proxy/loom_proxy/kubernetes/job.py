@@ -17,9 +17,8 @@ from loom.token_file import digest
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.job import Job, JobState
 from loom_proxy.kubernetes import kubetorch_names
-from loom_proxy.kubernetes.deployment import PodMesh
+from loom_proxy.kubernetes.deployment import PodMesh, pods_shown
 from loom_proxy.kubernetes.network_policy import PortPolicies
-from loom_proxy.kubernetes.pod_status import pods_shown
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
 from loom_proxy.kubernetes.rollout import PodStart, look_after_pods
 from loom_proxy.kubernetes.service_lookup import gateway_url, token_for

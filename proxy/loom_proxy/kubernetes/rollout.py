@@ -15,8 +15,7 @@ from loom.errors import DeploymentFailed, LoomError, ProtocolMismatch, PythonVer
 from loom.process.child import ProcessState
 from loom.process.threads import keep_going
 from loom_proxy.job import Job
-from loom_proxy.kubernetes.deployment import NotLoaded, PodMesh
-from loom_proxy.kubernetes.pod_status import PodState
+from loom_proxy.kubernetes.deployment import NotLoaded, PodMesh, PodState
 
 logger = logging.getLogger(__name__)
 

@@ -281,16 +281,16 @@ class SlowToProfile(Worker):
 
     @loom.endpoint
     def be_slow(self) -> None:
-        from loom.tracing import kernels
+        from loom.tracing import collecting
 
-        start = kernels._started
+        start = collecting._started
 
         def slowly(torch: Any) -> Any:
-            kernels._started = start
+            collecting._started = start
             time.sleep(ANSWERS_WITHIN + 1)
             return start(torch)
 
-        kernels._started = slowly
+        collecting._started = slowly
 
 
 @pytest.mark.slow

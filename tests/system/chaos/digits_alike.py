@@ -48,7 +48,7 @@ def hashes_without_faults(steps: int) -> dict[int, str]:
     """The SHA-256 of the parameters after some steps of one process to which nothing happens."""
     import torch
 
-    from loom.train.loop.tensors import hash_of
+    from loom.train.loop.training_state import hash_of
 
     job = alike_job(steps)
     threads = torch.get_num_threads()

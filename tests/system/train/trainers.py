@@ -70,7 +70,7 @@ class Counting(TrainerActor):
         return loss * float("nan") if batch.step in self.nan_at and batch.shard == 0 else loss
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        from loom.train.loop.tensors import local
+        from loom.train.loop.training_state import local
 
         return {"weight": float(local(model.weight).flatten()[0])}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from loom.actor import Actor, endpoint
 from loom.tracing import clock
-from loom.tracing.collecting import MAX_RECORDS, Collection, ProcessSpans
-from loom.tracing.kernels import Kernels
+from loom.tracing.collecting import MAX_RECORDS, Collection, Kernels, ProcessSpans
 from loom_gateway.driver.monarch.traced_calls import heed_traces
 
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from loom._version import __version__
 from loom.chaos.durations import spoken
+from loom.chaos.plans.files import read_plan
+from loom.chaos.plans.plan import Plan
 from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import Verdict, goodput, judge
 from loom.errors import ExpectationsFailed
+
+if TYPE_CHECKING:
+    from loom.chaos.runs.observer import RunWeaver
+
 
 PLOTTED = "loss"  # the metric of the plot
 FEW = 5  # replicas of a fault that the text of a report names
@@ -236,3 +243,44 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
+
+
+class HasWeaver(Protocol):
+    """A job, or whatever else has a weaver."""
+
+    @property
+    def weaver(self) -> RunWeaver:
+        """The weaver of the replicas that a plan strikes."""
+
+
+def run(plan: Plan | str | os.PathLike[str], weaver: RunWeaver | HasWeaver, *, seed: int | None = None) -> Report:
+    """Carry a plan out, and return the report; `Report.ok` says whether all held that the plan expects.
+
+    The faults of the plan are removed when the run ends, whatever ends it.
+
+    Args:
+        plan: a plan, or the path of its file: YAML, or Python if the name ends with ``.py``.
+        weaver: ``job.weaver``, or the job.
+        seed: a seed in place of the plan's own.
+
+    Raises:
+        BadPlan: the plan makes no sense, or a fault has no target that lives and is marked as injectable. Nothing
+            was touched.
+        GatewayUnreachable, WeaverUnavailable: nobody answers.
+    """
+    running = prepare(plan, weaver, seed)
+    running.run()
+    return Report(running)
+
+
+def prepare(
+    plan: Plan | str | os.PathLike[str],
+    weaver: RunWeaver | HasWeaver,
+    seed: int | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> PlanExecution:
+    """Return a run of a plan that has not begun; ``report`` is called with a line for each thing that happens."""
+    read = plan if isinstance(plan, Plan) else read_plan(os.fspath(plan))
+    if seed is not None:
+        read = replace(read, seed=seed)
+    return PlanExecution(read, cast("RunWeaver", getattr(weaver, "weaver", weaver)), report)

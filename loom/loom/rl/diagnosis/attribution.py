@@ -18,8 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from loom.rl.diagnosis.collector import Rank
-from loom.rl.diagnosis.measured import Measured
+from loom.rl.diagnosis.collector import Measured, Rank
 
 HALF = 0.5
 """The share of the time of some work that doubling its means saves."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from loom.rl.diagnosis.attribution import Attribution, Lost
+from loom.rl.diagnosis.collector import Measured
 from loom.rl.diagnosis.evidence import Evidence
-from loom.rl.diagnosis.measured import Measured
 from loom.rl.diagnosis.rules import (
     ASSUMED_LEVEL,
     EARLY,

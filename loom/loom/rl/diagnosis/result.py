@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from loom.rl.diagnosis.attribution import Attribution
+from loom.rl.diagnosis.collector import Measured
 from loom.rl.diagnosis.diagnosis import Finding
 from loom.rl.diagnosis.evidence import Evidence, Problems
-from loom.rl.diagnosis.measured import Measured
 from loom.rl.diagnosis.statistics import Stats
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from loom.errors import EmptyLog
 from loom.rl.diagnosis.attribution import attribute
-from loom.rl.diagnosis.collector import Collector
+from loom.rl.diagnosis.collector import Collector, put_together
 from loom.rl.diagnosis.diagnosis import diagnose
 from loom.rl.diagnosis.evidence import Problem, Problems
 from loom.rl.diagnosis.folder import Extracts, write
-from loom.rl.diagnosis.measured import put_together
 from loom.rl.diagnosis.result import Analysis
 from loom.rl.diagnosis.rules import RuleName
 from loom.rl.diagnosis.scanner import Scanner

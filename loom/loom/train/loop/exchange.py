@@ -15,8 +15,15 @@ from torch import distributed
 
 from loom.threadlet import Step, Threadlet
 from loom.train.loop.membership import Membership
-from loom.train.loop.tensors import flatten, local, unflatten
-from loom.train.loop.training_state import FROM_THE_BEGINNING, OuterOptimizer, ParameterMean, TrainingState
+from loom.train.loop.training_state import (
+    FROM_THE_BEGINNING,
+    OuterOptimizer,
+    ParameterMean,
+    TrainingState,
+    flatten,
+    local,
+    unflatten,
+)
 from loom.train.settings import Batch, Ending, Restore
 
 REMEMBERED = 200  # the newest waits, from which a baseline is computed

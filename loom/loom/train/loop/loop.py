@@ -15,8 +15,7 @@ from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
 from loom.train.loop.agreement import AgreedConfig
 from loom.train.loop.exchange import LocalSteps, NoPeers, SharedSteps, StepClock, StepExchange, StepStrategy
 from loom.train.loop.membership import Membership, process_ends
-from loom.train.loop.tensors import hash_of, whole
-from loom.train.loop.training_state import ParameterMean, TrainingState
+from loom.train.loop.training_state import ParameterMean, TrainingState, hash_of, whole
 from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, Ending, Restore, TrainerReport
 from loom.train.spec import Assignment

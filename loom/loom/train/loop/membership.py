@@ -30,8 +30,7 @@ from loom.errors import FaultRefused
 from loom.process.listen import address_towards, bracketed, open_store
 from loom.process.threads import DaemonExecutor
 from loom.train.loop.peer_transport import PeerTransport
-from loom.train.loop.tensors import local
-from loom.train.loop.training_state import TrainingState
+from loom.train.loop.training_state import TrainingState, local
 
 _ManagerServer = torchft.manager.ManagerServer
 

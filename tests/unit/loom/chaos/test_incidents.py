@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from loom.chaos.incidents.plan_text import LEFT_OUT, plan_text
-from loom.chaos.incidents.replay import parse_events, read_events
+from loom.chaos.incidents.replay import LEFT_OUT, parse_events, plan_text, read_events
 from loom.chaos.plans.files import parse_plan
 from loom.chaos.plans.plan import Plan, PlannedFault
 from loom.chaos.targets import Target

@@ -1,4 +1,4 @@
-"""Every command that asks a gateway finds it by `loom_proxy.contexts.choice.choose_gateway`, and reaches ``kube://``.
+"""Every command that asks a gateway finds it by `loom_proxy.contexts.file.choose_gateway`, and reaches ``kube://``.
 
 The forwarded port is a stand-in: kubectl itself is in `tests/system/test_kube_commands.py`, and all of these
 commands in a cluster are in `tests/system/cluster/test_kube_commands.py`.

@@ -1,8 +1,7 @@
 import pytest
 
 from loom.tracing import collecting, event
-from loom.tracing.collecting import Collection
-from loom.tracing.kernels import Kernels
+from loom.tracing.collecting import Collection, Kernels
 from loom.tracing.spans import recorder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import WrongArguments
-from loom.train.controller.replica_slot import ReplicaSlot, SlotState
+from loom.train.controller.replica_slots import ReplicaSlot, SlotState
 from loom.train.settings import Ending, Restore
 from tests.unit.loom.train.slots import Group, Job
 

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 import loom
-from loom_proxy.kubernetes import pod_status as pod_progress
-from loom_proxy.kubernetes.deployment import PodMesh
-from loom_proxy.kubernetes.pod_status import PodState
+from loom_proxy.kubernetes import deployment as pod_progress
+from loom_proxy.kubernetes.deployment import PodMesh, PodState
 
 READY = PodState("loom-1", "10.0.0.1", True, "")
 UNPULLABLE = PodState("loom-2", "", False, 'ImagePullBackOff: Back-off pulling image "mine:1"')

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loom_proxy.kubernetes.pod_status import pod_states
+from loom_proxy.kubernetes.deployment import pod_states
 
 
 def pod(name: str = "loom-0", **status: Any) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import pytest
 
 import loom
 from loom_proxy.kubernetes import rollout as pod_waiting
-from loom_proxy.kubernetes.deployment import answer
-from loom_proxy.kubernetes.pod_status import PodState
+from loom_proxy.kubernetes.deployment import PodState, answer
 from loom_proxy.kubernetes.rollout import MOST_AGAIN, PodStart, fails_again, is_final
 
 LOADING = {"detail": "Server is loading the callable. Please retry in a moment."}
