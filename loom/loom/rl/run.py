@@ -21,7 +21,7 @@ from loom.rl.generators.requests import GeneratorRequests
 from loom.rl.generators.weight_orders import WeightOrders
 from loom.rl.process_home import process_home
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
-from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun
+from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun, Weights
 from loom.rl.training import Training, restored_step
 from loom.threadlet import Deferred, Threadlet
 
@@ -113,7 +113,8 @@ class OrchestratorRun:
         self._spec = spec
         self._options = self._wanted = spec.options
         self._changes: list[Deferred] = []  # for the next step
-        self._folder = folder = spec.folder
+        self._weights = Weights(spec.weights)
+        self._folder = folder = Path(spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._store = RolloutStore(folder)
         self._records = StepRecords(folder / "steps.jsonl")
@@ -127,7 +128,7 @@ class OrchestratorRun:
         settings = TrainerRun(
             folder=str(self._folder),
             steps=self._spec.steps,
-            weights=self._spec.weights,
+            weights=self._weights,
             clip=self._spec.trainers.clip,
             temperature=spec.temperature,
             keep=options.async_level + 3,
@@ -138,7 +139,7 @@ class OrchestratorRun:
         tracing.configure(role=NAME, folder=_timing_folder(self._folder), lines=self._spec.lines or None)
         self._training = training = Training(session, self._spec.trainers, settings)
         requests = GeneratorRequests(spec.tokenizer, self._spec.connections)
-        self._orders = WeightOrders(training, requests, self._via, self._folder, self._spec.weights)
+        self._orders = WeightOrders(training, requests, self._via, self._folder, self._weights)
         self._pool = pool = GeneratorPool(
             session, spec, self._folder, requests, self._via, self._load, self._spec.lines
         )
@@ -200,7 +201,7 @@ class OrchestratorRun:
     def _config(self, options: Options) -> Mapping[str, object]:
         """Return what the weaver shows as the configuration: the options, and what does not change."""
         plain = {"weights_via": options.weights_via.value, "split": list(options.split)}
-        return {**asdict(options), **plain, "weights": self._spec.weights.value}
+        return {**asdict(options), **plain, "weights": self._weights.value}
 
     def _register(self, threadlet: Threadlet) -> None:
         for name in ("batch", "generators", "max_tokens", "async_level", "inflight"):

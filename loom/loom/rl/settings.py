@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import WrongArguments
-from loom.rl.generation.weight_client import WeightsVia
+from loom.rl.generation.weight_client import POOL, WeightsVia
 from loom.rl.task import Task, Tokenizer
 from loom.train.settings import LiveConfig
 
@@ -151,16 +151,66 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """All that an orchestrator was given."""
+    """The settings of an orchestrator.
+
+    Raises:
+        WrongArguments: a number makes no sense.
+    """
 
     task: Task
+    """Gives prompts, rewards and advantages."""
     generators: Generators
     trainers: Trainers
-    folder: Path
+    _: KW_ONLY
+    folder: str | os.PathLike[str]
+    """A folder that every host reaches. A run goes on from its contents."""
     steps: int
-    options: Options
-    weights: Weights
-    max_staleness: int | None
-    connections: int
-    lines: bool
-    on_step: Callable[[StepRecord], object] | None
+    """Number of optimizer steps."""
+    batch: int
+    """Completions of a step."""
+    group: int
+    """Completions of a prompt."""
+    async_level: int = 1
+    """Steps that the generators' policy may be behind; 0 takes turns."""
+    weights: str | Weights = Weights.FILES
+    """``files`` or ``messages``: the way of weights to the generators."""
+    weights_via: str | WeightsVia = WeightsVia.LANE
+    """``shared``, ``admin`` or ``lane``: the way of the order to load files.
+
+    Unless it is ``lane``, completions are HTTP requests, too.
+    """
+    max_staleness: int | None = None
+    """The largest age, in steps, of a policy whose completions are trained on; None for ``async_level``."""
+    inflight: int = 0
+    """Completions that are generated at the same time, if more than ``batch``.
+
+    A step takes the first ``batch`` that are done. The others go into later steps, unless they are too old then.
+    """
+    connections: int = POOL
+    """Connections of the pool for HTTP requests."""
+    lines: bool = True
+    """Whether the processes also print their events, as the log lines of `loom.tracing`.
+
+    ``loom analyze --session`` and ``loom tune`` read them.
+    """
+    on_step: Callable[[StepRecord], object] | None = None
+    """Called with each step's `StepRecord`."""
+
+    def __post_init__(self) -> None:
+        self.options.check()
+        if self.steps < 1:
+            raise WrongArguments(f"steps is {self.steps}: it has to be 1 at least")
+        Weights(self.weights)
+
+    @property
+    def options(self) -> Options:
+        """The options as the run begins."""
+        return Options(
+            batch=self.batch,
+            group=self.group,
+            generators=self.generators.count,
+            max_tokens=self.generators.max_tokens,
+            async_level=self.async_level,
+            weights_via=WeightsVia(self.weights_via),
+            inflight=self.inflight,
+        )
