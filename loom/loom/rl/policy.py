@@ -32,7 +32,6 @@ class PolicyBatch:
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], pad: int) -> PolicyBatch:
-        """Return some rollouts as tensors."""
         before = max(len(one.prompt_tokens) for one in rollouts)
         after = max(len(one.tokens) for one in rollouts)
         rows, logprobs = [], []
@@ -51,7 +50,6 @@ class PolicyBatch:
         )
 
     def to(self, device: str) -> PolicyBatch:
-        """Return the batch on a device."""
         moved = {name: one.to(device) for name, one in vars(self).items() if isinstance(one, Tensor)}
         return PolicyBatch(completion=self.completion, **moved)
 

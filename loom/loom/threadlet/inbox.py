@@ -128,7 +128,6 @@ class AwaitedEffects:
         return bool(self._awaited)
 
     def add(self, made: Application, published: int) -> None:
-        """Await the effect of a command."""
         self._awaited.append((made, published))
         self._polled = (-1, 0)
 

@@ -73,7 +73,6 @@ class SpanRecords:
         self._left_out += 1
 
     def of(self, name: str, offset: clock.Offset, problem: str | None) -> ProcessSpans:
-        """Return the records, as those of this process."""
         return ProcessSpans(
             name=name,
             host=HOST,

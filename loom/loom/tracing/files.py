@@ -184,7 +184,6 @@ class EventFile:
             self.leave_out(error, lines.count(b"\n", whole))
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)

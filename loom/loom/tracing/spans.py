@@ -177,7 +177,6 @@ class _Recorder:
 
 
 def _with(fields: Record, ended: Ended, trace: str | None) -> Record:
-    """Return the fields of a span."""
     dur_ms, id, around = ended
     fields = {"dur_ms": round(dur_ms, 4), **fields, "span": _hex(id), "parent": None}
     if isinstance(around, tuple):

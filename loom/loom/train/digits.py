@@ -32,7 +32,6 @@ class DigitsTrainer(TrainerActor):
         self.hidden = hidden
 
     def warm_up(self) -> None:
-        """Read the digits."""
         import torch
 
         images, labels = _digits()

@@ -249,7 +249,6 @@ def _roots(base: str, folder: str, entries: Sequence[TreeEntry]) -> tuple[str, .
 
 
 def _loaded_here() -> dict[str, ModuleSpec]:
-    """Return the specs of the loaded modules, by file."""
     found = {}
     for module in list(sys.modules.values()):
         path, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)

@@ -294,7 +294,6 @@ class UnchangedFile:
             raise self.changed()
 
     def changed(self) -> FileChanged:
-        """Return the error for a file that has changed."""
         return FileChanged(f"{self._path} was changed while it was being read. Nothing was synced: sync again")
 
     def __enter__(self) -> UnchangedFile:

@@ -253,7 +253,6 @@ class PodMesh:
         return found
 
     def pods(self) -> list[PodState]:
-        """Return the states of the pods from Kubernetes."""
         kubetorch_names.reach_controller()
         return pod_states(self.compute.pods() or ())
 

@@ -67,7 +67,6 @@ class PortPolicies:
             logger.warning("the network policies %s were not removed: %s", ", ".join(names), problem)
 
     def manifests(self) -> list[Mapping[str, Any]]:
-        """Return the policies."""
         return [self._manifest(mesh) for mesh in self._meshes]
 
     def _manifest(self, mesh: PodMesh) -> Mapping[str, Any]:

@@ -40,7 +40,6 @@ class Results:
         self._abandoned: deque[int] = deque()  # generators that nobody here holds any more
 
     def wait(self, future: FutureProxy[Any], timeout: float | None) -> Any:
-        """Wait for a call and return its result."""
         try:
             return self._made(future.get(timeout), timeout)
         except ActorError as error:
@@ -48,7 +47,6 @@ class Results:
         raise raised  # here, since an `except` would take the place of its context
 
     async def awaited(self, future: FutureProxy[Any], timeout: float | None) -> Any:
-        """Await a call and return its result."""
         try:
             return self._made(await asyncio.wait_for(future.as_asyncio(), timeout), timeout)
         except ActorError as error:

@@ -33,7 +33,6 @@ class RankProcess:
         self._key = calls.next_id()  # so that no operation here overtakes another
 
     def ask(self, operation: str, *arguments: Any) -> FutureProxy[Any]:
-        """Ask for an operation in the process."""
         parts = self.calls.encoder.dumps(arguments, f"an argument of {operation!r}")
         return self.calls.ask(AskRank(operation, self._mesh, self._process), parts, key=self._key)
 

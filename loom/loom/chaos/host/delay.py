@@ -137,7 +137,6 @@ class TapForwarder:
             self._opened = opened.pop_all()
 
     def end(self) -> None:
-        """End `carry`."""
         os.close(self._end)
 
     def carry(self) -> None:

@@ -33,7 +33,6 @@ class ProcessId(NamedTuple):
 
     @classmethod
     def find(cls, pid: int) -> ProcessId:
-        """Return the process with a pid."""
         fields = _fields(pid)
         if fields is None:
             raise FaultRefused(f"there is no process {pid} on this machine")

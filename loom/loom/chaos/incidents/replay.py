@@ -212,7 +212,6 @@ class Replay:
         )
 
     def _process(self, trouble: Trouble) -> ReplayedFault:
-        """Return the fault for a trouble of one process."""
         since, end = trouble.since, self._incident.events[-1].time
         lasted = _bounded((end if trouble.until is None else trouble.until) - since)
         about = f"{trouble.replica} {trouble.kind.value}" + (f": {trouble.reason}" if trouble.reason else "")

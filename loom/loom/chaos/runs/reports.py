@@ -229,7 +229,6 @@ def _short(evidence: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    """Return a Markdown table."""
     cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *cells)]
 

@@ -275,7 +275,6 @@ def _name_at(name: str, place: int) -> str:
 
 
 def _evidence_of(batch: EventBlock, name: str, indices: Sequence[int], index: int) -> Evidence:
-    """Return the line of one of some events of a name."""
     return batch.evidence(name, indices[index])
 
 

@@ -72,7 +72,6 @@ class EventBlock:
         return self.block.line + ends, data[begin : end if end >= 0 else None]
 
     def add(self, name: str, position: int, row: tuple[Any, ...]) -> None:
-        """Add an event."""
         self.order.append(name)
         self.positions[name].append(position)
         self.rows[name].append(row)

@@ -179,7 +179,6 @@ class EvenSample:
         self._seen = 0
 
     def extend(self, values: Sequence[float]) -> None:
-        """Add values."""
         self.values += values[-self._seen % self.stride :: self.stride]
         self._seen += len(values)
         while len(self.values) > self._most:

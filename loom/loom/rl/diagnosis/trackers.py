@@ -85,7 +85,6 @@ class OrchestratorSteps:
         self._first: list[tuple[float, ...]] = []
 
     def add(self, parts: tuple[float, float, float, float, float]) -> None:
-        """Add a step."""
         self.count += 1
         self._totals = list(map(add, self._totals, parts))
         if len(self._first) < STARTING:

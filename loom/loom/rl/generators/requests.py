@@ -52,7 +52,6 @@ class GeneratorRequests:
     def complete(
         self, url: str, prompts: Sequence[str], n: int, max_tokens: int, seed: int
     ) -> Future[list[Completion]]:
-        """Request ``n`` completions of each prompt."""
         requests = self._complete_all(url, prompts, n, max_tokens, seed)
         return asyncio.run_coroutine_threadsafe(requests, self._loop)
 
@@ -129,8 +128,6 @@ class GeneratorRequests:
         return self._client
 
     def close(self) -> None:
-        """Close all connections."""
-
         async def close() -> None:
             if self._client is not None:
                 await self._client.aclose()

@@ -119,7 +119,6 @@ class ReplicaGroup:
         self._in_background(self._call, self.trainers.break_off)
 
     def stop(self, reason: str) -> None:
-        """Stop the processes."""
         self._over.set()
         self._training_ended.set()
         self.procs.stop(reason)

@@ -28,7 +28,6 @@ class GroupStatus:
 
     @classmethod
     def of(cls, group: ReplicaGroup) -> GroupStatus:
-        """Return the status of a group."""
         state, name = group.state.value, group.procs.name
         return cls(group.replica, state, group.host, tuple(group.pids), name, group.report, group.devices)
 
