@@ -1,9 +1,8 @@
 """The handlers of a training process: one for each configuration key that can be changed from outside.
 
-The conversion of values, from the link or a command line, to the types that handlers declare.
-
-A value comes as JSON or as text: ``0.002`` and ``"0.002"`` are the same learning rate. A value that would need a
-loss or a guess is refused: 3.5 is no int, ``"maybe"`` no bool.
+`convert` makes values from the link or a command line fit the types that handlers declare. A value comes as JSON
+or as text: ``0.002`` and ``"0.002"`` are the same learning rate. A value that would need a loss or a guess is
+refused: 3.5 is no int, ``"maybe"`` no bool.
 """
 
 from __future__ import annotations

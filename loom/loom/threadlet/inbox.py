@@ -1,9 +1,8 @@
 """Commands on their way to a step boundary, and commands whose effect the loop has to show.
 
-The effects of commands that only the training loop itself can bring about: it waits, it stops, it leaves.
-
-A threadlet that has applied a pause, a stop or a drain cannot know whether the loop looks. So it acknowledges the
-command when the loop shows that it does, and refuses it when the loop has gone on without looking.
+Only the training loop itself can wait, stop or leave. A threadlet that has applied a pause, a stop or a drain
+cannot know whether the loop looks. So it acknowledges the command when the loop shows that it does, and refuses it
+when the loop has gone on without looking.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The spans of this process for a while, in bounded memory, for `loom trace`.
 
-The findings of torch's profiler in this process: operators, and kernels on a device, for `loom trace`.
-
-Only a process that has loaded torch is profiled. A process has one profiler: if the user's own runs, that is left
-alone, and the trace says so.
+`Kernels` adds the operators of torch's profiler, and kernels on a device. Only a process that has loaded torch is
+profiled. A process has one profiler: if the user's own runs, that is left alone, and the trace says so.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The file of one process's events: JSON lines, bounded, readable only by its user.
 
-Writes what a process records, some of it at a time.
-
-The code that writes is seldom in the processor's caches when an event comes. To write one by itself takes a tenth
-of a millisecond, most of it waiting for memory, and wakes who reads the lines. One of many takes a fifth of that.
+`Writer` gathers entries, because the code that writes is seldom in the processor's caches when an event comes. To
+write one by itself takes a tenth of a millisecond, most of it waiting for memory, and wakes who reads the lines.
+One of many takes a fifth of that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`PodMesh`: the pods of one mesh of a job, and their deployment and removal by Kubetorch.
 
-The steps of a pod's image that have failed.
-
-Kubetorch's server does the steps as it starts, writes those that fail into the pod's log, and goes on.
+Kubetorch's server does the steps of a pod's image as it starts, writes those that fail into the pod's log, and
+goes on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The receiving end of a port. The driver sends messages unasked, as far as this side has granted credit.
 
-Channels, which open ports: an actor sends to the one end, this program receives from the other.
-
-The driver opens the port as a real Monarch port. Its `Port` can be an argument of endpoints, constructors and
-`loom.send`, and arrives there as the Monarch port.
+A `Channel` opens ports: an actor sends to the one end, this program receives from the other. The driver opens a
+real Monarch port. Its `Port` can be an argument of endpoints, constructors and `loom.send`, and arrives there as
+the Monarch port.
 """
 
 from __future__ import annotations

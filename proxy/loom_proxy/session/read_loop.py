@@ -5,10 +5,9 @@ much as sending the call. So a thread that waits reads inline, by itself, while 
 the reader thread rests meanwhile. The reader thread reads again when another thread waits, or when no thread has
 read for `REST` seconds. Events and log lines, which no thread waits for, are thus at most that late.
 
-Blocks of code that Ctrl-C, or the interrupt of a notebook's cell, does not break off.
-
-Python raises KeyboardInterrupt in the main thread between any two instructions. Between taking a frame from the
-stream and noting how much of it was sent, that would lose the frame, and with it the session.
+Ctrl-C, or the interrupt of a notebook's cell, does not break off an `Uninterrupted` block. Python raises
+KeyboardInterrupt in the main thread between any two instructions. Between taking a frame from the stream and
+noting how much of it was sent, that would lose the frame, and with it the session.
 """
 
 from __future__ import annotations

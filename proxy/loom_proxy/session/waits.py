@@ -1,7 +1,6 @@
 """The side of a session's calls that a future needs: waiting for an answer.
 
-`Reads`: the answers of calls that the program has read. The driver keeps each until it is told so, in batches.
-
+`Reads` are the answers of calls that the program has read. The driver keeps each until it is told so, in batches.
 A message for each answer would slow every call, and a frame for each batch takes all processes on the way as long
 as some calls. So many answers are told together, in the frame of the next operation; what is left is told by a
 thread soon after, and what makes a large sum at once.

@@ -12,18 +12,10 @@
         if step % 100 == 0:
             store.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step)
 
-``torch.distributed.checkpoint`` writes the tensors, and its tools can read them. Its index is a pickle, of which
-this module takes no code; those tools do.
-
-The state in a checkpoint: named tensors, and bytes for everything else.
-
-The bytes are msgpack, not pickle: keys keep their types (an optimizer's are numbers), tuples stay tuples, and
-reading them cannot run code.
-
-`IndexReader`, which reads what ``torch.distributed.checkpoint`` wrote, and takes no code from its index.
-
-The index is a pickle, which torch loads as any other: whoever could write to the folder could run code in the
-processes that load from it. Torch itself reads the tensors with ``weights_only``.
+``torch.distributed.checkpoint`` writes the tensors, and its tools can read them. Everything else in a checkpoint is
+msgpack, not pickle: keys keep their types (an optimizer's are numbers), tuples stay tuples, and reading cannot run
+code. The tools' index is a pickle, which torch loads as any other: a writer to the folder could run code in the
+processes that load from it. So `IndexReader` takes no code from it. Torch reads the tensors with ``weights_only``.
 """
 
 from __future__ import annotations
