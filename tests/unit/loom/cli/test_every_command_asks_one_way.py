@@ -48,7 +48,6 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StandIn]]:
     """The ports that were forwarded."""
     StandIn.opened = []
     monkeypatch.setattr(port_forward, "PortForward", StandIn)
-    monkeypatch.setattr("loom_proxy.session.open.PortForward", StandIn)
     yield StandIn.opened
     assert all(one.closed for one in StandIn.opened)
 
