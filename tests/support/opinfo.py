@@ -14,8 +14,8 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
+from loom.tensors.call import method_named
 from loom.tensors.layouts import ALL, DType
-from loom.tensors.learned import method_named
 from loom.tensors.tensor import Tensor
 from loom.tensors.tensors import Tensors
 from tests.support.torch_agreement import PROCESSES, Operand, settled, to_torch

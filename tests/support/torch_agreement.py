@@ -264,7 +264,7 @@ def _same(one: Any, other: Any, rtol: float | None, atol: float | None, strides:
 
 def to_torch(tensor: Tensor) -> torch.Tensor:
     """Read a lazy tensor."""
-    (elements,) = tensor._home.values_of((tensor,))
+    (elements,) = tensor._home._values_of((tensor,))
     kind = getattr(torch, elements.dtype.name)
     if not elements.raw:
         return torch.empty(elements.shape, dtype=kind)

@@ -147,13 +147,13 @@ class Hook:
         """Let the workers call it from here on."""
         tensor = self._tensor()
         if tensor is None:
-            self._home.hooks.pop(self.number, None)
+            self._home._hooks.pop(self.number, None)
         else:
             self._home._queue(self._form, (tensor, *self._kept))
 
     def remove(self) -> None:
         """Let the workers call it no more."""
-        if self._home.hooks.pop(self.number, None) is not None:
+        if self._home._hooks.pop(self.number, None) is not None:
             self._home._command(".unhook", (), self.number)
 
 
@@ -163,8 +163,8 @@ def record_hook(home: Any, tensor: Tensor, function: Callable[[Tensor], Tensor |
     Raises:
         NotSupported: it reads a tensor, changes one from outside, or keeps a gradient.
     """
-    if home.recorder is not None:
-        home.recorder.refuse("it registers a hook: register it outside")
+    if home._recorder is not None:
+        home._recorder.refuse("it registers a hook: register it outside")
     queue: deque[Any] = deque()
     gradient = Tensor(home, Value(queue, 0), tensor.meta)
     recorder = Recorder([gradient], mode=False, dry=True)
@@ -233,7 +233,7 @@ class Compiled:
         self._tries: dict[Any, tuple[int, Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._home.recorder is not None:  # it is part of another one
+        if self._home._recorder is not None:  # it is part of another one
             return self._function(*args, **kwargs)
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         key = (
@@ -258,7 +258,7 @@ class Compiled:
             (given[k]._base if base is None else base).version += 1
         for touched in body.touched:
             _at(sources, touched)._grad = touched.after
-        made = [Tensor(home, Value(home.queue, first + n), meta) for n, (meta, _) in enumerate(body.made)]
+        made = [Tensor(home, Value(home._pending, first + n), meta) for n, (meta, _) in enumerate(body.made)]
         for each, (_, needs) in zip(made, body.made, strict=True):
             if needs:
                 link(each, getattr(self, "__name__", "compiled"), inputs)

@@ -6,14 +6,11 @@ import contextlib
 from typing import Any
 
 from loom.errors import Invalid
-from loom.tensors import methods
 from loom.tensors.tensors import Tensors
 from loom.tensors.worker.actor import TensorWorker
 
 STOPS = 30.0
 """Seconds that processes have to stop whose tensors go on in others."""
-
-methods.put()
 
 
 def on(procs: Any, name: str = "tensors", device: str | None = None) -> Tensors:

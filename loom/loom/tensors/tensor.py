@@ -81,7 +81,7 @@ class Tensor:
         self._retains = False
 
     if TYPE_CHECKING:
-        # The operations: see `loom.tensors.methods`.
+        # The operations: see `loom.tensors.call`.
         def __getattr__(self, name: str) -> Any: ...
         def __getitem__(self, index: Any) -> Tensor: ...
         def __setitem__(self, index: Any, value: Any) -> None: ...
@@ -120,7 +120,7 @@ class Tensor:
     @property
     def meta(self) -> Meta:
         """Shape, strides and dtype. Of an operation whose layout is not known yet this asks the cluster."""
-        return self._meta or self._home.meta_of(self)
+        return self._meta or self._home._meta_of(self)
 
     @property
     def shape(self) -> Shape:
@@ -175,7 +175,7 @@ class Tensor:
     @property
     def requires_grad(self) -> bool:
         if self._needs and self._meta is None:
-            self._home.meta_of(self)
+            self._home._meta_of(self)
         return needs_grad(self)
 
     @requires_grad.setter
@@ -209,9 +209,9 @@ class Tensor:
         It is asked for in the cluster only if nobody knows here whether the gradient has come.
         """
         if self._grad is UNKNOWN:
-            self._grad = PRESENT if self._home.has_grad(self) else None
+            self._grad = PRESENT if self._home._has_grad(self) else None
         if self._grad is PRESENT or self._grad is GRAPHED:
-            self._grad = self._home.grad_of(self, graph=self._grad is GRAPHED)
+            self._grad = self._home._grad_of(self, graph=self._grad is GRAPHED)
         return self._grad  # type: ignore[no-any-return]
 
     @grad.setter
@@ -234,7 +234,7 @@ class Tensor:
             raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
         if not self.is_leaf and not self._retains:
             self._retains = True
-            self._home.retained[id(self)] = ref(self)
+            self._home._retained[id(self)] = ref(self)
             self._home._command(".retain_grad", (self,))
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Any:
@@ -248,7 +248,7 @@ class Tensor:
         """
         if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-        return self._home.hook(self, hook)
+        return self._home._hook(self, hook)
 
     def detach(self) -> Tensor:
         """Return the same tensor without its history."""
@@ -300,7 +300,7 @@ class Tensor:
         Raises:
             RuntimeError: there is no graph, or no gradient of several elements.
         """
-        self._home.backward(self, gradient, retain_graph, create_graph)
+        self._home._backward(self, gradient, retain_graph, create_graph)
 
     # Reading
 
@@ -313,11 +313,11 @@ class Tensor:
         """
         if self._meta is not None and self._meta.numel != 1:
             raise RuntimeError(f"a Tensor with {self._meta.numel} elements cannot be converted to Scalar")
-        return _only(self._home.values_of((self,))[0].tolist())
+        return _only(self._home._values_of((self,))[0].tolist())
 
     def tolist(self) -> Any:
         """Wait for the elements, as nested lists; as a number if there is no dimension."""
-        return self._home.values_of((self,))[0].tolist()
+        return self._home._values_of((self,))[0].tolist()
 
     def numpy(self) -> Any:
         """Wait for the elements, as a numpy array."""
@@ -325,7 +325,7 @@ class Tensor:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
             )
-        return self._home.values_of((self,))[0].numpy()
+        return self._home._values_of((self,))[0].numpy()
 
     async def aitem(self) -> Any:
         """As `item`, on an event loop."""
@@ -354,7 +354,7 @@ class Tensor:
         target, source, *rest = args
         if isinstance(target, cls):
             return NotImplemented
-        (elements,) = source._home.values_of((source,))
+        (elements,) = source._home._values_of((source,))
         taken = torch.frombuffer(bytearray(elements.raw or b" "), dtype=getattr(torch, elements.dtype.name))
         return target.copy_(taken[: source.numel()].reshape(elements.shape), *rest, **(kwargs or {}))
 

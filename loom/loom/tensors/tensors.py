@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import cached_property
@@ -11,12 +12,23 @@ from typing import Any, overload
 from weakref import ref
 
 from loom.errors import Invalid
-from loom.tensors import learned, optim
+from loom.tensors import core, indexing, optim  # noqa: F401 - whose methods are tensors'
+from loom.tensors.call import (
+    Function,
+    Waiting,
+    call,
+    formed,
+    function_at,
+    function_named,
+    method_named,
+    settle,
+    tell,
+)
 from loom.tensors.compiled import Compiled, Hook, Recorder, record_hook
 from loom.tensors.factories import Elements, Making
 from loom.tensors.grad_modes import enable_grad, grad_enabled, no_grad, set_grad_enabled
 from loom.tensors.history import Graph, Node, Reached, link, needs_grad, walk
-from loom.tensors.layouts import Meta, dtype_named, is_dense
+from loom.tensors.layouts import ALL, Meta, dtype_named, is_dense
 from loom.tensors.names import FUNCTIONS
 from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module
@@ -41,7 +53,7 @@ class NamedTensors(MutableMapping[str, Tensor]):
         (kind, shape, strides, _), needs = self._home._dispatcher.kept()[name]
         ident = self._home._queue(self._home._form(Form(".kept", (name,))), ())
         meta = Meta(tuple(shape), dtype_named(kind), tuple(strides))
-        tensor = Tensor(self._home, Value(self._home.queue, ident), meta)
+        tensor = Tensor(self._home, Value(self._home._pending, ident), meta)
         return tensor.requires_grad_() if needs else tensor
 
     def __delitem__(self, name: str) -> None:
@@ -91,24 +103,24 @@ class Tensors(Making):
     def __init__(self, workers: Any, spawn: Callable[[Any], Any] | None = None) -> None:
         self._spawn = spawn
         self._dispatcher = Dispatcher(workers, self._told)
-        self.queue = self._dispatcher.queue
+        self._pending = self._dispatcher.queue
         self._put: Callable[..., int] = self._dispatcher.put
         self._form = self._dispatcher.form
         self._join = self._dispatcher.join
-        self.processes = self._dispatcher.size
+        self._processes = self._dispatcher.size
         self.mesh: dict[str, int] = dict(workers.sizes)
         """The mesh of processes: how many there are in each dimension, by its name."""
-        self.known: dict[Any, Any] = {}
+        self._known: dict[Any, Any] = {}
         """What operations give, by the operation and what it is given."""
-        self.waiting: dict[int, learned.Waiting] = {}
+        self._waiting: dict[int, Waiting] = {}
         """The commands whose layouts the workers will tell, by the id of their first result."""
-        self.retained: dict[int, ref[Tensor]] = {}
+        self._retained: dict[int, ref[Tensor]] = {}
         """The tensors that keep their gradients and are no leaves, by their `id`."""
-        self.hooks: dict[int, Hook] = {}
+        self._hooks: dict[int, Hook] = {}
         self._hook_numbers = count()
         self.device = "loom"
-        self.watching = Watching(self)
-        self.recorder: Recorder | None = None
+        self._watching = Watching(self)
+        self._recorder: Recorder | None = None
         """What records the commands of a function that is compiled."""
 
     def __getattr__(self, name: str) -> Any:
@@ -116,11 +128,11 @@ class Tensors(Making):
             raise AttributeError(name)
         if name in CONSTANTS:
             return Constant(name)
-        found: Any
+        found: Any = core.functions.get(name) or _of_tensor(name)
         if name in ("linalg", "fft", "special"):
             found = TensorNamespace(self, name)
-        else:
-            found = learned.function_named(self, name)
+        elif found is None:
+            found = function_named(self, name)
         self.__dict__[name] = found
         return found
 
@@ -147,6 +159,11 @@ class Tensors(Making):
     set_grad_enabled = set_grad_enabled
     is_grad_enabled = staticmethod(grad_enabled.get)
     pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
+    detach, numel = staticmethod(Tensor.detach), staticmethod(Tensor.numel)
+
+    @staticmethod
+    def is_tensor(value: object) -> bool:
+        return isinstance(value, Tensor)
 
     def grad(
         self,
@@ -192,7 +209,7 @@ class Tensors(Making):
         create_graph = how[1]
         form = Form(".grads", (*how, *holes, seeds), tensors=len(tensors), outs=len(inputs), learns=create_graph)
         ident = self._queue(self._form(form), tensors)
-        values = [Value(self.queue, ident + place) for place in range(len(inputs))]
+        values = [Value(self._pending, ident + place) for place in range(len(inputs))]
         if create_graph:
             return self._of_graph(ident, values, tensors)
         return [Tensor(self, value, _like(each.meta)) for value, each in zip(values, inputs, strict=True)]
@@ -202,10 +219,10 @@ class Tensors(Making):
         found = [Tensor(self, value, None) for value in values]
         for each in found:
             link(each, "grad", tensors)
-        self.waiting[ident] = learned.Waiting(None, list(map(ref, found)))
+        self._waiting[ident] = Waiting(None, list(map(ref, found)))
         return found
 
-    def backward(
+    def _backward(
         self, root: Tensor, gradient: Tensor | None, retain_graph: bool | None, create_graph: bool
     ) -> None:
         """Add the gradients of a tensor to the leaves: see `Tensor.backward`."""
@@ -225,26 +242,26 @@ class Tensors(Making):
             leaf._grad = (GRAPHED if create_graph else PRESENT) if there else UNKNOWN
 
     def _retaining(self) -> list[Tensor]:
-        for key in [key for key, each in self.retained.items() if each() is None]:
-            del self.retained[key]
-        return [tensor for each in self.retained.values() if (tensor := each()) is not None]
+        for key in [key for key, each in self._retained.items() if each() is None]:
+            del self._retained[key]
+        return [tensor for each in self._retained.values() if (tensor := each()) is not None]
 
-    def has_grad(self, tensor: Tensor) -> bool:
+    def _has_grad(self, tensor: Tensor) -> bool:
         """Wait for whether a tensor has a gradient."""
         self._refuse("it asks whether there is a gradient: call it when there are gradients")
         return bool(self._dispatcher.read([tensor._value.id], "grad")[0])
 
-    def grad_of(self, tensor: Tensor, graph: bool = False) -> Tensor:
+    def _grad_of(self, tensor: Tensor, graph: bool = False) -> Tensor:
         """Return a handle of a tensor's gradient, which is there."""
         form = Form(".grad_of", (T(0),), tensors=1, learns=graph)
         ident = self._queue(self._form(form), (tensor,))
-        value = Value(self.queue, ident)
+        value = Value(self._pending, ident)
         return self._of_graph(ident, [value], (tensor,))[0] if graph else Tensor(self, value, _like(tensor.meta))
 
-    def hook(self, tensor: Tensor, function: Callable[[Tensor], Tensor | None]) -> Hook:
+    def _hook(self, tensor: Tensor, function: Callable[[Tensor], Tensor | None]) -> Hook:
         """Let the workers call a function with each gradient of a tensor: see `Tensor.register_hook`."""
         hook = record_hook(self, tensor, function, next(self._hook_numbers))
-        self.hooks[hook.number] = hook
+        self._hooks[hook.number] = hook
         hook.register()
         return hook
 
@@ -269,11 +286,11 @@ class Tensors(Making):
         Raises:
             WrongArguments: the tensor keeps no gradient, or is of another mesh, or an argument makes no sense.
         """
-        return self.watching.watch(target, name, every, bins)
+        return self._watching.watch(target, name, every, bins)
 
     def watched(self) -> Watches:
         """Return what is watched by name, or was watched, also by an earlier program. It waits for one answer."""
-        return self.watching.all()
+        return self._watching.all()
 
     # Networks
 
@@ -289,7 +306,7 @@ class Tensors(Making):
 
     def fetch(self, *tensors: Tensor) -> tuple[Any, ...]:
         """Wait for the elements of tensors, as nested lists, in one round trip."""
-        return tuple(each.tolist() for each in self.values_of(tensors))
+        return tuple(each.tolist() for each in self._values_of(tensors))
 
     async def afetch(self, *tensors: Tensor) -> tuple[Any, ...]:
         """Wait for the elements of tensors, as nested lists, in one round trip, on an event loop."""
@@ -302,21 +319,21 @@ class Tensors(Making):
 
         Gradients pass it as they do in torch. Its shape is asked for only if somebody looks.
         """
-        return learned.call(self, function.removeprefix("torch."), args, kwargs, "1")  # type: ignore[no-any-return]
+        return call(self, function_at(function.removeprefix("torch.")), args, kwargs)  # type: ignore[no-any-return]
 
-    def structure(self, form: Form, tensors: Sequence[Tensor]) -> tuple[Any, int]:
+    def _structure(self, form: Form, tensors: Sequence[Tensor]) -> tuple[Any, int]:
         """Wait for the shape of what a function returns, and how many tensors that has."""
-        numbered = self._form(form._replace(function=".structure", args=(form.function, *form.args)))
-        found, outs = self._evaluated(numbered, tensors)
+        found, outs = self._asked(form._replace(function=".structure", args=(form.function, *form.args)), tensors)
         return found, outs
 
-    def evaluate(self, form: Form, tensors: Sequence[Tensor]) -> Any:
+    def _evaluate(self, function: Function, args: Sequence[Any], kwargs: Any) -> Any:
         """Wait for what a function returns that is no tensor."""
-        return self._evaluated(self._form(form), tensors)
+        form, tensors, _ = formed(function, args, kwargs)
+        return self._asked(form, tensors)
 
-    def _evaluated(self, form: Numbered, tensors: Sequence[Tensor]) -> Any:
+    def _asked(self, form: Form, tensors: Sequence[Tensor]) -> Any:
         self._refuse("it asks the workers: call that function outside")
-        value = Value(self.queue, self._put(form, [each._value.id for each in tensors]))
+        value = Value(self._pending, self._put(self._form(form), [each._value.id for each in tensors]))
         return self._dispatcher.read([value.id], "value")[0]
 
     def synchronize(self) -> None:
@@ -327,15 +344,15 @@ class Tensors(Making):
         """
         self._dispatcher.synchronize()
 
-    def values_of(self, tensors: Sequence[Tensor]) -> list[Elements]:
+    def _values_of(self, tensors: Sequence[Tensor]) -> list[Elements]:
         """Wait for the elements of tensors."""
         self._refuse("it reads a tensor: return it, and read it outside")
         return self._elements(tensors, self._dispatcher.read([each._value.id for each in tensors]))
 
     def _refuse(self, why: str) -> None:
         """Note why a function cannot be recorded."""
-        if self.recorder is not None:
-            self.recorder.refuse(why)
+        if self._recorder is not None:
+            self._recorder.refuse(why)
 
     def _elements(self, tensors: Sequence[Tensor], found: list[Any]) -> list[Elements]:
         values = [Elements(*each) for each in found]
@@ -344,25 +361,25 @@ class Tensors(Making):
                 tensor._value.known = (tensor._base.version, self.era), value
         return values
 
-    def placements_of(self, tensor: Tensor) -> tuple[Placement, ...]:
+    def _placements_of(self, tensor: Tensor) -> tuple[Placement, ...]:
         """Wait for the placements of a tensor: see `Tensor.placements`."""
         self._refuse("it asks for placements: ask for them outside")
         found = self._dispatcher.read([tensor._value.id], "placements")[0]
         return unpacked(found or (WHOLE,) * len(spread(self.mesh)))
 
-    def meta_of(self, tensor: Tensor) -> Meta:
+    def _meta_of(self, tensor: Tensor) -> Meta:
         """Wait for the layout of a tensor, unless it has come meanwhile."""
         if tensor._meta is None:
             self._refuse("it looks at a shape that is not known here")
             kind, shape, strides, needs = self._dispatcher.read([tensor._value.id], "layout")[0]
-            learned.tell(tensor, Meta(tuple(shape), dtype_named(kind), tuple(strides)), needs)
+            tell(tensor, Meta(tuple(shape), dtype_named(kind), tuple(strides)), needs)
         assert tensor._meta is not None
         return tensor._meta
 
     def _told(self, layouts: Sequence[Any]) -> None:
         """Take in the layouts that the workers have told."""
         for ident, found in layouts:
-            learned.settle(self, ident, found)
+            settle(self, ident, found)
 
     def compile(self, function: Callable[..., Any]) -> Compiled:
         """Send a function's operations as one command when it has done the same twice with the same layouts.
@@ -419,10 +436,10 @@ class Tensors(Making):
         if self._spawn is None:
             raise Invalid("these tensors were found by their name: only the program that made them restores them")
         self._dispatcher.restart(self._spawn(procs))
-        self.waiting.clear()
-        for hook in list(self.hooks.values()):
+        self._waiting.clear()
+        for hook in list(self._hooks.values()):
             hook.register()
-        self.watching.again()
+        self._watching.again()
 
     @property
     def era(self) -> int:
@@ -455,10 +472,10 @@ class Tensors(Making):
 
     # How
 
-    def make(self, function: str, args: Sequence[Any], kwargs: Any) -> Tensor:
-        """Queue a function of torch that makes a tensor of numbers; its layout is learned."""
+    def _make(self, function: str, args: Sequence[Any], kwargs: Any) -> Tensor:
+        """Queue a function of torch that makes a tensor of numbers; the workers tell its layout."""
         needs = kwargs.pop("requires_grad", False)
-        made: Tensor = learned.call(self, ".made", (function, *args), kwargs, "1")
+        made: Tensor = call(self, function_at(".made"), (function, *args), kwargs)
         return made.requires_grad_() if needs else made
 
     def _command(self, function: str, tensors: Sequence[Tensor], *settings: Any) -> None:
@@ -469,7 +486,7 @@ class Tensors(Making):
     def _alias(self, function: str, tensor: Tensor) -> Tensor:
         """Return another tensor with the same memory, without history."""
         ident = self._queue(self._form(Form(function, (T(0),), tensors=1)), (tensor,))
-        value = Value(self.queue, ident)
+        value = Value(self._pending, ident)
         made = Tensor(self, value, tensor._meta, tensor._base)
         made._root = value
         return made
@@ -484,21 +501,21 @@ class Tensors(Making):
     ) -> int:
         """Queue a command of no operation; return the id of its first result."""
         ident = self._put(form, [each._value.id for each in inputs], numbers, sizes, data)
-        if self.recorder is not None:
-            self.recorder.note(form, inputs, numbers, ident)
+        if self._recorder is not None:
+            self._recorder.note(form, inputs, numbers, ident)
         return ident
 
     @contextlib.contextmanager
     def _recording(self, recorder: Recorder) -> Any:
         """Let a recorder note the commands that are queued within; a dry one has them not sent."""
-        put, queue = self._put, self.queue
-        self.recorder = recorder
+        put, queue = self._put, self._pending
+        self._recorder = recorder
         if recorder.dry:
-            self._put, self.queue = recorder.put, recorder.queue
+            self._put, self._pending = recorder.put, recorder.queue
         try:
             yield
         finally:
-            self._put, self.queue, self.recorder = put, queue, None
+            self._put, self._pending, self._recorder = put, queue, None
 
 
 def _like(meta: Meta) -> Meta:
@@ -532,3 +549,38 @@ def _check_root(root: Tensor, gradient: Tensor | None) -> None:
             )
     elif root.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
+
+
+def _of_tensor(name: str) -> Callable[..., Any] | None:
+    """Return a method that is written here as a function, which refuses a number as its tensor."""
+    method = core.methods.get(name)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if "input" in kwargs:
+            args = (kwargs.pop("input"), *args)
+        if args and not isinstance(args[0], Tensor):
+            raise TypeError(f"{name}(): argument 'input' (position 1) must be Tensor, not {type(args[0]).__name__}")
+        return method(*args, **kwargs)  # type: ignore[misc]
+
+    return None if method is None else functools.wraps(method)(function)
+
+
+def _method(self: Tensor, name: str) -> Any:
+    """Return a method that is not written here."""
+    if isinstance(getattr(type(self), name, None), property):  # an error of this class came of it
+        return object.__getattribute__(self, name)
+    if name.startswith("_"):
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+    setattr(Tensor, name, method_named(name))
+    return getattr(self, name)
+
+
+for _name, _function in {**core.methods, "__getattr__": _method}.items():
+    setattr(Tensor, _name, _function)
+for _name, _getter in core.PROPERTIES.items():
+    setattr(Tensor, _name, property(_getter))
+for _dtype in ALL:  # `lt.bool` is a dtype, as in torch, and `x.bool()` a method
+    setattr(Tensors, _dtype.name, _dtype)
+setattr(Tensors, "Tensor", Tensor)  # noqa: B010
+for _name in ("float", "double", "half", "int", "long", "short", "cfloat", "cdouble"):
+    setattr(Tensors, _name, dtype_named(_name))

@@ -136,7 +136,7 @@ class TensorWatch:
 
     def stop(self) -> None:
         """Watch no more. The summaries stay."""
-        self._home.watching.drop(self)
+        self._home._watching.drop(self)
 
     def clear(self) -> None:
         """Forget the summaries, and count gradients from 0 again."""

@@ -8,7 +8,7 @@ from math import prod, sqrt
 from typing import Any
 
 from loom.errors import NotSupported
-from loom.tensors.learned import call
+from loom.tensors.call import call, function_at
 from loom.tensors.nn import utils
 from loom.tensors.nn.module import Module, ModuleList, Parameter, Sequential
 from loom.tensors.tensor import Tensor
@@ -291,7 +291,7 @@ class _Recurrent(_Made):
         weights = [getattr(self, name) for name in self._names]
         how = (self.bias, self.num_layers, self.dropout, self.training, self.bidirectional, self.batch_first)
         given = tuple(states) if several else states[0]
-        out, *after = call(self._lt, self.function, (x, given, weights, *how), {}, "3" if several else "2")
+        out, *after = call(self._lt, function_at(self.function, "3" if several else "2"), (x, given, weights, *how))
         if alone:
             out, after = out.squeeze(batch), [each.squeeze(1) for each in after]
         return out, tuple(after) if several else after[0]
@@ -355,12 +355,11 @@ class MultiheadAttention(_Made):
         turned = self.batch_first and query.dim() == 3
         given = [each.transpose(0, 1) if turned else each for each in (query, key, value)]
         found, weights = call(
-            self._lt, "nn.functional.multi_head_attention_forward",
+            self._lt, function_at("nn.functional.multi_head_attention_forward", "2" if need_weights else "?"),
             (*given, self.embed_dim, self.num_heads, self.in_proj_weight, self.in_proj_bias, self.bias_k,
              self.bias_v, self.add_zero_attn, self.dropout, self.out_proj.weight, self.out_proj.bias, self.training,
              key_padding_mask, need_weights, attn_mask, self.in_proj_weight is None, self.q_proj_weight,
              self.k_proj_weight, self.v_proj_weight, None, None, average_attn_weights, is_causal),
-            {}, "2" if need_weights else "?",
         )  # fmt: skip
         return found.transpose(0, 1) if turned else found, weights
 

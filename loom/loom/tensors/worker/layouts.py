@@ -23,8 +23,13 @@ def flat(call: Callable[..., Any], only_shape: bool) -> Callable[..., Any]:
     def shape(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         found: list[Any] = []
         if all(type(each) is torch.Tensor for each in tensors):
-            with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
-                packed = shape_of(call([mode.from_tensor(each.detach()) for each in tensors], numbers), found)
+            plain = [each.detach() for each in tensors]
+            try:
+                with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
+                    packed = shape_of(call(list(map(mode.from_tensor, plain)), numbers), found)
+            except RuntimeError:  # it reads elements, or it fails: then with torch's own words
+                found.clear()
+                packed = shape_of(call(tensors, numbers), found)
         else:  # some are spread over processes: of these only the layout of the whole
             try:
                 packed = shape_of(call([_layout_of(each, "meta") for each in tensors], numbers), found)

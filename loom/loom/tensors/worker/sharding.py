@@ -20,10 +20,10 @@ from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from loom.tensors import methods  # noqa: F401 - the operations say which of them are views
+from loom.tensors import core  # noqa: F401 - which says what is computed element by element
+from loom.tensors.call import COPYING, ELEMENTWISE, base
 from loom.tensors.layouts import contiguous_strides
 from loom.tensors.names import VIEWING
-from loom.tensors.op import ELEMENTWISE, VIEWS
 from loom.tensors.placements import WHOLE
 from loom.tensors.sending.encoding import Form
 from loom.tensors.worker.group import Group
@@ -47,16 +47,14 @@ OF_IMAGES = re.compile("conv|pool|upsample|interpolate")
 _RANDOM = re.compile("drop|rand|bernoulli|multinomial|normal_|poisson|exponential|uniform|geometric|cauchy")
 """Functions that draw random numbers, by their names."""
 
-_BY_PARTS = (
-    ELEMENTWISE
-    | VIEWS
-    | {
-        *(".getitem", ".reshaped", "Tensor.contiguous", "log_softmax", "logsumexp", "softmax"),
-        *("addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "nn.functional.linear"),
-        *("amax", "amin", "cat", "einsum", "mean", "stack", "sum"),
-        *("index_select", "masked_fill", "nn.functional.embedding", "nn.functional.layer_norm"),
-    }
-)
+_BY_PARTS = ELEMENTWISE | {
+    *("diagonal", "expand", "permute", "reshape", "split", "squeeze", "transpose", "unbind", "unfold", "unsqueeze"),
+    *("broadcast_to", "chunk", "expand_as", "swapaxes", "swapdims", "t", "view", "view_as"),
+    *(".getitem", ".reshaped", "log_softmax", "logsumexp", "softmax"),
+    *("addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "linear"),
+    *("amax", "amin", "cat", "einsum", "mean", "stack", "sum"),
+    *("index_select", "masked_fill", "embedding", "layer_norm"),
+}
 """The functions that `DTensor` computes from parts as torch does from whole tensors: tests compare each on four
 processes. Of others it gives wrong elements now and then, such as of ``argmax`` and ``var_mean`` (torch 2.13)."""
 
@@ -73,7 +71,7 @@ _COUNTING = frozenset(("nn.functional.batch_norm", "nn.functional.instance_norm"
 
 _NO_CHANGES = frozenset({".free", ".keep"})
 
-_IN_PLACE = frozenset(f"Tensor.{name.rpartition('.')[2]}_" for name in ELEMENTWISE) - {"Tensor.floor_divide_"}
+_IN_PLACE = frozenset(f"Tensor.{name}_" for name in ELEMENTWISE - {"floor_divide", "masked_fill", "where"})
 """What changes each element by those in its place, so that each process can change its part. After a division of
 ints `DTensor` holds its part for the whole (torch 2.13)."""
 
@@ -212,7 +210,7 @@ class Sharding:
             return self._alias(call) if form.function in ("detach", ".data_of") else call
         changes = not form.outs and form.tensors > 0 and form.function not in _NO_CHANGES
         run = self._change if changes else self._compute
-        view = form.function in VIEWS or form.function in VIEWING or form.function == ".getitem"
+        view = (form.function in VIEWING and base(form.function) not in COPYING) or form.function == ".getitem"
 
         def either(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
             if self._group.mesh is None and not self._views:
@@ -266,7 +264,8 @@ class Sharding:
         if OF_IMAGES.search(function):
             found = by_batch(function, call, tensors, numbers)
             return call(list(map(whole, tensors)), numbers) if found is None else found
-        if function in _BY_PARTS and not _fails(function, tensors) and not any(map(has_empty_part, tensors)):
+        name = base(function)
+        if name in _BY_PARTS and not _fails(name, tensors) and not any(map(has_empty_part, tensors)):
             given = [everywhere(each, mesh) for each in tensors]
             try:
                 if _RANDOM.search(function.rpartition(".")[2]):
@@ -372,7 +371,7 @@ def _fails(function: str, tensors: Sequence[Any]) -> bool:
     """Whether the gradients of what `DTensor` computes from parts fail (torch 2.13)."""
     if function == "matmul" and tensors[0].dim() == 1 < tensors[1].dim():
         return True
-    return (function.endswith("pow") or function not in ELEMENTWISE) and any(
+    return (function == "pow" or function not in ELEMENTWISE) and any(
         each.is_complex() and each.requires_grad for each in tensors
     )
 

@@ -4,12 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from loom.tensors import methods
 from loom.tensors.tensors import Tensors
 from tests.support.near_tensors import NearWorkers, near_tensors
 from tests.support.torch_agreement import PROCESSES
-
-methods.put()
 
 
 @pytest.fixture(scope="session")

@@ -190,7 +190,7 @@ def test_errors_have_torchs_words(lt: Tensors, name: str, work: Any) -> None:
         work(torch.zeros(2, 3))
     with pytest.raises(type(theirs.value)) as ours:
         settled(work(lt.zeros(2, 3)))
-    assert str(ours.value)[:30] == str(theirs.value)[:30] or name in ("float", "expand less")
+    assert str(theirs.value)[:30] in str(ours.value) or name in ("float", "expand less")
 
 
 def test_what_has_no_lazy_form_says_so(lt: Tensors) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom.tensors.op import functions, methods
+from loom.tensors.core import functions, methods
 from loom.tensors.tensors import Tensors
 from tests.support.near_tensors import near_tensors
 from tests.support.torch_agreement import PROCESSES

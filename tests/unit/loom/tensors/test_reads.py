@@ -138,9 +138,9 @@ PROGRAM = """
 import sys
 for name in ("torch", "numpy", "monarch"):
     sys.modules[name] = None
-from loom.tensors import methods
+
 from loom.tensors.tensors import Tensors
-methods.put()
+
 class Endpoint:
     def call(self, *args): return self
     call_one = call

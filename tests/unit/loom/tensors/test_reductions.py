@@ -23,6 +23,7 @@ from tests.support.torch_agreement import (
     of_the_cpu,
     operands,
     plain,
+    settled,
     shapes,
 )  # fmt: skip
 
@@ -206,12 +207,12 @@ def test_dtypes(lt: Tensors, x: Any) -> None:
         (lambda x: x.topk(4), RuntimeError, "selected index k out of range"),
         (lambda x: x.reshape(3, 2)[:0].max(), RuntimeError, r"max\(\): Expected reduction dim to be specified"),
         (lambda x: x.reshape(3, 2)[:0].amax(0), IndexError, "reduction dim 0 to have non-zero size"),
-        (lambda x: x.prod((0, 1)), TypeError, "one dimension"),
+        (lambda x: x.prod((0, 1)), TypeError, "invalid combination of arguments"),
     ],
 )
 def test_what_torch_would_raise(lt: Tensors, work: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        work(lt.zeros(2, 3))
+        settled(work(lt.zeros(2, 3)))
 
 
 def test_the_gradient_of_log_softmax_is_one_command(lt: Tensors) -> None:

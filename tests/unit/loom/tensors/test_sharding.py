@@ -10,7 +10,7 @@ import torch
 
 import loom
 from loom.tensors import Replicate, Shard
-from loom.tensors.core import spreading as sharding
+from loom.tensors import core as sharding
 from loom.tensors.tensors import Tensors
 from tests.support.near_tensors import NearWorkers, near_tensors
 from tests.support.torch_agreement import to_torch
