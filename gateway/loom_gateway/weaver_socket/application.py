@@ -16,7 +16,7 @@ A client with ``?form=torchloom`` gets the same in torchLoom's form: see
 
 A page, which offers the subprotocol ``loom.page`` or has ``?page=1`` in its address, gets more, but of replicas'
 reports only what it subscribes to: see `loom_gateway.weaver_socket.page_feed`, `loom.weaver.server.pushes` and
-`loom_gateway.weaver_socket.gateway_feed`. The messages of clients are in `loom_gateway.weaver_socket.messages`.
+`loom_gateway.weaver_socket.gateway_feed`. The messages of clients are in `loom_gateway.weaver_socket.commands`.
 """
 
 from __future__ import annotations

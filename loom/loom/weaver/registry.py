@@ -20,10 +20,9 @@ from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.policy import Policy
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
-from loom.weaver.storage.commit import Commit
 from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import COMMITS, MetricHistory
-from loom.weaver.storage.store import Store
+from loom.weaver.storage.store import Commit, Store
 from loom.weaver.views import WeaverEvent
 
 MAX_REPLICAS = 20_000

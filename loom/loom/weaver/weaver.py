@@ -38,7 +38,7 @@ from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica
 from loom.weaver.reports import Reports, Taker
 from loom.weaver.states import LIVING, ReplicaEnding
-from loom.weaver.storage.commit import Commit
+from loom.weaver.storage.store import Commit
 from loom.weaver.storage.writer import Undurable
 from loom.weaver.views import WeaverEvent
 

@@ -30,8 +30,7 @@ from loom.weaver.replicas import Replica
 from loom.weaver.server.handlers import RequestHandler
 from loom.weaver.server.processes import is_alive, py_spy, py_spy_profile
 from loom.weaver.server.pushes import Pushes, Watcher
-from loom.weaver.storage.commit import Commit
-from loom.weaver.storage.store import Store
+from loom.weaver.storage.store import Commit, Store
 from loom.weaver.storage.writer import StoreWriter, Undurable
 from loom.weaver.weaver import Weaver
 

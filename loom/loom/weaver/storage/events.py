@@ -11,8 +11,7 @@ from typing import Any
 
 import msgpack
 
-from loom.weaver.storage.commit import Commit
-from loom.weaver.storage.store import Store
+from loom.weaver.storage.store import Commit, Store
 from loom.weaver.views import WeaverEvent
 
 

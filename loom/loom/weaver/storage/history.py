@@ -17,8 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from loom.errors import ProtocolMismatch
-from loom.weaver.storage.commit import Commit
-from loom.weaver.storage.store import Store
+from loom.weaver.storage.store import Commit, Store
 
 CHUNK = 128
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
-from loom.weaver.storage.commit import Commit
-from loom.weaver.storage.store import Store
+from loom.weaver.storage.store import Commit, Store
 
 _log = logging.getLogger(__name__)
 

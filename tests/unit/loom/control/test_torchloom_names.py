@@ -13,7 +13,7 @@ from loom.errors import WrongArguments
 from loom.nats.envelopes import Envelope, EnvelopeKind
 from loom.nats.requests import read_request
 from loom_gateway.rest.weaver_changes import checked_change
-from loom_gateway.weaver_socket.messages import check_kind, read_change
+from loom_gateway.weaver_socket.commands import check_kind, read_change
 
 Plain = tuple[str, str | None, dict[str, Any]]
 

@@ -11,7 +11,7 @@ import pytest
 from loom.errors import Unavailable
 from loom.weaver.server import user_weaver
 from loom.weaver.storage import writer
-from loom.weaver.storage.commit import Commit
+from loom.weaver.storage.store import Commit
 from tests.unit.loom.weaver.running import Running, running
 
 FULL = ["database or disk is full", "disk I/O error", "attempt to write a readonly database",

@@ -15,10 +15,9 @@ from loom.process import tasks
 from loom.token_file import ADMIN
 from loom.weaver.server import pushes, user_weaver
 from loom.weaver.storage import history, store
-from loom.weaver.storage.commit import ROWS, Commit
 from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import CHUNK, MetricHistory
-from loom.weaver.storage.store import Store
+from loom.weaver.storage.store import ROWS, Commit, Store
 from tests.unit.loom.weaver.bench import START, Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import BOUND
 from tests.unit.loom.weaver.test_serving import running

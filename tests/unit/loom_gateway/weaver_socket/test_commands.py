@@ -22,7 +22,7 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.settings import Limits
-from loom_gateway.weaver_socket import commands, messages
+from loom_gateway.weaver_socket import commands
 from loom_gateway.weaver_socket.commands import SocketCommands
 from loom_gateway.weaver_socket.subscribers import PageSubscription
 
@@ -443,7 +443,7 @@ async def test_many_subscriptions_at_once_wait_for_their_turns(
     assert client.got.qsize() == 15
 
 
-@pytest.mark.parametrize("kind", sorted(messages._READERS))
+@pytest.mark.parametrize("kind", sorted(commands._READERS))
 async def test_messages_of_every_kind_that_changes_something_count_as_requests(client: Client, kind: str) -> None:
     client.access._allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
 

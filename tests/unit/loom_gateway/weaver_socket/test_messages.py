@@ -11,7 +11,7 @@ from loom.control.operations import GiveCommand, InjectFault, RemoveFault, SetPo
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
 from loom.weaver.policy import Action
 from loom_gateway.rest.weaver_changes import checked_change
-from loom_gateway.weaver_socket.messages import (
+from loom_gateway.weaver_socket.commands import (
     MAX_MESSAGE,
     check_kind,
     read_change,
