@@ -19,6 +19,7 @@ FORMER_NAMES = {
     "loom.analysis": "loom.rl.diagnosis",
     "loom.beside": "loom.driver_api",
     "loom.bridge": "loom.nats",
+    "loom.cells.records": "loom.notebook.displays",
     "loom.cells": "loom.notebook",
     "loom.rl.generation.limits": "loom.rl.generation.completions",
     "loom.rl.generation.places": "loom.rl.generation.weight_client",
@@ -27,6 +28,7 @@ FORMER_NAMES = {
     "loom.rl.generation.weights": "loom.rl.generation.weight_files",
     "loom.timing": "loom.tracing",
     "loom.tuning": "loom.rl.tuning",
+    "loom.weaver.goodput_plot": "loom.weaver.goodput.slots",
     "loom_gateway.kubetorch": "loom_gateway.pod.loom_pod",
 }
 """Today's name of each module or package that had another one, by its former name."""
