@@ -206,16 +206,17 @@ class Bridge:
         for kind, body in publications:
             if not self._is_whole:  # what may be lost is published before what came later
                 raise NatsAway
-            subject = self._subjects[kind]
             try:
-                data = Envelope(kind, body, SOURCE + self.id).encode(self._format)
+                await self._send(self._subjects[kind], kind, body, self._format)
             except LoomError as error:
-                logger.warning("not said on %s: %s", subject, error)
-                continue
-            if len(data) + HEADER_SIZE > self._nats.max_payload:
-                logger.warning("not said on %s: %d bytes are more than NATS takes", subject, len(data))
-                continue
-            await self._nats.publish(subject, data, {HEADER: self.id})
+                logger.warning("not said on %s: %s", self._subjects[kind], error)
+
+    async def _send(self, subject: str, kind: EnvelopeKind, body: Body, format: Format, answers: str = "") -> None:
+        """Publish a message, or raise `TooLarge` or `NatsAway`."""
+        data = Envelope(kind, body, SOURCE + self.id).encode(format)
+        if len(data) + HEADER_SIZE > self._nats.max_payload:
+            raise TooLarge(f"the {kind.body} has {len(data)} bytes, more than NATS takes")
+        await self._nats.publish(subject, data, {HEADER: self.id}, answers)
 
     async def _poll_devices(self) -> None:
         while True:
@@ -243,22 +244,16 @@ class Bridge:
         if not self._may_reply(message.reply):
             return
         body = {"bridge": self.id, "replicas": self._intake.connected, **self._tally.to_body()}
-        data = Envelope(EnvelopeKind.BRIDGE_METRICS, body, SOURCE + self.id).encode(self._format)
-        with contextlib.suppress(NatsAway):
-            await self._nats.publish(message.reply, data, {HEADER: self.id})
+        with contextlib.suppress(NatsAway, LoomError):
+            await self._send(message.reply, EnvelopeKind.BRIDGE_METRICS, body, self._format)
 
     async def _publish_command(self, replica: OutsideReplica, command: Command) -> None:
         """Publish a command for a replica without a threadlet; NATS may be away, as it is published again."""
         about = {"command_id": command.id, "command_type": command.kind.value, "params": command.params}
         body = {**about, "target_replica_ids": [replica.id], "target_replica_id": replica.id, "time": time.time()}
-        data = Envelope(EnvelopeKind.WEAVER_COMMAND, body, SOURCE + self.id).encode(self._format)
+        kind, answers = EnvelopeKind.WEAVER_COMMAND, self._subjects[EnvelopeKind.ACKNOWLEDGEMENT]
         with contextlib.suppress(NatsAway):
-            if len(data) + HEADER_SIZE > self._nats.max_payload:
-                raise TooLarge(f"the command has {len(data)} bytes, more than NATS takes")
-            subject, answers = (
-                self._subjects[kind] for kind in (EnvelopeKind.WEAVER_COMMAND, EnvelopeKind.ACKNOWLEDGEMENT)
-            )
-            await self._nats.publish(subject, data, {HEADER: self.id}, answers)
+            await self._send(self._subjects[kind], kind, body, self._format, answers)
 
     def _may_reply(self, subject: str) -> bool:
         """Return whether a sender may choose a subject for replies, on which it perhaps may not publish itself."""
@@ -272,11 +267,11 @@ class Bridge:
                 "replies", MessageTrouble.MALFORMED, f"no reply is published on {reply!r:.80}"
             )
         try:
-            data = Envelope(EnvelopeKind.REPLY, body, SOURCE + self.id).encode(format)
-            if len(data) + HEADER_SIZE > self._nats.max_payload:
-                text = f"done, but the reply has {len(data)} bytes, more than NATS takes"
-                short = {**body, "error": {"code": "too_large", "message": text}, "outcomes": {}, "affected": []}
-                data = Envelope(EnvelopeKind.REPLY, short, SOURCE + self.id).encode(format)
-            await self._nats.publish(reply, data, {HEADER: self.id})
+            try:
+                await self._send(reply, EnvelopeKind.REPLY, body, format)
+            except TooLarge as error:
+                why = {"code": error.code, "message": f"done, but {error}"}
+                short = {**body, "error": why, "outcomes": {}, "affected": []}
+                await self._send(reply, EnvelopeKind.REPLY, short, format)
         except (LoomError, NatsAway) as error:
             logger.warning("no reply could be given: %s", error)
