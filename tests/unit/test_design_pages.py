@@ -60,7 +60,7 @@ def test_every_line_of_the_walks_is_a_hop() -> None:
 
 
 def changes() -> list[tuple[str, str]]:
-    return re.findall(r"^\| \d+ \| ([^|]+) \| `([^`]+)` \|", CHANGES.text, re.MULTILINE)
+    return re.findall(r"^\| \d+ \| ([^|]+) \| `([^`]+)` \|$", CHANGES.text, re.MULTILINE)
 
 
 def test_there_are_25_changes_and_the_file_of_each_is_there() -> None:
@@ -68,3 +68,12 @@ def test_there_are_25_changes_and_the_file_of_each_is_there() -> None:
     assert len(found) == 25
     lacking = {change: file for change, file in found if not (ROOT / file).is_file()}
     assert not lacking, "correct docs/design/changes.md"
+
+
+def test_each_guess_of_a_file_has_its_result_and_those_that_are_right_are_there() -> None:
+    guesses = re.findall(r"^\| \d+ \| [^|]+ \| ([^|]+) \| ([^|]+) \| (yes|no) \|$", CHANGES.text, re.MULTILINE)
+    assert len(guesses) >= 40
+    assert {result for _, found, result in guesses if found == "there"} == {"yes"}
+    assert not [
+        guess for guess, _, result in guesses if result == "yes" and not (ROOT / guess.strip("`")).is_file()
+    ]

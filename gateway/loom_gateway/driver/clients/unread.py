@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from loom.wire.bodies import OperationError, OperationResult
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.clients.results import StoredResults, is_stored
+from loom_gateway.driver.clients.stored_results import StoredResults, is_stored
 
 WATCHER_IDS = 1 << 40  # ids of each client; those of the n-th watching client start at n times this number
 

@@ -130,7 +130,7 @@ END_TIMEOUT = 2.0  # seconds after a process's end in which its last lines have 
 _BATCH = 128 << 10  # approximate bytes of text in a message, far below the size at which it is sent in chunks
 _MOST_LINES = 10_000  # maximum number of different lines that are held for aggregation
 
-_RUNS = "driver"  # see `loom_gateway.sessions.log_reader.RUNS`
+_RUNS = "driver"  # see `loom_gateway.sessions.logs.RUNS`
 
 _STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
 

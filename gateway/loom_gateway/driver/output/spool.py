@@ -1,7 +1,7 @@
 """The session's log on disk, for clients that were not connected when it was printed.
 
 The log is a file of JSON lines. A full file becomes ``PATH.1`` and a new one begins, so that the newest lines are
-always there and the log never exceeds twice the limit. `loom_gateway.sessions.log_reader` reads it.
+always there and the log never exceeds twice the limit. `loom_gateway.sessions.logs` reads it.
 """
 
 from __future__ import annotations

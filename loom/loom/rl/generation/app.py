@@ -27,7 +27,7 @@ from loom.tracing.trace_ids import checked_trace
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from loom.rl.generation.batch import TextTokenizer
+    from loom.rl.generation.decoding import TextTokenizer
     from loom.rl.generation.engine import CompletionStream, Engine
     from loom.rl.generation.weight_files import WeightUpdates
 

@@ -15,8 +15,8 @@ import torch
 
 from loom.errors import LimitReached, OperationFailed, WrongArguments, WrongState
 from loom.process.threads import keep_going
-from loom.rl.generation.batch import DecodingBatch, Row, TextTokenizer
 from loom.rl.generation.completions import Completion, RequestLimits, Sampling
+from loom.rl.generation.decoding import DecodingBatch, Row, TextTokenizer
 
 _log = logging.getLogger("loom")
 

@@ -17,7 +17,7 @@ from loom.rl.generation.completions import Completion, RequestLimits, Sampling
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from loom.rl.generation.batch import TextTokenizer
+    from loom.rl.generation.decoding import TextTokenizer
     from loom.rl.generation.engine import Engine, EngineState
     from loom.rl.generation.serving import Serving
     from loom.rl.generation.weight_client import ServingState, UpdateAnswer

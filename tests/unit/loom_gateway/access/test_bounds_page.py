@@ -34,8 +34,8 @@ MODULES = [
     "loom_gateway.relay.relay",
     "loom_gateway.relay.links",
     "loom_gateway.server",
-    "loom_gateway.sessions.log_cursor",
     "loom_gateway.sessions.log_reader",
+    "loom_gateway.sessions.logs",
     "loom_gateway.weaver_socket.application",
     "loom_gateway.weaver_socket.subscribers",
 ]

@@ -23,10 +23,10 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
-from loom_gateway.sessions import log_reader
+from loom_gateway.sessions import logs as session_logs
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess
-from loom_gateway.sessions.log_reader import SessionLogs
+from loom_gateway.sessions.logs import SessionLogs
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession
 from loom_gateway.settings import Limits
@@ -354,7 +354,7 @@ async def test_a_follower_of_a_silent_log_is_ended_when_the_share_is_taken_back(
         begun.set()
 
     monkeypatch.setattr(SessionLogs, "_start_feed", begin)
-    monkeypatch.setattr(log_reader, "SIGN_OF_LIFE", 10 * BOUND)
+    monkeypatch.setattr(session_logs, "SIGN_OF_LIFE", 10 * BOUND)
     path = f"/api/v1/sessions/{SESSION}"
     await house.ask("PUT", f"{path}/shares/bob", house.tokens["drive"], {"scope": "view"})
     following = asyncio.ensure_future(house.ask("GET", f"{path}/logs?follow=1", house.bob))

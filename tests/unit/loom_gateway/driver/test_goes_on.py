@@ -21,7 +21,7 @@ from loom.process.backoff import Backoff
 from loom_gateway.driver.clients.connection import DriverServer
 from loom_gateway.driver.handlers.hosts import HostWatcher
 from loom_gateway.driver.monarch.mesh_table import MeshTable
-from loom_gateway.sessions.log_reader import LogFeed
+from loom_gateway.sessions.logs import LogFeed
 
 BOUND = 30.0
 

@@ -11,7 +11,7 @@ import pytest
 
 import loom
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.sessions.log_reader import KEEP_ENDED, LogQuery, SessionLogs
+from loom_gateway.sessions.logs import KEEP_ENDED, LogQuery, SessionLogs
 
 
 def entry(text: str, rank: int = 0) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from loom.wire.bodies import OperationResult
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.clients import unread as module
-from loom_gateway.driver.clients.results import StoredResults, is_stored
+from loom_gateway.driver.clients.stored_results import StoredResults, is_stored
 from loom_gateway.driver.clients.unread import UnreadAnswers
 from tests.support.gateways import await_true
 

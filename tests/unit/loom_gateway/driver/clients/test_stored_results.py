@@ -10,8 +10,8 @@ import pytest
 
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import Pieces
-from loom_gateway.driver.clients import results as module
-from loom_gateway.driver.clients.results import StoredResults
+from loom_gateway.driver.clients import stored_results as module
+from loom_gateway.driver.clients.stored_results import StoredResults
 
 MIB = 1 << 20
 

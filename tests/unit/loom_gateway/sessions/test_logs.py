@@ -17,9 +17,10 @@ import pytest
 from loom.errors import LimitReached, WrongArguments
 from loom_gateway.driver.output.collector import LONGEST_LINE
 from loom_gateway.driver.output.spool import LogSpool
-from loom_gateway.sessions import log_cursor, log_reader
-from loom_gateway.sessions.log_cursor import MOST, PIECE, LogCursor
-from loom_gateway.sessions.log_reader import LogQuery, SessionLogs
+from loom_gateway.sessions import log_reader
+from loom_gateway.sessions import logs as session_logs
+from loom_gateway.sessions.log_reader import MOST, PIECE, LogCursor
+from loom_gateway.sessions.logs import LogQuery, SessionLogs
 
 
 def line(text: str, mesh: str = "trainers", rank: int = 0) -> dict[str, Any]:
@@ -111,13 +112,13 @@ def test_the_longest_line_of_a_driver_is_read_whole_in_small_pieces(
     spool.append([line(longest) for _ in range(10)])
     spool.close()
     parsed: list[int] = []
-    read_entry = log_cursor._entry
+    read_entry = log_reader._entry
 
     def counted(one: bytes) -> dict[str, Any] | None:
         parsed.append(len(one))
         return read_entry(one)
 
-    monkeypatch.setattr(log_cursor, "_entry", counted)
+    monkeypatch.setattr(log_reader, "_entry", counted)
 
     cursor = LogCursor(str(path))
     sizes = []
@@ -135,7 +136,7 @@ def test_the_longest_line_of_a_driver_is_read_whole_in_small_pieces(
 
 @pytest.mark.guarantees("strangers", "Followers of logs are bounded, for each user")
 def test_followers_are_bounded_for_each_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_reader, "MAX_FOLLOWERS", 2)
+    monkeypatch.setattr(session_logs, "MAX_FOLLOWERS", 2)
     path = tmp_path / "log"
     path.write_bytes(written("before"))
 
@@ -218,7 +219,7 @@ def open_files(path: Path) -> list[str]:
 async def test_a_slow_follower_loses_lines_and_is_told_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_reader, "BUFFER", 1000)
+    monkeypatch.setattr(session_logs, "BUFFER", 1000)
     path = tmp_path / "log"
     spool = LogSpool(str(path))
     spool.append([line("old")])
@@ -245,8 +246,8 @@ async def test_a_slow_follower_loses_lines_and_is_told_and_others_are_not(
 async def test_followers_that_come_while_a_log_turns_miss_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_reader, "LOOK_EVERY", 0.001)
-    monkeypatch.setattr(log_reader, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(session_logs, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(session_logs, "LOOK_EVERY", 0.001)
     randomly = random.Random(8)
     path = tmp_path / "log"
     spool = LogSpool(str(path), limit=2000)  # some twenty lines
@@ -293,7 +294,7 @@ def test_a_log_that_turns_twice_while_it_is_opened_is_read_in_order(
     path = tmp_path / "log"
     path.write_bytes(written("first"))
     texts_to_come = ["second", "third"]
-    open_file = log_cursor._open_if_there
+    open_file = log_reader._open_if_there
 
     def turn_before_the_older_is_opened(name: str) -> Any:
         while name.endswith(".1") and texts_to_come:
@@ -301,7 +302,7 @@ def test_a_log_that_turns_twice_while_it_is_opened_is_read_in_order(
             path.write_bytes(written(texts_to_come.pop(0)))
         return open_file(name)
 
-    monkeypatch.setattr(log_cursor, "_open_if_there", turn_before_the_older_is_opened)
+    monkeypatch.setattr(log_reader, "_open_if_there", turn_before_the_older_is_opened)
     assert [entry["text"] for entry in read(path, LogQuery())] == ["second", "third"]
 
 
@@ -366,7 +367,7 @@ async def test_a_log_that_grows_while_it_is_read_comes_to_its_end(tmp_path: Path
 
 @pytest.mark.guarantees("nothing lost", "The logs of ended sessions are bounded, for each user and in all")
 def test_logs_of_many_users_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_reader, "KEEP_IN_ALL", 10)
+    monkeypatch.setattr(session_logs, "KEEP_IN_ALL", 10)
     logs = SessionLogs()
     for number in range(30):
         path = tmp_path / f"{number}.log"
