@@ -1,4 +1,7 @@
-"""The typer application with all commands of ``loom``."""
+"""The typer application with all commands of ``loom``.
+
+Each group of commands is a module of its own, which this one alone imports, so that `loom.cli` starts without any.
+"""
 
 from __future__ import annotations
 

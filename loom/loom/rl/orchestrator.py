@@ -13,6 +13,8 @@
         async_level=1,
     )
     summary = job.run(orchestrator.run)
+
+A module apart from `loom.rl.run`, because a laptop makes an orchestrator without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The policy gradient of GRPO, on completions that a somewhat older policy has sampled."""
+"""The policy gradient of GRPO, on completions that a somewhat older policy has sampled.
+
+A module of its own, because it needs torch, and a program that names `Trainer` may lack it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`process_home`: where a run starts its processes: in the session whose driver this is, or else on this host."""
+"""`process_home`: where a run starts its processes: in the session whose driver this is, or else on this host.
+
+A module of its own, because it stands in for the driver's session, of which it has the methods.
+"""
 
 from __future__ import annotations
 

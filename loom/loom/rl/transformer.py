@@ -1,4 +1,7 @@
-"""`SmallTransformer`: a decoder-only transformer with a key-value cache, small enough to learn on a CPU."""
+"""`SmallTransformer`: a decoder-only transformer with a key-value cache, small enough to learn on a CPU.
+
+A module of its own, because it needs torch, and a program that names the task may lack it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`digits_job`: a training on scikit-learn's 1,797 digits, to watch, change and break."""
+"""`digits_job`: a training on scikit-learn's 1,797 digits, to watch, change and break.
+
+A module of its own, which programs outside Loom import as an example of a trainer.
+"""
 
 from __future__ import annotations
 

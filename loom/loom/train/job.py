@@ -11,6 +11,8 @@
 A lost group (its process killed, its host gone, an exception, a hang) is started again on a living host. It takes
 its state from the groups that went on, or from the last whole checkpoint if none did. The weaver's events
 (``loom events``) and the result list everything that happened.
+
+A module apart from `loom.train.spec`, because trainers import the settings, and not the controller.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Unclaimed results: calls of the session's earlier clients whose answers none of them received."""
+"""Unclaimed results: calls of the session's earlier clients whose answers none of them received.
+
+A module of its own, because futures and value meshes, which it makes, import the session's calls.
+"""
 
 from __future__ import annotations
 

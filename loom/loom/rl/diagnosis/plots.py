@@ -1,4 +1,7 @@
-"""Plots of an analysis, as PNG files. They need matplotlib (extra ``plot``)."""
+"""Plots of an analysis, as PNG files. They need matplotlib (extra ``plot``).
+
+A module of its own, because it needs matplotlib, and the other files of an analysis do not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`WeightOrders`: gives generators the weights of the trainers."""
+"""`WeightOrders`: gives generators the weights of the trainers.
+
+A module of its own, because it alone knows both trainers and generators.
+"""
 
 from __future__ import annotations
 
