@@ -152,4 +152,4 @@ def print_text(name: str, text: str) -> None:
 
 
 _silent: set[str] = set()
-"""The streams of which a warning was given."""
+"""The streams with a logged warning."""

@@ -90,7 +90,7 @@ class Injections:
         self._injectors = {Place.HOST: HostInjector(), Place.TRAINING: StepInjector(each_step)}
         self._on_removal = on_removal
         self._there: dict[str, Injected] = {}
-        self.removed: dict[str, Evidence] = {}  # the last ones, of which the weaver may not have heard
+        self.removed: dict[str, Evidence] = {}  # the last ones, perhaps unknown to the weaver
         # Removals are carried out on arrival, and may overtake an injection that waits for a step boundary.
         self._withdrawn: dict[str, None] = {}
 

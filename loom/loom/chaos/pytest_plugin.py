@@ -70,7 +70,7 @@ class LoomChaos:
         self._node = node
         self._seed = seed
         self._runs: dict[PlanExecution, threading.Event] = {}
-        """The runs that go on, and what is set when each has removed its faults."""
+        """The current runs, each with the event of its faults' removal."""
 
     def __call__(
         self,

@@ -117,7 +117,7 @@ def _check_run(gateway: Gateway, session: str, run: int) -> None:
         return
     try:
         known = {int(each["id"]): str(each["name"]) for each in gateway.runs(session)}
-    except UnknownSession:  # it has ended: the log is what is left
+    except UnknownSession:  # it has ended: only the log is left
         raise NoSuchRun(f"the log of session {session!r} has no line of a run {run}") from None
     if run not in known:
         runs = ", ".join(f"{id} ({name})" for id, name in known.items()) or "none"

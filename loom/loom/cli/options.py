@@ -183,7 +183,7 @@ def check_lives(gateway: Gateway, session: str) -> None:
 def read_moment(text: str, now: Callable[[], float]) -> float:
     """Return the seconds since the epoch of a time: ``10m`` ago, or ISO, which is local without a zone.
 
-    ``now`` is asked for the time from which to count back, by the clock of what is looked for.
+    ``now`` is asked for the time from which to count back, by the clock of the source.
     """
     with contextlib.suppress(WrongArguments):
         ago = parse_time(text)

@@ -180,7 +180,7 @@ def forward(
 
 @contextlib.contextmanager
 def _reached(access: Access, session: str | None, mesh: str | None) -> Iterator[Any]:
-    """Yield a mesh of a session, to which this program connects next to the one that drives it."""
+    """Yield a mesh of a session, to which this program connects next to the driving one."""
     gateway = access.gateway()
     with access.connect(session or only_session(gateway), "ranks") as job:
         job.print_logs = False

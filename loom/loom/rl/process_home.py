@@ -1,6 +1,6 @@
 """`process_home`: where a run starts its processes: in the session whose driver this is, or else on this host.
 
-A module of its own, because it stands in for the driver's session, of which it has the methods.
+A module of its own, because it stands in for the driver's session, and has its methods.
 """
 
 from __future__ import annotations

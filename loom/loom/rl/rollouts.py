@@ -45,7 +45,7 @@ class RolloutPart:
     count: int
     """Rollouts of the step, in all parts."""
     tokens: int
-    """Tokens of all completions of the step, of which the loss is the mean."""
+    """Tokens of all completions of the step; the loss is their mean."""
     rollouts: list[Rollout]
 
 

@@ -177,7 +177,7 @@ class OrchestratorRun:
         )
 
     def _first_step(self) -> int:
-        """Return the first step that has no rollouts yet; those of a run before are trained on."""
+        """Return the first step without rollouts; an earlier run's rollouts are trained on."""
         step = restored_step(self._folder)
         while self._store.has(step) and step < self._spec.steps:
             if len(fresh(self._store.read_all(step), step, self._bound)) < self._store.read(step, 0).count:
@@ -306,7 +306,7 @@ class OrchestratorRun:
             raise ProcessGone(loaded.lost[0][1])
 
     def _generate(self, step: int) -> tuple[list[Answer], list[Rollout], int]:
-        """Return the completions of a step, the rollouts to train on, and the number of those that are too old."""
+        """Return the completions of a step, the rollouts to train on, and the number of too old ones."""
         options, dropped = self._options, 0
         while True:
             inflight = max(options.batch, options.inflight, self._inflight.count * options.group)

@@ -104,7 +104,7 @@ class CommandApplier(StatusReporter):
         Args:
             reason: ``"checkpoint"``, ``"waiting"`` (for peers, for data), or another one.
             beyond: seconds from the block's beginning that still count as the step's, such as the usual time of an
-                exchange with peers, of which only the rest is a wait.
+                exchange with peers; only the rest is a wait.
 
         Raises:
             WrongArguments: the reason is not printable, is too long, or is one that Loom determines itself, such as
@@ -302,7 +302,7 @@ class CommandApplier(StatusReporter):
         return applied
 
     def _look(self) -> None:
-        """Acknowledge commands whose effect the loop has shown, and refuse those that it has passed over."""
+        """Acknowledge commands whose effect the loop has shown, and refuse commands that it has passed over."""
         self._release(self._held)
         effects = self._effects
         if effects.asks:

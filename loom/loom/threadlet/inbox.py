@@ -89,7 +89,7 @@ class CommandInbox:
 
 
 _POLLS = 2
-"""Times that a loop asks between two statuses whether it is paused, after which it counts as one that waits so."""
+"""A loop that asks this often between two statuses whether it is paused counts as waiting by that."""
 
 
 @dataclass

@@ -80,7 +80,7 @@ class ThreadletConnection:
         return len(self._out)
 
     def put(self, frame: Frame) -> None:
-        """Queue a frame. Skip and log one that cannot be packed."""
+        """Queue a frame, unless it cannot be packed, which is logged."""
         try:
             self._out += pack(frame.to_body())
         except (LoomError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -220,7 +220,7 @@ class WeaverLink:
         self._deadline = 0.0  # when `close` gives up, on the monotonic clock
         self._closing = threading.Event()
         self._beat_due = False  # before its time
-        self._asked: float | None = None  # when reports were sent of which none is stored since
+        self._asked: float | None = None  # the time of sending reports, none of which is stored since
         self._patience = SILENCE  # seconds for which reports may be sent and none be stored
         self._flushes: deque[threading.Event] = deque()  # events to set when no frame waits to be sent
         self._logged: set[str] = set()  # the problems logged since the last welcome; each is logged once
@@ -296,7 +296,7 @@ class WeaverLink:
             try:
                 self._connect_and_serve()
             except _Refused as refusal:
-                # The process that still is the replica may be one that hangs and is about to be killed.
+                # The current process of the replica may hang, and be about to be killed.
                 taken = refusal.text if refusal.code == "replica_taken" else ""
                 wait = None if taken else BACKOFF.most
                 self._log_once(str(refusal), logging.ERROR, "the weaver refuses this process: %s", refusal)

@@ -168,7 +168,7 @@ class StatusReporter:
             self._ended.wait(REPORT_INTERVAL)
 
     def _rows_of(self, given: deque[Given]) -> list[Row]:
-        """Take the next reports and return their rows, without a report that cannot be read, of which is warned."""
+        """Take the next reports and return their rows, without unreadable reports, which are logged."""
         make = self._rows.make
         rows: list[Row] = []
         try:

@@ -1,7 +1,7 @@
 """The monotonic clock of this process, on the time line of its session.
 
 Hosts start their monotonic clocks at different times. The session's time line is its driver's clock; every other
-process learns by how much its own clock differs, from exchanges like those of NTP (RFC 5905): it asks for the other
+process learns by how much its own clock differs, from exchanges as in NTP (RFC 5905): it asks for the other
 clock between two looks at its own, and believes the exchange that took the shortest time, which bounds the error.
 """
 
@@ -40,7 +40,7 @@ def now() -> float:
 
 
 def offset() -> Offset:
-    """Return what is added to this host's clock."""
+    """Return the correction of this host's clock."""
     return _offset
 
 

@@ -92,13 +92,13 @@ class Collection(SpanRecords):
         self._end = listen(self.append)
 
     def end(self, name: str, problem: str | None = None) -> ProcessSpans:
-        """Stop, and return what was recorded."""
+        """Stop, and return the record."""
         self._end()
         return self.of(name, clock.offset(), problem)
 
 
 def no_spans(name: str, problem: str | None) -> ProcessSpans:
-    """Return what is known of a process that did not answer."""
+    """Return the record of a process that did not answer."""
     return ProcessSpans(
         name=name, host=HOST, pid=0, role=None, offset=0.0, error=None, records=[], left_out=0, problem=problem
     )
@@ -124,7 +124,7 @@ class Kernels:
             self.problem = f"torch's profiler did not start: {error!s:.200}"
 
     def end(self, most: int) -> list[Record]:
-        """Stop, and return what was seen as records with the fields ``kernel`` and ``thread``.
+        """Stop, and return the findings as records with the fields ``kernel`` and ``thread``.
 
         Beyond so many the shortest are left out.
         """

@@ -139,7 +139,7 @@ def parse_line(text: str) -> EventLine | None:
 def _text(value: object, field: Field) -> str:
     if field.digits is None:
         text = str(value)
-        # Quoted if what is in it would end the field or the line, or is taken for what stands behind the field.
+        # Quoted if its text would end the field or the line, or would be taken for the text behind the field.
         return text if is_plain(text) else json.dumps(text)
     try:
         return _NUMBER[field.digits](float(value))  # type: ignore[arg-type]

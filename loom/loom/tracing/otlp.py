@@ -34,7 +34,7 @@ EVERY = 2.0
 TIMEOUT = 5.0
 """Seconds that the collector has to take a batch."""
 LAST = 2.0
-"""Seconds for what is left when the process ends."""
+"""Seconds for the remaining spans when the process ends."""
 
 _OWN = frozenset({"name", "t", "time", "host", "pid", "role", "trace", "dur_ms", "span", "parent", "root"})
 _OTLP_TRACE = re.compile(r"[0-9a-f]{32}")

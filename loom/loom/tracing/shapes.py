@@ -20,7 +20,7 @@ Encode = Callable[..., "Lines | None"]
 """It takes the first arguments of `encode` but for the name, and the fields' values."""
 
 PLAIN = frozenset((int, float, str, bool, type(None)))
-"""The classes of values that nobody can change, and of which `encode` makes JSON."""
+"""Immutable classes that `encode` writes as JSON."""
 MOST = 1000
 """Kinds of events that have a function; others are encoded as any record is."""
 

@@ -209,7 +209,7 @@ _LATEST = 1e12
 
 
 def _micro(seconds: float) -> float:
-    """Cut off what is below a microsecond, in a quarter of the time of `round`."""
+    """Round down to microseconds, in a quarter of the time of `round`."""
     return int(seconds * 1e6) / 1e6
 
 

@@ -25,7 +25,7 @@ from loom_proxy.futures.timing import check_timeout
 
 
 class MonarchFuture:
-    """A Monarch future that is watched: whether it is done, and whom to call then.
+    """A watched Monarch future: whether it is done, and the functions to call then.
 
     Monarch's future itself tells neither. An event loop of this process, on a thread of its own, observes it; that
     takes nothing from other waits.
@@ -78,7 +78,7 @@ class MonarchFuture:
 
 
 def watch(futures: Iterable[Any]) -> dict[Any, MonarchFuture]:
-    """Observe Monarch futures. Return their forms to watch; those of futures that are done say so already.
+    """Observe Monarch futures. Return their forms to watch; a done future's form says so already.
 
     Raises:
         ValueError: a future was consumed.

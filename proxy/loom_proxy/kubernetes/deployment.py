@@ -1,6 +1,6 @@
 """`PodMesh`: the pods of one mesh of a job, and their deployment and removal by Kubetorch.
 
-Kubetorch's server does the steps of a pod's image as it starts, writes those that fail into the pod's log, and
+Kubetorch's server does the steps of a pod's image as it starts, writes failed ones into the pod's log, and
 goes on.
 """
 

@@ -47,7 +47,7 @@ class PortPolicies:
         return sorted({self._port, self._port - 1, GATEWAY_PORT})
 
     def apply(self) -> None:
-        """Apply the policies. If that cannot be done, a warning says which ports are open, and what is missing."""
+        """Apply the policies. If that cannot be done, a warning names the open ports, and the missing right."""
         # kubectl takes what begins with a brace for JSON, which has no second document.
         documents = "".join(f"---\n{json.dumps(manifest)}\n" for manifest in self.manifests())
         problem = self._kubectl("apply", "-f", "-", given=documents)

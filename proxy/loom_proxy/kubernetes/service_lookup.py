@@ -63,7 +63,7 @@ class FoundService:
     namespace: str
     name: str
     module: str  # name of the module that its pods have loaded
-    token: str | None = None  # of its gateway, if it is not the one that this user keeps
+    token: str | None = None  # of its gateway, if it is not the token that this user keeps
 
     @property
     def is_looms(self) -> bool:

@@ -57,7 +57,7 @@ class _Named:
         )
 
     def teardown(self) -> None:
-        """Remove what is deployed under the name, with its pods."""
+        """Remove the deployment of the name, with its pods."""
         self._found.teardown()
 
     def __enter__(self) -> Any:
@@ -241,7 +241,7 @@ class RemoteClass(_Maker):
         """Start processes, make an object of the class in each, and wait until the objects are made.
 
         The class travels as actor classes do: by value, unless it is installed in the cluster or synced. With a
-        ``kubetorch.Compute`` Kubetorch deploys pods for it first, in place of what was deployed under the name.
+        ``kubetorch.Compute`` Kubetorch deploys pods for it first, in place of an earlier deployment of the name.
 
         Args:
             job: the session; or a ``kubetorch.Compute``, whose pods the object gets.

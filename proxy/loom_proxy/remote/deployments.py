@@ -1,4 +1,4 @@
-"""Classes and functions that `loom.cls` and `loom.fn` deploy by Kubetorch, or find among what is deployed."""
+"""Classes and functions that `loom.cls` and `loom.fn` deploy by Kubetorch, or find deployed."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def join(found: FoundService) -> Joined | None:
 
 
 def find(kind: str, name: str, namespace: str | None, reload_prefixes: Sequence[str]) -> Joined | KubetorchService:
-    """Find what is deployed under a name.
+    """Find the deployment of a name.
 
     Args:
         kind: ``cls`` or ``fn``.

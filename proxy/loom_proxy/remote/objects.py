@@ -89,7 +89,7 @@ class _Remote:
         self.mesh = mesh
         """The actors that hold the object."""
         self._title = title
-        self._end = end  # ends the object, and what was started for it
+        self._end = end  # ends the object, and its processes
         self._single = len(mesh) == 1
         self._results = Results(mesh)
         self._timeout = timeout

@@ -17,7 +17,7 @@ from loom_proxy.mesh.actors import ActorMeshProxy
 from loom_proxy.mesh.values import ValueMeshProxy
 
 _STAYS_AN_ACTOR_ERROR = (RemoteException, StopIteration, StopAsyncIteration)
-"""Exceptions that stay inside the `ActorError`: a stand-in, and those that would end a loop of the caller."""
+"""Exceptions that stay inside the `ActorError`: a stand-in, and exceptions that would end a loop of the caller."""
 
 
 def own_error(error: ActorError) -> BaseException:

@@ -80,7 +80,7 @@ class RankMethods(MeshProxy):
         """Copy a file or a folder of a rank's host to this machine, as `copy_to` does in the other direction.
 
         Args:
-            path: what is copied. A relative one is from the rank's working folder.
+            path: the file or folder to copy. A relative one is from the rank's working folder.
             destination: the name of the copy, or a folder for it.
 
         Returns:

@@ -31,7 +31,7 @@ _UNIX_LINE_ENDS = (b"\r", b"\n")
 
 
 class Escape:
-    """Finds `LEAVE` in what is typed. A tilde at the beginning of a line waits for the next key."""
+    """Finds `LEAVE` in typed text. A tilde at the beginning of a line waits for the next key."""
 
     def __init__(self) -> None:
         self.left = False
@@ -40,7 +40,7 @@ class Escape:
         self._held = b""
 
     def typed(self, data: bytes) -> bytes:
-        """Return what is sent on, of what is typed."""
+        """Return the part of typed text that is sent on."""
         sent = b""
         for key in (data[i : i + 1] for i in range(len(data))):
             if self._held:

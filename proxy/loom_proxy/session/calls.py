@@ -3,7 +3,7 @@
 Calls made while others are on their way are gathered. They leave together when a thread waits for one of them, when
 an answer comes, when there are many, or when the writer thread gets its turn, whichever is first.
 
-`NamedMeshes`: the proxies of a session's meshes, by names of which none hides another mesh.
+`NamedMeshes`: the proxies of a session's meshes, by unique names.
 
 A name need not be unique: a proc mesh and the actors on it often share one.
 """
@@ -64,7 +64,7 @@ class NamedMeshes:
     def __init__(self) -> None:
         self._all: dict[int, Any] = {}  # by the mesh's id; ids grow in the order in which meshes are made
         self._stopped: dict[int, None] = {}
-        """The ids of those that were stopped here, in that order."""
+        """The ids of meshes stopped here, in that order."""
 
     def __contains__(self, ident: int) -> bool:
         return ident in self._all
@@ -114,7 +114,7 @@ KEPT_UNTIL_READ = frozenset({Call, CallOne, Choose, StreamCall, CollectAnswer})
 """The operations whose answers the driver keeps until the program has read them."""
 
 LARGE = 16 << 10
-"""Bytes of an answer whose size counts when the driver is told what was read."""
+"""Bytes from which an answer's size counts when its reading is reported to the driver."""
 
 
 class Calls(Waits):

@@ -104,7 +104,7 @@ class Connection:
         self._watch = ConnectionWatch(stream) if knows_probes else None
         """The watch over lost frames; None if the driver is too old for it."""
         self._moved = (0, 0)  # frames received and acknowledged when the last connection was lost
-        self._futile = 0  # connections in a row that were lost and had moved nothing, each of which waits longer
+        self._futile = 0  # lost connections in a row that had moved nothing; each waits longer
         self._bulk = self._second_connection()
         self._attach(handshake.transport, 0, 0)
         self._read_loop = self.calls.read_loop = ReadLoop(self, None if self._bulk is None else self._bulk.waker)

@@ -19,7 +19,7 @@ EXCHANGES = 8
 ANSWERS_WITHIN = 5.0
 """Seconds for each look at the driver's clock."""
 SENT_WITHIN = 30.0
-"""Seconds beyond those of a collection until its result must be there."""
+"""Seconds after the end of a collection until its result must be there."""
 PROFILED_WITHIN = 150.0
 """The same with kernels: torch's profiler takes long to start for a GPU, and to tell what it has seen."""
 

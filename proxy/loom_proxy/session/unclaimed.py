@@ -51,7 +51,7 @@ class UndeliveredCall:
         return self.futures[0]
 
     def drop(self) -> None:
-        """Let the driver drop the answers, also those that have not come yet. The call itself runs on.
+        """Let the driver drop the answers, also later ones. The call itself runs on.
 
         Raises:
             OperationFailed: the answers were collected, here or by another program, or dropped.

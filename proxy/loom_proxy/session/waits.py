@@ -20,9 +20,9 @@ from loom.wire.stream import Stream
 from loom_proxy.mesh.rank_states import MeshStates
 from loom_proxy.session.read_loop import ReadLoop, Uninterrupted
 
-TOGETHER = 64  # answers of which the driver is told with the next operation
-MOST = 1 << 10  # answers of which it is told at once
-MOST_BYTES = 4 << 20  # bytes of answers of which it is told at once, so that it frees them
+TOGETHER = 64  # answers that are reported to the driver with the next operation
+MOST = 1 << 10  # answers that are reported at once
+MOST_BYTES = 4 << 20  # bytes of answers that are reported at once, so that the driver frees them
 SOON = 0.2  # seconds after which it is told of whatever was read
 
 

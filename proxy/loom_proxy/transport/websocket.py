@@ -157,7 +157,7 @@ class WebSocketTransport(Transport):
                 else:
                     messages += self._other_frame(joined(pieces))
         except TooLarge as error:
-            # The gateway sends no such frame, so the bytes are the rest of one that the line has damaged.
+            # The gateway sends no such frame, so the bytes are the rest of a frame that the line has damaged.
             raise OutOfStep(str(error)) from error
         return messages
 

@@ -3,7 +3,7 @@
 The agent outlives the training process that started it, which the fault may have stopped or cut off. It removes
 the fault when its time is over, or on SIGTERM, which `remove` sends. It prints a line of JSON with the evidence, or
 with the reason why there is no fault, and another line when the fault is gone. If the agent is killed, the training
-process that started it, or the next worker or agent on the host, repairs what is in its record.
+process that started it, or the next worker or agent on the host, repairs the damage in its record.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def main() -> int:
         _print(evidence=injected.evidence)
     if injected.removable:
         asked.wait(request["duration"])
-    removed = injected.remove()  # the record stays if it fails, and the next sweep repairs what is left
+    removed = injected.remove()  # the record stays if it fails, and the next sweep repairs the rest
     record.unlink(missing_ok=True)
     _print(removed={"was": injected.evidence, **removed})
     return 0

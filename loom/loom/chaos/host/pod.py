@@ -109,7 +109,7 @@ def lose_host(pid: int) -> Injected:
         return processes.lose_host(pid)
     uid = pod.try_delete()
     pod.delete(uid)
-    processes.kill(worker)  # at once: what is on a lost host has no time to save its state
+    processes.kill(worker)  # at once: processes on a lost host have no time to save their state
     evidence = {"worker": worker, "state": state_of(worker) or "gone", "pod": pod.name, "uid": uid}
     return Injected("lost_host", evidence)
 

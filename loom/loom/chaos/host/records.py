@@ -1,7 +1,7 @@
 """The records of a host's faults: each names its agent, and what has to be repaired if the agent is killed.
 
 An agent writes its record before it injects the fault, adds each damage before it does it, and removes the record
-when the fault is gone. `loom.chaos.host.sweep` repairs what is in the record of an agent that was killed.
+when the fault is gone. `loom.chaos.host.sweep` repairs the damage in a killed agent's record.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Filler:
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A file of a checkpoint of which some bytes were changed."""
+    """A file of a checkpoint with changed bytes."""
 
     path: str
     digest: str

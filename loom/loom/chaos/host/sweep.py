@@ -38,7 +38,7 @@ _DELAY_TABLE = re.compile(r"loom_delay_(\d+)")
 
 
 def sweep() -> list[str]:
-    """Repair all damage whose agent is gone; return what was repaired. Log the rest."""
+    """Repair all damage whose agent is gone; return the repairs. Log the rest."""
     repaired = []
     for path in records():
         with contextlib.suppress(FileNotFoundError):  # its agent has just removed it
@@ -53,7 +53,7 @@ def sweep() -> list[str]:
 
 
 def repair(record: HostFaultRecord) -> list[str]:
-    """Repair the damage in a record, and remove the record if all is repaired; return what was repaired."""
+    """Repair the damage in a record, and remove the record if all is repaired; return the repairs."""
     repaired, left = [], False
     for damage in record.damage:
         try:
@@ -72,7 +72,7 @@ def repair(record: HostFaultRecord) -> list[str]:
 
 
 def _repair(damage: Damage) -> str:
-    """Repair one damage if it is there; return what was done."""
+    """Repair one damage if it is there; return the repair."""
     match damage:
         case Stopped():
             return _continue(damage)

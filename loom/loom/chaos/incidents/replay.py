@@ -1,4 +1,4 @@
-"""The faults that replay an incident: those that were injected, and one for each trouble of a replica or a host."""
+"""The faults that replay an incident: the injected ones, and one for each trouble of a replica or a host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan of faults: which fault strikes which target, when and for how long, and what is expected.
+"""A plan of faults: which fault strikes which target, when and for how long, and the expectations.
 
 In Python a plan is a `Plan`; `loom.chaos.plans.files` reads one from YAML, or from a Python file. pydantic refuses
 invalid plans.

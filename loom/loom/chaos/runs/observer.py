@@ -106,7 +106,7 @@ class Observer:
     away: list[Outage] = field(default_factory=list)
     weavers: list[str] = field(default_factory=list)
     offset: float = 0.0
-    """Seconds by which the weaver's clock is ahead of this machine's, by the one that does not jump."""
+    """Seconds by which the weaver's clock is ahead of this machine's, by the monotonic clock."""
     _last: int = 0
 
     def begin(self) -> None:

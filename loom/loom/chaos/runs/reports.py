@@ -35,7 +35,7 @@ class Report:
     def __init__(self, run: PlanExecution) -> None:
         self.run = run
         self.verdicts: list[Verdict] = judge(run)
-        """The verdict on each expectation: whether it held, and what was found."""
+        """The verdict on each expectation: whether it held, and the finding."""
         self.goodput = goodput(run.goodput)
 
     @property

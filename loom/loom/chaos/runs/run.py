@@ -84,7 +84,7 @@ class PlanExecution:
         self._settled: float | None = None  # when the settling time at the end began
 
     def check(self) -> None:
-        """Raise `BadPlan` if a fault has no target, or one that is not marked as injectable; change nothing."""
+        """Raise `BadPlan` if a fault has no target, or its target is not marked as injectable; change nothing."""
         replicas = self._weaver.replicas()
         for fault in self.plan.faults:
             try:
@@ -256,7 +256,7 @@ class PlanExecution:
         return now >= self._settled + self.plan.settle
 
     def watched(self) -> list[ReplicaInfo]:
-        """Return the replicas that the plan watches, without those that had ended before the run."""
+        """Return the replicas that the plan watches, unless they had ended before the run."""
         found = matching(Target(replica=self.plan.watch), self.observer.replicas.values()) or matching(
             Target(mesh=self.plan.watch), self.observer.replicas.values()
         )

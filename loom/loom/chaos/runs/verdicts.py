@@ -32,7 +32,7 @@ class Verdict:
 
 
 def judge(run: PlanExecution) -> list[Verdict]:
-    """Return the verdict on each expectation, those of faults first."""
+    """Return the verdict on each expectation, faults' expectations first."""
     verdicts = []
     for number, struck in enumerate(run.struck):
         of_all = [one for one in run.plan.expect if one.of_faults]

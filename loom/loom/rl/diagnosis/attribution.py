@@ -49,7 +49,7 @@ class Loop:
     steps: int
     """Steps that are known."""
     wall_ms: float
-    """Mean wall time of a step, or of what is known of it."""
+    """Mean wall time of a step, or of its known parts."""
     wait_ms: float
     """For a checkpoint."""
     queue_ms: float
@@ -155,7 +155,7 @@ def attribute(measured: Measured) -> Attribution:
 
 
 def _generator(loop: Loop, training: TrainerStep) -> Lost:
-    """Return what is lost to generation: the trainers' waiting, as far as it is for generation."""
+    """Return the loss to generation: the trainers' waiting, as far as it is for generation."""
     if training.steps:
         idle = training.wait_ms / training.wall_ms if training.wall_ms else 0.0
         if loop.busy_ms <= 0:  # there is no log of the orchestrator

@@ -76,7 +76,7 @@ _NUMBERS = {
     name: [place for place, each in enumerate(kept, 2) if each.required and each.digits is not None]
     for name, kept in KEPT.items()
 }
-"""The places of the numbers that an event always has, and of which something is made."""
+"""The places of the used numbers that an event always has."""
 _NO_NEGATIVES = {
     name: [
         _PLACES[name][of]

@@ -1,4 +1,4 @@
-"""The diagnosis: what the rules say of what was measured."""
+"""The diagnosis: the rules' verdicts on the measurements."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _whole(measured: Measured) -> float:
 
 
 def _lasting(series: Series) -> float:
-    """Return the mean, or that of the later half if it has become lower: a cure is not for what is over."""
+    """Return the mean, or the later half's if it has become lower: a past problem needs no cure."""
     later = series.points.values[len(series.points.values) // 2 :]
     return min(series.mean, fmean(later))
 

@@ -27,7 +27,7 @@ A field that an event lacks is None. A number may be text.
 """
 
 _UNUSED = ("url", "path", "step", "target_step", "target_batch")
-"""Fields of which nothing is made, but of the barrier."""
+"""Fields that are unused, except the barrier's."""
 KEPT = {
     name: [each for each in form.fields if name == "barrier" or each.name not in _UNUSED] or [form.fields[0]]
     for name, form in FORMS.items()
@@ -90,7 +90,7 @@ class EventBlock:
         self.order = [one for one in self.order if one != name or next(each)]
 
     def evidence(self, name: str, index: int) -> Evidence:
-        """Return the line of an event, by its index among those of its name."""
+        """Return the line of an event, by its index among the events of its name."""
         positions, traces, *_ = self.columns[name]
         number, line = self.line_at(positions[index])
         return Evidence(self.file, number, readable(line), as_text(traces[index]))
@@ -109,7 +109,7 @@ class Scanner:
         """The level that the last line of the orchestrator's progress says."""
 
     def scan(self, file: str, block: Block) -> tuple[EventBlock, EventBlock]:
-        """Return the events of a block: those of log lines, and those of JSON lines."""
+        """Return a block's (events of log lines, events of JSON lines)."""
         if b"\x1b" in block.data:
             block = Block(COLOURS.sub(b"", block.data), block.line)
         lines, records = EventBlock(file, block), EventBlock(file, block)
@@ -178,7 +178,7 @@ class Scanner:
 
 
 def problem(batch: EventBlock, position: int, why: str) -> Problem:
-    """Return what is wrong with a line."""
+    """Return the fault of a line."""
     number, line = batch.line_at(position)
     return Problem(batch.file, number, why, readable(line))
 

@@ -14,7 +14,7 @@ from loom.errors import WrongArguments
 BLOCK = 1 << 20
 """Bytes that are read at once."""
 LONGEST = 1 << 20
-"""Bytes of a line; what is longer is left out."""
+"""Bytes of a line; longer lines are left out."""
 
 _GZIP = b"\x1f\x8b"
 _LOGS = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".gz")

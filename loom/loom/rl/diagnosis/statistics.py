@@ -17,7 +17,7 @@ DISTINCT = 50_000
 POINTS = 4096
 """Values that are kept in their order, evenly spread, for plots and comparisons."""
 FIRST_OF = 5
-"""Values from which on a first one that is the largest counts as start-up, in `Series.steady_total`."""
+"""With this many values, a largest first value counts as start-up in `Series.steady_total`."""
 
 _DIGITS = "{:.3g}".format
 

@@ -9,7 +9,7 @@ from operator import add
 from loom.rl.diagnosis.statistics import EvenSample, Sums
 
 OPEN = 20_000
-"""Updates whose way is looked at, and of which a part is kept until the rest comes, from this file or another."""
+"""Updates on their way: a part is kept until the rest comes, from this file or another."""
 PAIRS = 20_000
 """Pairs of an update and a batch that are kept, evenly spread."""
 STARTING, STEADY = 4, 8

@@ -175,7 +175,7 @@ class GeneratorPool:
             return failed
 
     def lose(self, one: PooledGenerator, reason: str) -> None:
-        """Start another generator in the place of one that is lost."""
+        """Replace a lost generator."""
         self.lost += 1
         one.procs.stop(reason)
         if one in self.living:
@@ -235,7 +235,7 @@ class GeneratorPool:
         return {**own, "seed": spec.seed + number, "folder": str(self._folder), **spec.options}
 
     def close(self) -> None:
-        """Stop all generators, also those that are about to start."""
+        """Stop all generators, also starting ones."""
         self._closed.set()
         for one in self.living:
             one.procs.stop("the run is over")

@@ -32,7 +32,7 @@ POINTS = 5_000
 """Values of a metric that are read at a time."""
 
 LATE = 10.0
-"""Seconds that lines are waited for: a process writes those of its events once a second."""
+"""Seconds to wait for lines: a process writes its events once a second."""
 
 TAIL = 20_000
 """Lines at the end of a log that are read first."""

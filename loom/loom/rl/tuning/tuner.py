@@ -1,4 +1,4 @@
-"""`Tuner`: proposes changes of a running run, tries them one at a time, and keeps those that help."""
+"""`Tuner`: proposes changes of a running run, tries them one at a time, and keeps the helpful ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from loom.rl.tuning.ledger import Decision, Ledger, LedgerEntry, Measurement
 from loom.rl.tuning.target import RunEnded, TunedRun
 
 SETTLES = 2
-"""Steps after a change that are not measured, besides those that are under way."""
+"""Steps after a change that are not measured, besides the steps under way."""
 STARTS = 5
 """Steps at the beginning of a run that are not measured."""
 COMES_WITHIN = 180.0
@@ -51,7 +51,7 @@ class Judgement:
 
 
 def judge(change: OptionChange, before: Measurement, after: Measurement) -> Judgement:
-    """Return whether a change is to stay, by what was measured before and after."""
+    """Return whether a change stays, by the measurements before and after."""
     gain = after.faster_than(before)
     if before.reward is not None and after.reward is not None:
         fall = before.reward - after.reward
@@ -207,7 +207,7 @@ class Tuner:
         return (change.option in COUNTED and self._run.metric(COUNTED[change.option])) or 0.0
 
     def _await_effect(self, change: OptionChange, had: float) -> str:
-        """Wait until processes that a change adds take part; return what is missing, if that takes too long.
+        """Wait until processes that a change adds take part; return the missing processes, if that takes too long.
 
         Args:
             had: the number of processes before.

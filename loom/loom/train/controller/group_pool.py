@@ -98,7 +98,7 @@ class GroupPool:
         return tuple(free[: self.job.members]) if len(free) >= self.job.members else None
 
     def _shared(self, gpus: tuple[str, ...]) -> dict[str, str]:
-        """Return those of some GPUs on which replicas of other jobs are, with one replica of each."""
+        """Return the GPUs that replicas of other jobs use, with one replica of each."""
         return {gpu: self.usable.occupied[gpu] for gpu in gpus if gpu in self.usable.occupied}
 
     def refusal(self, group: ReplicaGroup) -> str:

@@ -146,7 +146,7 @@ class HostAgents:
     def ending(self) -> set[int]:
         """Return the numbers of the hosts on which an agent has ended and none has answered since.
 
-        The worker of such a host may be about to end too, as when it is evicted: it ends what is started there.
+        The worker of such a host may be about to end too, as when it is evicted: it ends new processes.
         """
         agents = self._agents
         return {host for host in self._lost if host not in agents or not agents[host].answered}

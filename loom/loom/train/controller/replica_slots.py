@@ -357,7 +357,7 @@ class ReplicaSlots:
         if before.first_step_at is None:
             lost_at, slot.lost_at = slot.lost_at, None
             kind = "group_trains" if lost_at is None else "group_restored"
-            # The clock of another host, or one that was set back meanwhile, may say earlier.
+            # The clock of another host, or a clock that was set back, may say earlier.
             seconds = None if lost_at is None else max(0.0, round(report.first_step_at - lost_at, 3))
             self._record(kind, slot, group, restored=report.restored, step=report.restored_step, seconds=seconds)
         if report.step - report.restored_step >= self.job.retries.healthy_steps:

@@ -109,7 +109,7 @@ class _Manager(Manager):  # type: ignore[misc]
     def __init__(self, moved: Future[None], **options: Any) -> None:
         super().__init__(**options)
         self._moved = moved
-        self._executor = DaemonExecutor("quorum")  # the process's end does not wait for what is left behind
+        self._executor = DaemonExecutor("quorum")  # the process's end does not wait for its threads
 
     def wait_quorum(self) -> None:
         found: Future[None] | None = self._quorum_future  # type: ignore[has-type]
@@ -192,7 +192,7 @@ class Membership:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The number of this group among those that take part in this step, and their count."""
+        """(number of this group, count of groups) among the participants of this step."""
         return self._manager.participating_rank() or 0, max(1, self._manager.num_participants())
 
     def gather(self) -> None:
