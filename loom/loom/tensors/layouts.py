@@ -123,14 +123,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def plain_numbers(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return numbers as Python's."""
-    for each in numbers:
-        if type(each) not in PLAIN:
-            return tuple(map(plain, numbers))
-    return numbers
-
-
 @cache
 def promote(one: DType, other: DType) -> DType:
     """Return the type that holds both, as `torch.promote_types`."""
@@ -276,21 +268,6 @@ def is_dense(shape: Shape, strides: Shape) -> bool:
             return False
         step *= size
     return True
-
-
-def check_written(meta: Meta) -> None:
-    """Check that no elements share memory, as far as strides of 0 show it.
-
-    Raises:
-        RuntimeError: some do, in torch's words.
-    """
-    if not meta.contiguous and any(
-        stride == 0 and size > 1 for size, stride in zip(meta.shape, meta.strides, strict=True)
-    ):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-            "location. Please clone() the tensor before performing the operation."
-        )
 
 
 def broadcast(*shapes: Shape) -> Shape:

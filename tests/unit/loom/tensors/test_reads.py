@@ -14,7 +14,7 @@ import torch
 
 import loom
 from loom.tensors.tensors import Tensors
-from tests.support.near_tensors import NearWorker
+from tests.support.near_tensors import NearWorker, near_tensors
 from tests.support.torch_agreement import to_torch
 
 
@@ -132,6 +132,15 @@ def test_two_matrices_are_multiplied_while_something_else_is_done(queue: Tensors
     assert "read" not in worker.asked
     assert torch.allclose(to_torch(c), to_torch(a) @ to_torch(b), atol=1e-3)
     assert torch.allclose(to_torch(corner), 2 * to_torch(c)[:2, :2])
+
+
+def test_a_singular_matrix_is_said_by_the_next_read() -> None:
+    lt = near_tensors()
+    found = lt.linalg.inv(lt.ones(2, 2))
+    with pytest.raises(loom.OperationFailed, match=r"linalg\.inv.*singular"):
+        found.tolist()
+    with pytest.raises(loom.OperationFailed, match="singular"):
+        lt.synchronize()
 
 
 PROGRAM = """

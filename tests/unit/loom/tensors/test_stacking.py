@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from loom.tensors.tensors import Tensors
 from tests.support.torch_agreement import Operand, agree, given, of_the_cpu, operands, plain, to_torch
-from tests.unit.loom.tensors.test_mathematics import of
+
+
+def of(*shape: int, grad: bool = True, low: float = -2.0) -> Operand:
+    many = torch.Size(shape).numel()
+    generator = torch.Generator().manual_seed(many)
+    values = low + (2 - low) * (torch.randperm(many, generator=generator).double() + 0.5) / max(many, 1)
+    return plain(values.reshape(shape), grad)
+
 
 FLOAT64 = [torch.float64]
 
