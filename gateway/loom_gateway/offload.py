@@ -47,7 +47,7 @@ class Work(Enum):
     """The work that can be done there: a function of plain values that returns bytes."""
 
     METRICS = "loom_gateway.rest.metrics:page"
-    DESCRIPTION = "loom_gateway.sessions.driver_questions:check_description"
+    DESCRIPTION = "loom_gateway.sessions.session:check_description"
 
     @property
     def function(self) -> Callable[..., bytes]:

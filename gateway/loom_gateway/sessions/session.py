@@ -1,18 +1,189 @@
-"""A user's session and its states."""
+"""A user's session and its states.
+
+`DriverQuestions` are the gateway's questions to a session's driver for the people who look at the session.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import functools
+import json
+import logging
+import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from loom.session_life import AliveBecause
-from loom.wire.messages import Buffer
+from pydantic import TypeAdapter, ValidationError
+
+from loom.errors import DriverUnavailable, LoomError, ProtocolMismatch, WrongState
+from loom.session_life import AliveBecause, SessionLife
+from loom.wire.bodies import Describe
+from loom.wire.frames import decode_frame
+from loom.wire.framing import LENGTH, behind_length
+from loom.wire.handshake import error_from_refusal
+from loom.wire.messages import Buffer, Kind
+from loom.wire.stream import unnumbered_frame
+from loom_gateway.offload import OFFLOAD, SMALL_WORK, Work
+from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 from loom_gateway.sessions.driver_files import LastWords
-from loom_gateway.sessions.driver_process import DriverProcess
-from loom_gateway.sessions.driver_questions import DriverQuestions
+from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
 from loom_gateway.sessions.history import EndedSession
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 3.0  # seconds that the driver has to answer
+LIFE_PATIENCE = 1.0  # seconds that it has in a list of sessions, which has to come soon
+SHARE = 0.1  # of its time that a driver describes its session at most, however many look at it
+LONGEST_FRESH = 1.0  # seconds for which an answer is good for everyone who asks for the same
+LONGEST = 8 << 20  # bytes of an answer
+
+
+class DriverQuestions:
+    """Asks one driver to describe its session, on one connection, for all who ask.
+
+    A driver that is busy gets a question once: whoever asks meanwhile waits for the same answer.
+    """
+
+    def __init__(self, driver: DriverProcess) -> None:
+        self._driver = driver
+        self._asking: dict[str, asyncio.Task[bytes]] = {}
+        self._turn = asyncio.Lock()  # held while a question is on its way
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._answers: dict[str, tuple[float, bytes]] = {}  # the last of each kind, and until when it is good
+        self.last_life = SessionLife()
+        """The last answer of `life`."""
+
+    async def meshes(self) -> bytes:
+        """Return the session's `SessionMeshes` as JSON.
+
+        Raises:
+            DriverUnavailable: the driver is starting, ending, or too busy to answer in `PATIENCE` seconds.
+            WrongState: it is of an older Loom, or its answer makes no sense.
+        """
+        return await self._ask("meshes", SessionMeshes)
+
+    async def runs(self) -> bytes:
+        """Return the session's `SessionRuns` as JSON. Raise as `meshes` does."""
+        return await self._ask("runs", SessionRuns)
+
+    async def tensors(self) -> bytes:
+        """Return the session's `SessionTensors` as JSON. Raise as `meshes` does."""
+        return await self._ask("tensors", SessionTensors)
+
+    async def life(self) -> SessionLife:
+        """Return until when the session lives; the last that is known if the driver does not answer soon."""
+        with contextlib.suppress(LoomError, asyncio.TimeoutError):  # it is busy, ending, or of an older Loom
+            told = await asyncio.wait_for(self._ask("life", SessionLife), LIFE_PATIENCE)
+            self.last_life = SessionLife.of(json.loads(told))
+        return self.last_life
+
+    async def _ask(self, subject: str, kind: type) -> bytes:
+        until, answer = self._answers.get(subject, (0.0, b""))
+        if time.monotonic() < until:
+            return answer
+        asking = self._asking.get(subject)
+        if asking is None:
+            asking = self._asking[subject] = asyncio.create_task(self._answer(subject, kind))
+            asking.add_done_callback(functools.partial(self._asked, subject))
+        try:
+            return await asyncio.wait_for(asyncio.shield(asking), PATIENCE)
+        except asyncio.TimeoutError:
+            name = self._driver.record.session
+            raise DriverUnavailable(
+                f"the driver of session {name!r} has not answered within {PATIENCE:g} s: it is busy, perhaps "
+                f"with a function of job.run; what it does goes on, and it may answer later"
+            ) from None
+
+    def _asked(self, subject: str, asking: asyncio.Task[bytes]) -> None:
+        del self._asking[subject]
+        if not asking.cancelled():
+            asking.exception()  # whoever still waits gets it
+
+    async def _answer(self, subject: str, kind: type) -> bytes:
+        async with self._turn:
+            began = time.monotonic()
+            try:
+                answer = await self._exchange(subject)
+            except (OSError, EOFError, NotOurDriver) as error:
+                self.close()
+                raise DriverUnavailable(
+                    f"the driver of session {self._driver.record.session!r} does not answer: it is ending, or has "
+                    f"died ({error})"
+                ) from None
+            except BaseException:
+                self.close()
+                raise
+        if len(answer) > SMALL_WORK:
+            checked = await OFFLOAD.do(Work.DESCRIPTION, answer, kind.__name__)
+        else:
+            checked = check_description(answer, kind.__name__)
+        now = time.monotonic()
+        self._answers[subject] = (now + min((now - began) / SHARE, LONGEST_FRESH), checked)
+        return checked
+
+    async def _exchange(self, subject: str) -> bytes:
+        reader, writer = self._connection = self._connection or await self._connect()
+        writer.write(behind_length(unnumbered_frame(Describe(subject).message())))
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        if length > LONGEST:
+            raise WrongState(f"the session's driver answers with {length} bytes, over the limit of {LONGEST}")
+        messages = decode_frame(await reader.readexactly(length)).messages
+        if len(messages) != 1:
+            raise WrongState("the session's driver does not answer with one message")
+        (message,) = messages
+        if message.kind == Kind.DESCRIPTION:
+            return b"".join(message.parts)
+        if message.kind == Kind.REFUSE:
+            raise self._refused(error_from_refusal(message))
+        raise WrongState(f"the session's driver answers with a message {message.kind}")
+
+    def _refused(self, error: LoomError) -> LoomError:
+        if isinstance(error, ProtocolMismatch):
+            name = self._driver.record.session
+            return WrongState(
+                f"session {name!r} is of an older Loom, whose driver cannot tell this: open a new one"
+            )
+        return error
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, self._driver.files.socket)
+            # A driver with a user id of its own could lead its socket's name to another driver.
+            self._driver.check_peer(sock)
+            return await asyncio.open_unix_connection(sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection, if there is one. The next question opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                connection[1].close()
+
+
+_KINDS = {kind.__name__: kind for kind in (SessionLife, SessionMeshes, SessionRuns, SessionTensors)}
+
+
+@functools.cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_KINDS[kind])
+
+
+def check_description(answer: bytes, kind: str) -> bytes:
+    """Return a description as JSON again, without what does not belong there."""
+    try:
+        return _adapter(kind).dump_json(_adapter(kind).validate_json(answer))
+    except ValidationError as error:
+        logger.warning("a driver's answer makes no sense: %s", str(error)[:500])
+        raise WrongState(f"the session's driver answers with no {kind}") from None
 
 
 class SessionState(str, enum.Enum):

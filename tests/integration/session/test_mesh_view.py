@@ -25,7 +25,7 @@ from loom.wire.framing import LENGTH, behind_length
 from loom.wire.handshake import error_from_refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
-from loom_gateway.sessions.driver_questions import PATIENCE
+from loom_gateway.sessions.session import PATIENCE
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Broken, Counter, Gate, open_gate
 from tests.support.gateways import TOKEN, Gateway, await_true, gateway_of

@@ -15,7 +15,7 @@ from loom.errors import LimitReached, Unavailable, WrongState
 from loom_gateway import offload
 from loom_gateway.offload import Offload, Work
 from loom_gateway.rest import metrics
-from loom_gateway.sessions.driver_questions import check_description
+from loom_gateway.sessions.session import check_description
 
 RUNS = json.dumps({"runs": [], "left_out": 0, "more": "x" * 100_000}).encode()
 ROWS = [["ann", "session-1", "open", 2, [1, 2, 3]]]

@@ -31,8 +31,7 @@ from loom.process.exit_status import MEMORY_EVERY, MemoryKills, exit_status
 from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Tied, Untied
 from loom.wire.messages import Kind
 from loom_gateway.driver.output.pump import Pump
-from loom_gateway.driver.process_link.introduction import Introduction
-from loom_gateway.driver.process_link.link import ATTEMPT, RETRY, LinkEnd, Refusals, break_after
+from loom_gateway.driver.process_link.link import ATTEMPT, RETRY, Introduction, LinkEnd, Refusals, break_after
 
 LOOK_EVERY = 0.2  # seconds between two looks at the process on a machine that cannot report its end
 

@@ -21,14 +21,15 @@ from loom.process.threads import keep_going
 from loom.wire.bodies import ProcessesGone, Watch
 from loom.wire.framing import FrameSplitter
 from loom.wire.messages import Kind
-from loom_gateway.driver.process_link.introduction import Introduction, answer_of
 from loom_gateway.driver.process_link.link import (
     ATTEMPT,
     MAX_FRAME,
     MAX_GREETING,
     MOST_WATCHED,
     RETRY,
+    Introduction,
     ProcessLinkAddress,
+    answer_of,
     break_after,
     greeting,
     read_greeting,

@@ -24,12 +24,13 @@ from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.process_link.deaths import Watchers
-from loom_gateway.driver.process_link.introduction import answer_of, asked_of
 from loom_gateway.driver.process_link.link import (
     MAX_GREETING,
     PATIENCE,
     LinkEnd,
     ProcessLinkAddress,
+    answer_of,
+    asked_of,
     break_after,
     greeting,
 )

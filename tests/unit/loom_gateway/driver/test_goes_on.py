@@ -146,8 +146,8 @@ AWAITED = {
     "relay/relay.py": "the relayed connection waits for it",
     "rest/sessions.py": "the request waits for it",
     "sessions/driver_process.py": "the change of the record waits for it",
-    "sessions/driver_questions.py": "those who ask wait for it",
     "sessions/manager.py": "the session that needs a driver waits for it",
+    "sessions/session.py": "those who ask wait for it",
     "weaver_socket/application.py": "the socket waits for it",
     "weaver_socket/commands.py": "the socket waits for it",
 }

@@ -19,10 +19,10 @@ from loom.wire.framing import LENGTH, behind_length
 from loom.wire.handshake import refusal
 from loom.wire.messages import Message
 from loom.wire.stream import unnumbered_frame
-from loom_gateway.sessions import driver_questions
+from loom_gateway.sessions import session
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess
-from loom_gateway.sessions.driver_questions import LONGEST, DriverQuestions
+from loom_gateway.sessions.session import LONGEST, DriverQuestions
 
 BOUND = 20.0
 
@@ -115,7 +115,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[Driver]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_questions, "LONGEST_FRESH", 0.0)
+    monkeypatch.setattr(session, "LONGEST_FRESH", 0.0)
 
 
 async def test_one_connection_has_all_questions(driver: Driver) -> None:
@@ -134,8 +134,8 @@ async def test_one_connection_has_all_questions(driver: Driver) -> None:
 async def test_who_asks_at_once_or_soon_after_gets_the_same_answer(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_questions, "LONGEST_FRESH", BOUND)
-    monkeypatch.setattr(driver_questions, "SHARE", 1e-6)
+    monkeypatch.setattr(session, "LONGEST_FRESH", BOUND)
+    monkeypatch.setattr(session, "SHARE", 1e-6)
     await asyncio.gather(*(driver.questions.meshes() for _ in range(50)))
     await driver.questions.meshes()
     assert driver.asked == ["meshes"]
@@ -148,7 +148,7 @@ async def test_who_asks_at_once_or_soon_after_gets_the_same_answer(
 async def test_a_busy_driver_is_asked_once_and_answers_later(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_questions, "PATIENCE", 0.05)
+    monkeypatch.setattr(session, "PATIENCE", 0.05)
     driver.may_answer.clear()
     for _ in range(5):
         with pytest.raises(
@@ -159,7 +159,7 @@ async def test_a_busy_driver_is_asked_once_and_answers_later(
             await driver.questions.runs()
     assert (driver.asked, driver.connections) == (["meshes"], 1)
 
-    monkeypatch.setattr(driver_questions, "PATIENCE", BOUND)
+    monkeypatch.setattr(session, "PATIENCE", BOUND)
     driver.may_answer.set()
 
     assert json.loads(await driver.questions.meshes()) == MESHES

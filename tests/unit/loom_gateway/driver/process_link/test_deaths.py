@@ -14,8 +14,7 @@ from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind
 from loom_gateway.driver.process_link import deaths
 from loom_gateway.driver.process_link.deaths import Watchers
-from loom_gateway.driver.process_link.introduction import Introduction, answer_of, asked_of
-from loom_gateway.driver.process_link.link import greeting
+from loom_gateway.driver.process_link.link import Introduction, answer_of, asked_of, greeting
 from tests.support.network.gate import Gate
 from tests.unit.loom_gateway.driver.process_link.processes import BOUND, Driver, Process
 from tests.unit.loom_gateway.driver.process_link.strangers import challenged, is_cut_off, message_of

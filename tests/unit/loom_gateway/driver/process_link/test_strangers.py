@@ -18,8 +18,7 @@ from loom.wire.frames import encode_frame
 from loom.wire.framing import LENGTH, behind_length
 from loom.wire.messages import Kind
 from loom_gateway.driver.process_link import server as links
-from loom_gateway.driver.process_link.introduction import Introduction, answer_of, asked_of
-from loom_gateway.driver.process_link.link import greeting
+from loom_gateway.driver.process_link.link import Introduction, answer_of, asked_of, greeting
 from tests.unit.loom_gateway.driver.process_link.processes import BOUND, Driver, Process
 from tests.unit.loom_gateway.driver.process_link.strangers import challenged, connect, is_cut_off, message_of
 
