@@ -205,6 +205,10 @@ class _Maker:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {_name_of(self._target)}>"
 
+    async def to_async(self, job: Any, **options: Any) -> Any:
+        """Do what `to` does, with the same arguments, in a thread."""
+        return await asyncio.to_thread(self.to, job, **options)  # type: ignore[attr-defined]
+
     def _service(self, url: str, serialization: str, timeout: float | None) -> DeployedService:
         return DeployedService(url, _name_of(self._target), serialization, timeout, self._target)
 
@@ -301,10 +305,6 @@ class RemoteClass(_Maker):
         mesh, end = resources.host(name, target, args, kwargs, methods.values())
         return make(RemoteObject(target, methods, timeout, name, mesh, end))
 
-    async def to_async(self, job: Any, **options: Any) -> Any:
-        """Do what `to` does, with the same arguments, in a thread."""
-        return await asyncio.to_thread(self.to, job, **options)
-
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedObject:
         """Return the object that Kubetorch has deployed; calls go to its HTTP endpoint.
 
@@ -354,10 +354,6 @@ class RemoteFunctionMaker(_Maker):
         name = resources.name(name or self._name, function.title)
         mesh, end = resources.host(name, target, (), {}, [function])
         return make(RemoteFunction(function, timeout, name, mesh, end))
-
-    async def to_async(self, job: Any, **options: Any) -> Any:
-        """Do what `to` does, with the same arguments, in a thread."""
-        return await asyncio.to_thread(self.to, job, **options)
 
     def at(self, url: str, serialization: str = "json", timeout: float | None = None) -> DeployedFunction:
         """Return the function that Kubetorch has deployed. Arguments and errors are those of `RemoteClass.at`."""

@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from loom.errors import (
@@ -41,6 +41,8 @@ from loom_proxy.futures.timing import check_timeout
 from loom_proxy.remote.objects import call_options
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound="_Removable")
 
 SERIALIZATIONS = ("json", "pickle")
 
@@ -263,29 +265,6 @@ class DeployedObject:
         return f"<DeployedObject {self._service.called} at {self._service.url}>"
 
 
-class KubetorchObject(DeployedObject):
-    """An object that `loom.cls` has deployed in Kubetorch's own way, or has found by its name.
-
-    A ``with`` block tears the object down at its end.
-    """
-
-    def __init__(
-        self, methods: Mapping[str, Method] | None, service: DeployedService, end: Callable[[], object]
-    ) -> None:
-        super().__init__(service, methods)
-        self._end = end
-
-    def teardown(self) -> None:
-        """Remove the service with its pods."""
-        self._end()
-
-    def __enter__(self) -> KubetorchObject:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.teardown()
-
-
 class DeployedFunction(DeployedMethod):
     """A function that ``kubetorch.fn`` has deployed."""
 
@@ -296,19 +275,30 @@ class DeployedFunction(DeployedMethod):
         return f"<DeployedFunction {self._service.called} at {self._service.url}>"
 
 
-class KubetorchFunction(DeployedFunction):
-    """A function that `loom.fn` has deployed in Kubetorch's own way, or has found by its name."""
+class _Removable:
+    """A deployed object or function whose service this program removes, at the end of a ``with`` block, too."""
 
-    def __init__(self, function: Method, service: DeployedService, end: Callable[[], object]) -> None:
-        super().__init__(service, function)
+    def __init__(self, about: Any, service: DeployedService, end: Callable[[], object]) -> None:
+        super().__init__(service, about)  # type: ignore[call-arg]
         self._end = end
 
     def teardown(self) -> None:
         """Remove the service with its pods."""
         self._end()
 
-    def __enter__(self) -> KubetorchFunction:
+    def __enter__(self: R) -> R:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.teardown()
+
+
+class KubetorchObject(_Removable, DeployedObject):
+    """An object that `loom.cls` has deployed in Kubetorch's own way, or has found by its name.
+
+    A ``with`` block tears the object down at its end.
+    """
+
+
+class KubetorchFunction(_Removable, DeployedFunction):
+    """A function that `loom.fn` has deployed in Kubetorch's own way, or has found by its name."""
