@@ -10,9 +10,9 @@ import pytest
 from loom.wings import Part
 
 WINGS = (
-    "loom.notebook",
     "loom.chaos",
     "loom.nats",
+    "loom.notebook",
     "loom.rl",
     "loom.tensors",
     "loom.train",
@@ -20,6 +20,7 @@ WINGS = (
     "loom_gateway.pod",
     "loom_gateway.tensors",
     "loom_proxy.kubernetes",
+    "loom_proxy.notebook.cells",
     "loom_proxy.remote",
 )
 
