@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,9 @@ def flat(call: Callable[..., Any], only_shape: bool) -> Callable[..., Any]:
         if all(type(each) is torch.Tensor for each in tensors):
             plain = [each.detach() for each in tensors]
             try:
-                with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
+                fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+                with warnings.catch_warnings(), fake as mode:
+                    warnings.simplefilter("ignore")  # it asks for gradients of tensors that are no leaves
                     packed = shape_of(call(list(map(mode.from_tensor, plain)), numbers), found)
             except RuntimeError:  # it reads elements, or it fails: then with torch's own words
                 found.clear()
