@@ -36,21 +36,23 @@ class LRScheduler:
 
     def get_last_lr(self) -> list[float]:
         """Return the learning rates that are set."""
-        return [group["lr"] for group in self.optimizer.param_groups]
+        return self._last_lr
 
     def step(self) -> None:
         """Go on by one."""
         self.last_epoch += 1
-        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+        self._last_lr = self.get_lr()
+        for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = lr
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a later schedule needs to go on."""
-        return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs)}
+        return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs), "_last_lr": self._last_lr}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self.last_epoch, self.base_lrs = state["last_epoch"], list(state["base_lrs"])
+        self._last_lr = list(state["_last_lr"])
 
 
 class LambdaLR(LRScheduler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from loom.errors import NotSupported
 from loom.tensors import lr_scheduler as lr_scheduler
 from loom.tensors.grad_modes import enable_grad, no_grad
 from loom.tensors.tensor import Tensor
@@ -18,10 +19,15 @@ class Optimizer:
         defaults: the arguments of groups that have none of their own.
 
     Raises:
-        ValueError: there are no parameters, or one is no leaf.
+        TypeError: the parameters are one tensor.
+        ValueError: there are no parameters, one is no leaf or is there twice, or an argument is out of range.
+        NotSupported: a step is to be differentiated, or a learning rate is a tensor.
     """
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+        if isinstance(params, Tensor):
+            raise TypeError("params argument given to the optimizer should be an iterable of Tensors or dicts")
+        _check(defaults)
         given = list(params)
         if not given:
             raise ValueError("optimizer got an empty parameter list")
@@ -37,9 +43,14 @@ class Optimizer:
         """Change more parameters, perhaps with other arguments."""
         params = group["params"]
         listed = [params] if isinstance(params, Tensor) else list(params)
+        known = set(self._params())
         for each in listed:
+            if not isinstance(each, Tensor):
+                raise TypeError(f"optimizer can only optimize Tensors, not a {type(each).__name__}")
             if not each.is_leaf:
                 raise ValueError("can't optimize a non-leaf Tensor")
+            if each in known:
+                raise ValueError("some parameters appear in more than one parameter group")
         self.param_groups.append({**self.defaults, **group, "params": listed})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -97,6 +108,35 @@ class Optimizer:
         raise NotImplementedError
 
 
+_RANGES = {"lr": "learning rate", "eps": "epsilon value", "momentum": "momentum value",
+           "weight_decay": "weight_decay value", "alpha": "alpha value"}  # fmt: skip
+
+
+def _check(defaults: dict[str, Any]) -> None:
+    for key, name in _RANGES.items():
+        value = defaults.get(key, 0)
+        if isinstance(value, Tensor):
+            raise NotSupported(f"{key} is a number of Python on lazy tensors: a step reads no tensor")
+        if value < 0:
+            raise ValueError(f"Invalid {name}: {value}")
+    for place, beta in enumerate(defaults.get("betas", ())):
+        if isinstance(beta, Tensor):
+            raise NotSupported("betas are numbers of Python on lazy tensors: a step reads no tensor")
+        if not 0 <= beta < 1:
+            raise ValueError(f"Invalid beta parameter at index {place}: {beta}")
+    if defaults.pop("differentiable", False):
+        raise NotSupported("a step is no part of a graph here: differentiable=False")
+    for key in ("foreach", "fused", "capturable"):  # how torch computes a step
+        defaults.pop(key, None)
+
+
+def _directed(grad: Tensor, param: Tensor, group: dict[str, Any], decay: bool = True) -> Tensor:
+    """Return a gradient to go down by: its negative to go up, and with the decay of the weights if that is part."""
+    if group["maximize"]:
+        grad = grad.neg()
+    return grad.add(param, alpha=group["weight_decay"]) if decay and group["weight_decay"] else grad  # type: ignore[no-any-return]
+
+
 class SGD(Optimizer):
     """Stochastic gradient descent, as `torch.optim.SGD`."""
 
@@ -108,25 +148,20 @@ class SGD(Optimizer):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
+        *,
         maximize: bool = False,
+        **how: Any,
     ) -> None:
-        if lr < 0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if momentum < 0:
-            raise ValueError(f"Invalid momentum value: {momentum}")
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         super().__init__(
             params,
             {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-             "nesterov": nesterov, "maximize": maximize},
+             "nesterov": nesterov, "maximize": maximize, **how},
         )  # fmt: skip
 
     def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if group["maximize"]:
-            grad = grad.neg()
-        if group["weight_decay"]:
-            grad = grad.add(param, alpha=group["weight_decay"])
+        grad = _directed(grad, param, group)
         momentum = group["momentum"]
         if momentum:
             buffer = state.get("momentum_buffer")
@@ -151,28 +186,32 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        **how: Any,
     ) -> None:
-        if lr < 0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if eps < 0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        for place, beta in enumerate(betas):
-            if not 0 <= beta < 1:
-                raise ValueError(f"Invalid beta parameter at index {place}: {beta}")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
+             "maximize": maximize, **how},
+        )  # fmt: skip
 
     def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
         if not state:
             state.update(step=0, exp_avg=param.detach().mul(0), exp_avg_sq=param.detach().mul(0))
+            if group["amsgrad"]:
+                state["max_exp_avg_sq"] = param.detach().mul(0)
         state["step"] = step = int(state["step"]) + 1
         if decay and self.decoupled:
             param.mul_(1 - lr * decay)
-        elif decay:
-            grad = grad.add(param, alpha=decay)
+        grad = _directed(grad, param, group, not self.decoupled)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         mean.lerp_(grad, 1 - beta1)
         square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        if group["amsgrad"]:
+            square = state["max_exp_avg_sq"].copy_(state["max_exp_avg_sq"].maximum(square))
         scale = (1 - beta2**step) ** 0.5
         param.addcdiv_(mean, square.sqrt().div_(scale).add_(group["eps"]), value=-lr / (1 - beta1**step))
 
@@ -189,8 +228,10 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **how: Any,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **how)
 
 
 class RMSprop(Optimizer):
@@ -205,19 +246,18 @@ class RMSprop(Optimizer):
         weight_decay: float = 0.0,
         momentum: float = 0.0,
         centered: bool = False,
+        *,
+        maximize: bool = False,
+        **how: Any,
     ) -> None:
-        for name, value in (("learning rate", lr), ("epsilon value", eps), ("momentum value", momentum)):
-            if value < 0:
-                raise ValueError(f"Invalid {name}: {value}")
         super().__init__(
             params,
             {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
-             "centered": centered},
+             "centered": centered, "maximize": maximize, **how},
         )  # fmt: skip
 
     def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if group["weight_decay"]:
-            grad = grad.add(param, alpha=group["weight_decay"])
+        grad = _directed(grad, param, group)
         if not state:
             state.update(step=0, square_avg=param.detach().mul(0))
             if group["momentum"]:

@@ -21,7 +21,7 @@ pytestmark = [
 OPERATIONS = entries()
 EACH = 10
 """Of so many operations one is compared with each commit; the slow parts, of which some are, too, compare all."""
-PARTS = 24
+PARTS = 48
 MOST = 30 if PROCESSES == 1 else 6
 """Samples of an operation and dtype."""
 
