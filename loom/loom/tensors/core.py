@@ -336,7 +336,8 @@ def matmul(input: Meta, other: Meta) -> Meta:
 def _of_dimensions(name: str, one: int, other: int) -> None:
     """Note a product of tensors with so many dimensions."""
 
-    def multiplied(input: Meta, second: Meta) -> Meta:
+    def multiplied(input: Meta, *others: Meta, **named: Meta) -> Meta:
+        (second,) = (*others, *named.values())
         if len(input.shape) != one or len(second.shape) != other:
             found = f"{len(input.shape)}D and {len(second.shape)}D"
             raise RuntimeError(f"{name} expects tensors of {one}D and {other}D, but they are {found}")
@@ -455,6 +456,9 @@ def split(tensor: Meta, split_size_or_sections: Any, dim: int = 0) -> tuple[Meta
     return tuple([resized(tensor, place, each) for each in sizes])
 
 
+RULES["Tensor.split"] = lambda self, split_size, dim=0: split(self, split_size, dim)
+
+
 @rule
 def chunk(input: Meta, chunks: int, dim: int = 0) -> tuple[Meta, ...]:
     if chunks <= 0:
@@ -566,7 +570,8 @@ def _reshaped(meta: Meta, size: Shape) -> tuple[Shape, Shape | None]:
 
 
 @rule
-def view(input: Meta, *size: Any) -> Meta:
+def view(input: Meta, *sizes: Any, size: Any = ()) -> Meta:
+    size = sizes or size
     if len(size) == 1 and isinstance(size[0], DType):
         raise NotSupported("view(dtype) is not supported on lazy tensors: use to(dtype), which copies")
     shape, strides = _reshaped(input, whole(size))
@@ -586,9 +591,9 @@ _RESHAPE, _RESHAPED = Function("Tensor.reshape"), Function(".reshaped")
 
 
 @method
-def reshape(self: Tensor, *shape: Any) -> Tensor:
+def reshape(self: Tensor, *sizes: Any, shape: Any = ()) -> Tensor:
     """Return the elements with another shape: a view if the strides allow one, else a copy."""
-    size = whole(shape)
+    size = whole(sizes or shape)
     copies = _reshaped(self.meta, size)[1] is None
     return call(self._home, _RESHAPED if copies else _RESHAPE, (self, size))  # type: ignore[no-any-return]
 
@@ -617,8 +622,8 @@ def flatten(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 @rule
-def expand(input: Meta, *sizes: Any) -> Meta:
-    size, old = whole(sizes), input.shape
+def expand(input: Meta, *sizes: Any, size: Any = ()) -> Meta:
+    size, old = whole(sizes or size), input.shape
     lead = len(size) - len(old)
     shape, strides = list(size), [0] * len(size)
     for place in range(len(size) - 1, -1, -1):
@@ -653,14 +658,14 @@ def unsqueeze(input: Meta, dim: int) -> Meta:
 
 
 @rule
-def squeeze(input: Meta, *dim: Any) -> Meta:
-    dims = wrapped_dims(whole(dim), len(input.shape)) if dim else range(len(input.shape))
+def squeeze(input: Meta, dim: Any = None) -> Meta:
+    dims = range(len(input.shape)) if dim is None else wrapped_dims(whole(dim), len(input.shape))
     return picked(input, [place for place, size in enumerate(input.shape) if size != 1 or place not in dims])
 
 
 @rule
-def permute(input: Meta, *dims: Any) -> Meta:
-    order = [wrapped(each, len(input.shape)) for each in whole(dims)]
+def permute(input: Meta, *order: Any, dims: Any = ()) -> Meta:
+    order = tuple([wrapped(each, len(input.shape)) for each in whole(order or dims)])
     if len(set(order)) != len(order):
         raise RuntimeError("permute(): duplicate dims are not allowed.")
     if len(order) != len(input.shape):
@@ -697,8 +702,8 @@ def t(input: Meta) -> Meta:
 
 
 @rule
-def repeat(input: Meta, *size: Any) -> Meta:
-    times = whole(size)
+def repeat(input: Meta, *size: Any, repeats: Any = ()) -> Meta:
+    times = whole(size or repeats)
     lead = len(times) - len(input.shape)
     if lead < 0:
         raise RuntimeError(

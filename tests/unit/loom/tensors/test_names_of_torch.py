@@ -13,6 +13,7 @@ import torch
 from loom.tensors import names
 from loom.tensors.tensors import Tensors
 from tests.support import tensor_names
+from tests.support.torch_agreement import agree, plain
 
 WORKS: dict[str, Callable[[Any], Any]] = {
     "Tensor": lambda m: isinstance(m.ones(2), m.Tensor),
@@ -148,3 +149,40 @@ def test_the_table_of_names_is_that_of_the_torch_that_is_installed() -> None:
         assert tensor_names.tables() == (names.FUNCTIONS, names.METHODS)
     else:
         pytest.fail(f"loom.tensors.names is of torch {names.TORCH}: run python -m tests.support.tensor_names")
+
+
+BY_NAME: list[Callable[..., Any]] = [
+    lambda ns, x, y: ns.add(input=x, other=y, alpha=2),
+    lambda ns, x, y: ns.where(condition=x > y, input=x, other=y),
+    lambda ns, x, y: ns.clamp(x, min=0, max=2.5),
+    lambda ns, x, y: x.masked_fill(mask=x > y, value=3),
+    lambda ns, x, y: ns.sum(x, axis=1, keepdims=True),
+    lambda ns, x, y: x.sum(dim=(0, 1), dtype=ns.float64),
+    lambda ns, x, y: x.max(dim=1, keepdim=True).values,
+    lambda ns, x, y: x.std(unbiased=False),
+    lambda ns, x, y: x.squeeze(dim=0),
+    lambda ns, x, y: ns.permute(x, dims=(1, 0)),
+    lambda ns, x, y: ns.transpose(x, dim0=0, dim1=1),
+    lambda ns, x, y: ns.reshape(x, shape=(3, 2)),
+    lambda ns, x, y: x.view(size=(3, 2)),
+    lambda ns, x, y: x.expand(size=(2, 2, 3)),
+    lambda ns, x, y: ns.broadcast_to(x, size=(2, 2, 3)),
+    lambda ns, x, y: x.repeat(repeats=(2, 1)),
+    lambda ns, x, y: x.split(split_size=2, dim=1),
+    lambda ns, x, y: ns.split(x, split_size_or_sections=[1, 2], dim=1),
+    lambda ns, x, y: ns.chunk(x, chunks=2, dim=1),
+    lambda ns, x, y: ns.cat(tensors=(x, y), dim=1),
+    lambda ns, x, y: ns.mm(x, mat2=y.t()),
+    lambda ns, x, y: ns.bmm(x[None], mat2=y.t()[None]),
+    lambda ns, x, y: ns.matmul(input=x, other=y.t()),
+    lambda ns, x, y: x.index_select(dim=1, index=ns.tensor([2, 0])),
+    lambda ns, x, y: x.gather(dim=1, index=ns.tensor([[2], [0]])),
+    lambda ns, x, y: x.topk(k=2, dim=1).indices,
+    lambda ns, x, y: ns.nn.functional.linear(input=x, weight=y, bias=None),
+    lambda ns, x, y: ns.nn.functional.cross_entropy(input=x, target=ns.tensor([0, 2]), reduction="none"),
+]
+
+
+@pytest.mark.parametrize("work", BY_NAME)
+def test_arguments_are_given_by_torchs_names(lt: Tensors, work: Callable[..., Any]) -> None:
+    agree(lt, work, [plain([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]], True), plain([[2.0, 1.0, 0.0], [1.0, 1.5, 2.0]])])
