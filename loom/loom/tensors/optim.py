@@ -134,7 +134,7 @@ def _directed(grad: Tensor, param: Tensor, group: dict[str, Any], decay: bool = 
     """Return a gradient to go down by: its negative to go up, and with the decay of the weights if that is part."""
     if group["maximize"]:
         grad = grad.neg()
-    return grad.add(param, alpha=group["weight_decay"]) if decay and group["weight_decay"] else grad  # type: ignore[no-any-return]
+    return grad.add(param, alpha=group["weight_decay"]) if decay and group["weight_decay"] else grad
 
 
 class SGD(Optimizer):
