@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,3 +175,109 @@ def test_a_training_step_is_queued_by_a_program_without_torch() -> None:
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "() (4, 2) True\n"
+
+
+BOUND = 30.0
+"""Seconds for a caller that nothing holds."""
+
+
+class _Held:
+    """A future that has no result before an event."""
+
+    def __init__(self, released: threading.Event, result: Any) -> None:
+        self._released = released
+        self._result = result
+
+    def get(self, timeout: float | None = None) -> Any:
+        if not self._released.wait(timeout):
+            raise TimeoutError
+        return self._result
+
+
+class HeldWorkers:
+    """Stands where a mesh of workers stands that answer nothing before they are released."""
+
+    def __init__(self, count: int) -> None:
+        self.sizes = {"gpus": count}
+        self.released = threading.Event()
+        self.asked: list[str] = []
+
+    def __len__(self) -> int:
+        return self.sizes["gpus"]
+
+    def slice(self, **dimensions: int) -> HeldWorkers:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("begin", "join", "meet", "read", "run"):
+            raise AttributeError(name)
+
+        def call(*args: Any) -> _Held:
+            self.asked.append(name)
+            return _Held(self.released, {rank: ([], []) for rank in range(len(self))})
+
+        return SimpleNamespace(call=call, call_one=call)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_first_large_product_holds_nobody(count: int) -> None:
+    workers = HeldWorkers(count)
+    lt = Tensors(workers)
+    shapes: list[Any] = []
+
+    def work() -> None:
+        x = lt.ones(2048, 1024, requires_grad=True)
+        y = x @ lt.ones(1024, 2048)  # spread over the processes, which have to meet first
+        for _ in range(200):
+            y = y * 2
+        y.sum().backward()
+        lt.init(threads=1)
+        shapes.extend([y.shape, x.grad.shape if x.grad is not None else None])
+
+    caller = threading.Thread(target=work, daemon=True)
+    caller.start()
+    caller.join(BOUND)
+    held = caller.is_alive()
+    workers.released.set()
+    caller.join(BOUND)
+    assert not held
+    assert shapes == [(2048, 2048), (2048, 1024)]
+    assert (count == 1) == ("meet" not in workers.asked)
+
+
+def test_the_examples_of_the_first_design(lt: Tensors) -> None:
+    lt.init()
+    a, b = lt.randn([128, 128]), lt.randn([128, 128])
+    c = a.matmul(b)
+
+    async def array() -> Any:
+        return await c
+
+    assert len(asyncio.run(array())) == 128
+
+
+def test_the_training_of_the_first_design(lt: Tensors) -> None:
+    data = torch.Generator().manual_seed(0)
+    x, target, first = (torch.randn(4, 4, generator=data) for _ in range(3))
+
+    async def losses(m: Any) -> list[float]:
+        given, wanted, w = (m.tensor(each.numpy()) for each in (x, target, first))
+        b, found = m.zeros(4), []
+        w.requires_grad_()
+        for step in range(30):
+            y = given.matmul(w).add(b)
+            loss = y.sub(wanted).pow(2).mean()
+            loss.backward()
+
+            if m is torch:
+                with torch.no_grad():
+                    w = w.sub(w.grad.mul(0.1))
+                w.requires_grad_()
+            else:
+                w = m.no_grad(lambda: w.sub(w.grad.mul(0.1)))  # noqa: B023 - it is called at once
+                assert w.is_leaf
+            if step % 10 == 0:
+                found.append(loss.item() if m is torch else await loss)
+        return found
+
+    assert asyncio.run(losses(lt)) == pytest.approx(asyncio.run(losses(torch)))
