@@ -54,12 +54,12 @@ class Proof(BaseModel):
 
 
 class Isolation(BaseModel):
-    """What separates the code of one user from that of another."""
+    """The separation of one user's code from another's."""
 
     drivers: Literal["user ids", "none"]
-    """Whether each session's driver has a user id of its own."""
+    """True if each session's driver has a user id of its own."""
     workers: Literal["per user", "shared"]
-    """Whether processes of different users can be on one worker."""
+    """True if processes of different users can be on one worker."""
 
     @classmethod
     def of(cls, manager: SessionManager) -> Isolation:
@@ -73,14 +73,14 @@ class GatewayStatus(BaseModel):
     version: str
     workers: list[WorkerInfo]
     workers_missing: str
-    """Which workers have not been found yet, and what to do about it; empty if all have been."""
+    """The workers that have not been found yet, and advice; empty if all have been."""
     sessions: int
     """The number of living sessions that the caller may see."""
     spare_ready: bool
-    """Whether a warm driver waits for the next session."""
+    """True if a warm driver waits for the next session."""
     isolation: Isolation
     refused: dict[str, int] | None
-    """How often the gateway refused what since it started, by reason; None for who does not see all users."""
+    """The number of refusals since the gateway started, by reason; None for a user who does not see all users."""
 
 
 class Health(BaseModel):

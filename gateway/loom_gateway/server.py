@@ -263,7 +263,7 @@ class _Server(uvicorn.Server):
         host, port = sockets[0].getsockname()[:2]
         scheme = "wss" if self._settings.tls_cert else "ws"
         url = f"{scheme}://{bracketed(reachable(host, '127.0.0.1'))}:{port}"
-        # What was imported stays. Each full collection would look at all of it, and nothing is relayed meanwhile.
+        # Imported modules stay. Each full collection would look at all of it, and nothing is relayed meanwhile.
         gc.collect()
         gc.freeze()
         # The line ends up in a log, so it has no token that was given.

@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 has_monarch: bool = importlib.util.find_spec("monarch") is not None
-"""Whether torchmonarch is installed here, so that the names of this module are Monarch's own."""
+"""True if torchmonarch is installed here, so that the names of this module are Monarch's own."""
 
 if has_monarch and not TYPE_CHECKING:
     from monarch.actor import (

@@ -286,7 +286,7 @@ class OperationCancelled(LoomError, CancelledError, code="cancelled"):
 class ResultDropped(LoomError, code="result_dropped"):
     """An operation has run, but its result was not kept for a program that was away; the text names the operation.
 
-    What is kept is limited by the gateway's ``--keep-results``.
+    The gateway limits the kept results by ``--keep-results``.
     """
 
 
@@ -378,7 +378,7 @@ class NoSuchMesh(LoomError, code="no_such_mesh", http_status=404):
     """The session has no mesh of the name, or not any more."""
 
 
-# What happened in the cluster
+# Failures in the cluster
 
 
 class OperationFailed(LoomError, code="operation_failed"):

@@ -34,7 +34,7 @@ class FileEntry(NamedTuple):
     size: int
     """Bytes of a file."""
     target: str
-    """What a symbolic link says."""
+    """The target of a symbolic link."""
 
 
 class FileProblem(NamedTuple):

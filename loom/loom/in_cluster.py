@@ -1,4 +1,4 @@
-"""Whether this process is one of the cluster's, and what the names of `loom` mean there.
+"""The names of `loom` in processes of the cluster, and the test for being one.
 
 In the cluster a program holds Monarch's own objects, not Loom's proxies. So that its code is the same on both
 sides, Loom's classes hold for Monarch's of the same names:

@@ -115,7 +115,7 @@ class Generated:
 
 
 class HostedStep:
-    """What advancing a generator gave: an item, or its end, whose value is what the generator returned."""
+    """The result of advancing a generator: an item, or its end with the generator's return value."""
 
     def __init__(self, value: Any, over: bool) -> None:
         self.value = value

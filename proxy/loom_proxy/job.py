@@ -120,7 +120,7 @@ class Job:
 
     @property
     def progress(self) -> bool | None:
-        """Whether a wait of more than a second is shown on stderr or in the notebook.
+        """True if a wait of more than a second is shown on stderr or in the notebook.
 
         None, the default, shows it if ``LOOM_PROGRESS`` is 1; or if that is not set, and stderr is a terminal or
         this is a notebook.
@@ -196,7 +196,7 @@ class Job:
 
     @property
     def print_logs(self) -> bool:
-        """Whether log lines from the cluster, and the output of `run`, are printed here; True unless set otherwise.
+        """True if log lines from the cluster, and the output of `run`, are printed here; True unless set otherwise.
 
         The lines go to ``sys.stdout`` and ``sys.stderr`` as ``[trainers/hosts=0,gpus=1] line``.
         """
@@ -434,7 +434,7 @@ class Job:
 
     @property
     def closed(self) -> bool:
-        """Whether the job's connection to the session is over."""
+        """True if the job's connection to the session is over."""
         return self._closed or self._connection.ended.is_set()
 
     def __enter__(self) -> Job:

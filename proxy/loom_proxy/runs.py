@@ -149,7 +149,7 @@ class RunOutput:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has ended and all of its output was read."""
+        """True if the run has ended and all of its output was read."""
         return self._ended
 
     def read(self, timeout: float | None = None) -> list[tuple[int, str]]:

@@ -69,7 +69,7 @@ class Audit:
         """Lines that the disk has refused, and of which no line tells yet. For the thread."""
         self._required = required
         self.refusals: Counter[str] = Counter()
-        """How often was refused what, since the gateway started: codes of errors, and `Unheard` connections."""
+        """The number of refusals since the gateway started, by code of the error, and of `Unheard` connections."""
         self.failure = ""  # why the last line could not be written; empty if it could
         self._clock = clock
         # By address, user and kind of refusal: the number since the last line, and that line's time.
@@ -87,7 +87,7 @@ class Audit:
 
     @property
     def refuses(self) -> bool:
-        """Whether everything that has to be written down is refused now."""
+        """True if everything that has to be written down is refused now."""
         return self._required and bool(self.failure)
 
     async def ask(self, who: Token, peer: str, **details: object) -> None:
@@ -192,7 +192,7 @@ class Audit:
                     self.put("refused", None, peer, code=code, earlier=count, **known)
 
     async def close(self) -> None:
-        """Write what waits, for at most `STALLED` seconds. What comes later is not written."""
+        """Write what waits, for at most `STALLED` seconds. Later lines are not written."""
         self.tick(0.0)
         file, self._file = self._file, None
         if file is not None:

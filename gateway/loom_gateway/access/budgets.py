@@ -1,7 +1,7 @@
 """`Budgets`: how much of the gateway each user may have at once, and how much all users together.
 
-Each amount is taken before it is spent, whatever the scope of the token, and given back when it is free again. Who
-would exceed a budget is refused with `LimitReached`, which names the budget; nothing was begun.
+Each amount is taken before it is spent, whatever the scope of the token, and given back when it is free again. A
+user who would exceed a budget is refused with `LimitReached`, which names the budget; nothing was begun.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Budget:
         self.add(user, amount)
 
     def add(self, user: str, amount: int) -> None:
-        """Add an amount that is there already. Whoever adds has to stop while `is_full`."""
+        """Add an amount that is there already. An adder has to stop while `is_full`."""
         self._of[user] += amount
         self.taken += amount
 

@@ -1,4 +1,4 @@
-"""What a request shows to be let in: a token, or the sign-in of a page."""
+"""The credentials of a request: a token, or the sign-in of a page."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RequestCredential(NamedTuple):
 
     text: str
     is_sign_in: bool
-    """Whether it is the sign-in of a page, and not a token."""
+    """True if it is the sign-in of a page, and not a token."""
     in_cookie: bool = False
-    """Whether the browser added it by itself, perhaps for another page."""
+    """True if the browser added it by itself, perhaps for another page."""
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]], cookie: str) -> RequestCredential:

@@ -43,7 +43,7 @@ class Principal:
 
     @property
     def is_admin(self) -> bool:
-        """Whether what belongs to other users is reachable, too."""
+        """True if what belongs to other users is reachable, too."""
         return self.token.scope == ADMIN
 
     def right(self, session: UserSession | EndedSession) -> str | None:

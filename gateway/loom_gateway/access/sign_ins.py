@@ -57,7 +57,7 @@ class SignIn:
     created: float
     expires: float
     in_cookie: bool
-    """Whether the browser keeps it in a cookie; the page keeps it in its memory otherwise."""
+    """True if the browser keeps it in a cookie; the page keeps it in its memory otherwise."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Code:
 
 
 class SignIns:
-    """Makes and checks sign-ins. Those that ended before their time are remembered.
+    """Makes and checks sign-ins. Sign-ins that ended before their time are remembered.
 
     Args:
         path: a file in the state folder, for the next gateway; None: sign-ins last as long as this one.

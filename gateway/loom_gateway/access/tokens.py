@@ -1,6 +1,6 @@
 """Tokens and their scopes: the gateway's own token, and those of its token file.
 
-What was revoked stays revoked when the file is gone, damaged or an old copy.
+A revoked token stays revoked when the file is gone, damaged or an old copy.
 """
 
 from __future__ import annotations
@@ -412,7 +412,7 @@ class TokenAuthority:
     def confirm_any(self, idents: Sequence[str]) -> None:
         """Raise `TokenRevoked`, about the last one, unless a token with one of these ids is still good.
 
-        One that has expired counts as good while only the time of day says so, which may have jumped.
+        An expired one counts as good while only the time of day says so, which may have jumped.
         """
         for ident in idents:
             try:

@@ -68,7 +68,7 @@ class PlanInfo(PlanSummary):
     """The plan."""
     progress: RunProgress
     lines: list[PlanLine]
-    """What happened, the oldest first."""
+    """The events, the oldest first."""
 
 
 class PlanList(BaseModel):

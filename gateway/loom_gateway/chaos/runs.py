@@ -84,7 +84,7 @@ class PlanRun:
         """Why it was cancelled or has failed."""
         self.progress = PlanProgress()
         self.lines: list[tuple[float, str]] = []
-        """What happened: seconds since the epoch, and a text."""
+        """The events: seconds since the epoch, and a text."""
         self.over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._cancelled: str | None = None

@@ -34,12 +34,12 @@ class SignInRequest(BaseModel, extra="forbid"):
 
 
 class CodeRequest(BaseModel, extra="forbid"):
-    """What a code is for."""
+    """The purpose of a code."""
 
     scope: Literal["view"] | None = None
     """view: a sign-in that may look only."""
     cookie: bool = True
-    """Whether a cookie may keep the sign-in; a page in another page's frame has to keep it in its memory."""
+    """True if a cookie may keep the sign-in; a page in another page's frame has to keep it in its memory."""
 
 
 class Code(BaseModel):
@@ -51,7 +51,7 @@ class Code(BaseModel):
 
 
 class SignedIn(BaseModel):
-    """Who has signed in."""
+    """The user who has signed in."""
 
     user: str
     name: str
@@ -90,7 +90,7 @@ def sign_in_routes(access: AccessControl, path: str = "/") -> APIRouter:
 
     @router.get("/me")
     async def me(request: Request) -> SignedIn:
-        """Who the caller is."""
+        """The caller."""
         principal: Principal = request.scope["loom.principal"]
         return _shown(principal, principal.sign_in, None)
 

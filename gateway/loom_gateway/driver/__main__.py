@@ -139,7 +139,7 @@ def _drive(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) 
         traceback.print_exc()
         os._exit(1)
     # Monarch's `shutdown_context` would close this process's channel. A worker that has something for an actor here
-    # takes that for a failure, and ends (torchmonarch 0.7: ``hyperactor::client``). What is left here ends anyway.
+    # takes that for a failure, and ends (torchmonarch 0.7: ``hyperactor::client``). The rest here ends anyway.
     # Threads may still run user code from run(); the session is over all the same.
     flush()
     sys.stdout.flush()

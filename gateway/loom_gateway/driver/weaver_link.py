@@ -45,7 +45,7 @@ class UserLimits:
         self._results = results
         self._in_flight = in_flight
         self.in_flight_left = max_in_flight
-        """What the other sessions leave of `max_in_flight`."""
+        """The part of `max_in_flight` that the other sessions leave."""
 
     def used(self) -> tuple[int, int]:
         """Return (unanswered operations of this session, bytes of results that it keeps)."""

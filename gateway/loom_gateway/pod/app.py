@@ -91,7 +91,7 @@ class KeeperProtocol(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether no request is being answered."""
+        """True if no request is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def _time_out(self) -> None:

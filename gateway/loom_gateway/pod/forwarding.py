@@ -28,7 +28,7 @@ CLOSING = 60.0
 """Seconds without a byte after which a connection is closed if its client has closed its side already."""
 
 GOOD = (b"HTTP/1.1 1", b"HTTP/1.1 2")
-"""What answers begin with to which a connection owes its stay: a WebSocket, or what was asked for."""
+"""The beginnings of answers after which a connection stays: a WebSocket, or a good answer."""
 
 
 class PortForwarder:
@@ -108,11 +108,11 @@ class _Direction:
         self._writer = writer
         self._client = client
         self.chunks = 0
-        """How many have been passed on."""
+        """The number passed on."""
 
     @property
     def waits_for_reader(self) -> bool:
-        """Whether the other end does not take what is there for it."""
+        """True if the other end does not take what is there for it."""
         return self._writer.transport.get_write_buffer_size() > 0
 
     async def copy(self) -> None:

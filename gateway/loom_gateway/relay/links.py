@@ -32,7 +32,7 @@ class RelayTurns:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
-        """What goes on with each connection that waits, the one that waits longest first."""
+        """The continuation of each connection that waits, the one that waits longest first."""
 
     def wait(self, user: str, go_on: Callable[[], None]) -> None:
         """Call ``go_on`` in a later round of the event loop, after what waits of the same user."""

@@ -124,7 +124,7 @@ class RelayedCalls:
 
 
 class _Head(NamedTuple):
-    """What is remembered of a message: little, whatever a peer sends."""
+    """The remembered part of a message: little, whatever a peer sends."""
 
     kind: int
     id: int

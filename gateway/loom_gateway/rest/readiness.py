@@ -38,7 +38,7 @@ class Ready(BaseModel):
 
     status: ReadyStatus = ReadyStatus.OK
     reason: str = ""
-    """What is wrong, in a sentence."""
+    """The fault, in a sentence."""
     workers: int = 0
     """The number of known workers."""
     workers_reachable: int = 0

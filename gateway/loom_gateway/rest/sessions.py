@@ -46,7 +46,7 @@ class SessionInfo(BaseModel):
     operations: int
     """The number of frames that clients have sent."""
     persist: bool
-    """Whether the session never ends for lack of a client."""
+    """True if the session never ends for lack of a client."""
     user: str
     """The user to whom the session belongs."""
     shared: dict[str, str]
@@ -62,7 +62,7 @@ _ENDED = TypeAdapter(EndedSessionInfo)
 
 
 class Share(BaseModel, extra="forbid"):
-    """What a user may do in another user's session."""
+    """A user's rights in another user's session."""
 
     scope: Literal["view", "operate", "drive"]
     """view reads and watches; operate also sends commands; drive also attaches and takes over."""
@@ -83,7 +83,7 @@ def _sender(request: Request) -> Principal:
 
 
 Sender = Annotated[Principal, Depends(_sender)]
-"""Who sent a request."""
+"""The sender of a request."""
 
 
 _UNBUFFERED = {"x-accel-buffering": "no"}

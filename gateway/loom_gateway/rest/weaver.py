@@ -94,7 +94,7 @@ def _needed(request: Request) -> str:
 
 
 Of = Annotated[dict[str, str], Depends(_asked_of)]
-"""Whose replicas a request is about, as arguments for `WeaverClient.ask`."""
+"""The user or session of a request's replicas, as arguments for `WeaverClient.ask`."""
 
 
 def _noting(request: Request) -> Note:

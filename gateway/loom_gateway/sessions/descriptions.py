@@ -1,4 +1,4 @@
-"""What a driver tells of its session's meshes, runs and watched tensors, as the gateway passes it on.
+"""A driver's descriptions of its session's meshes, runs and watched tensors, as the gateway passes them on.
 
 The driver writes these as JSON. The gateway checks them, because a driver runs its user's code.
 """
@@ -38,7 +38,7 @@ class MeshElements:
     """The elements of a mesh."""
 
     counts: Mapping[ElementState, int]
-    """How many are in each state; a state that none is in is left out."""
+    """The number in each state; empty states are left out."""
     states: Sequence[ElementState]
     """The state of each, in the order of the ranks; empty for a mesh of more than 64."""
     failures: Sequence[FailedElement]
@@ -86,7 +86,7 @@ class ActorMeshInfo(MeshInfo):
     class_name: str
     """The name of the actors' class; empty for a mesh that was stopped."""
     endpoints: Sequence[EndpointInfo]
-    """Those that were called, in the order of their names."""
+    """The endpoints that were called, in the order of their names."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,8 @@ class WatchedValues:
     nonfinite: float
     """The share of elements that are infinite or NaN, from 0 to 1."""
     histogram: Sequence[int]
-    """How many elements are in each of the bins, which have the same width, from ``min`` to ``max``; at most 64."""
+    """The number of elements in each of the bins, which have the same width, from ``min`` to ``max``; at most
+    64."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class WatchedTensor:
     """The name of the mesh of workers."""
     name: str
     gradients: int
-    """How many have arrived."""
+    """The number that have arrived."""
     trouble: str
     """Why the newest could not be summarized; empty if it was."""
     time: float | None

@@ -53,7 +53,7 @@ class DriverRecord:
     created: float = 0.0
     """The time at which the session was opened, in seconds since the epoch."""
     persist: bool = False
-    """Whether the session never ends for lack of a client."""
+    """True if the session never ends for lack of a client."""
     owner: str = ""
     """The id of the token that opened the session; empty for a spare."""
     driven_with: Sequence[str] = ()
@@ -73,7 +73,7 @@ class DriverRecord:
     boot: str = ""
     """The `boot_id` at its start: after another, a process with its id and start is not the driver."""
     knows_users: bool = False
-    """Whether the driver knows of users: not one that a gateway of before users has started."""
+    """True if the driver knows of users: not one that a gateway of before users has started."""
 
     @property
     def peer(self) -> UnixPeer:

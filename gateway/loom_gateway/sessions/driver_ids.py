@@ -29,10 +29,10 @@ from loom_gateway.sessions.driver_files import DriverFiles
 logger = logging.getLogger(__name__)
 
 NEEDED = (Capability.SETUID, Capability.SETGID, Capability.KILL, Capability.CHOWN)
-"""What a gateway needs: to start drivers with other ids, to end them, and to give them their folders."""
+"""The rights that a gateway needs: to start drivers with other ids, to end them, and to give them their folders."""
 
 MONARCHS_LOGS = "/tmp/unknown"
-"""Where Monarch writes the logs of processes whose user id has no name. Nothing can change that but the level."""
+"""Monarch's folder of logs for processes whose user id has no name. Nothing can change that but the level."""
 
 _LARGEST = 2**32 - 2
 _RLIMIT_MSGQUEUE = 12  # the kernel's number
@@ -94,8 +94,8 @@ class DriverIds:
     async def take_clean(self) -> int:
         """Return an id as `take` does, of which no process, file or shared memory is left.
 
-        An id that this gateway has not swept may have been in use before. One that cannot be swept is tried again
-        when all others have been given. Raises as `take`, after `RETURNS_WITHIN` seconds.
+        An id that this gateway has not swept may have been in use before. An id that cannot be swept is tried
+        again when all others have been given. Raises as `take`, after `RETURNS_WITHIN` seconds.
         """
         unclean: list[int] = []
         try:

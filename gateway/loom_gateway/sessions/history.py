@@ -42,7 +42,7 @@ class EndedSession(EndedSessionInfo):
     """A session that is over, as the gateway remembers it."""
 
     lost: bool
-    """Whether its driver ended unintentionally."""
+    """True if its driver ended unintentionally."""
     output: str
     """The last lines of the driver's output."""
     log: str

@@ -124,8 +124,8 @@ def _remove_files(uid: int, roots: list[str]) -> Iterator[str]:
 def _remove(path: str) -> None:
     """Remove a file, or a folder with everything in it, as far as that is possible.
 
-    What is in a folder's folders is moved up, so that no path is too long and no recursion too deep, however deep
-    they are.
+    The content of a folder's folders is moved up, so that no path is too long and no recursion too deep, however
+    deep they are.
     """
     with contextlib.suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):

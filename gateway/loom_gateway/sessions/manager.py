@@ -133,7 +133,7 @@ class SessionManager:
         hosts = workers if isinstance(workers, WorkerHosts) else WorkerHosts.of(workers)
         self.worker_watch = WorkerWatch(hosts, os.path.join(self.folder.path, "workers.json"), self.folder.separate)
         self.exit_with_gateway = exit_with_gateway or self.folder.temporary
-        """Whether the gateway's drivers end with it, however it ends."""
+        """True if the gateway's drivers end with it, however it ends."""
         self._driver_options = list(driver_options)
         self._ids = ids
         self._uncleared: list[tuple[DriverFiles, int]] = []  # of ended drivers, with ids that nobody gets meanwhile
@@ -145,7 +145,7 @@ class SessionManager:
         self._closing = False
         self.on_end: Callable[[UserSession], None] = lambda session: None
         self.end_sessions = self.exit_with_gateway
-        """Whether `close` ends the sessions too, or leaves them to the next gateway."""
+        """True if `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
         self.ended = EndedSessions(os.path.join(self.folder.path, "ended.json"))
 
@@ -155,14 +155,14 @@ class SessionManager:
 
     @property
     def isolation(self) -> tuple[bool, bool]:
-        """Whether drivers have user ids of their own, and whether users have workers of their own."""
+        """True if drivers have user ids of their own, and whether users have workers of their own."""
         return self._ids is not None, self._leases is not None
 
     def sessions(self) -> list[UserSession]:
         return list(self._sessions.values())
 
     def find(self, name: str) -> UserSession | EndedSession | None:
-        """Return a session, one that lives before one that has ended. Who may have it, `AccessControl` decides."""
+        """Return a session, one that lives before one that has ended. `AccessControl` decides on access."""
         return self._sessions.get(name) or self.ended.get(name)
 
     def get(self, name: str) -> UserSession:

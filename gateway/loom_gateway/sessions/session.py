@@ -228,7 +228,7 @@ class UserSession:
     """Set when the driver has ended and the reason is noted."""
     traffic: Traffic = field(default_factory=Traffic)
     questions: DriverQuestions = field(init=False, repr=False, compare=False)
-    """What is asked of the driver for those who look at the session."""
+    """Questions to the driver on behalf of watchers of the session."""
 
     def __post_init__(self) -> None:
         self.questions = DriverQuestions(self.driver)
@@ -317,7 +317,7 @@ LIVES_AT_ONCE = 16
 
 
 async def ask_lives(sessions: Iterable[UserSession]) -> None:
-    """Ask the drivers until when their sessions live. Those that do not answer soon keep their last answers."""
+    """Ask the drivers until when their sessions live. Drivers that do not answer soon keep their last answers."""
     left, loop = iter(sessions), asyncio.get_running_loop()
     until = loop.time() + LIVES_PATIENCE
 

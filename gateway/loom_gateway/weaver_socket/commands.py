@@ -271,7 +271,7 @@ class SocketCommands:
         await self._access.audit.ask(self._principal.token, self._principal.peer, **self._asked)
         making = asyncio.ensure_future(self._make(message))
         making.add_done_callback(lambda made: made.cancelled() or made.exception())  # if nobody waits any more
-        # What has begun is not cancelled: the audit has to say what came of it.
+        # A command that has begun is not cancelled: the audit has to record its outcome.
         given = await asyncio.shield(making)
         about = {"command": given and given.id, "replicas": list(given.replicas) if given else []}
         await self._send({"type": "accepted", "id": id, **about})

@@ -38,7 +38,7 @@ class WorkerInfo(BaseModel):
 
     address: str
     reachable: bool
-    """Whether the worker answers now."""
+    """True if the worker answers now."""
 
 
 async def check_workers(addresses: Sequence[str]) -> list[WorkerInfo]:

@@ -26,7 +26,7 @@ class Statuses:
         self._known: dict[str, tuple[int, Any]] = {}
 
     def take(self, changes: Mapping[str, Any], at: int) -> None:
-        """Take statuses. One that is as it was is no change."""
+        """Take statuses. An unchanged one is no change."""
         for uuid, status in changes.items():
             known = self._known.get(uuid)
             if known is None or known[1] != status:
@@ -62,7 +62,7 @@ class PageFeed:
         self.readers: dict[SubscribingReader, None] = {}
         """The pages that have a snapshot."""
         self.begun = False
-        """Whether there was a snapshot."""
+        """True if there was a snapshot."""
         self._at = 0
         self._roster = Roster()
         self._aggregates = Aggregates(self._roster)

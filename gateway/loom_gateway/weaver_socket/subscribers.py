@@ -21,7 +21,7 @@ Identity = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class PageSubscription(BaseModel, extra="forbid"):
-    """What of replicas' reports a page gets."""
+    """The part of replicas' reports that a page gets."""
 
     aggregates: bool = False
     columns: Annotated[list[str], Field(max_length=len(NAMES))] = []
@@ -56,13 +56,13 @@ class ShownSubscription:
         self.rows: dict[str, int | None] = {}
         self.devices: dict[str, int | None] = {}
         self.changed = False
-        """Whether a part is new, which is sent without waiting for the next round."""
+        """True if a part is new, which is sent without waiting for the next round."""
 
     def __bool__(self) -> bool:
         return bool(self.aggregates or self.columns or self.rows or self.devices)
 
     def subscribe(self, wanted: PageSubscription) -> None:
-        """Replace the subscription. What the page has of a part that stays is not sent again."""
+        """Replace the subscription. Unchanged values of a part that stays are not sent again."""
         columns = {NAMES[name]: self.columns.get(NAMES[name]) for name in wanted.columns}
         self.columns = {column: columns[column] for column in sorted(columns)}
         self.rows = {id: self.rows.get(id) for id in wanted.rows}
@@ -160,7 +160,7 @@ class FeedReader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last state still waits, so that another one would only wait behind it."""
+        """True if the last state still waits, so that another one would only wait behind it."""
         return self._states > 0
 
     def add_state(self, message: str | bytes) -> None:

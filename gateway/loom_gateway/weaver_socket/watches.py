@@ -112,7 +112,7 @@ class _SharedWatch:
 
     @property
     def _lacks_full(self) -> bool:
-        """Whether somebody needs a full snapshot, but none was asked for."""
+        """True if somebody needs a full snapshot, but none was asked for."""
         needs = (SubscribingReader, FormReader)
         return not self._full and any(isinstance(reader, needs) for reader in self._all)
 
@@ -199,7 +199,7 @@ class _SharedWatch:
         self._asked -= 1
         feed = self._feed
         plain = [reader for reader in self._new if not isinstance(reader, SubscribingReader | FormReader)]
-        # Whoever needs more waits for the last snapshot if this one was asked for before they came.
+        # Later comers wait for the next snapshot.
         is_full = bool(more) or not self._asked
         forms = [reader for reader in self._new if isinstance(reader, FormReader) and is_full]
         pages = [one for one in self._new if isinstance(one, SubscribingReader) and is_full]

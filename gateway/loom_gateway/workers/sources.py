@@ -262,7 +262,7 @@ class WorkerHosts:
         self._sources = sorted(sources, key=lambda given: meshes.index(given[0]))
         self._places: list[list[str | None]] = [[] for _ in sources]  # addresses by number; None: not found yet
         self._numbered = False
-        """Whether sessions may use the numbers. From then on, they are permanent."""
+        """True if sessions may use the numbers. From then on, they are permanent."""
         static = [source.addresses for _, source in sources if isinstance(source, StaticWorkers)]
         _check_unique([address for addresses in static for address in addresses])
 
@@ -278,7 +278,7 @@ class WorkerHosts:
 
     @property
     def complete(self) -> bool:
-        """Whether every host has had a worker."""
+        """True if every host has had a worker."""
         return all(places and None not in places for places in self._places)
 
     @property

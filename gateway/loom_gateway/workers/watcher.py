@@ -172,7 +172,7 @@ class WorkerWatch:
 
     @property
     def missing(self) -> str:
-        """Which hosts have had no worker yet, and what to do about it; empty if every host has had one."""
+        """The hosts that have had no worker yet, and advice; empty if every host has had one."""
         if self.hosts.complete:
             return ""
         if self._error is not None:

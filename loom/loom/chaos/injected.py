@@ -57,7 +57,7 @@ class Injected:
 
     @property
     def removable(self) -> bool:
-        """Whether there is anything to remove."""
+        """True if there is anything to remove."""
         return self._undo is not None
 
     def remove(self) -> Evidence:

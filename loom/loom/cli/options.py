@@ -80,7 +80,7 @@ class Access:
 
     @property
     def is_given(self) -> bool:
-        """Whether there is a gateway to ask, for commands that need none."""
+        """True if there is a gateway to ask, for commands that need none."""
         from loom_proxy.contexts.file import find_gateway
 
         return find_gateway(self.url, self.token) is not None

@@ -80,7 +80,7 @@ class Command(Frame, kind="command"):
     kind: CommandKind
     params: Mapping[str, Any]
     announced: bool = False
-    """Whether it is news of a configuration, such as on ``config.info`` of NATS, and nobody's command."""
+    """True if it is news of a configuration, such as on ``config.info`` of NATS, and nobody's command."""
 
     def to_body(self) -> list[Any]:
         body = [self.KIND, self.id, self.kind.value, self.params]
@@ -133,12 +133,12 @@ class Acknowledgement:
     reason: str | None = None
     """Why the command was not applied, or only in part."""
     waiting: bool = False
-    """Whether the replica has not answered yet, but may still do so."""
+    """True if the replica has not answered yet, but may still do so."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """Evidence that a fault is present."""
     taken: Sequence[str] = ()
-    """What the training program took by `get_config_update` and no function of its threadlet applied: keys of an
-    update, or the command's kind. The program says itself what comes of it."""
+    """Values that the training program took by `get_config_update` and no function of its threadlet applied: keys
+    of an update, or the command's kind. The program says itself what comes of it."""
 
     @classmethod
     def failed(cls, reason: str, waiting: bool = False) -> Acknowledgement:

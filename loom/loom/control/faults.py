@@ -75,9 +75,9 @@ class FaultKind:
     lasts: float | None = None
     """The default duration in seconds. None: the fault is over at once, and there is nothing to remove."""
     ends: bool = False
-    """Whether the struck process does not survive the fault."""
+    """True if the struck process does not survive the fault."""
     silences: bool = False
-    """Whether the process cannot send anything during the fault, and has to acknowledge it in advance."""
+    """True if the process cannot send anything during the fault, and has to acknowledge it in advance."""
     of: str = "replica"
     """The target: a ``replica``, the ``host`` of one, or the ``gateway``, ``weaver`` or ``session``."""
 

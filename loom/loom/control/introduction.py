@@ -109,7 +109,7 @@ class ThreadletHello(Frame, kind="hello"):
     """None if the threadlet leaves the state open."""
     step: int | None
     injectable: bool
-    """Whether failures may be injected into the process."""
+    """True if failures may be injected into the process."""
     removed: dict[str, Mapping[str, Any]]
     """Injected faults that are gone, with the evidence: the weaver may not have heard of them."""
     applied: tuple[str, ...] = ()
@@ -117,9 +117,9 @@ class ThreadletHello(Frame, kind="hello"):
     mesh: str | None = None
     """The name of the proc mesh ``procs``."""
     respawns: bool = False
-    """Whether something starts another process in this one's place when it dies."""
+    """True if something starts another process in this one's place when it dies."""
     announced: bool = False
-    """Whether the threadlet tells commands from what is only `Command.announced`."""
+    """True if the threadlet tells commands from what is only `Command.announced`."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -208,17 +208,17 @@ class ThreadletWelcome(Frame, kind="welcome"):
     seq: int
     """The number of this instance's last status report that is stored."""
     spent: bool = False
-    """Whether the weaver takes time accounts."""
+    """True if the weaver takes time accounts."""
     changes: bool = False
-    """Whether the weaver takes changes of the devices, and drains, from a process that runs."""
+    """True if the weaver takes changes of the devices, and drains, from a process that runs."""
     health: bool = False
-    """Whether the weaver takes the health of devices, and their failures."""
+    """True if the weaver takes the health of devices, and their failures."""
     endings: bool = False
-    """Whether the weaver knows every `TrainingEnding`."""
+    """True if the weaver knows every `TrainingEnding`."""
     status_types: bool = False
-    """Whether the weaver takes what a status is about, the eighth item of a report."""
+    """True if the weaver takes what a status is about, the eighth item of a report."""
     exits: bool = False
-    """Whether the weaver takes `Leaving`, `ExitCode` and `Silent`."""
+    """True if the weaver takes `Leaving`, `ExitCode` and `Silent`."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}

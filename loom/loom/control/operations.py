@@ -96,7 +96,7 @@ Target = str | list[str]
 
 
 class Reach(Flag):
-    """Who asks for an operation, beside a user by REST."""
+    """The askers of an operation, beside a user by REST."""
 
     NONE = 0
     GUEST = auto()
@@ -121,12 +121,12 @@ class RestRoute(NamedTuple):
     echo: tuple[str, ...] = ()
     """Arguments that the response's object repeats."""
     refusals: Mapping[int, str] = {}
-    """What an HTTP status of this route says, in addition to those that all routes have."""
+    """Meanings of this route's own HTTP statuses."""
     needs: tuple[str, ...] = ()
     """The scope that it needs, if it is not ``view`` for a GET and ``operate`` for the others, and for what."""
 
     called: str = ""
-    """What OpenAPI calls the argument ``id`` in the path."""
+    """OpenAPI's name of the argument ``id`` in the path."""
 
     @property
     def shown_path(self) -> str:
@@ -385,7 +385,7 @@ class GetProfile(
     about="replica",
     waits=True,
 ):
-    """Where the time of a replica's process goes: how often each stack is seen within some seconds.
+    """A profile of a replica's process: the number of times that each stack is seen within some seconds.
 
     One profile of a replica is taken at a time, two of a user's replicas, and four in all.
     """
@@ -492,7 +492,7 @@ class GiveCommand(
     id: Id | None = None
     """An id for the command, of the caller's choice: a second request with the same id gives no second command."""
     announced: bool = False
-    """Whether an update_config is news of a configuration and nobody's command: a training that takes updates by
+    """True if an update_config is news of a configuration and nobody's command: a training that takes updates by
     ``get_config_update`` gets the values alone, without ``_is_weaver_command``."""
 
     @classmethod
@@ -528,7 +528,7 @@ class InjectFault(
 ):
     """Inject a fault into replicas or components of Loom that are marked as injectable.
 
-    A fault that lasts ends by itself, or by DELETE. One that strikes the gateway, the weaver or a
+    A fault that lasts ends by itself, or by DELETE. A fault that strikes the gateway, the weaver or a
     host on which another user has processes needs scope admin.
     """
 
@@ -629,7 +629,7 @@ class ReportEnded(Operation, name="supervision", result=list[str], reach=Reach.S
     """``stopped`` if the processes were meant to end."""
     reason: str = ""
     lost: bool = False
-    """Whether their host is gone."""
+    """True if their host is gone."""
     exit: Mapping[str, Any] | None = None
     """As in `loom.weaver.views.ReplicaInfo`."""
 

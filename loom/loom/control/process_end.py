@@ -17,14 +17,14 @@ _LINES, _LONGEST = 10, 300  # the last lines that are told, and the characters o
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a process ended."""
+    """The end of a process."""
 
     signal: int | None = None
     """The signal that killed it; None if it exited, or if the machine does not tell."""
     code: int | None = None
     """The code with which it exited; None if a signal killed it, or if the machine does not tell."""
     out_of_memory: bool = False
-    """Whether SIGKILL ended it, and the kernel counted a process that it killed for memory."""
+    """True if SIGKILL ended it, and the kernel counted a process that it killed for memory."""
     last_lines: tuple[str, ...] = ()
     """The last lines of its standard error, fit for a terminal; none unless its output is captured."""
 
@@ -55,7 +55,7 @@ class ProcessEnd:
 
     @property
     def cause(self) -> str:
-        """How it ended, in a few words; "" if that is not known."""
+        """The end in a few words; "" if it is not known."""
         if self.signal is not None:
             memory = (
                 ", probably out of memory: the kernel counted a process killed for that"
@@ -67,7 +67,7 @@ class ProcessEnd:
 
     @property
     def text(self) -> str:
-        """How it ended, with its last lines; "" if nothing is known."""
+        """The end with the last lines; "" if nothing is known."""
         said = "\n".join(("its last lines:", *self.last_lines)) if self.last_lines else ""
         return "; ".join(part for part in (self.cause, said) if part)
 

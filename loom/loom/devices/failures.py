@@ -71,7 +71,7 @@ class FailureWatch:
 
     @property
     def has_events(self) -> bool:
-        """Whether NVML reports events of any of the GPUs here."""
+        """True if NVML reports events of any of the GPUs here."""
         return bool(self._watched)
 
     def _register(self, pynvml: Any) -> None:

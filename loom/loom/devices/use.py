@@ -158,7 +158,7 @@ class DeviceUse:
     error: str | None = None
     """Why the use is unknown: the GPU is gone, or an error of NVML."""
     lost: bool = False
-    """Whether the error means that the device cannot be used any more, until somebody repairs it."""
+    """True if the error means that the device cannot be used any more, until somebody repairs it."""
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields for the weaver; those that are empty, as lists mostly are, are left out."""

@@ -40,7 +40,7 @@ IN_POD = "monarch-loom-source"
 """The folder in a pod's working directory to which the source of an unreleased Loom is synced."""
 
 OF_SOURCE = ("pyproject.toml", "README.md", "LICENSE", "loom/", "gateway/", "proxy/")
-"""What of a folder with Loom's code is synced to a pod: all that a build takes, and no token or key beside it."""
+"""Patterns of the files of Loom's code that are synced to a pod: all that a build takes, and no token or key."""
 
 NOT_OF_SOURCE = ("node_modules", "/gateway/dashboard/tests", "*.egg-info", "*.env", ".*", "/*")
 """What is not. As in ``.dockerignore``."""

@@ -21,14 +21,14 @@ _NONCE = re.compile("([0-9]{1,4})-([0-9a-f]{64})")
 
 
 class Side(Enum):
-    """Whose proof it is."""
+    """The prover."""
 
     ASKS = "asks"
     ANSWERS = "answers"
 
 
 class Purpose(Enum):
-    """What two sides know a key for. A key may serve two: the token of a job is also its gateway's."""
+    """The purpose of a key that two sides know. A key may serve two: the token of a job is also its gateway's."""
 
     GATEWAY = "gateway"
     PROCESS_LINK = "lifeline"
@@ -56,7 +56,7 @@ def checked_nonce(text: str) -> str:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the proofs of both sides depend on."""
+    """The inputs of both sides' proofs."""
 
     purpose: Purpose
     key: str

@@ -91,7 +91,7 @@ class Bridge:
         self._confirmed: int | None = None
         """The last event that NATS has received for certain; `_sent` is the last that was sent."""
         self._is_whole = True
-        """Whether what was sent and is not confirmed was sent on the connection that there is now."""
+        """True if what was sent and is not confirmed was sent on the connection that there is now."""
         self._is_away = False
 
     async def open(self) -> None:

@@ -54,7 +54,7 @@ _WEAVER = "the link to the weaver"  # what the tally calls it
 
 
 class _Outcome:
-    """What has become of a replica's registration."""
+    """The state of a replica's registration."""
 
     def __init__(self) -> None:
         self.is_known = asyncio.Event()

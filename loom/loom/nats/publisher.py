@@ -20,7 +20,7 @@ class Publisher:
 
     def __init__(self) -> None:
         self._groups: dict[str, str] = {}
-        # What was published last of each replica and device, and when each replica's heartbeat was.
+        # The last publications of each replica and device, and the time of each replica's heartbeat.
         self._statuses: dict[str, tuple[Any, ...]] = {}
         self._beats: dict[str, float] = {}
         self._devices: dict[str, Body] = {}

@@ -73,7 +73,7 @@ class OutsideReplica:
     handlers: dict[str, str] = field(default_factory=dict)
     config: dict[str, object] = field(default_factory=dict)
     ending: TrainingEnding | None = None
-    """How it ends when its heartbeats end; None if that is a failure."""
+    """Its ending when its heartbeats end; None if that is a failure."""
     heard: float = float("-inf")
     """When its process gave the last sign of life."""
     step: int | None = None
@@ -82,13 +82,13 @@ class OutsideReplica:
     paused_at: int = -1
     """The last step that the process had made when it acknowledged the pause that it is in."""
     takes_status_types: bool = False
-    """Whether the weaver takes what a status is about."""
+    """True if the weaver takes what a status is about."""
     known: bool = False
-    """Whether the weaver has welcomed the replica once."""
+    """True if the weaver has welcomed the replica once."""
     seq: int = 0
     """Number of the last report."""
     farewell: tuple[TrainingEnding, str] | None = None
-    """How it has ended, and why, if the weaver has not heard of it."""
+    """Its ending and the reason, if the weaver has not heard of it."""
     failures: dict[str, DeviceFailed] = field(default_factory=dict)
     """The failures of devices that the weaver has not noted, by device."""
     metrics: set[str] = field(default_factory=set)
@@ -314,13 +314,13 @@ class ReplicaLink:
         self._welcomed = welcomed
         self._writer: asyncio.StreamWriter | None = None
         self._takes_silence = False
-        """Whether the weaver takes `Silent`."""
+        """True if the weaver takes `Silent`."""
         self.beat: float | None = None
         """Seconds between two heartbeats, once the weaver has welcomed the replica."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the weaver takes frames."""
+        """True if the weaver takes frames."""
         return self.beat is not None
 
     async def serve(self, address: WeaverAddress) -> None:

@@ -205,11 +205,11 @@ class ProgressReport(NatsMessage):
     metrics: dict[Name, Number] = Field(default={}, max_length=MAX_METRICS)
     config: Config = Keys
     status_type: Name = ""
-    """What the status is about, such as batch_update; "" if that is not said."""
+    """The type of the status, such as batch_update; "" if it has none."""
 
     @property
     def ends(self) -> bool:
-        """Whether it is the last report of the replica."""
+        """True if it is the last report of the replica."""
         return self.state in ("finished", "stopped", "failed")
 
 

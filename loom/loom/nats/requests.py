@@ -65,7 +65,7 @@ class CommandRequest:
     wait: float
     """Seconds to wait for acknowledgements before the reply."""
     announced: bool = False
-    """Whether it is news of a configuration, and nobody's command."""
+    """True if it is news of a configuration, and nobody's command."""
 
     def give(self, gateway: Gateway, id: str | None = None) -> Any:
         """Give the command; return its state so far. The same ``id`` is not given twice."""

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS replicas (replica TEXT PRIMARY KEY, body TEXT NOT NUL
 class BridgeState:
     """The requests that were done, the replicas that were registered, and the bridge's id, in a file of SQLite.
 
-    What was written outlives the process at once. Only one bridge at a time uses a file.
+    Written state outlives the process at once. Only one bridge at a time uses a file.
 
     Raises:
         Conflict: another bridge uses the file.

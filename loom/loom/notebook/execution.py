@@ -176,8 +176,8 @@ _cells: _Cells | None = None
 def run_cell(source: str) -> Coroutine[Any, Any, None] | None:
     """Run a cell's source in the session's namespace; show the value of its last expression.
 
-    What the cell raises is raised, after its traceback has been shown. A cell with ``await`` at top level returns a
-    coroutine, which runs it.
+    The exception of the cell is raised, after its traceback has been shown. A cell with ``await`` at top level
+    returns a coroutine, which runs it.
 
     Raises:
         RuntimeError: this process is no session's driver.

@@ -22,7 +22,7 @@ class Backoff:
     jitter: float = 0.0
     """The part of each wait by which it is shortened at random, so that not all clients come back at once."""
     at_once: bool = False
-    """Whether the first attempt comes without a wait."""
+    """True if the first attempt comes without a wait."""
 
     def wait(self, attempt: int) -> float:
         """Return the seconds before the attempt with this number, counted from 0, without jitter."""

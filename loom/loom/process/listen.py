@@ -25,7 +25,7 @@ C = TypeVar("C")
 class Strangers(Generic[C]):
     """The connections without a key, of which the oldest is cut off when there are too many.
 
-    Who knows the key shows it at once, so whoever holds connections cuts off its own.
+    A peer with the key shows it at once, so whoever holds connections cuts off its own.
 
     Args:
         most: the number of connections.

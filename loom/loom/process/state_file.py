@@ -148,7 +148,7 @@ def replace_file(path: str | os.PathLike[str], text: str, mode: int = 0o600) -> 
 
 
 def is_gone(path: str | os.PathLike[str]) -> bool:
-    """Return whether there is no such file. One that a disk does not show, as after an I/O error, is not gone."""
+    """Return whether there is no such file. A file hidden by an I/O error is not gone."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

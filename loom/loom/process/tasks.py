@@ -1,7 +1,7 @@
 """Background tasks of an event loop: each is kept, and one that dies is logged, counted, and may be started again.
 
-`run` is for work whose failure matters to nobody later. What has to live as long as its process, or until it has
-come to its end, is started with `keep_running` or `run_to_end`.
+`run` is for work whose failure matters to nobody later. A task that has to live as long as its process, or until it
+has come to its end, is started with `keep_running` or `run_to_end`.
 
 asyncio itself keeps no reference to a task, and says nothing of an error that no caller waits for. `Turns` divide
 work that would hold the event loop for too long.
@@ -42,7 +42,7 @@ AGAIN = Backoff(0.1, 10.0)  # waits before a task that died is started again
 STEADY = 30.0  # seconds of a task's life after which these waits are short again
 
 died: Counter[str] = Counter()
-"""How often tasks of this process have died, by name."""
+"""The number of times that tasks of this process have died, by name."""
 
 MOST_TOLD = 16  # different errors of a task that are logged with their tracebacks
 

@@ -27,7 +27,7 @@ class PolicyBatch:
     completion: int
     """The first position of the completions."""
     mask: Tensor
-    """Whether a position of the completions has a token, [rollouts, completion positions]."""
+    """True if a position of the completions has a token, [rollouts, completion positions]."""
     logprobs: Tensor
     """Of the sampler for each token, as `mask`."""
     advantages: Tensor

@@ -81,7 +81,7 @@ class TrainerRun:
     keep: int
     """Weights that are kept at a time."""
     lines: bool
-    """Whether events are also printed, as log lines."""
+    """True if events are also printed, as log lines."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class RunSpec:
     connections: int = POOL
     """Connections of the pool for HTTP requests."""
     lines: bool = True
-    """Whether the processes also print their events, as the log lines of `loom.tracing`.
+    """True if the processes also print their events, as the log lines of `loom.tracing`.
 
     ``loom analyze --session`` and ``loom tune`` read them.
     """

@@ -77,7 +77,7 @@ class Known(NamedTuple):
 
     form: Numbered
     tree: Any
-    """What it returns, with a hole for each tensor: see `loom.tensors.worker.layouts`; None for one tensor."""
+    """Its return value, with a hole for each tensor: see `loom.tensors.worker.layouts`; None for one tensor."""
     metas: tuple[Meta | None, ...]
     """None for a layout that is not known yet, or that depends on elements."""
     sizes: tuple[int, ...]

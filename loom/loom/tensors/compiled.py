@@ -61,7 +61,7 @@ class Recorder:
         """The tensors from outside that it takes, which stay as they are but for changes in place."""
         self.commands: list[tuple[Form, tuple[tuple[str, int], ...], tuple[Any, ...]]] = []
         self.changed: list[tuple[int, Value | None]] = []
-        """What it changes in place: the place of an argument, or the base of a tensor from outside."""
+        """The tensor that it changes in place: the place of an argument, or the base of a tensor from outside."""
         self.touched: dict[int, tuple[Tensor, bool]] = {}
         """The tensors whose gradients it makes, reads or forgets, and whether they had one before."""
         self.refusal = ""
@@ -198,7 +198,7 @@ class _Body(NamedTuple):
     changed: list[tuple[int, Value | None]]
     touched: list[_Touched]
     results: Any
-    """What it returns, with places for tensors."""
+    """Its return value, with places for tensors."""
     made: list[tuple[Meta, bool]]
     """The layouts of the tensors that it makes and returns, and whether gradients pass through them."""
 
@@ -208,9 +208,9 @@ class _Touched(NamedTuple):
 
     place: tuple[str, int]
     before: bool
-    """Whether it had one before."""
+    """True if it had one before."""
     after: Any
-    """What is known of it afterwards."""
+    """Its layout afterwards."""
 
 
 class _Place(NamedTuple):

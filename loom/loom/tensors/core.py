@@ -917,7 +917,7 @@ def full_tensor(self: Tensor) -> Tensor:
 
 
 def _placements(self: Tensor) -> tuple[Placement, ...]:
-    """How it is spread over the processes, one for each dimension of the mesh. This asks the cluster."""
+    """Its placement on the processes, one for each dimension of the mesh. This asks the cluster."""
     return self._home._placements_of(self)  # type: ignore[no-any-return]
 
 

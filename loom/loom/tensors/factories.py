@@ -197,7 +197,7 @@ def _rounded(word: int) -> int:
 
 
 Placements = Sequence[Any] | None
-"""How a tensor is spread over the processes; each has all of it if None."""
+"""A tensor's placements on the processes; each has all of it if None."""
 
 
 def _filling(name: str) -> Callable[..., Tensor]:

@@ -1,4 +1,4 @@
-"""Whether operations build a graph, as torch's functions of these names say it."""
+"""torch's grad modes by their names: operations build a graph, or do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 grad_enabled: ContextVar[bool] = ContextVar("loom_tensors_grad", default=True)
 
 makes_leaves: ContextVar[bool] = ContextVar("loom_tensors_leaves", default=False)
-"""Whether a result is a leaf again that was computed from a leaf without a graph: within ``no_grad(function)``."""
+"""True if a result is a leaf again that was computed from a leaf without a graph: within ``no_grad(function)``."""
 
 
 @contextmanager

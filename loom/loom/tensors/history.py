@@ -25,7 +25,7 @@ class Node:
         """The nodes of operands through which gradients pass; weak references to the others, and to leaves."""
         self.tensor = tensor
         self.sure = sure
-        """Whether it is known that gradients pass; not before the layout of its result is known."""
+        """True if it is known that gradients pass; not before the layout of its result is known."""
 
 
 class Reached(NamedTuple):
@@ -35,7 +35,7 @@ class Reached(NamedTuple):
     nodes: set[int]
     """The `id` of each node that was passed."""
     sure: bool
-    """Whether all of it is known."""
+    """True if all of it is known."""
 
 
 def needs_grad(tensor: Tensor) -> bool:
@@ -118,10 +118,10 @@ class Graph:
         self.nodes: list[str] = []
         self.edges: list[tuple[int, int]] = []
         self._levels: list[int] = []
-        """How far each node is from the end, at most."""
+        """The greatest distance of each node from the end."""
         places: dict[int, int] = {}
         kept: list[Any] = []
-        """Whatever has a place, so that no other object gets its `id`."""
+        """Objects that have a place, so that no other object gets their `id`."""
         waiting: list[tuple[Any, int]] = [(tensor.grad_fn or tensor, -1)]
         while waiting:
             each, above = waiting.pop(0)

@@ -1,7 +1,7 @@
 """Parts of tensors by index, as ``x[1:3, None, ..., rows]``, and their assignment.
 
-An index travels in one command. Where its ints and slices begin are the command's numbers, so that the batches of a
-loop, ``x[i : i + 32]``, have the same form.
+An index travels in one command. The beginnings of its ints and slices are the command's numbers, so that the
+batches of a loop, ``x[i : i + 32]``, have the same form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the laptop knows of a tensor without asking: shape, strides and dtype; and torch's rules of layout."""
+"""The laptop's knowledge of a tensor: shape, strides and dtype; and torch's rules of layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class DtypeKind(IntEnum):
-    """What a type's elements are. A higher kind takes in the lower ones."""
+    """The kind of a type's elements. A higher kind takes in the lower ones."""
 
     BOOL = 0
     INT = 1

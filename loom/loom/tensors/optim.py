@@ -177,7 +177,7 @@ class Adam(Optimizer):
     """Adam, as `torch.optim.Adam`: its weight decay is part of the gradient."""
 
     decoupled = False
-    """Whether the weights decay beside the gradient."""
+    """True if the weights decay beside the gradient."""
 
     def __init__(
         self,

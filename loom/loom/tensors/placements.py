@@ -1,4 +1,4 @@
-"""How a tensor is spread over the processes of a mesh: `Shard` and `Replicate`, in torch's names, without torch."""
+"""Placements of a tensor on the processes of a mesh: `Shard` and `Replicate`, in torch's names, without torch."""
 
 from __future__ import annotations
 

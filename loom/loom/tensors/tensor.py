@@ -29,9 +29,9 @@ class Value:
         self._queue = queue
         self.id = ident
         self.version = 0
-        """How often the memory of this tensor was changed in place; of a view, see its base."""
+        """The number of changes in place of this tensor's memory; of a view, see its base."""
         self.needs = False
-        """Whether an operation in place has made it part of a graph, and with it all of its views."""
+        """True if an operation in place has made it part of a graph, and with it all of its views."""
         self.node: Node | None = None
         """The last such operation."""
         self.known: Any = None
@@ -72,7 +72,7 @@ class Tensor:
         self._root = self._base
         """The value of which it is a view, and with which it shares a history of changes in place."""
         self._needs = False
-        """Whether its gradient is wanted, or may be, if its layout is not known."""
+        """True if its gradient is wanted, or may be, if its layout is not known."""
         self._node: Any = None
         """The `loom.tensors.history.Node` that made it; without a gradient a tuple of the operation's name and weak
         references to its operands; None for a leaf whose gradient is wanted."""

@@ -111,7 +111,7 @@ class Tensors(Making):
         self.mesh: dict[str, int] = dict(workers.sizes)
         """The mesh of processes: how many there are in each dimension, by its name."""
         self._known: dict[Any, Any] = {}
-        """What operations give, by the operation and what it is given."""
+        """Results of operations, by the operation and its arguments."""
         self._waiting: dict[int, Waiting] = {}
         """The commands whose layouts the workers will tell, by the id of their first result."""
         self._retained: dict[int, ref[Tensor]] = {}
@@ -121,7 +121,7 @@ class Tensors(Making):
         self.device = "loom"
         self._watching = Watching(self)
         self._recorder: Recorder | None = None
-        """What records the commands of a function that is compiled."""
+        """The recorder of a compiled function's commands."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -425,7 +425,7 @@ class Tensors(Making):
     def restore(self, procs: Any = None) -> None:
         """Go on with other processes after some have died: every tensor is what it was at the last checkpoint.
 
-        Handles stay. What was made since then fails when it is read.
+        Handles stay. Tensors made since then fail when they are read.
 
         Args:
             procs: a proc mesh of the same sizes; tensors of `loom.Job.tensors` spawn one themselves if None.
@@ -443,7 +443,7 @@ class Tensors(Making):
 
     @property
     def era(self) -> int:
-        """How often the tensors were restored."""
+        """The number of times that the tensors were restored."""
         return self._dispatcher.era
 
     @property
@@ -454,8 +454,8 @@ class Tensors(Making):
     def memory(self) -> dict[str, int]:
         """Return the bytes of results that each process holds, by the line that made them, the most first.
 
-        Results count whole here, also those that are spread: see `memory_by_process`. What torch's graph keeps for
-        gradients, and the gradients themselves, are not counted.
+        Results count whole here, also those that are spread: see `memory_by_process`. Values that torch's graph
+        keeps for gradients, and the gradients themselves, are not counted.
         """
         return self._dispatcher.by_line()
 

@@ -1,4 +1,4 @@
-"""What a worker keeps of a watched weight and its gradients."""
+"""A worker's records of a watched weight and its gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Distribution(NamedTuple):
     nonfinite: float
     """The share of elements that are infinite or NaN, from 0 to 1."""
     histogram: Sequence[int] | None
-    """How many elements are in each of the bins, which have the same width, from ``min`` to ``max``.
+    """The number of elements in each of the bins, which have the same width, from ``min`` to ``max``.
 
     None in all summaries but the newest `MOST_HISTOGRAMS`."""
 
@@ -39,7 +39,7 @@ class Summary(NamedTuple):
     """A weight and its gradient when a gradient arrived."""
 
     step: int
-    """How many gradients had arrived under this name, with this one."""
+    """The number of gradients under this name, with this one."""
     time: float
     """When the worker computed it, in seconds since the epoch, by the worker's clock."""
     weight: Distribution
@@ -47,7 +47,7 @@ class Summary(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is asked of a worker."""
+    """A question to a worker."""
 
     names: Sequence[str] | None = None
     """All if None."""
@@ -58,11 +58,11 @@ class Wanted(NamedTuple):
     limit: int = MOST_NAMES
     """Names: of more, the first ones."""
     wait: bool = True
-    """Whether the worker waits for what its device still computes."""
+    """True if the worker waits for what its device still computes."""
 
 
 class History(NamedTuple):
-    """What a worker has of a name."""
+    """A worker's records of a name."""
 
     gradients: int
     summaries: list[Summary]

@@ -76,7 +76,7 @@ class CommandApplier(StatusReporter):
         self._deferring: dict[str, Application] = {}  # by the command's id; guarded by `_applying`
         self._effects = AwaitedEffects(self._acknowledge)
         self._unsettled = False
-        """Whether the loop has to show a command's effect, or waits by asking; steps read it without a lock."""
+        """True if the loop has to show a command's effect, or waits by asking; steps read it without a lock."""
         self._before_polling: Phase | None = None
         """The phase before the loop began to wait by asking again and again whether it is paused."""
         self._applies_in: int | None = None  # the thread that applied the last pause
@@ -87,7 +87,7 @@ class CommandApplier(StatusReporter):
         self._pending = self._inbox.pending
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
         self.injectable = injectable
-        """Whether failures may be injected into this process."""
+        """True if failures may be injected into this process."""
         self._hooks: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
         self._each_step: list[Callable[[], None]] = []  # functions that faults run in each step
         self._injections: FaultInjections | None = None
@@ -234,7 +234,7 @@ class CommandApplier(StatusReporter):
 
     @property
     def paused(self) -> bool:
-        """Whether a pause was commanded and applied. A loop may wait by asking again and again."""
+        """True if a pause was commanded and applied. A loop may wait by asking again and again."""
         if self._unsettled and self._paused and self._applies_in == threading.get_ident():
             with self._applying:
                 self._note_poll()
@@ -242,7 +242,7 @@ class CommandApplier(StatusReporter):
 
     @property
     def draining(self) -> bool:
-        """Whether a drain was applied, commanded or by `drain`: the next step is the last."""
+        """True if a drain was applied, commanded or by `drain`: the next step is the last."""
         return self._drain_published is not None
 
     def drain(self, reason: str = "") -> None:
@@ -258,7 +258,7 @@ class CommandApplier(StatusReporter):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop should end: a stop was applied, a drain at an earlier boundary, or it is `evicted`."""
+        """True if the loop should end: a stop was applied, a drain at an earlier boundary, or it is `evicted`."""
         self._effects.asks = True
         # Not if a handler runs in another thread, which may take long: the next boundary looks again.
         if self._unsettled and self._applying.acquire(blocking=False):
@@ -270,7 +270,7 @@ class CommandApplier(StatusReporter):
 
     @property
     def evicted(self) -> bool:
-        """Whether the machine is about to be taken away: save the state now, and end."""
+        """True if the machine is about to be taken away: save the state now, and end."""
         return self._evicted
 
     def evict(self) -> None:
@@ -326,7 +326,7 @@ class CommandApplier(StatusReporter):
 
     @property
     def _waits(self) -> bool:
-        """Whether the loop waits during a pause, sooner or later."""
+        """True if the loop waits during a pause, sooner or later."""
         return self._in_steps or self._effects.waits
 
     def _note_poll(self) -> None:

@@ -118,9 +118,9 @@ class AwaitedEffects:
         self._awaited: list[tuple[Application, int]] = []
         """Each command with the number of the last status before it was applied."""
         self.waits = False
-        """Whether the loop has called what waits during a pause."""
+        """True if the loop has called what waits during a pause."""
         self.asks = False
-        """Whether the loop has asked whether to stop. A loop that has done so is taken at its word."""
+        """True if the loop has asked whether to stop. A loop that has done so is taken at its word."""
         self._polled = (-1, 0)  # the number of the last status when the loop polled, and how often it did so since
 
     def __bool__(self) -> bool:

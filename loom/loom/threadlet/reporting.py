@@ -139,7 +139,7 @@ class StatusReporter:
 
     @property
     def connected(self) -> bool:
-        """Whether the weaver is connected now."""
+        """True if the weaver is connected now."""
         return self._link is not None and self._link.connected
 
     def _send(self, frame: Frame) -> None:

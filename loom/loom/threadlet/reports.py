@@ -195,7 +195,7 @@ class KeptReports:
 
     @property
     def unanswered(self) -> bool:
-        """Whether rows were sent on this connection, or on one before, that are not stored."""
+        """True if rows were sent on this connection, or on one before, that are not stored."""
         with self._lock:
             return bool(self._rows) and self._rows[0][0] <= self._sent
 

@@ -24,7 +24,7 @@ class Field(NamedTuple):
     digits: int | None = None
     """Digits behind the point; 0 for an integer, None for a text."""
     required: bool = True
-    """Whether a line without it is broken."""
+    """True if a line without it is broken."""
 
 
 class LineForm(NamedTuple):

@@ -141,7 +141,7 @@ class TrainerReport:
     applied: int = 0
     """Steps that this process applied."""
     paused: bool = False
-    """Whether the weaver has paused the training."""
+    """True if the weaver has paused the training."""
     hashes: dict[int, str] = field(default_factory=dict)
     """The SHA-256 of the parameters, by step, for the newest hashed steps."""
     changes: tuple[tuple[int, str, Any], ...] = ()

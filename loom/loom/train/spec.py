@@ -59,7 +59,7 @@ class JobSpec:
     stuck: float = 30.0
     """Seconds without a step, while others make some, after which a group is replaced."""
     injectable: bool | None = None
-    """Whether failures may be injected into the processes (`loom.chaos`); None if ``LOOM_INJECTABLE`` decides."""
+    """True if failures may be injected into the processes (`loom.chaos`); None if ``LOOM_INJECTABLE`` decides."""
 
     def __post_init__(self) -> None:
         counts = {"groups": self.groups, "steps": self.steps, "members": self.members}
@@ -80,7 +80,7 @@ class JobSpec:
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether each process of the job gets a GPU of its own: `TrainerModel.device` is ``cuda``."""
+        """True if each process of the job gets a GPU of its own: `TrainerModel.device` is ``cuda``."""
         return self.trainer.device == "cuda"
 
     def for_trainers(self) -> JobSpec:

@@ -35,7 +35,7 @@ class TrainerActor(TrainerModel, Actor):
         self._store: Any = None
         """The group's store, in its first process. The reference keeps the store running."""
         self._joined = False
-        """Whether this process has joined its group's process group, which it does once for all trainings."""
+        """True if this process has joined its group's process group, which it does once for all trainings."""
 
     @endpoint
     async def prepare(self) -> Member:

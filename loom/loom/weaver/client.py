@@ -278,7 +278,7 @@ class _Link(FrameConnection):
         self._pushes.put_nowait(None)
 
     async def ask(self, user: str | None, operation: str, arguments: Mapping[str, Any]) -> Any:
-        # What the weaver cannot read would end the connection, and with it all other requests.
+        # A value that the weaver cannot read would end the connection, and with it all other requests.
         # Of a large configuration it takes tens of milliseconds, in which a gateway's loop would relay nothing.
         many = _has_many(arguments)
         arguments = await asyncio.to_thread(plain, arguments, "") if many else plain(arguments, "")
@@ -426,7 +426,7 @@ class _Decoding:
 
     @property
     def at(self) -> int:
-        """Where the next value begins."""
+        """The beginning of the next value."""
         return self._from + int(self._unpacker.tell())
 
     def _go_on(self, at: int) -> None:

@@ -33,7 +33,7 @@ class DeviceReplicaMap:
 
     def __init__(self) -> None:
         self.watched = False
-        """Whether `changed` is kept."""
+        """True if `changed` is kept."""
         self.changed: dict[str, None] = {}
         """The devices that were added, changed or forgotten, until they are taken out of this dict."""
         self._known: dict[str, _KnownDevice] = {}

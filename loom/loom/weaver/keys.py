@@ -1,6 +1,6 @@
 """The keys by which the weaver tells its callers apart.
 
-A key names a user, perhaps one session of theirs, and has a MAC over both: ``user:session:mac``. Whoever knows the
+A key names a user, perhaps one session of theirs, and has a MAC over both: ``user:session:mac``. A holder of the
 weaver's secret can check a key, so that no key need be stored. The gateway and the weaver's process know it.
 """
 
@@ -26,7 +26,7 @@ _SECRET_BYTES = 32
 
 
 class Grant(NamedTuple):
-    """What the holder of a key may act for."""
+    """The rights of a key's holder."""
 
     user: str | None
     """None: the gateway, which may act for every user."""

@@ -70,7 +70,7 @@ class Liveness:
 
     @property
     def settled(self) -> bool:
-        """Whether no check is due, ever."""
+        """True if no check is due, ever."""
         return not self._checks
 
     def tick(self, now: float) -> None:

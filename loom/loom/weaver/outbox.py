@@ -18,7 +18,7 @@ class OutboxPeer:
 
     @property
     def has_unheard(self) -> bool:
-        """Whether something has come from the threadlet that the weaver has had no time to take yet."""
+        """True if something has come from the threadlet that the weaver has had no time to take yet."""
         return False
 
 
@@ -45,7 +45,7 @@ class Outbox:
     def __init__(self) -> None:
         self.output = CommittedOutput()
         self.urgent = False
-        """Whether a peer or a caller waits for the next commit."""
+        """True if a peer or a caller waits for the next commit."""
 
     def send(self, replica: Replica, frame: Frame) -> None:
         self.output.frames.append((replica.link, frame))

@@ -67,7 +67,7 @@ class Registry:
         self.policy = Policy()
         self.goodput = Goodput(store)
         self.watching = False
-        """Whether there are watchers, for whom `take_touched` will be called."""
+        """True if there are watchers, for whom `take_touched` will be called."""
         self.forgotten: dict[str, None] = {}
         """The ids of replicas that were forgotten, until they are taken out of this dict; kept while
         ``devices.watched``."""
@@ -228,7 +228,7 @@ class Registry:
     def set_device_status(self, device: str, status: Mapping[str, Any]) -> None:
         """Set the newest status of a device, if a replica has registered it.
 
-        What concerns its health is written with the next commit, its use once in `_STATUS_WRITTEN_EVERY`.
+        Its health is written with the next commit, its use once in `_STATUS_WRITTEN_EVERY`.
         """
         if device in self.devices:
             before = self.device_status.get(device, {})
@@ -304,7 +304,7 @@ class Registry:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing happens here by itself: no replica lives, and everything is stored where it stays."""
+        """True if nothing happens here by itself: no replica lives, and everything is stored where it stays."""
         waits = self._changed or self._unsaved or self._forgotten or self.store.pending or self.events.pending
         lives = any(self.states[state] for state in LIVING)
         return not (waits or lives) and self.history.settled and self.goodput.settled

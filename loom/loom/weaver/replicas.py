@@ -87,9 +87,9 @@ class End:
     by: str | None = None
     exit: Mapping[str, Any] | None = None
     guessed: bool = False
-    """Whether the session of the process may know better."""
+    """True if the session of the process may know better."""
     closed: bool = False
-    """Whether the program closed its threadlet itself, and its process may have gone on."""
+    """True if the program closed its threadlet itself, and its process may have gone on."""
 
     def about(self) -> dict[str, object]:
         """Return what an event says of it."""
@@ -156,7 +156,7 @@ class Replica:
     leaving: Leaving | None = None
     """Its goodbye, while its exit code is awaited."""
     announced: bool = False
-    """Whether its threadlet tells commands from what is only `Command.announced`."""
+    """True if its threadlet tells commands from what is only `Command.announced`."""
     paused_at: int | None = None
     """The last step before the pause that it is in; None if that is not known."""
     _stepped: float = 0.0
@@ -192,12 +192,12 @@ class Replica:
 
     @property
     def made_its_steps(self) -> bool:
-        """Whether the replica has made its last step, or has named none. Steps count from 0 or from 1."""
+        """True if the replica has made its last step, or has named none. Steps count from 0 or from 1."""
         return self.max_step is None or (self.step is not None and self.step >= self.max_step - 1)
 
     @property
     def _goes_on(self) -> bool:
-        """Whether it has made a step since it was paused."""
+        """True if it has made a step since it was paused."""
         return self.paused_at is not None and self.step is not None and self.step > self.paused_at
 
     def command(self, command: Command) -> Command:

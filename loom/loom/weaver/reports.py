@@ -57,7 +57,7 @@ class Reports:
         self._outbox = outbox
         self.taken = 0
         self.holds_back = False
-        """Whether status reports are left to the threadlets, because there is no room for them here."""
+        """True if status reports are left to the threadlets, because there is no room for them here."""
         self.held: set[Replica] = set()
         """The replicas that have sent status reports meanwhile. They send them again on their next connection."""
         self._unacknowledged: OrderedDict[Replica, float] = OrderedDict()

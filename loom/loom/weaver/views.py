@@ -89,7 +89,7 @@ class WeaverStatus(_View):
 
 @dataclass(frozen=True)
 class ProfileInfo(_View):
-    """Where a replica's time went: samples of its busy threads' stacks; for some ``folded`` had no room."""
+    """A profile of a replica: samples of its busy threads' stacks; for some ``folded`` had no room."""
 
     replica: str
     seconds: float
@@ -131,26 +131,26 @@ class ReplicaInfo(_View):
     phase: str = ""
     """step, between or paused."""
     status_type: str | None = None
-    """What the last status was about that said so, such as batch_update."""
+    """The type of the last status that had one, such as batch_update."""
     registered: float = 0.0
     changed: float = 0.0
     """When the replica's state last changed."""
     died_of: str | None = None
     """Why the replica has failed; None unless it has."""
     ending: ReplicaEnding | None = None
-    """How the replica ended; None while it lives."""
+    """The end of the replica; None while it lives."""
     ended_by: str | None = None
     """The user, or ``weaver``, that told the replica to stop; None if nobody is known to have."""
     end_reason: str | None = None
     """Why the replica ended, in words; None while it lives."""
     exit: Mapping[str, Any] | None = None
-    """How the replica's process ended, if that was seen: ``signal`` or ``code`` (both None if the machine
+    """The end of the replica's process, if that was seen: ``signal`` or ``code`` (both None if the machine
     does not tell), ``out_of_memory`` (whether the kernel counted a process that it killed for memory), and
     ``last_lines``, the end of its standard error."""
     respawns: bool = False
-    """Whether something starts another process in the replica's place when its process dies."""
+    """True if something starts another process in the replica's place when its process dies."""
     injectable: bool = False
-    """Whether failures may be injected into the replica."""
+    """True if failures may be injected into the replica."""
     connected: bool = False
     step_time: float | None = None
     """Median seconds of the replica's last steps; None before there are a few."""
@@ -259,7 +259,7 @@ class CommandState(_View):
     replicas: tuple[str, ...]
     """Ids of the replicas that the command is for."""
     done: bool
-    """Whether each replica has acknowledged the command, or no longer can."""
+    """True if each replica has acknowledged the command, or no longer can."""
     outcomes: Mapping[str, Acknowledgement]
     """The acknowledgements by replica; one that is ``waiting`` for a replica that has not answered yet."""
 

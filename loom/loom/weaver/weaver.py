@@ -69,7 +69,8 @@ class Weaver:
         self.started = now
         self.timing = timing or LivenessTimeouts()
         self.undurable: Undurable | None = None
-        """Why nothing is stored now; None if it is. What would be acknowledged as stored is refused meanwhile."""
+        """Why nothing is stored now; None if it is. Requests that would be acknowledged as stored are refused
+        meanwhile."""
         self.outbox = Outbox()
         self.stacks = Stacks(known, self.outbox)
         self.profiles = Profiles(self.outbox)
@@ -211,7 +212,7 @@ class Weaver:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing happens until something is received."""
+        """True if nothing happens until something is received."""
         return not self.urgent and self.known.settled and self._liveness.settled
 
     @property

@@ -384,7 +384,7 @@ class OpenPort(Body, kind=Kind.PORT_OPEN):
     """Open a port, whose id is this message's. Answered only if it fails. From client to driver."""
 
     once: bool
-    """Whether the port takes one message only."""
+    """True if the port takes one message only."""
     messages: int
     """The number of messages that the driver may send at first; see `GrantCredit`."""
     size: int
@@ -397,7 +397,7 @@ class SendToPort(Body, kind=Kind.PORT_SEND):
 
     port: Id
     is_exception: bool
-    """Whether the receiver raises the object."""
+    """True if the receiver raises the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +461,7 @@ class StartRun(Body, kind=Kind.RUN):
     name: str
     """Name of the run, for lists and for lines of its output."""
     detached: bool
-    """Whether the run is detached: it is not answered, and only `RunChanged` reports its end."""
+    """True if the run is detached: it is not answered, and only `RunChanged` reports its end."""
     trace: str | None = None
     """The trace id that the function begins with, for a driver with the capability ``traces``."""
 
@@ -489,7 +489,7 @@ class ReadRunOutput(Body, kind=Kind.RUN_OUTPUT):
     position: int
     """Position to read from."""
     wait: bool
-    """Whether to answer only when there is more output, or the run has ended."""
+    """True to answer only when there is more output, or the run has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +523,7 @@ class SetLogOptions(Body, kind=Kind.LOG_OPTIONS):
 
     procs: Id
     stream: bool
-    """Whether to send lines at all."""
+    """True to send lines at all."""
     window: float | None
     """Seconds over which identical lines become one; None sends each at once."""
     level: int
@@ -613,7 +613,7 @@ class CollectSpans(Body, kind=Kind.COLLECT_SPANS):
 
     seconds: float
     kernels: bool
-    """Whether to run torch's profiler in processes that have loaded torch."""
+    """True to run torch's profiler in processes that have loaded torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -710,7 +710,7 @@ class Tie(Body, kind=Kind.TIE):
     """Id of the process's proc mesh."""
     rank: int
     again: bool
-    """Whether the driver has answered this process before, and must know it."""
+    """True if the driver has answered this process before, and must know it."""
     received: int
     """Number of the last frame that this end has received."""
     master: str | None = None
@@ -719,7 +719,7 @@ class Tie(Body, kind=Kind.TIE):
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the proof is for."""
+        """The purpose of the proof."""
         return self.name, *map(str, (self.procs, self.rank, self.again, self.received)), self.master or ""
 
 
@@ -733,11 +733,11 @@ class Tied(Body, kind=Kind.TIED):
     weaver: str
     """The weaver's address, perhaps empty."""
     master: str | None = None
-    """What the first process of the proc mesh has said in its `Tie`; None if it is gone."""
+    """The content of the `Tie` of the proc mesh's first process; None if that is gone."""
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the proof is for."""
+        """The purpose of the proof."""
         return "tied", str(self.received), self.weaver, self.master or ""
 
 
@@ -749,7 +749,7 @@ class Untied(Body, kind=Kind.UNTIED):
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the proof is for."""
+        """The purpose of the proof."""
         return ("untied",)
 
 
@@ -766,7 +766,7 @@ class Watch(Body, kind=Kind.WATCH):
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the proof is for."""
+        """The purpose of the proof."""
         return "watch", str(self.procs)
 
 
@@ -781,7 +781,7 @@ class ProcessesGone(Body, kind=Kind.PROCESSES_GONE):
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the proof is for."""
+        """The purpose of the proof."""
         return "gone", str(self.procs), *map(str, self.ranks)
 
 

@@ -216,7 +216,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """The parts that it has come to, the last one first."""
         self._ordinary: set[int] = set()  # ids of the types whose objects pickle alone reduces
         self.came_to_modules = False
-        """Whether a module had to travel by value, with all its globals."""
+        """True if a module had to travel by value, with all its globals."""
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         reduced = super()._dynamic_function_reduce(func)

@@ -49,7 +49,7 @@ def python_version() -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class _HandshakeBody(Body):
-    """What both sides say. It travels as a map, and unknown fields of a newer peer are ignored."""
+    """The fields of both sides. It travels as a map, and unknown fields of a newer peer are ignored."""
 
     protocol: Sequence[int] = PROTOCOL
     capabilities: Sequence[str] = CAPABILITIES
@@ -89,9 +89,9 @@ class Hello(_HandshakeBody, kind=Kind.HELLO):
     session: str | None = None
     """Name of the session to attach to, or None for a new one."""
     persist: bool = False
-    """Whether the session lives on without a client until it is closed."""
+    """True if the session lives on without a client until it is closed."""
     take_over: bool = False
-    """Whether to disconnect the client that drives the session, if there is one."""
+    """True to disconnect the client that drives the session, if there is one."""
     opening: str = ""
     """A name that the client has made up for the new session, by which another hello finds the session that an
     earlier one has opened without an answer. Empty from older clients."""
@@ -120,7 +120,7 @@ class Welcome(_HandshakeBody, kind=Kind.WELCOME):
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The indexes of each named mesh's worker hosts; empty from a driver that knows no names."""
     may_end: bool = True
-    """Whether the client may end the session; not one with whose user it is only shared."""
+    """True if the client may end the session; not one with whose user it is only shared."""
 
 
 def check_protocol(protocol: Sequence[int], ours: str, theirs: str) -> None:

@@ -230,7 +230,7 @@ class ChunkOutbox:
 
     @property
     def has_small(self) -> bool:
-        """Whether a small message may be ready to leave. Also true if only large ones are in the same queue."""
+        """True if a small message may be ready to leave. Also true if only large ones are in the same queue."""
         return bool(self._small)
 
     @property
@@ -271,7 +271,7 @@ class ChunkOutbox:
 
     @property
     def waits(self) -> bool:
-        """Whether something waits for a large message to leave, or to arrive."""
+        """True if something waits for a large message to leave, or to arrive."""
         return bool(self._waiting)
 
     def abandon(self) -> list[Message]:

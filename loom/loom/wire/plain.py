@@ -67,7 +67,7 @@ _ADVICE = {
     memoryview: "value.hex() or a list of numbers",
     complex: "[value.real, value.imag]",
 }
-"""What to send instead of values of some types."""
+"""The stand-ins that are sent for values of some types."""
 
 _KNOWN = "numbers, texts, booleans, None, or lists and dicts of them"
 

@@ -94,7 +94,7 @@ class _BulkWriter:
         self._sender = sender
         self.wire = wire
         self.sends = False
-        """Whether the thread has taken bytes that may not have been sent yet."""
+        """True if the thread has taken bytes that may not have been sent yet."""
         self.raw = b""
         """Bytes outside the stream to send before the next frame."""
         self._work = threading.Semaphore(0)  # released to wake the thread
@@ -151,12 +151,12 @@ class FrameSender:
         self._rest: Buffer = b""
         """The rest of the last frame, which the socket did not take. It must be sent before anything else."""
         self._writer_sends = False
-        """Whether the writer thread is sending, without the lock: no other thread may send meanwhile."""
+        """True if the writer thread is sending, without the lock: no other thread may send meanwhile."""
         self._work = threading.Semaphore(0)  # released to wake the writer thread
         self._woken = False
-        """Whether `_work` was released and the thread has not woken yet. Releasing again costs a system call."""
+        """True if `_work` was released and the thread has not woken yet. Releasing again costs a system call."""
         self.has_room = True
-        """Whether `wait_for_room` returns at once."""
+        """True if `wait_for_room` returns at once."""
         self._idle = threading.Condition(self._lock)
         """Notified when nothing is left to send, when there is room, and, for `_watchers`, after each frame."""
         self._watchers = 0
@@ -364,7 +364,7 @@ class FrameSender:
 
     @property
     def has_rest(self) -> bool:
-        """Whether a message, or a part of one, has not been sent."""
+        """True if a message, or a part of one, has not been sent."""
         with self._lock:
             return self._sends
 
@@ -377,7 +377,7 @@ class FrameSender:
 
     @property
     def _sends(self) -> bool:
-        """Whether anything is still pending. With the lock held."""
+        """True if anything is still pending. With the lock held."""
         stream, bulk = self._stream, self._bulk
         if self._rest or self._writer_sends or stream.ready or stream.unsettled:
             return True

@@ -61,7 +61,7 @@ class Waker:
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
         self.woken = False
-        """Whether `wake` was called since the last `clear`; set a moment after `fileno` is readable."""
+        """True if `wake` was called since the last `clear`; set a moment after `fileno` is readable."""
 
     def fileno(self) -> int:
         return self._out

@@ -68,12 +68,12 @@ class Lane:
 
     @property
     def ack_due(self) -> bool:
-        """Whether `ACK_FRAMES` or `ACK_BYTES` have come without an acknowledgement."""
+        """True if `ACK_FRAMES` or `ACK_BYTES` have come without an acknowledgement."""
         return self.received - self._told >= ACK_FRAMES or self._untold_bytes >= ACK_BYTES
 
     @property
     def untold(self) -> bool:
-        """Whether this side has received frames that it has not acknowledged."""
+        """True if this side has received frames that it has not acknowledged."""
         return self.received > self._told
 
     def acknowledgement(self) -> bytes:
@@ -150,9 +150,9 @@ class BulkLane(Lane):
         self.lock = threading.Lock()
         """Held while a frame is taken in."""
         self.urgent = False
-        """Whether a message has come whole, which must be acknowledged at once, since others may wait for it."""
+        """True if a message has come whole, which must be acknowledged at once, since others may wait for it."""
         self.news = False
-        """Whether a frame has come since the sending thread last looked."""
+        """True if a frame has come since the sending thread last looked."""
         self.probes: deque[Message] = deque()
         """Questions and answers of `loom.wire.watch` that came on the lane's own connection."""
 
@@ -232,7 +232,7 @@ class Stream(Lane):
         self._inbox = ChunkInbox(max_message, in_pieces)
         self.bulk = BulkLane() if lanes else None
         self.apart = False
-        """Whether the bulk lane has a connection of its own."""
+        """True if the bulk lane has a connection of its own."""
         self._damages = 0  # frames that could not be read since `_damaged_at`
         self._damaged_at = (0, 0)  # `received_of_both` at the last frame that could not be read
         self._chunk_turn = False  # whether the bulk lane has the next turn on the connection that both lanes share
@@ -248,7 +248,7 @@ class Stream(Lane):
 
     @property
     def ready(self) -> bool:
-        """Whether `next_frame` may return a frame."""
+        """True if `next_frame` may return a frame."""
         if self.again or self.due:
             return True
         if self.bulk is None:
@@ -257,18 +257,18 @@ class Stream(Lane):
 
     @property
     def bulk_ready(self) -> bool:
-        """Whether `next_bulk_frame` returns a frame."""
+        """True if `next_bulk_frame` returns a frame."""
         bulk = self.bulk
         return bulk is not None and (bool(bulk.again) or (not bulk.full and self.outbox.has_chunks))
 
     @property
     def due(self) -> bool:
-        """Whether received frames make an acknowledgement due, or may let waiting messages leave."""
+        """True if received frames make an acknowledgement due, or may let waiting messages leave."""
         return self.ack_due or (self.bulk is not None and self.bulk.news)
 
     @property
     def unsettled(self) -> bool:
-        """Whether messages wait for the bulk lane, or frames of its own connection are not acknowledged."""
+        """True if messages wait for the bulk lane, or frames of its own connection are not acknowledged."""
         return self.outbox.waits or (self.bulk is not None and self.apart and self.bulk.kept_bytes > 0)
 
     def given_out(self, bulk: bool) -> tuple[int, int]:
@@ -450,7 +450,7 @@ class Stream(Lane):
 
     @property
     def holds(self) -> bool:
-        """Whether a large message has come whole and `arrived` has not returned it."""
+        """True if a large message has come whole and `arrived` has not returned it."""
         return bool(self._arrived or self._held)
 
     def arrived(self) -> list[Message]:

@@ -3,7 +3,7 @@
 A load balancer that fails over, or a proxy, may answer a WebSocket's pings and drop the messages. Then nothing
 shows that a frame is gone until the next one comes, which may be never. So the client asks from time to time, in
 the same direction as its frames, what the driver has received (`loom.wire.bodies.Probe`). The answer comes behind
-all frames that the driver has sent before it. Whatever is missing then is lost, in either direction.
+all frames that the driver has sent before it. Frames that are missing then are lost, in either direction.
 
 A driver to which a frame comes behind a gap says so at once, by an answer to a question that nobody has asked.
 """

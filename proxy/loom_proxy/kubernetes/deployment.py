@@ -206,7 +206,7 @@ class PodMesh:
         self._deployed_as = deployed_as
         self._service = service
         self.stream_logs: bool | None = False
-        """Whether Kubetorch prints the pods' output while it deploys them; None as it is configured."""
+        """True if Kubetorch prints the pods' output while it deploys them; None as it is configured."""
 
     @cached_property
     def remote(self) -> Any:

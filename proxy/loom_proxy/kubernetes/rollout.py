@@ -25,7 +25,7 @@ PATIENCE = 30.0  # seconds that a lost host has to come back by itself, as it do
 
 # Seconds for which all pods of a mesh are ready, but one has not loaded its class, before they are deployed again;
 # twice as many before the second time. Kubetorch loads it once in each deployment, and a pod in which that failed
-# stays ready without it. One that only is slow says the same, and a deployment lets it begin anew.
+# stays ready without it. A pod that only is slow says the same, and a deployment lets it begin anew.
 UNLOADED_FOR = 30.0
 
 # Errors of a pod that only another image or other arguments can cure.

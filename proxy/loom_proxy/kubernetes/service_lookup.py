@@ -67,7 +67,7 @@ class FoundService:
 
     @property
     def is_looms(self) -> bool:
-        """Whether its pods are those of `LoomPod`, so that its object is in a session."""
+        """True if its pods are those of `LoomPod`, so that its object is in a session."""
         return self.module == LOOM_POD[1]
 
     @property

@@ -31,7 +31,7 @@ class WholeMesh:
         self.hosts: MeshProxy | None = None
         """The hosts of a proc mesh that this client has spawned; None for other meshes."""
         self.stopped = False
-        """Whether this client has stopped the whole mesh."""
+        """True if this client has stopped the whole mesh."""
         self.procs = ident if procs is None else procs
         """Id of an actor mesh's proc mesh; the mesh's own id for other kinds."""
         self._views = {shape: ident}  # ids of the parts that the driver knows, by shape

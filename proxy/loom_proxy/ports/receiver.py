@@ -364,7 +364,7 @@ class HasPorts(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the job's connection to its session is over."""
+        """True if the job's connection to its session is over."""
 
 
 open_jobs: weakref.WeakSet[HasPorts] = weakref.WeakSet()  # every job of this program that may be open

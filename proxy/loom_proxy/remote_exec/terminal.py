@@ -35,7 +35,7 @@ class Escape:
 
     def __init__(self) -> None:
         self.left = False
-        """Whether the terminal is to be left."""
+        """True if the terminal is to be left."""
         self._at_start = True
         self._held = b""
 

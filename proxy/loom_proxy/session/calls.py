@@ -126,9 +126,9 @@ class Calls(Waits):
         self.reads = Reads(self._send_read)
         self.watching = welcome.mode != "drive"
         self.knows_traces = "traces" in welcome.capabilities
-        """Whether the driver takes the trace ids of calls."""
+        """True if the driver takes the trace ids of calls."""
         self.knows_cells = "cells" in welcome.capabilities
-        """Whether the driver runs the cells of notebooks."""
+        """True if the driver runs the cells of notebooks."""
         self._kept: Collection[type] = KEPT_UNTIL_READ if "reads" in welcome.capabilities else ()
         self._allowed = ALLOWED_BESIDE.get(welcome.mode, READING)  # to a client that does not drive
         self.encoder = Encoder(

@@ -91,7 +91,7 @@ class Connection:
         self._end_callbacks: list[Callable[[LoomError], None]] = []
         self._fork_callbacks: list[Callable[[LoomError], None]] = []
         self.forked = False
-        """Whether this process is a forked child of the one to which the connection belongs."""
+        """True if this process is a forked child of the one to which the connection belongs."""
         self._end_reason: LoomError | None = None
         """The reason that the other side gave for ending the connection, if any."""
         self._ending = False  # whether the session's end was asked for
@@ -383,7 +383,7 @@ class Connection:
 
     @property
     def has_rest(self) -> bool:
-        """Whether the connection goes on and something has not been sent."""
+        """True if the connection goes on and something has not been sent."""
         return self.calls.error is None and self._sender.has_rest
 
     def send_rest(self) -> bool:

@@ -78,7 +78,7 @@ class FrameSource(Protocol):
 
     @property
     def away(self) -> bool:
-        """Whether the source is lost until `reconnect`."""
+        """True if the source is lost until `reconnect`."""
 
     def reconnect(self) -> bool:
         """Restore a lost source, waiting for it if need be; return False if it has ended for good."""

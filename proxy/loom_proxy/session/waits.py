@@ -37,7 +37,7 @@ class Reads:
         self._answers: deque[Any] = deque()
         self._bytes = 0  # of the large ones of them; roughly, since threads may add at once
         self.due = False
-        """Whether the driver is to be told with the next operation."""
+        """True if the driver is to be told with the next operation."""
         self._awake = False  # whether the thread will tell the driver soon
         self._wake = threading.Semaphore(0)
         self._over = threading.Event()
@@ -115,9 +115,9 @@ class Waits:
         self.states = MeshStates()
         """The known states of the meshes' elements."""
         self.progress: bool | None = None
-        """Whether long waits are shown; see `loom_proxy.progress.wanted`."""
+        """True if long waits are shown; see `loom_proxy.progress.wanted`."""
         self.away = False
-        """Whether the connection is lost and reconnects."""
+        """True if the connection is lost and reconnects."""
         self._stream = stream
         self._sender = sender
 

@@ -192,7 +192,7 @@ class Client:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many bytes wait to be sent that results belong on the disk."""
+        """True if so many bytes wait to be sent that results belong on the disk."""
         if self.away:
             return self.stream.outbox.pending_bytes > AWAY_CROWD
         return self.sender.backlog > CROWD

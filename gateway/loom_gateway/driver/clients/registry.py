@@ -154,7 +154,7 @@ class Clients:
     def drives_for(self, operation: int) -> bool:
         """Return whether the driving client is there, knows spans, and is of the user who asks an operation.
 
-        What a program records is its user's: no guest of the session gets it, and no guest's program is asked.
+        The records of a program are its user's: no guest of the session gets it, and no guest's program is asked.
         """
         driving = self._driving
         asks = self._watching.get(operation // WATCHER_IDS, driving)

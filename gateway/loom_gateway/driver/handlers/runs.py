@@ -204,7 +204,7 @@ class Runs:
 
     @property
     def going_on(self) -> bool:
-        """Whether a run goes on. Safe on any thread."""
+        """True if a run goes on. Safe on any thread."""
         return any(run.status is RunState.RUNNING for run in self._runs.copy().values())
 
     async def close(self) -> None:

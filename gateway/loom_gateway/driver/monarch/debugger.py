@@ -94,7 +94,7 @@ class SessionDebugger(DebugController):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def leave(self, number: int) -> None:
-        """End a client's talk. What it was attached to waits on."""
+        """End a client's talk. The process that it was attached to waits on."""
         async with self._task_lock:
             if number == self._number:
                 await self._end_talk("")
@@ -122,7 +122,7 @@ class _Sessions(DebugSessions):  # type: ignore[misc]
 
 
 class _Console(DebugIO):  # type: ignore[misc]
-    """What Monarch's debugger reads and writes, for a client that comes and goes."""
+    """The input and output of Monarch's debugger, for a client that comes and goes."""
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque()

@@ -23,7 +23,7 @@ _UNTIMED = -1  # the bucket of what has no answer
 
 
 class CallSummary(NamedTuple):
-    """What an endpoint's calls come to."""
+    """The sums of an endpoint's calls."""
 
     calls: int
     """Without those that were not answered yet."""

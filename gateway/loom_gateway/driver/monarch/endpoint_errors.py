@@ -1,4 +1,4 @@
-"""What endpoints raise, in the processes of a session: it is answered, and the actor lives on.
+"""Exceptions of endpoints, in the processes of a session: they are answered, and the actor lives on.
 
 Monarch formats and pickles an exception where nobody catches what goes wrong: an exception that holds a lock, or
 whose constructor takes more than its message, ends its actor, or comes out as another one on the other side. A

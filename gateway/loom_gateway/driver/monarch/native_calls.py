@@ -96,7 +96,7 @@ def _fail(awaited: asyncio.Future[Any], future: Future[Any], why: str) -> None:
 
 
 class CallTarget:
-    """What a call waits for: some actors of a mesh, and the endpoint."""
+    """The subject of a waiting call: some actors of a mesh, and the endpoint."""
 
     def __init__(self, procs: TrackedProcs, mesh: ActorMesh[Any], endpoint: str) -> None:
         self.procs = procs

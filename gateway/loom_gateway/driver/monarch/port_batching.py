@@ -69,7 +69,7 @@ class LaptopPort:
 
     @property
     def return_undeliverable(self) -> bool:
-        """Whether undeliverable messages come back; see ``monarch.actor.Port.return_undeliverable``."""
+        """True if undeliverable messages come back; see ``monarch.actor.Port.return_undeliverable``."""
         return bool(self._native.return_undeliverable)
 
     @return_undeliverable.setter

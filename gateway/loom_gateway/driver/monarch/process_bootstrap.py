@@ -143,7 +143,7 @@ def tie_native_procs(address: ProcessLinkAddress) -> None:
     """Have ``spawn_procs`` of every host mesh in this process tie what it starts, unless that is tied already.
 
     So the driver learns at once that such a process has ended, and it ends when the driver is gone. It has the
-    synced folders of this process. What it prints goes Monarch's way.
+    synced folders of this process. Its output goes Monarch's way.
     """
     from monarch.actor import HostMesh
 

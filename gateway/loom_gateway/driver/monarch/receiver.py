@@ -18,7 +18,7 @@ from loom_gateway.workers.monarch_env import monarch_version
 
 
 class Receiver(Protocol):
-    """The receiver of a new Monarch port. What `wait` returns is good for the same receiver's other methods."""
+    """The receiver of a new Monarch port. The result of `wait` is good for the same receiver's other methods."""
 
     port: Any
     """The sending end."""

@@ -179,7 +179,7 @@ class _Printer:
 
 
 class ProcessPrinter(_Printer):
-    """What one process prints, as its process link brings it."""
+    """The output of one process, as its process link brings it."""
 
     def __init__(self, collector: LogCollector, source: _Source, line: ProcessLink) -> None:
         super().__init__(source, line.rank)

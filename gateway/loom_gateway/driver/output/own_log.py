@@ -22,7 +22,7 @@ LOOK_EVERY = 1.0  # seconds between two checks of the size
 
 
 DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
-"""What a write ends with that the disk, and not the writer, is to blame for."""
+"""Errors of a write for which the disk, and not the writer, is to blame."""
 
 
 def survive_full_disk() -> None:

@@ -40,7 +40,7 @@ _CONNECTING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 @dataclass(frozen=True)
 class Setup:
-    """What the process tells its agent. Descriptors are inherited."""
+    """A process's message to its agent. Descriptors are inherited."""
 
     host: str
     port: int
@@ -67,7 +67,7 @@ class _Process:
 
     @property
     def watched(self) -> bool:
-        """Whether the end of the process has to be looked for."""
+        """True if the end of the process has to be looked for."""
         return self.descriptor is None and not self.ended
 
     def look(self) -> None:

@@ -41,7 +41,7 @@ _READ = 64 << 10
 
 
 class Watchers:
-    """Which processes of a driver are gone, and who watches for them. On the event loop."""
+    """The dead processes of a driver, and the watchers. On the event loop."""
 
     def __init__(self) -> None:
         self._gone: dict[int, set[int]] = {}  # ranks by proc mesh, the mesh that lost one last at the end

@@ -39,7 +39,7 @@ machine.
 
 
 class ProcessLinkAddress(NamedTuple):
-    """What a process needs to know to tie itself to its driver. It reaches the process with its bootstrap."""
+    """The settings by which a process ties itself to its driver. It reaches the process with its bootstrap."""
 
     host: str
     port: int
@@ -70,7 +70,7 @@ class LinkEnd:
 
     @property
     def settled(self) -> bool:
-        """Whether the other side has acknowledged everything."""
+        """True if the other side has acknowledged everything."""
         return not self._stream.outbox and not self._stream.kept
 
     @property

@@ -1,6 +1,6 @@
 """The driver's end of the process links of its processes.
 
-Who connects has to prove that it knows the driver's key before anything else that it sends is believed. When a
+A peer has to prove that it knows the driver's key before anything else that it sends is believed. When a
 connection of a process breaks, the process counts as living until its agent reports its end, its host is lost, or
 nothing has come for as long as the user has patience.
 """

@@ -1,1 +1,1 @@
-"""What runs in the process of a rank for people: commands, terminals, connections, and copies of files."""
+"""Remote execution in the process of a rank: commands, terminals, connections, and copies of files."""

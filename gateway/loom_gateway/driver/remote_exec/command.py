@@ -32,7 +32,7 @@ _PIECE = 64 << 10  # bytes that are read at once
 class Conduit:
     """Passes on what descriptors have to read, and writes to one of them.
 
-    What is sent to ``port`` are tuples: the handle, and ``("data", stream, bytes)`` for output, ``("wrote", size)``
+    The messages to ``port`` are tuples: the handle, and ``("data", stream, bytes)`` for output, ``("wrote", size)``
     for input that was taken, or ``("over", status, text)`` at the end.
 
     Args:
@@ -136,7 +136,7 @@ The first process of a session that opens a terminal, $2, gets it as its control
 
 
 class Spec(NamedTuple):
-    """What to run."""
+    """The command to run."""
 
     command: Sequence[str]
     """The program and its arguments; empty for the user's shell."""

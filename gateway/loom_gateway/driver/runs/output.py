@@ -3,8 +3,8 @@
 Everything in the driver shares `sys.stdout` and `sys.stderr`. `route_output` replaces them with streams that pass
 each text to the run in whose context it is written: the run's thread, its asyncio tasks, and threads that it
 starts. Processes that a run starts, and code that writes to the ``fileno`` of its streams, print to a pair of
-pipes; see `loom_gateway.driver.runs.output`. What native code in the driver writes to descriptors 1 and 2 stays in
-the driver's own output.
+pipes; see `loom_gateway.driver.runs.output`. The output of native code in the driver on descriptors 1 and 2 stays
+in the driver's own output.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class RecordedOutput:
         self.processes = StartedProcesses()
         self.pipes = OutputPipes(loop, functools.partial(self.write, of_processes=True))
         self.streams: dict[int, io.TextIOBase] = {}
-        """What writes to it, by the stream."""
+        """Its writers, by the stream."""
         # A deque instead of a lock: a run that is cancelled while it holds a lock would never release it.
         self._incoming: deque[tuple[_Source, str]] = deque()
         self._begun: dict[_Source, str] = {}  # lines that have no end yet
@@ -369,7 +369,7 @@ class _RoutedStream(io.TextIOWrapper):
         self.stream = stream
 
     def __reduce__(self) -> Any:
-        # Whoever passes on the laptop's stdout means the one of the process that gets it, as natively.
+        # A passed stdout of the laptop means the one of the process that gets it, as natively.
         return getattr, (sys, "stdout" if self.stream == 1 else "stderr")
 
     def here(self) -> Any:

@@ -39,7 +39,7 @@ class Broadcasts:
 
     @property
     def go_on(self) -> bool:
-        """Whether a broadcast may go on; the actors are asked, for the next time. Safe on any thread."""
+        """True if a broadcast may go on; the actors are asked, for the next time. Safe on any thread."""
         meshes = {*self._sent.copy(), *self._asked.copy().values()}
         if meshes:
             self._loop.call_soon_threadsafe(self._ask)
@@ -118,11 +118,11 @@ class SessionContext:
         self.channels = ReplyChannels(loop, self.replies, self.meshes)  # faster way to call single actors
         self.failures = Failures(loop, self.meshes, dead, self.replies, self.channels, send, self.hosts)
         self.drives_for: Callable[[int], bool] = lambda operation: False
-        """Whether the driving client takes the notice ``collect_spans`` for the client that asks an operation."""
+        """True if the driving client takes the notice ``collect_spans`` for the client that asks an operation."""
         self.guest_of: Callable[[int], str | None] = lambda operation: None
         """Returns the user of the client that asks an operation, if it is not the session's own user."""
         self.caller_is_gone: Callable[[int], bool] = lambda operation: False
-        """Whether an operation is of a client that called next to the one that drives, and is not connected."""
+        """True if an operation is of a client that called next to the one that drives, and is not connected."""
         self.on_retired: list[Callable[[int], object]] = []  # with the id of a whole mesh that was stopped
 
     async def retire(self, ident: int, stopped: Awaitable[Any]) -> None:

@@ -62,7 +62,7 @@ class UnreportedFailures:
         self._hosts = hosts
         self._publish = publish
         self._reports: deque[tuple[str, MeshElement]] = deque(maxlen=KEPT)
-        """What Monarch has reported: its name of a mesh in lower case, and the element."""
+        """The subject of Monarch's report: its name of a mesh in lower case, and the element."""
         self._published: set[tuple[int, int]] = set()  # mesh's id and rank
 
     def reported(self, mesh: str, place: MeshElement | None, element: tuple[int, int] | None) -> bool:

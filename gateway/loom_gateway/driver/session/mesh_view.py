@@ -63,7 +63,7 @@ def _chosen(known: Sequence[tuple[int, MeshEntry]]) -> list[tuple[int, MeshEntry
 
 
 class _Picture:
-    """What is known of a session's elements and calls at one time."""
+    """A session's elements and calls at one time."""
 
     def __init__(self, context: SessionContext, processes: Processes) -> None:
         self._context = context

@@ -129,7 +129,7 @@ class Replies:
 
     @property
     def awaits_calls(self) -> bool:
-        """Whether a call has not been answered."""
+        """True if a call has not been answered."""
         return any(pending.request[0] in LIMITED for pending in self._pending.copy().values())
 
     def calls_in_flight(self) -> Counter[tuple[int, str]]:

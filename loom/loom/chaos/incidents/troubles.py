@@ -38,7 +38,7 @@ class Trouble:
     until: float | None = None
     """The time of its end: the process was back, another one had registered, or a step was taken."""
     same: bool = False
-    """Whether the process that was silent came back."""
+    """True if the process that was silent came back."""
     back: float | None = None
     """The time at which the replica ran again."""
 

@@ -84,7 +84,7 @@ class Expectation:
 
     @property
     def of_faults(self) -> bool:
-        """Whether the expectation is about single faults."""
+        """True if the expectation is about single faults."""
         return self.kind in OF_FAULTS
 
 

@@ -64,9 +64,9 @@ class ExpectationProgress:
 
     expected: str
     held: bool | None
-    """Whether it holds; None while that is open."""
+    """True if it holds; None while that is open."""
     final: bool
-    """Whether nothing can change that any more."""
+    """True if nothing can change that any more."""
     found: str
     fault: int | None = None
     """The number of the injected fault that it is about, from 0; None: the whole run."""

@@ -40,7 +40,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all expectations held."""
+        """True if all expectations held."""
         return not self.failures
 
     @property

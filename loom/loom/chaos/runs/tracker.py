@@ -68,7 +68,7 @@ class Struck:
 
     @property
     def done(self) -> bool:
-        """Whether the outcome of the fault is final."""
+        """True if the outcome of the fault is final."""
         return self.failed is not None or self.recovered is not None or self.given_up
 
 

@@ -171,7 +171,7 @@ class _Made(NamedTuple):
     replica: str
     value: float
     alone: bool
-    """Whether no other group took part."""
+    """True if no other group took part."""
 
 
 def _lineages(step: int, points: list[_Made], back: list[tuple[float, int]]) -> Iterator[list[_Made]]:

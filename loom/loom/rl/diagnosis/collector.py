@@ -296,7 +296,7 @@ class Measured:
     pairs: Pairs
     timeline: list[Evidence]
     both: bool
-    """Whether log lines and JSON lines have the same events."""
+    """True if log lines and JSON lines have the same events."""
 
     @property
     def series(self) -> dict[str, Series]:

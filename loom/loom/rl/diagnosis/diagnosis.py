@@ -42,7 +42,7 @@ class Finding:
     share: float
     """The share of the step's wall time that is lost; 0 for quality."""
     over_bound: bool
-    """Whether it may be the primary finding."""
+    """True if it may be the primary finding."""
     details: list[str] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
 

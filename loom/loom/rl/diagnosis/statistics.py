@@ -105,7 +105,7 @@ class Series(Sums):
     def __init__(self, distinct: int = DISTINCT) -> None:
         super().__init__()
         self.exact = True
-        """Whether percentiles are exact."""
+        """True if percentiles are exact."""
         self.points = EvenSample(POINTS)
         """Some of the values, in their order."""
         self._squares = 0.0

@@ -130,7 +130,7 @@ class Ways:
 
     @property
     def full(self) -> bool:
-        """Whether enough updates are known."""
+        """True if enough updates are known."""
         return self.accept.count >= OPEN
 
     def note(self, what: str, traces: Sequence[object], times: Sequence[float | None]) -> None:

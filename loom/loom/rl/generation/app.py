@@ -114,9 +114,9 @@ class TextPieces:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._told = 0
-        """How many tokens have been told."""
+        """The number of tokens that were sent."""
         self._context = 0
-        """Where the tokens begin that are decoded again, because what follows depends on them."""
+        """The first token that is decoded again, because later text depends on it."""
 
     def add(self, tokens: list[int], last: bool = False) -> str:
         """Return the text that these tokens add; if they are the ``last``, also an unfinished character."""
@@ -143,12 +143,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GenerationService:
-    """What an application serves."""
+    """The parts that an application serves."""
 
     engine: Engine
     updates: WeightUpdates
     default: Sampling
-    """How tokens are drawn if a request does not say."""
+    """The sampling of requests that name none."""
     token: str
 
 

@@ -11,7 +11,7 @@ MAX_TEMPERATURE = 100.0
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the tokens of completions are drawn."""
+    """The sampling of completions' tokens."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -22,7 +22,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may ask for, and what an engine does at a time."""
+    """Limits of one request, and of an engine at a time."""
 
     concurrency: int = 64
     """Completions that are generated at the same time."""
@@ -73,9 +73,9 @@ class Completion:
 
     prompt: str
     text: str
-    """What was written, without the token that ended it."""
+    """The tokens, without the one that ended the text."""
     tokens: list[int]
-    """What was written, with the token that ended it, if one did."""
+    """The tokens, with the one that ended the text, if one did."""
     prompt_tokens: list[int]
     logprobs: list[float]
     """Of each token, its logarithmic probability in the distribution from which it was drawn.
@@ -83,6 +83,6 @@ class Completion:
     At temperature 0 the most probable token is taken, and this is its probability at temperature 1.
     """
     truncated: bool
-    """Whether the text was cut at ``max_tokens``, before the model ended it."""
+    """True if the text was cut at ``max_tokens``, before the model ended it."""
     weights_step: int
     """The step of the weights with which the completion was begun. Later tokens may be of newer weights."""

@@ -16,7 +16,7 @@ Cache = tuple[tuple[Tensor, Tensor], ...]
 
 
 class TextTokenizer(Protocol):
-    """What turns text into tokens and back."""
+    """A tokenizer: text into tokens and back."""
 
     eos: int
     pad: int
@@ -40,7 +40,7 @@ class Row:
     weights_step: int = -1
     """The step of the weights with which the row joined; -1 before."""
     ended: bool = False
-    """Whether the model ended the text."""
+    """True if the model ended the text."""
     error: str = ""
     cancelled: bool = False
 
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def cached(self) -> int:
-        """How many positions the cache has of this row, without padding: all but the last token."""
+        """The number of this row's positions in the cache, without padding: all but the last token."""
         return len(self.prompt_tokens) + len(self.tokens) - 1
 
 

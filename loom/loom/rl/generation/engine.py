@@ -23,7 +23,7 @@ _log = logging.getLogger("loom")
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step added to a completion."""
+    """One step's addition to a completion."""
 
     index: int
     """Of the completion: those of the first prompt come first."""
@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class EngineState:
-    """How busy an engine is."""
+    """The load of an engine."""
 
     inflight: int
     """Completions that are being generated."""
@@ -97,7 +97,7 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine still takes requests."""
+        """True if the engine still takes requests."""
         return self._thread.is_alive() and not self._closed
 
     def open(

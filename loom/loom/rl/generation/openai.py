@@ -34,7 +34,7 @@ _IGNORED_AT: dict[str, tuple[object, ...]] = {
 
 
 class ApiError(Exception):
-    """What is wrong with a request, as an HTTP answer."""
+    """The error of a request, as an HTTP answer."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class ApiError(Exception):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside the pieces."""
+    """The parts of a stream beside its pieces."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -76,7 +76,7 @@ class CompletionRequest(BaseModel):
     logprobs: int | None = None
     """0 or 1: the log probability of each token that was drawn is in the answer."""
     return_token_ids: bool = False
-    """Whether the answer has the tokens of prompts and completions, too."""
+    """True if the answer has the tokens of prompts and completions, too."""
     user: str | None = None
 
     @property

@@ -82,17 +82,17 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """How many connections are accepted now."""
+        """The number of accepted connections."""
         return len(self._server.acceptor.open)
 
     @property
     def late_ms(self) -> float:
-        """How late the event loop was at most in the last second, in milliseconds."""
+        """The greatest delay of the event loop in the last second, in milliseconds."""
         return self._server.lateness.worst_ms
 
     @property
     def accept_queue(self) -> int:
-        """How many connections wait in the kernel to be accepted."""
+        """The number of connections that wait in the kernel to be accepted."""
         return accept_queue(self.port)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class _Connection(H11Protocol):
     def __init__(self, acceptor: _Acceptor, **options: Any) -> None:
         super().__init__(**options)
         self.good = False
-        """Whether the token was shown."""
+        """True if the token was shown."""
         self.idle_since: float | None = None
         """The loop's time since when no request is answered, or None."""
         self._acceptor = acceptor
@@ -196,7 +196,7 @@ class _Acceptor:
 
     @property
     def full(self) -> bool:
-        """Whether no other connection is accepted before one ends."""
+        """True if no other connection is accepted before one ends."""
         return len(self.open) + len(self._beginning) >= self._most
 
     def closed(self, connection: _Connection) -> None:
@@ -264,7 +264,7 @@ class _Acceptor:
 
 
 class _Lateness:
-    """How late an event loop calls what is due."""
+    """A monitor of an event loop's delay."""
 
     def __init__(self) -> None:
         self._late: deque[float] = deque([0.0], maxlen=_TICKS)
@@ -339,7 +339,7 @@ class Serving:
 
     @property
     def state(self) -> ServingState:
-        """Where requests to the first server wait."""
+        """The place where requests to the first server wait."""
         return ServingState(self._main.connections, self._main.accept_queue, self._main.late_ms)
 
     def close(self) -> None:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 NOTICED_MS = 100.0
 """Waits below this are nowhere in particular."""
 PASSES = 10
-"""How often an order passes the server's event loop, at most."""
+"""The most times that an order passes the server's event loop."""
 
 
 class Bottleneck(str, Enum):
-    """Where an order waited."""
+    """The place where an order waited."""
 
     POOL = "the client's pool"
     ACCEPT = "the server's accept queue"
@@ -42,14 +42,14 @@ class Bottleneck(str, Enum):
 
 @dataclass(frozen=True)
 class ServingState:
-    """Where requests to a server wait."""
+    """The place where requests to a server wait."""
 
     connections: int
     """Connections that are accepted."""
     accept_queue: int
     """Connections that wait in the kernel to be accepted."""
     late_ms: float
-    """How late the server's event loop was at most in the last second."""
+    """The greatest delay of the server's event loop in the last second."""
 
 
 def place_of(queue_ms: float, rpc_ms: float, state: ServingState) -> Bottleneck:
@@ -101,7 +101,7 @@ TIMEOUT = 600.0
 
 
 class WeightsVia(str, Enum):
-    """How generators are told to load weights."""
+    """The ways to tell generators to load weights."""
 
     SHARED = "shared"
     """Over the HTTP client of the completions, with one pool of connections."""
@@ -121,7 +121,7 @@ class UpdateAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class OrderTiming:
-    """How long an order took, in milliseconds."""
+    """The duration of an order, in milliseconds."""
 
     wall_ms: float
     """From the order to its answer."""

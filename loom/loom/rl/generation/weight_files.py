@@ -1,7 +1,7 @@
 """Weights in folders: ``FOLDER/step_N`` with ``model.safetensors`` and ``config.json``, whole or not there.
 
-A folder is written beside the others, synced and renamed. What a process that died had begun is removed by the next
-`save`. Weights are data only: no code is taken from them. `WeightUpdates` gives an engine new ones.
+A folder is written beside the others, synced and renamed. Remains of a process that died while it saved are removed
+by the next `save`. Weights are data only: no code is taken from them. `WeightUpdates` gives an engine new ones.
 """
 
 from __future__ import annotations

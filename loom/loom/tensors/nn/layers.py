@@ -496,7 +496,7 @@ class Layers:
         return self._lt
 
     utils = utils
-    """What clips gradients, as in `torch.nn.utils`."""
+    """Clipping of gradients, as in `torch.nn.utils`."""
 
     def __getattr__(self, name: str) -> Any:
         found = PLAIN.get(name)

@@ -90,14 +90,14 @@ class Dispatcher:
         self._told = told
         self._program = uuid4().hex
         self.size = len(workers)
-        """How many workers there are."""
+        """The number of workers."""
         self._begin(workers)
         self._joined = self.size == 1
         self._encoder = CommandEncoder()
         self._free_form = self._encoder.form(FREE)
         self._mode_forms = {mode: self._encoder.form(Form(".grad_mode", (mode,), outs=0)) for mode in (False, True)}
         self.queue: deque[Any] = deque()
-        """What is not encoded yet, in its order: commands, and ids of tensors whose handles have died.
+        """The queue, not encoded yet: commands, and ids of tensors whose handles have died.
 
         A command is its form, tensors, numbers, bytes of new memory, and line. A finalizer may run at any time, and
         only appends to it."""
@@ -110,7 +110,7 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._some = threading.Event()
         self._due = False
-        """Whether the thread that sends knows of what was put in."""
+        """True if the thread that sends knows of what was put in."""
         self._sends = False
         self._sent: deque[Sent] = deque()
         self._reading: dict[int, list[Site | None]] = {}
@@ -130,16 +130,16 @@ class Dispatcher:
         self._checkpoint: tuple[str | None, int] | None = None
         """The path and the number of the last whole checkpoint."""
         self._freed_since: set[int] = set()
-        """What is in it and was freed since."""
+        """Its entries that were freed since."""
         self.era = 0
-        """How often the workers were made anew."""
+        """The number of times that the workers were made anew."""
         self._meeting: Any = None
         """The future of where the workers find each other, until they have been told to become a group."""
 
     def _begin(self, workers: Any) -> None:
         self._workers = workers
         self._mode = True
-        """Whether the last command that was put in builds a graph."""
+        """True if the last command that was put in builds a graph."""
         self._first = workers if self.size == 1 else workers.slice(**dict.fromkeys(workers.sizes, 0))
         self.began = self._call(workers.begin)
         """The future of the workers' devices."""

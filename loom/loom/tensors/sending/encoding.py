@@ -57,13 +57,13 @@ class Form(NamedTuple):
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
     tensors: int = 0
-    """How many tensors it takes."""
+    """The number of tensors it takes."""
     numbers: int = 0
-    """How many numbers, which may differ each time."""
+    """The number of its numbers, which may differ each time."""
     outs: int = 1
-    """How many results it has; of an operation in place, none."""
+    """The number of its results; of an operation in place, 0."""
     learns: bool = False
-    """Whether the workers tell the layouts of its results."""
+    """True if the workers tell the layouts of its results."""
 
 
 class Constant(NamedTuple):
@@ -91,7 +91,7 @@ class Numbered:
 
 
 class Failure(NamedTuple):
-    """What a worker says of a command that failed, or of one that needs its result."""
+    """A worker's report of a command that failed, or of one that needs its result."""
 
     batch: int
     place: int
@@ -113,7 +113,7 @@ class CommandBatch(NamedTuple):
     first: int
     """The id of the first result."""
     anew: bool
-    """Whether the numbers begin anew."""
+    """True if the numbers begin anew."""
     forms: list[Any]
     commands: list[Command]
     sequence: list[int]
@@ -123,12 +123,12 @@ class CommandBatch(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What a batch says."""
+    """The content of a batch."""
 
     first: int
     """The id of the first result."""
     anew: bool
-    """Whether forms and commands are numbered anew."""
+    """True if forms and commands are numbered anew."""
     sequence: list[int]
     """The numbers of the commands."""
     values: Iterator[Any]
@@ -150,7 +150,7 @@ class CommandEncoder:
         self._seen: dict[Command, int] = {}
         """With how many different numbers a command was seen."""
         self._uses: dict[int, int] = {}
-        """How often each tensor was used from further than `PASSING` that is not free yet."""
+        """The number of uses of each unfreed tensor from further than `PASSING`."""
         self._frees: dict[int, int] = {}
         """The numbers of the commands that free a tensor, by its distance, up to `PASSING`."""
         self._sequence: list[int] = []
@@ -283,7 +283,7 @@ class CommandDecoder:
         self.forms: list[Form] = []
         self.commands: list[Command] = []
         self._outs: list[int] = []
-        """How many results each command has."""
+        """The number of each command's results."""
         self._past: list[int] = []
         self._next = first
 

@@ -1,4 +1,4 @@
-"""What repeats in a sequence of commands goes as copies of what was there before, sans-IO."""
+"""Repeats in a sequence of commands go as copies of earlier commands, sans-IO."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Repeats:
         self._past: list[int] = []
         self._gone = 0
         self._places: dict[tuple[int, ...], int] = {}
-        """Where each part of `SHORTEST_COPY` commands last began, but for those within long copies."""
+        """The last beginning of each part of `SHORTEST_COPY` commands, but for those within long copies."""
         self._period = 0
-        """How far back a copy may begin that goes on with the last one; 0 if none does."""
+        """The distance back of a copy that goes on with the last one; 0 if there is none."""
 
     def shorten(self, sequence: list[int]) -> list[int]:
         """Return the next sequence with copies for what was there before; a copy is ``-distance, length``."""

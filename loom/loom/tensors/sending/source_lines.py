@@ -10,7 +10,7 @@ MOST_FILES = 4096
 """Files that are remembered: each cell of a notebook is one."""
 
 _is_own: dict[str, bool] = {}
-"""Whether a file is of this package, by the name that its code objects have."""
+"""True if a file is of this package, by the name that its code objects have."""
 
 Site = tuple[CodeType, int]
 """A line as a code object and a place in it, which cost little to keep."""

@@ -17,7 +17,7 @@ from loom.tensors.worker import functions
 from loom.tensors.worker.values import Held
 
 _LOST = Failure(-1, 0, "RuntimeError", "it was made after the last checkpoint, and its process died: make it again")
-"""What becomes of a tensor that no checkpoint has."""
+"""The fate of a tensor that no checkpoint has."""
 
 _VALUE = Failure(-1, 0, "RuntimeError", "it is no tensor, and in no checkpoint: make it again")
 
@@ -65,7 +65,7 @@ def _save(values: Any, folder: Path, mark: int, rank: int, last: int) -> int:
         values: the worker's `loom.tensors.worker.values.Values`.
         folder: where to.
         mark: the checkpoint's number, larger than those of earlier ones.
-        rank: of this process in its mesh. What each process has whole, the first one writes.
+        rank: of this process in its mesh. Tensors that each process has whole, the first one writes.
         last: the number of the last whole checkpoint, which stays.
 
     Raises:
@@ -108,7 +108,7 @@ def _put(values: Any, key: Any, value: torch.Tensor, whole: dict[Any, Any], part
 
 
 class _Lost(torch.autograd.Function):  # type: ignore[misc]
-    """What stands for the graph of a tensor whose process has died."""
+    """The stand-in for the graph of a tensor whose process has died."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

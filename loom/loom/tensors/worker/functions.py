@@ -16,7 +16,7 @@ from loom.tensors.sending.encoding import Failure
 from loom.tensors.worker import summaries
 
 RESET = Failure(-1, 0, "RuntimeError", "it was freed by lt.reset(): make it again")
-"""What becomes of a tensor after `reset`."""
+"""The state of a tensor after `reset`."""
 
 NO_GRADIENT = Failure(-1, -1, "RuntimeError", "a gradient is None: backward() has added nothing to its tensor")
 
@@ -27,7 +27,7 @@ CHANGING_NOTHING = frozenset(
 
 
 def own(values: Any, name: str) -> Callable[..., Any]:
-    """Return a function by its name. Those that need the worker get it first."""
+    """Return a function by its name. Functions that need the worker get it first."""
     if name in _OF_WORKER:
         return lambda *args, **kwargs: _OF_WORKER[name](values, *args, **kwargs)
     return _OWN[name]

@@ -44,7 +44,7 @@ class Group:
         return address, self._store.port
 
     def join(self, store: tuple[str, int], rank: int, sizes: Mapping[str, int]) -> None:
-        """Take part, once. What goes wrong is the ``problem``.
+        """Take part, once. An error is the ``problem``.
 
         Args:
             store: what `meet` has returned in the first process.

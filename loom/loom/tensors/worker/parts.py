@@ -15,7 +15,7 @@ from loom.tensors.placements import WHOLE
 SENT = frozenset(
     (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64)
 )
-"""What gloo sends; NCCL more."""
+"""The types that gloo sends; NCCL sends more."""
 
 
 def whole(value: Any) -> Any:

@@ -64,7 +64,7 @@ _AS_THEY_ARE = frozenset(
         *(".watch", "Tensor.detach_", "detach"),
     )
 )
-"""What is done to a tensor whether it is spread or not."""
+"""Operations on a tensor whether it is spread or not."""
 
 _COUNTING = frozenset(("nn.functional.batch_norm", "nn.functional.instance_norm"))
 """Functions that change some of their operands besides giving a result."""
@@ -72,8 +72,8 @@ _COUNTING = frozenset(("nn.functional.batch_norm", "nn.functional.instance_norm"
 _NO_CHANGES = frozenset({".free", ".keep"})
 
 _IN_PLACE = frozenset(f"Tensor.{name}_" for name in ELEMENTWISE - {"floor_divide", "masked_fill", "where"})
-"""What changes each element by those in its place, so that each process can change its part. After a division of
-ints `DTensor` holds its part for the whole (torch 2.13)."""
+"""Operations that change each element by those in its place, so that each process can change its part. After a
+division of ints `DTensor` holds its part for the whole (torch 2.13)."""
 
 _OF_ONE_PROCESS = re.compile("allocate memory|out of memory|[Cc]onnection|[Tt]imed out|gloo|NCCL|socket|peer")
 """Errors that other processes may not have."""
@@ -90,16 +90,16 @@ class _Step(NamedTuple):
     """Further tensors that it takes: numbers of an index."""
     numbers: Sequence[Any]
     place: int | None
-    """Which of its results; None if there is one."""
+    """The index of the result; None if there is one."""
 
 
 class _View(NamedTuple):
-    """How a view was made of a tensor of which each process has a part."""
+    """The making of a view of a tensor of which each process has a part."""
 
     base: DTensor
     path: tuple[_Step, ...]
     in_graph: bool = True
-    """Whether torch lets a change in place of it be part of a graph."""
+    """True if torch lets a change in place of it be part of a graph."""
 
     def of(self, tensor: Any) -> Any:
         """Make the same view of another tensor."""
@@ -115,7 +115,7 @@ class Sharding:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._views = False
-        """Whether there were views of tensors that are spread: those know how they were made."""
+        """True if there were views of tensors that are spread: those know how they were made."""
 
     @property
     def mesh(self) -> DeviceMesh:

@@ -38,7 +38,7 @@ class _Piece(NamedTuple):
 
     values: torch.Tensor
     finite: torch.Tensor | None
-    """Which of them are finite; None if there are no others."""
+    """The mask of the finite ones; None if there are no others."""
     sums: torch.Tensor
 
 
@@ -100,7 +100,7 @@ class Watched:
     def take(self, grad: Any, weight: Any, name: str, bins: int, every: int) -> Exception | None:
         """Count a gradient; summarize it and its weight if the number comes to a multiple of ``every``.
 
-        What goes wrong is the ``trouble`` of the name, and returned: the gradient is as good as it was.
+        An error is the ``trouble`` of the name, and returned: the gradient is as good as it was.
         """
         series = self._of(name)
         series.gradients += 1

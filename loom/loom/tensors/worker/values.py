@@ -81,7 +81,7 @@ class Values:
         self.data: Iterator[bytes] = iter(())
         """The data of the batch that runs, in the order in which its commands take it."""
         self.grad_mode = True
-        """Whether commands build a graph, until one says otherwise."""
+        """True if commands build a graph, until one says otherwise."""
         self.handles: dict[Any, Any] = {}
         """The hooks of tensors, by their number, or by the name under which a tensor is watched."""
         self._told: list[tuple[int, list[Any]]] = []
@@ -97,7 +97,7 @@ class Values:
     ) -> tuple[list[Failure], list[tuple[int, list[Any]]]]:
         """Run a batch; return the commands that failed first, and layouts that were asked for.
 
-        What depends on a command that failed fails with the same cause.
+        A command that depends on a failed one fails with the same cause.
         """
         now, anew, sequence, numbers = self._decoder.take(commands)
         self._prepare(anew)
@@ -261,7 +261,7 @@ class Values:
 
     def _simple(self, form: Form) -> Callable[..., Any]:
         name = form.function
-        # What stays is made once; what differs is put in its places each time.
+        # Constant parts are made once; varying parts are put in their places each time.
         keys = [key for key, _ in form.kwargs]
         given = [*form.args, *[value for _, value in form.kwargs]]
         many = len(form.args)

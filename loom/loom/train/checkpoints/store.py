@@ -250,7 +250,7 @@ class PendingCheckpoint:
 
     @property
     def done(self) -> bool:
-        """Whether the checkpoint was written, or has failed."""
+        """True if the checkpoint was written, or has failed."""
         return self._writing.done()
 
     @property

@@ -67,7 +67,7 @@ class ReplicaSlot:
 
     @property
     def leaving(self) -> bool:
-        """Whether the slot's group trains only until the next step boundary."""
+        """True if the slot's group trains only until the next step boundary."""
         return self.state in (SlotState.REMOVING, SlotState.MOVING)
 
     @property
@@ -80,7 +80,7 @@ class ReplicaSlot:
 
     @property
     def has_state(self) -> bool:
-        """Whether the slot's group has made a step, and can give its state to another."""
+        """True if the slot's group has made a step, and can give its state to another."""
         return self.trains and self.report.first_step_at is not None
 
     def assign(self, group: ReplicaGroup) -> None:
@@ -163,7 +163,7 @@ class ReplicaSlots:
 
     @property
     def are_over(self) -> bool:
-        """Whether there is no slot left to wait for."""
+        """True if there is no slot left to wait for."""
         slots = self.all()
         # A group that is being restored when the others finish, or is silent, would only repeat their work.
         return all(slot.over for slot in slots) or (

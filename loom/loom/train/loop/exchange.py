@@ -232,7 +232,7 @@ class StepStrategy:
 
     @property
     def groups_agree(self) -> bool:
-        """Whether all groups have the same parameters now."""
+        """True if all groups have the same parameters now."""
         return True
 
     def _compute(self) -> torch.Tensor:
@@ -296,7 +296,7 @@ class LocalSteps(StepStrategy):
 
     @property
     def groups_agree(self) -> bool:
-        """Whether no group has made a step of its own since the last outer step."""
+        """True if no group has made a step of its own since the last outer step."""
         return self._local_steps == 0
 
     def begin(self) -> None:

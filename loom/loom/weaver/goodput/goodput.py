@@ -244,7 +244,7 @@ class Goodput:
 
     @property
     def settled(self) -> bool:
-        """Whether no row waits to be stored."""
+        """True if no row waits to be stored."""
         return not self._unsaved
 
     def _load(self) -> None:

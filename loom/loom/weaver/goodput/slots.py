@@ -132,7 +132,7 @@ class GoodputSlot:
     vacant: float | None = None
     """When the slot became vacant, or since when its time is not in the job's sum; None while a process has it."""
     awaited: bool = False
-    """Whether something is to start another process in the vacant slot."""
+    """True if something is to start another process in the vacant slot."""
     settled: float = 0.0
     """Seconds of the vacant slot that are in the job's sum."""
     fault: FaultRecord | None = None
@@ -209,7 +209,7 @@ class JobTime:
     def counters(self, now: float) -> dict[str, float]:
         """Return the seconds by reason as counters, which never fall.
 
-        One that was corrected stays what it was until the correction is made up.
+        A corrected clock stands still until the correction is made up.
         """
         for reason, seconds in self.seconds(now).items():
             self.highest[reason] = max(seconds, self.highest.get(reason, 0.0))

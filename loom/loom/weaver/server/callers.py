@@ -55,12 +55,12 @@ class RequestConnection(FrameConnection, IntakeSource):
         self._peers = peers
         self._everyone = Everyone(users.items)
         self._grant: Grant | None = None
-        """What the key grants; None before the key has come."""
+        """The key's grant; None before the key has come."""
         self._first = FirstFrame(_MAX_REQUEST_HELLO, users.keys.read)
         self._introduced = False
-        """Whether the first frame, whose key was taken, is handled."""
+        """True if the first frame, whose key was taken, is handled."""
         self._ended = False
-        """Whether the connection was closed because of what it sent."""
+        """True if the connection was closed because of what it sent."""
         self._watched: set[UserWeaver] = set()
         self._watches_full = False
         self._as_json: set[int] = set()

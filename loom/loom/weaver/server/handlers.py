@@ -445,7 +445,7 @@ async def _told(came: asyncio.Queue[ProfileInfo | LoomError]) -> ProfileInfo:
 
 
 class _Room:
-    """The bytes that an answer may have. What has no room is counted by what it is."""
+    """The bytes that an answer may have. Entries without room are counted by their kinds."""
 
     def __init__(self, size: int) -> None:
         self._left = size

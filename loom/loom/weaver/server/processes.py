@@ -26,7 +26,7 @@ _SPARE = 0.5
 """Seconds after which py-spy is told to stop if it is late."""
 
 _ABOUT = b"py-spy> "
-"""How lines begin that are about py-spy itself."""
+"""The beginnings of lines about py-spy itself."""
 
 _READ = 1 << 16
 

@@ -1,7 +1,7 @@
 """`Pushes`: what watchers of a user's weaver are sent, packed once for all of them.
 
 The weaver's event loop has much else to do. So the changes of thousands of replicas are pushed in parts, and a
-snapshot is packed in turns. What is pushed to a watch while its snapshot is packed waits until that was sent.
+snapshot is packed in turns. A push to a watch whose snapshot is being packed waits until that was sent.
 
 Full watchers get more than the reports and events of every watcher: policies, goodput, the newest events, devices'
 states, replicas' handlers and descriptions, and the ids of replicas that were forgotten. So a page fetches nothing
@@ -167,7 +167,7 @@ class Pushes:
         """The watches, by watcher and number."""
         self._changes_pushed = 0.0
         self._pushing = False
-        """Whether a part of the changes is to be pushed in the next turn."""
+        """True if a part of the changes is to be pushed in the next turn."""
 
     def __bool__(self) -> bool:
         return bool(self._watches)
@@ -258,7 +258,7 @@ class Pushes:
 async def packed_snapshot(requests: RequestHandler, more: Mapping[str, object] | None) -> bytes:
     """Return the current state, packed, with a part ``more`` if that is given.
 
-    What changes meanwhile may be in it or not. So each push from the call on has to follow it.
+    Changes of the meantime may be in it or not. So each push from the call on has to follow it.
     """
     turns, packer = Turns(), msgpack.Packer()
 

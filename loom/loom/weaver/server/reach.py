@@ -1,4 +1,4 @@
-"""Who asks, and what guests and admins reach: operations of a user's weaver, narrowed to a session or joined."""
+"""The reach of guests and admins: operations of a user's weaver, narrowed to a session or joined."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The intake shares the weaver's event loop between users, and between what they s
 loop handles all sockets with data before it does anything else, and libuv looks for more data up to 48 times before
 that. With thousands of threadlets on a busy host, or with one session that floods the weaver with questions, this
 takes seconds, in which nobody is answered, no commit begins, and no page gets anything. So the intake handles data
-for `TURN` seconds at a time, a piece of one user, then a piece of the next. What is left waits for the next turn,
+for `TURN` seconds at a time, a piece of one user, then a piece of the next. The rest waits for the next turn,
 and nothing more is read from its connection until then: peers that send more than the weaver can take wait in their
 own sockets.
 """
@@ -49,15 +49,15 @@ class IntakeSource(ABC):
     user: str = ""
     """The user among whose connections this one waits; empty for the gateway, and while it is not known."""
     unhandled: bytes = b""
-    """What waits for a turn, and was not begun. It belongs to the intake, as the next two do."""
+    """The entries that wait for a turn, and were not begun. It belongs to the intake, as the next two do."""
     begun: Iterator[object] | None = None
     """The handling of data that waits for another turn."""
     at_end: Callable[[], object] | None = None
-    """What to call once everything is handled, if no more will come."""
+    """The function to call once everything is handled, if no more will come."""
 
     @property
     def waits(self) -> bool:
-        """Whether something of this source waits for a turn."""
+        """True if something of this source waits for a turn."""
         return bool(self.unhandled) or self.begun is not None
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Intake:
         self._waiting: dict[str, deque[IntakeSource]] = {}
         """The sources that wait, by user; the user whose turn is next comes first."""
         self._bytes = 0
-        """How much waits, and was not begun."""
+        """The bytes that wait, and were not begun."""
         self._end: float | None = None
         """When the turn ends; None before the first data of a turn."""
 

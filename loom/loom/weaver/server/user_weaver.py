@@ -110,7 +110,7 @@ class UserWeaver:
         self._answers_to_written: list[Callable[[], object]] = []
         """Sends of answers that wait for the commit that is being written."""
         self._urgent_written = False
-        """Whether a peer or a caller waits for that one."""
+        """True if a peer or a caller waits for that one."""
         self._frames: deque[tuple[OutboxPeer, Frame | None]] = deque()
         """Frames that are sent in the next turns of the event loop, as in `CommittedOutput.frames`."""
         self._last: tuple[Frame | None, bytes] = None, b""
@@ -120,11 +120,11 @@ class UserWeaver:
         self._planned: asyncio.TimerHandle | None = None
         self._planned_soon = False
         self._plan_next = False
-        """Whether to plan a commit when the one that is being written is stored."""
+        """True to plan a commit when the one that is being written is stored."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing happens here until something is received."""
+        """True if nothing happens here until something is received."""
         return not (self._pushes or self._writer.is_busy) and self.weaver.settled
 
     def tick(self, now: float) -> None:

@@ -23,7 +23,7 @@ _LONGEST_NAME = 150
 
 
 class Remembered(NamedTuple):
-    """Where the weaver before this one listened, and the key of an older Loom, which all threadlets shared."""
+    """The address of the weaver before this one, and the key of an older Loom, which all threadlets shared."""
 
     host: str
     port: int

@@ -115,7 +115,7 @@ class MetricHistory:
 
     @property
     def settled(self) -> bool:
-        """Whether every point is in a chunk that is written."""
+        """True if every point is in a chunk that is written."""
         return not (self._unwritten or self._full or self._new_series)
 
     def metrics(self, replica: str) -> list[str]:

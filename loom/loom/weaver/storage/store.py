@@ -47,7 +47,7 @@ class Commit:
         self.journal_id = journal_id
         self.waits_for_disk = waits_for_disk
         self.bytes = 0
-        """How much it writes, about."""
+        """The approximate number of values that it writes."""
         self._steps: list[Callable[[sqlite3.Connection], object]] = []
         self._when_stored: list[Callable[[], object]] = []
 
@@ -176,7 +176,7 @@ class Store:
         self._rows: dict[str, dict[str, bytes | None]] = {table: {} for table in _KEYED}
         self._acknowledgements: list[tuple[str, str, bytes]] = []
         self._waits_for_disk = False
-        """Whether a commit waits for the disk, as SQLite is set now."""
+        """True if a commit waits for the disk, as SQLite is set now."""
         self._since_checkpoint = 0
         """Bytes that were committed since the last checkpoint began."""
 

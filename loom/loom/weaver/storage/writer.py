@@ -66,7 +66,7 @@ class StoreWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a commit is being written; nothing may be written beside it."""
+        """True if a commit is being written; nothing may be written beside it."""
         return self._commit is not None
 
     def write(self, commit: Commit, then: Callable[[], object]) -> None:
