@@ -97,9 +97,9 @@ NATIVE_SHARE = 4
 def native_growth(sessions: int, rounds: int) -> float:
     """Bytes by which a worker grows with each of the rounds of sessions of Monarch's own, without Loom: the most.
 
-    Runs that do the same, each with workers of its own and nothing beside it, differ by more than two to one (74 to
-    171 KiB a round): when a worker's allocator takes more from the system is chance. Growth that any run of Monarch
-    alone has, too, is not Loom's. Of a run the mean of its two workers counts.
+    Runs that do the same, each with workers of its own and nothing beside it, differ by half and more: when a
+    worker's allocator takes more from the system is chance. Growth that any run of Monarch alone has, too, is not
+    Loom's. Of a run the mean of its two workers counts.
     """
     share = max(sessions // NATIVE_SHARE, 2 * AT_ONCE)
     command = [sys.executable, "-m", "tests.support.native_sessions", str(share), str(rounds * share // sessions)]
