@@ -94,7 +94,7 @@ async def large_house(sessions: int, replicas: int) -> AsyncIterator[House]:
         house = House(folder)
         weaver: Any = LargeWeaver(replicas)
         house.supervisor.client.__dict__.update(
-            {one: getattr(weaver, one) for one in ("ask", "do", "ask_json", "do_json", "available", "watch")}
+            {one: getattr(weaver, one) for one in ("ask_for", "do", "ask_json", "do_json", "available", "watch")}
         )
         shared = {f"user {number}": "view" for number in range(10)}
         for number in range(sessions):
