@@ -665,15 +665,16 @@ def squeeze(input: Meta, dim: Any = None) -> Meta:
 
 @rule
 def permute(input: Meta, *order: Any, dims: Any = ()) -> Meta:
-    order = tuple([wrapped(each, len(input.shape)) for each in whole(order or dims)])
-    if len(set(order)) != len(order):
-        raise RuntimeError("permute(): duplicate dims are not allowed.")
+    order = whole(order or dims)
     if len(order) != len(input.shape):
         raise RuntimeError(
             "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the "
             f"desired ordering of dimensions i.e. input.dim() = {len(input.shape)} is not equal to len(dims) = "
             f"{len(order)}"
         )
+    order = tuple([wrapped(each, len(input.shape)) for each in order])
+    if len(set(order)) != len(order):
+        raise RuntimeError("permute(): duplicate dims are not allowed.")
     return picked(input, order)
 
 

@@ -311,12 +311,14 @@ def select(self: Tensor, dim: int, index: int) -> Tensor:
 def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
     if not self.dim():
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
+    if length < 0:
+        raise RuntimeError("narrow(): length must be non-negative.")
     place = wrapped(dim, self.dim())
     size, begin = self.shape[place], int(to_int(start))
     if not -size <= begin <= size:
         raise IndexError(f"start out of range (expected to be in range of [{-size}, {size}], but got {begin})")
     begin += size if begin < 0 else 0
-    if length < 0 or begin + length > size:
+    if begin + length > size:
         raise RuntimeError(f"start ({begin}) + length ({length}) exceeds dimension size ({size}).")
     return self[(slice(None),) * place + (slice(begin, begin + length),)]
 
