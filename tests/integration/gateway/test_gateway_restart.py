@@ -399,8 +399,8 @@ def test_what_is_stale_or_forged_is_cleared_away(cluster: LocalCluster, sleeper:
 # -- the state folder ---------------------------------------------------------------------------------------
 
 
-def test_a_state_folder_is_for_this_user_only(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "state"
+def test_a_state_folder_is_for_this_user_only(short_path: Path) -> None:
+    path = short_path / "new" / "state"
     folder = StateFolder.open(str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -409,29 +409,29 @@ def test_a_state_folder_is_for_this_user_only(tmp_path: Path) -> None:
     assert not folder.temporary
 
 
-def test_a_folder_that_others_can_open_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "open"
+def test_a_folder_that_others_can_open_is_refused(short_path: Path) -> None:
+    path = short_path / "open"
     path.mkdir()
     path.chmod(0o750)
     with pytest.raises(loom.UnsafeStateFolder, match=r"mode 750.*chmod 700"):
         StateFolder.open(str(path))
 
 
-def test_what_is_no_folder_of_ones_own_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir(0o700)
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    (tmp_path / "file").write_text("")
+def test_what_is_no_folder_of_ones_own_is_refused(short_path: Path) -> None:
+    (short_path / "real").mkdir(0o700)
+    (short_path / "link").symlink_to(short_path / "real")
+    (short_path / "file").write_text("")
     with pytest.raises(loom.UnsafeStateFolder, match="not a folder, or a link"):
-        StateFolder.open(str(tmp_path / "link"))
+        StateFolder.open(str(short_path / "link"))
     with pytest.raises(loom.UnsafeStateFolder, match="cannot keep state in"):
-        StateFolder.open(str(tmp_path / "file"))
+        StateFolder.open(str(short_path / "file"))
     with pytest.raises(loom.UnsafeStateFolder, match=r"too long .* at most \d+ bytes with --state-dir"):
-        StateFolder.open(str(tmp_path / ("x" * 100)))
+        StateFolder.open(str(short_path / ("x" * 100)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "theirs"
+def test_the_folder_of_another_user_is_refused(short_path: Path) -> None:
+    path = short_path / "theirs"
     path.mkdir(0o700)
     os.chown(path, 65534, 65534)
     with pytest.raises(loom.UnsafeStateFolder, match="belongs to user 65534"):
@@ -453,8 +453,8 @@ def test_a_place_that_others_can_write_to_is_refused(short_path: Path) -> None:
     StateFolder.open(str(place / "state"))
 
 
-def test_a_new_volume_of_a_container_is_closed_to_others(tmp_path: Path) -> None:
-    volume = tmp_path / "volume"
+def test_a_new_volume_of_a_container_is_closed_to_others(short_path: Path) -> None:
+    volume = short_path / "volume"
     volume.mkdir()
     volume.chmod(0o777)
     StateFolder.open(str(volume))
@@ -475,19 +475,19 @@ def test_a_folder_that_drivers_with_other_ids_cannot_reach_is_refused(short_path
         StateFolder.open(str(short_path / "state"), separate=True)
 
 
-def test_the_default_folder_is_there_after_a_logout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_folder_is_there_after_a_logout(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/home/state")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
     assert default_path(8470) == "/home/state/loom/gateway-8470"
     assert default_path(8470, separate=True) == "/var/lib/loom/gateway-8470"
 
 
 def test_a_folder_where_it_was_before_is_used_while_sessions_are_in_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, short_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/home/state")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    before = tmp_path / "loom" / "gateway-8470"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    before = short_path / "loom" / "gateway-8470"
     before.mkdir(parents=True)
     assert default_path(8470) == "/home/state/loom/gateway-8470"
     (before / "driver-1.json").touch()
