@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loom_proxy.local import LocalCluster, free_ports
+from tests.support.gateways import await_true
 from tests.support.other_users import as_user, reachable_python
 from tests.support.processes import read_json, start
 from tests.support.two_users import Person
@@ -148,5 +149,5 @@ def test_two_users_see_and_change_nothing_of_each_others_for_minutes(
 
     for person in persons:
         assert set(person.counts) == person.all_actions, person.counts
-        assert house.audit(event="refused", user=person.user, code="unknown_session")
+        await_true(lambda: bool(house.audit(event="refused", user=person.user, code="unknown_session")))  # noqa: B023
     check_audit(house, persons)
