@@ -1,0 +1,1 @@
+"""Every public name of `loom.instrument` and its module."""

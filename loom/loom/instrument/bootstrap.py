@@ -1,0 +1,19 @@
+"""The bootstrap of a process that ``loom run`` has started, or that has ``LOOM_AUTO=1``: it hooks what is imported.
+
+It runs at the start of every Python process of the command, so it imports nothing but `loom.instrument.imports`.
+"""
+
+from __future__ import annotations
+
+from loom.instrument.imports import when_imported
+
+HOOKS = {
+    "torch.optim.optimizer": "loom.instrument.torch:hook",
+}
+"""The hook of each module of a library, which is called when a program imports the module."""
+
+
+def begin() -> None:
+    """Wait for the modules that have hooks."""
+    for module, hook in HOOKS.items():
+        when_imported(module, hook)

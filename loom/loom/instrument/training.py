@@ -1,0 +1,251 @@
+"""`Training`: a process that trains, as Loom sees it, for the hooks of the libraries that it trains with.
+
+A process has one, which `training` makes at its first step: a process that never steps an optimizer, such as a
+launcher, is no replica. The hooks use nothing else of Loom. One that raises is logged and steps back for good, with
+`guarded`: the user's program goes on as if it were not there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from loom.errors import describe_error
+from loom.threadlet.threadlet import Threadlet
+
+_log = logging.getLogger("loom")
+
+NAME_VARIABLE = "LOOM_RUN"
+"""The environment variable in which the processes of a run find its name, which is also their group."""
+
+DEFAULT_NAME = "train"
+
+MAX_WAITING = 1000
+"""Names of metrics that wait for the first step, or for the next one."""
+
+
+class Source(IntEnum):
+    """The libraries that can name a training's steps. If there are several, the last one here does."""
+
+    TORCH = 0
+    ACCELERATE = 1
+    TORCHTITAN = 2
+    LIGHTNING = 3
+    TRANSFORMERS = 4
+
+
+class Training:
+    """A process that trains. Only the training thread calls the methods, except `log`, which any thread may call.
+
+    Args:
+        threadlet: the process's threadlet.
+    """
+
+    def __init__(self, threadlet: Threadlet) -> None:
+        self.threadlet = threadlet
+        self.pid = os.getpid()
+        self.owner = Source.TORCH
+        """The richest source so far: it names the steps."""
+        self._metrics: dict[str, Any] = {}
+        self._lock = threading.Lock()  # guards `_metrics`
+        self._step: int | None = None
+        self._readers: dict[str, Callable[[], Any]] = {}
+        self._config: dict[str, Any] = {}  # as last published
+        self._stop: Callable[[], object] | None = None
+        self._stopped = False
+
+    def owns(self, source: Source) -> bool:
+        """Return whether this source names the steps: it does unless a richer one has asked before.
+
+        A hook asks at each step. Its source publishes nothing if the answer is no.
+        """
+        if source >= self.owner:
+            self.owner = source
+            return True
+        return False
+
+    def publish(
+        self,
+        step: int,
+        epoch: int | None = None,
+        max_step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Publish a step that was made, with the metrics given since the last one, and what changed of the keys."""
+        with self._lock:
+            waiting, self._metrics = self._metrics, {}
+        if metrics:
+            waiting.update(metrics)
+        self._step = step
+        self.threadlet.publish_status(step, epoch, max_step, waiting or None, self._changed())
+
+    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Let metrics join the next status. ``step`` is the tracker's own number, which is not the training's."""
+        with self._lock:
+            _merge(self._metrics, metrics)
+
+    def offer(
+        self, key: str, type: Any, read: Callable[[], Any], write: Callable[[Any], object] | None = None
+    ) -> None:
+        """Offer a configuration key; one that was offered before is replaced.
+
+        Args:
+            key: the key, such as ``learning_rate``.
+            type: the type of its values, such as ``float`` or ``float | None``.
+            read: returns the present value; called at each step, so it has to be quick.
+            write: applies a value, at a step boundary, and raises to refuse it; None if it can only be read.
+        """
+        self._readers[key] = read
+        if write is None:
+            return
+
+        def apply(value: Any) -> None:
+            write(value)
+
+        apply.__annotations__ = {"value": type, "return": None}
+        self.threadlet.handler(key)(apply)
+
+    def offer_action(self, name: str, function: Callable[[], object]) -> None:
+        """Offer ``save`` or ``evaluate``: the function does it at a step boundary, and raises to refuse it."""
+        getattr(self.threadlet, f"on_{name}")(function)
+
+    def on_stop(self, function: Callable[[], object]) -> None:
+        """Let a stop call a function, once, instead of raising `SystemExit`: the owner's own way to end."""
+        self._stop = function
+
+    def boundary(self) -> None:
+        """Apply commands, wait during a pause, and stop if that was commanded.
+
+        The post hook of the primary optimizer alone calls this, whoever owns the steps.
+
+        Raises:
+            SystemExit: with code 0, if the training is to stop and its owner has no way of its own.
+        """
+        threadlet = self.threadlet
+        threadlet.check_and_apply_updates()
+        threadlet.wait_while_paused()
+        if threadlet.should_stop and not self._stopped:
+            self._stopped = True
+            if self._stop is None:
+                raise SystemExit(0)
+            self._stop()
+
+    def close(self) -> None:
+        """Publish what was logged since the last status; the threadlet says goodbye by itself."""
+        if self._metrics and self._step is not None:
+            self.publish(self._step)
+
+    def _changed(self) -> dict[str, Any] | None:
+        present = {key: read() for key, read in self._readers.items()}
+        if present == self._config:
+            return None
+        changed = {key: value for key, value in present.items() if self._config.get(key, present) != value}
+        self._config = present
+        return changed
+
+
+_training: Training | None = None
+_waiting: dict[str, Any] = {}  # metrics that were logged before the first step
+_making = threading.Lock()
+
+
+def training() -> Training:
+    """Return this process's `Training`, which is made at the first call.
+
+    Raises:
+        NotHere: this process is a fork of one that trains, or loads data for one.
+    """
+    global _training
+    with _making:
+        if _training is None:
+            _check_trains()
+            group = os.environ.get(NAME_VARIABLE) or DEFAULT_NAME
+            made = Training(Threadlet(f"{group}_{global_rank()}", group=group))
+            made.log(_waiting)
+            _waiting.clear()
+            atexit.register(made.close)
+            _training = made
+    if _training.pid != os.getpid():
+        raise NotHere("this process is a fork of one that trains")
+    return _training
+
+
+def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
+    """Let metrics join the next status of this process; if it has made no step yet, they wait for the first one."""
+    if _training is not None:
+        _training.log(metrics, step)
+    else:
+        _merge(_waiting, metrics)
+
+
+class NotHere(RuntimeError):
+    """This process takes no part: a hook that meets it is quiet from then on."""
+
+
+def _check_trains() -> None:
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and data.get_worker_info() is not None:
+        raise NotHere("this process loads data for one that trains")
+
+
+def global_rank() -> int:
+    """Return ``RANK``, else the rank in torch.distributed's default group at this moment, else 0."""
+    if (rank := os.environ.get("RANK", "")).isdecimal():
+        return int(rank)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return 0
+
+
+def _merge(into: dict[str, Any], metrics: Mapping[str, Any]) -> None:
+    for name, value in metrics.items():
+        if name in into or len(into) < MAX_WAITING:
+            into[name] = value
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_stepped_back: set[str] = set()
+
+
+def guarded(source: str) -> Callable[[F], F]:
+    """Decorate a hook: if it raises, that is logged, and no hook of this source does anything any more.
+
+    Args:
+        source: a name for users, such as ``"PyTorch's optimizers"``.
+    """
+
+    def decorate(hook: F) -> F:
+        @functools.wraps(hook)
+        def call(*arguments: Any, **options: Any) -> Any:
+            if source in _stepped_back:
+                return None
+            try:
+                return hook(*arguments, **options)
+            except Exception as error:  # noqa: BLE001 - a hook never ends the user's program
+                step_back(source, error)
+                return None
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def step_back(source: str, error: BaseException) -> None:
+    """Let no hook of this source do anything any more, and log why, once."""
+    _stepped_back.add(source)
+    if not isinstance(error, NotHere):
+        _log.warning(
+            "Loom steps back from %s, and the training goes on without it: %s",
+            source,
+            describe_error(error),
+            exc_info=error,
+        )
