@@ -158,6 +158,11 @@ class CommandDispatcher:
         self._outbox.urgent = True
         return given
 
+    def send_again(self, replica: Replica) -> None:
+        """Send a replica that has connected the commands that it has not acknowledged."""
+        for given in self._known.commands.unacknowledged(replica.id):
+            self._outbox.send(replica, replica.command(given.command))
+
     def remove_fault(self, injection: str, by: str, now: float) -> GivenCommand:
         """Remove a fault early, through any injectable replica on its hosts: one that it stopped cannot."""
         command = self._known.commands.get(injection)

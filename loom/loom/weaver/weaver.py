@@ -14,26 +14,18 @@ from typing import Any
 
 from loom.control.commands import Acknowledged
 from loom.control.frame import Frame
-from loom.control.introduction import (
-    Activity,
-    Bye,
-    ExitCode,
-    Leaving,
-    Silent,
-    ThreadletHello,
-    ThreadletWelcome,
-    TrainingEnding,
-)
+from loom.control.introduction import Bye, ExitCode, Leaving, Silent, TrainingEnding
 from loom.control.operations import ReportEnded, ReportSpawned
 from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
-from loom.errors import AuthenticationError, Conflict, ProtocolMismatch
+from loom.errors import ProtocolMismatch
 from loom.weaver.dispatcher import CommandDispatcher
 from loom.weaver.failure_notices import PeerNotices
 from loom.weaver.inspection import Profiles, Stacks
 from loom.weaver.liveness import Liveness, LivenessTimeouts
 from loom.weaver.outbox import CommittedOutput, Outbox, OutboxPeer
+from loom.weaver.registration import ThreadletRegistration
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica
 from loom.weaver.reports import Reports, Taker
@@ -41,12 +33,6 @@ from loom.weaver.states import LIVING, ReplicaEnding
 from loom.weaver.storage.store import Commit
 from loom.weaver.storage.writer import Undurable
 from loom.weaver.views import WeaverEvent
-
-_CAUSES = {
-    Activity.RUNNING: Cause.RESUMED,
-    Activity.PAUSED: Cause.PAUSED,
-    Activity.DRAINING: Cause.DRAINED,
-}
 
 EXIT_WITHIN = 60.0
 """Seconds that a process has between its goodbye and its end. Other programs' `atexit` functions may take long."""
@@ -79,6 +65,17 @@ class Weaver:
         self._peers = PeerNotices(known, self.outbox)
         self._liveness = Liveness(
             known, self.outbox, self.timing, now, self.dispatcher, self.stacks, self._peers, self._left
+        )
+        self.registration = ThreadletRegistration(
+            known,
+            self.outbox,
+            self.timing,
+            self.instance,
+            self.dispatcher,
+            self.profiles,
+            self.reports,
+            self._peers,
+            self._liveness,
         )
         takers: dict[type[Frame], Taker] = {
             **self.reports.takers,
@@ -236,94 +233,6 @@ class Weaver:
             self.known.store.write(commit)
             commit.stored()
         return output
-
-    def hello(self, peer: OutboxPeer, hello: ThreadletHello, now: float, session: str | None = None) -> None:
-        """Register the replica of a threadlet whose key was checked, and is of one ``session`` if that is given.
-
-        Raises:
-            LoomError: the replica, or the session that the threadlet names, is not the key's.
-        """
-        if session is not None:
-            hello = self._of_session(hello, session)
-        self.known.check_description(hello.replica, hello.config, hello.handlers)
-        replica = self.known.replicas.get(hello.replica) or self.known.add(hello.replica)
-        if replica.link is not None:
-            silence = self.timing.beat * self.timing.missed_beats
-            if replica.instance != hello.instance and now - replica.heard < silence:
-                replica.await_successor(hello.instance, now)
-                who = f"another process (pid {replica.pid} on {replica.host})"
-                text = f"{who} is the replica {replica.id!r}: give each process a replica_id of its own"
-                return self.outbox.refuse(peer, "replica_taken", text)
-            self.outbox.close(replica.link)
-            self.profiles.lost(replica)
-        again = replica.instance == hello.instance
-        if not again:
-            since = replica.begin_instance(hello.instance, now)
-            reason = f"a new process became {replica.id!r} before it had applied this"
-            self.dispatcher.end_before(replica, since, reason, now)
-        job, last_sign = replica.job, replica.heard
-        self.known.describe(replica, hello)
-        if replica.job != job:
-            self.known.goodput.finished(job, replica.id, now)
-        if again:
-            self.known.goodput.back(replica.job, replica.id, now)
-        else:
-            self.known.goodput.registered(replica.job, replica.id, now, last_sign)
-        self.reports.held.discard(replica)
-        peer.replica, replica.link, replica.heard = replica, peer, now
-        about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid}
-        about |= {"group": hello.group, "rank": hello.rank}
-        devices = [device.uuid for device in hello.devices]
-        kind = "reconnected" if again else "registered"
-        event = self.known.events.append(now, kind, replica.id, **about, devices=devices, step=hello.step)
-        if not again or hello.state is None:
-            self.known.move(replica, Cause.REGISTERED, now, event.id)
-        if hello.state is not None:
-            self.known.move(replica, _CAUSES[hello.state], now, event.id)
-        replica.progress = now
-        if hello.step is not None:
-            replica.take_step(hello.step, now, now)
-        self.outbox.send(
-            replica,
-            ThreadletWelcome(
-                self.timing.beat,
-                self.instance,
-                replica.seq,
-                spent=True,
-                changes=True,
-                health=True,
-                endings=True,
-                status_types=True,
-                exits=True,
-            ),
-        )
-        if again:
-            self._peers.tell_again(replica)
-        for injection, evidence in hello.removed.items():
-            self.reports.note_removed(replica, injection, evidence, now)
-        for given in self.known.commands.unacknowledged(replica.id):
-            self.outbox.send(replica, replica.command(given.command))
-        if not again:
-            self.dispatcher.tell_of_devices(replica, event.id, now)
-        self.outbox.urgent = True
-        self._liveness.schedule(
-            replica, now + min(self.timing.beat * self.timing.missed_beats, self.timing.stall_least)
-        )
-
-    def _of_session(self, hello: ThreadletHello, session: str) -> ThreadletHello:
-        """Return the hello of a threadlet of a session, if no other session is in it or has the replica."""
-        if hello.session not in (None, session):
-            raise AuthenticationError(
-                f"the key is of the session {session!r}, and registers no replica of {hello.session!r:.80}"
-            )
-        known = self.known.replicas.get(hello.replica)
-        if known is not None and known.session != session and known.state in LIVING:
-            raise Conflict(
-                f"the replica {known.id!r} lives outside of the session {session!r}: give each process a "
-                "replica_id of its own",
-                code="replica_taken",
-            )
-        return replace(hello, session=session)
 
     def _device_failed(self, replica: Replica, failed: DeviceFailed, now: float) -> None:
         if failed.device in self.known.devices.devices_of(replica.id):

@@ -278,7 +278,7 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
         if grant.user is None:
             raise AuthenticationError("the key is the gateway's: a threadlet shows one of a user or a session")
         self._of = self._users.of(grant.user)
-        self._of.weaver.hello(self, hello, self._users.clock(), grant.session)
+        self._of.weaver.registration.register(self, hello, self._users.clock(), grant.session)
         return self._of
 
     def _pass_over(self, size: int) -> None:

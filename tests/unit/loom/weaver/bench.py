@@ -34,7 +34,7 @@ class Threadlet(OutboxPeer):
         self.seq = 0
         session = hello.pop("key_of", None)
         frame = ["hello", hello_of("any", replica, self.instance, **hello)]
-        bench.weaver.hello(self, ThreadletHello.from_body(frame), bench.now, session)
+        bench.weaver.registration.register(self, ThreadletHello.from_body(frame), bench.now, session)
         bench.commit()
 
     def say(self, *frame: Any) -> None:

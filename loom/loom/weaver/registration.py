@@ -1,0 +1,147 @@
+"""The registration of training processes: a threadlet says hello, and its process becomes a replica.
+
+A module of its own, since it joins all parts of `loom.weaver.weaver.Weaver`, and decides who holds a replica's id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loom.control.introduction import Activity, ThreadletHello, ThreadletWelcome
+from loom.errors import AuthenticationError, Conflict
+from loom.weaver.dispatcher import CommandDispatcher
+from loom.weaver.failure_notices import PeerNotices
+from loom.weaver.inspection import Profiles
+from loom.weaver.liveness import Liveness, LivenessTimeouts
+from loom.weaver.outbox import Outbox, OutboxPeer
+from loom.weaver.registry import Registry
+from loom.weaver.replicas import Cause, Replica
+from loom.weaver.reports import Reports
+from loom.weaver.states import LIVING
+
+_CAUSES = {
+    Activity.RUNNING: Cause.RESUMED,
+    Activity.PAUSED: Cause.PAUSED,
+    Activity.DRAINING: Cause.DRAINED,
+}
+
+
+class ThreadletRegistration:
+    """The part of the weaver that registers replicas."""
+
+    def __init__(
+        self,
+        known: Registry,
+        outbox: Outbox,
+        timing: LivenessTimeouts,
+        instance: str,
+        dispatcher: CommandDispatcher,
+        profiles: Profiles,
+        reports: Reports,
+        peers: PeerNotices,
+        liveness: Liveness,
+    ) -> None:
+        self._known = known
+        self._outbox = outbox
+        self._timing = timing
+        self._instance = instance
+        self._dispatcher = dispatcher
+        self._profiles = profiles
+        self._reports = reports
+        self._peers = peers
+        self._liveness = liveness
+
+    def register(self, peer: OutboxPeer, hello: ThreadletHello, now: float, session: str | None = None) -> None:
+        """Register the replica of a threadlet whose key was checked, and is of one ``session`` if that is given.
+
+        Raises:
+            LoomError: the replica, or the session that the threadlet names, is not the key's.
+        """
+        if session is not None:
+            hello = self._of_session(hello, session)
+        self._known.check_description(hello.replica, hello.config, hello.handlers)
+        replica = self._known.replicas.get(hello.replica) or self._known.add(hello.replica)
+        if replica.link is not None:
+            silence = self._timing.beat * self._timing.missed_beats
+            if replica.instance != hello.instance and now - replica.heard < silence:
+                replica.await_successor(hello.instance, now)
+                who = f"another process (pid {replica.pid} on {replica.host})"
+                text = f"{who} is the replica {replica.id!r}: give each process a replica_id of its own"
+                return self._outbox.refuse(peer, "replica_taken", text)
+            self._outbox.close(replica.link)
+            self._profiles.lost(replica)
+        again = replica.instance == hello.instance
+        event = self._enter(replica, peer, hello, again, now)
+        self._welcome(replica)
+        if again:
+            self._peers.tell_again(replica)
+        for injection, evidence in hello.removed.items():
+            self._reports.note_removed(replica, injection, evidence, now)
+        self._dispatcher.send_again(replica)
+        if not again:
+            self._dispatcher.tell_of_devices(replica, event, now)
+        self._outbox.urgent = True
+        self._liveness.schedule(
+            replica, now + min(self._timing.beat * self._timing.missed_beats, self._timing.stall_least)
+        )
+
+    def _of_session(self, hello: ThreadletHello, session: str) -> ThreadletHello:
+        """Return the hello of a threadlet of a session, if no other session is in it or has the replica."""
+        if hello.session not in (None, session):
+            raise AuthenticationError(
+                f"the key is of the session {session!r}, and registers no replica of {hello.session!r:.80}"
+            )
+        known = self._known.replicas.get(hello.replica)
+        if known is not None and known.session != session and known.state in LIVING:
+            raise Conflict(
+                f"the replica {known.id!r} lives outside of the session {session!r}: give each process a "
+                "replica_id of its own",
+                code="replica_taken",
+            )
+        return replace(hello, session=session)
+
+    def _enter(self, replica: Replica, peer: OutboxPeer, hello: ThreadletHello, again: bool, now: float) -> int:
+        """Enter a process as a replica, or the same process ``again``; return the id of the event of that."""
+        if not again:
+            since = replica.begin_instance(hello.instance, now)
+            reason = f"a new process became {replica.id!r} before it had applied this"
+            self._dispatcher.end_before(replica, since, reason, now)
+        job, last_sign = replica.job, replica.heard
+        self._known.describe(replica, hello)
+        if replica.job != job:
+            self._known.goodput.finished(job, replica.id, now)
+        if again:
+            self._known.goodput.back(replica.job, replica.id, now)
+        else:
+            self._known.goodput.registered(replica.job, replica.id, now, last_sign)
+        self._reports.held.discard(replica)
+        peer.replica, replica.link, replica.heard = replica, peer, now
+        about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid}
+        about |= {"group": hello.group, "rank": hello.rank}
+        devices = [device.uuid for device in hello.devices]
+        kind = "reconnected" if again else "registered"
+        event = self._known.events.append(now, kind, replica.id, **about, devices=devices, step=hello.step)
+        if not again or hello.state is None:
+            self._known.move(replica, Cause.REGISTERED, now, event.id)
+        if hello.state is not None:
+            self._known.move(replica, _CAUSES[hello.state], now, event.id)
+        replica.progress = now
+        if hello.step is not None:
+            replica.take_step(hello.step, now, now)
+        return event.id
+
+    def _welcome(self, replica: Replica) -> None:
+        self._outbox.send(
+            replica,
+            ThreadletWelcome(
+                self._timing.beat,
+                self._instance,
+                replica.seq,
+                spent=True,
+                changes=True,
+                health=True,
+                endings=True,
+                status_types=True,
+                exits=True,
+            ),
+        )
