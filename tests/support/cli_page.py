@@ -16,7 +16,7 @@ __all__ = ["PAGES", "commands", "page"]
 
 OF_TRAINING = frozenset(
     (
-        *("watch", "pause", "resume", "stop", "drain", "config", "events", "metrics"),
+        *("watch", "pause", "resume", "stop", "drain", "save", "evaluate", "config", "events", "metrics"),
         *("bridge", "demo"),
     )
 )

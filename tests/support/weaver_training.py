@@ -40,6 +40,10 @@ def train(replica: str, group: str) -> None:
         optimizer["lr"] = value
         print(json.dumps({"lr": optimizer["lr"], "step": now["step"]}), flush=True)
 
+    @threadlet.on_save
+    def save() -> None:
+        print(json.dumps({"saved": now["step"]}), flush=True)
+
     print(json.dumps({"pid": os.getpid()}), flush=True)
     loss = 1.0
     while not threadlet.should_stop:
@@ -63,6 +67,11 @@ class Training:
         """The next learning rate that it took, and the step at which it did."""
         line = read_json(self.process)
         return line["lr"], line["step"]
+
+    def saved(self) -> int:
+        """The step at which it saved next."""
+        step: int = read_json(self.process)["saved"]
+        return step
 
 
 @contextmanager

@@ -95,8 +95,10 @@ COMMANDS = (
     _command("resume", "Resume paused replicas."),
     _command("stop", "Stop the training of replicas at their next step boundary."),
     _command("drain", "Let replicas make one more step, and leave."),
+    _command("save", "Let replicas save a checkpoint now, and wait until it is saved."),
+    _command("evaluate", "Let replicas evaluate their model now, and wait until they have."),
 )
-"""``loom pause``, ``resume``, ``stop`` and ``drain``."""
+"""``loom pause``, ``resume``, ``stop``, ``drain``, ``save`` and ``evaluate``."""
 
 
 @asking

@@ -460,6 +460,8 @@ UserCommandKind = Literal[
     CommandKind.RESUME,
     CommandKind.STOP,
     CommandKind.DRAIN,
+    CommandKind.SAVE,
+    CommandKind.EVALUATE,
     CommandKind.DEACTIVATE_DEVICE,
     CommandKind.REACTIVATE,
 ]

@@ -19,7 +19,7 @@ from loom.control.commands import (
 )
 from loom.control.reports import MAX_REASON, Draining, Phase
 from loom.errors import describe_error
-from loom.threadlet.handlers import HandlerRegistry, Outcome, Settlement
+from loom.threadlet.handlers import Deferred, HandlerRegistry, Outcome, Settlement
 from loom.threadlet.inbox import Application, AwaitedEffects, CommandInbox
 from loom.threadlet.reporting import StatusReporter
 from loom.threadlet.reports import now_of_system, plain
@@ -53,6 +53,9 @@ _NO_WAIT = (
 )
 _NO_LOOK = "the loop goes on: it does not look at t.should_stop"
 _NOBODY = "nobody acts on it: this replica has no function for {}: @t.{} makes one"
+_ACTIONS = {CommandKind.SAVE: ("saves", "checkpoint"), CommandKind.EVALUATE: ("evaluates", "evaluation")}
+"""What a program with a function for a command does, and the reason for which it spends the time of it."""
+_NOTHING = "nothing here {}: the training offers no function for it, as @t.on_{} makes one"
 _ENDS = (CommandKind.STOP, CommandKind.DRAIN)
 _PAUSES = (CommandKind.PAUSE,)
 
@@ -66,6 +69,7 @@ class CommandApplier(StatusReporter):
         self._registry = HandlerRegistry()
         self._on_failure: list[Callable[[str, str], Any]] = []
         self._on_change: list[Callable[[str, bool], Any]] = []
+        self._actions: dict[CommandKind, Callable[[], Any]] = {}  # the program's functions for `_ACTIONS`
         # Held while commands apply; reentrant because a handler may call the threadlet. The link's thread never
         # takes it, because handlers may take long.
         self._applying = threading.RLock()
@@ -364,6 +368,8 @@ class CommandApplier(StatusReporter):
                     self._device_failed(made, by_program)
                 case CommandKind.DEACTIVATE_DEVICE | CommandKind.REACTIVATE:
                     self._change_device(made, by_program)
+                case CommandKind.SAVE | CommandKind.EVALUATE:
+                    self._act(made, by_program)
         except BaseException as error:  # It ends the training, which has to acknowledge the command first.
             made.reason = f"the training was interrupted: {describe_error(error)}"
             made.deferred.clear()
@@ -434,6 +440,24 @@ class CommandApplier(StatusReporter):
         raised = [_call_each(self._on_change, str(device), usable) for device in changed]
         made.reason = "; ".join(text for text in raised if text is not None) or None
 
+    def _act(self, made: Application, by_program: bool) -> None:
+        """Save or evaluate, by the program's function for it."""
+        kind = made.command.kind
+        does, reason = _ACTIONS[kind]
+        if (function := self._actions.get(kind)) is not None:
+            try:
+                with self.spent(reason):
+                    answer = function()
+            except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
+                made.reason = f"the function for {kind} raised {describe_error(error)}"
+            else:
+                if isinstance(answer, Deferred):
+                    made.deferred[kind.value] = None, answer
+        elif by_program:
+            made.taken.append(kind.value)
+        else:
+            made.reason = _NOTHING.format(does, kind)
+
     def _own_devices(self) -> Collection[str]:
         """Return the uuids of the devices of this process."""
         raise NotImplementedError
@@ -474,7 +498,8 @@ class CommandApplier(StatusReporter):
                 return
             value, _ = made.deferred.pop(key)
             if settlement.step is not None:
-                made.changes[key] = self._changed(key, value)
+                if made.command.kind is CommandKind.UPDATE_CONFIG:
+                    made.changes[key] = self._changed(key, value)
                 made.step = settlement.step if made.step is None else max(made.step, settlement.step)
             else:
                 made.refused[key] = f"{key}: {settlement.refused}"

@@ -40,6 +40,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, was_spawned, weaver_address
+from loom.control.commands import CommandKind
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.introduction import MAX_DEVICES, Activity, Bye, Handlers, Leaving, ThreadletHello, TrainingEnding
 from loom.control.reports import PeerFailure, PeerFailures, Phase, Registration, TimeAccount
@@ -266,6 +267,21 @@ class Threadlet(CommandApplier):
     def on_device_change(self, function: Callable[[str, bool], Any]) -> Callable[[str, bool], Any]:
         """Register the decorated function, which gets a device's uuid, and whether it may be used from now on."""
         self._on_change.append(function)
+        return function
+
+    def on_save(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Register the decorated function, which saves a checkpoint at a step boundary when a user asks for it.
+
+        The command is acknowledged when the function has returned: what it saves must be saved by then. A function
+        that cannot save yet returns a `Deferred`. Its error refuses the command, and does not end the training. A
+        later function takes the place of an earlier one.
+        """
+        self._actions[CommandKind.SAVE] = function
+        return function
+
+    def on_evaluate(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Register the decorated function, which evaluates the model at a step boundary; otherwise as `on_save`."""
+        self._actions[CommandKind.EVALUATE] = function
         return function
 
     def on_peer_failure(self, function: Callable[[str, str], Any]) -> Callable[[str, str], Any]:

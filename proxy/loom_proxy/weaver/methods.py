@@ -257,8 +257,8 @@ class WeaverMethods:
         """Give a command to replicas.
 
         Args:
-            kind: ``update_config``, ``pause``, ``resume``, ``stop``, ``drain``, ``deactivate_device`` or
-                ``reactivate``.
+            kind: ``update_config``, ``pause``, ``resume``, ``stop``, ``drain``, ``save``, ``evaluate``,
+                ``deactivate_device`` or ``reactivate``.
             params: parameters of the command.
             target: the replicas.
             wait: seconds that the call itself waits for acknowledgements, which may save a later request.
@@ -303,6 +303,20 @@ class WeaverMethods:
     def drain(self, target: Target = "*") -> CommandProxy:
         """Make replicas finish their present work, and leave."""
         return self.command("drain", target=target)
+
+    def save(self, target: Target = "*") -> CommandProxy:
+        """Make replicas save a checkpoint. The acknowledgement says that it is saved, and at which step.
+
+        Replicas that offer no way to save refuse.
+        """
+        return self.command("save", target=target)
+
+    def evaluate(self, target: Target = "*") -> CommandProxy:
+        """Make replicas evaluate their model. The acknowledgement says that they have, and at which step.
+
+        Replicas that offer no way to evaluate refuse.
+        """
+        return self.command("evaluate", target=target)
 
     def deactivate(self, device: str | None = None, group: str | None = None) -> CommandProxy:
         """Take a device out of use, or all devices that the replicas of a group use, and notify the replicas there.

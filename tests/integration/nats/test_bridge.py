@@ -149,6 +149,15 @@ async def test_a_config_from_outside_is_for_one_replica_or_for_all(
     assert [trainers[1].learning_rate()[0] for _ in range(2)] == [0.5, 0.25]
 
 
+async def test_a_checkpoint_is_asked_for_from_nats(
+    client: Client, bridge: Bridge, trainers: list[Training], group: str
+) -> None:
+    reply = await ask(client, COMMANDS, {"command_type": "save", "target_id": f"{group}_0"})
+
+    assert reply["ok"]
+    assert reply["outcomes"][f"{group}_0"]["step"] == trainers[0].saved()
+
+
 async def test_commands_are_done_in_the_order_in_which_they_come(
     client: Client, bridge: Bridge, weaver: WeaverProxy, trainers: list[Training], group: str
 ) -> None:

@@ -201,6 +201,29 @@ def test_pause_resume_and_stop(weaver: WeaverProxy, trainers: list[Training]) ->
     assert "finished" in (weaver.pause("train_0").get(BOUND)["train_0"].reason or "")
 
 
+def test_save_and_evaluate(
+    cluster: LocalCluster, weaver: WeaverProxy, environment: dict[str, str], trainers: list[Training]
+) -> None:
+    saved = weaver.save("train_0").get(BOUND)
+    assert saved == {"train_0": Acknowledgement(True, trainers[0].saved())}
+    over_rest = rest(cluster, "/commands", {"kind": "save", "target": "train_*", "wait": BOUND})
+    assert {id: made["step"] for id, made in over_rest["outcomes"].items()} == {
+        "train_0": trainers[0].saved(),
+        "train_1": trainers[1].saved(),
+    }
+    in_a_shell = run("-c", LOOM, "save", "--replica", "train_1", "--json", env=environment)
+    assert in_a_shell.returncode == 0, in_a_shell.stderr
+    assert json.loads(in_a_shell.stdout)["outcomes"]["train_1"]["step"] == trainers[1].saved()
+
+    evaluated = weaver.evaluate("trainers").get(BOUND)
+
+    assert not any(made.ok for made in evaluated.values())
+    assert "nothing here evaluates" in str(evaluated["train_0"].reason)
+    in_a_shell = run("-c", LOOM, "evaluate", env=environment)
+    assert in_a_shell.returncode == 1
+    assert "nothing here evaluates" in in_a_shell.stdout
+
+
 async def test_coroutines_await_the_same(weaver: WeaverProxy, trainers: list[Training]) -> None:
     assert len(trainers) == 2
     both, one = await asyncio.gather(
