@@ -13,13 +13,10 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
-from loom.errors import LoomError, NotFound, WrongArguments
 from loom.mutual_auth.forwarded import PROOF_PATH
 from loom.process import tasks
 from loom.token_file import ADMIN
@@ -27,13 +24,13 @@ from loom.tracing import flush
 from loom.wings import Part
 from loom_gateway.access.audit import audit_session_commands
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.middleware import error_response
 from loom_gateway.access.sessions import Principal
 from loom_gateway.dashboard.files import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.offload import OFFLOAD
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.relay.relay import DrainState, Relay
+from loom_gateway.rest.errors import answer_errors
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.sessions import session_routes, user_routes
@@ -89,21 +86,6 @@ class Health(BaseModel):
     status: str = "ok"
 
 
-def _refusal(request: Request, error: HTTPException) -> Response:
-    """Return the gateway's form of what Starlette and FastAPI refuse: a path, a method, a body that is no text."""
-    path = request.url.path[:200]
-    match error.status_code:
-        case 404:
-            return error_response(NotFound(f"there is nothing at {path}; /api/v1/openapi.json has the routes"))
-        case 405:
-            allowed = (error.headers or {}).get("Allow", "")
-            answer = error_response(WrongArguments(f"{path} has no method {request.method}; it has {allowed}"))
-            answer.status_code, answer.headers["allow"] = 405, allowed
-            return answer
-        case _:
-            return error_response(WrongArguments(f"the request makes no sense: {error.detail}"))
-
-
 def create_app(
     manager: SessionManager,
     access: AccessControl,
@@ -149,19 +131,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-
-    @app.exception_handler(LoomError)
-    async def loom_error(_: Request, error: LoomError) -> Response:
-        return error_response(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def wrong_request(_: Request, error: RequestValidationError) -> Response:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        return error_response(WrongArguments(f"the request makes no sense: {wrong[:2000]}"))
-
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        return _refusal(request, error)
+    answer_errors(app)
 
     @functools.cache
     def schema() -> bytes:

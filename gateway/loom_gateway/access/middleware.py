@@ -8,14 +8,12 @@ place of the application, which is told that the client has gone, and drops what
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loom.errors import AuthenticationError, LoomError, RateLimited, ScopeError, TooLarge
+from loom.errors import LoomError, RateLimited, ScopeError, TooLarge
 from loom.wire.framing import MAX_BATCH, SLOWEST_BATCH
 from loom_gateway.access.budgets import Budget
 from loom_gateway.access.connections import admit, when_read
@@ -23,6 +21,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.origins import READS, AllowedHosts
 from loom_gateway.access.route_scopes import FOR_EVERY_SCOPE, PLANS, continues_tunnel, drives, is_open, is_tunnel
 from loom_gateway.access.sessions import Principal
+from loom_gateway.rest.errors import error_response
 
 MAX_BODY = 64 << 10
 """Bytes of a request's body, which the event loop reads as JSON: a message on the WebSocket has as many."""
@@ -313,13 +312,3 @@ async def _refuse(error: LoomError, scope: Scope, receive: Receive, send: Send) 
         if any(name == b"upgrade" for name, _ in scope["headers"]):  # it was refused before a WebSocket was made
             response.headers["connection"] = "close"
         await response(scope, receive, send)
-
-
-def error_response(error: LoomError) -> JSONResponse:
-    """Return an error in the form that all of the gateway's HTTP has."""
-    headers = {}
-    if isinstance(error, RateLimited):
-        headers["retry-after"] = str(math.ceil(error.retry_after))
-    elif isinstance(error, AuthenticationError):
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": {"code": error.code, "message": str(error)}}, error.http_status, headers)
