@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loom.errors import WaitTimeout
-from loom.rest import ForwardedRoute, Gateway, Route, route_to, token_now
+from loom.rest_client import ForwardedRoute, Gateway, Route, route_to, token_now
 from loom.session_life import SessionLife
 from loom.shape import Shape
 from loom.wings import Part

@@ -22,7 +22,7 @@ import psutil
 
 import loom
 from loom import Actor, endpoint
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom_proxy.local import LocalCluster
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.hostile import KINDS

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from tests.support.needs import skip_because
 from tests.support.paths import ROOT
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import loom
 from loom import Actor, endpoint
-from loom.rest import Gateway as Rest
-from loom.rest import quoted
+from loom.rest_client import Gateway as Rest
+from loom.rest_client import quoted
 from loom.token_file import digest
 from tests.support.gateways import BOUND, await_true
 from tests.support.raw_client import refusal, websocket

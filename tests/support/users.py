@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import loom
-from loom.rest import Gateway as Rest
+from loom.rest_client import Gateway as Rest
 from loom.token_file import TokenFile
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, Gateway

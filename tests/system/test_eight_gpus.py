@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import loom
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import await_true
 from tests.support.processes import still_there, tree

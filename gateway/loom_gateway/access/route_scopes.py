@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loom.mutual_auth.forwarded import PROOF_PATH
-from loom.rest import WEBSOCKET_PATH
+from loom.rest_client import WEBSOCKET_PATH
 
 PAGE = "/api/v1/page"
 SIGN_IN_PATH = f"{PAGE}/sign-in"

@@ -13,7 +13,7 @@ import typer
 from loom.cli.options import Json
 from loom.cli.output import say, show
 from loom.errors import UnknownContext, WrongArguments
-from loom.rest import safe_url
+from loom.rest_client import safe_url
 
 if TYPE_CHECKING:
     from loom_proxy.contexts.file import GatewayContext

@@ -19,7 +19,7 @@ import typer
 from loom.cli.options import Access, Json, asking, only_session
 from loom.cli.output import print_json, print_table, say
 from loom.errors import NoSuchRun, UnknownSession, WrongArguments, because
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.screen_text import without_styles
 from loom.token_file import state_folder
 

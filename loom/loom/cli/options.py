@@ -16,7 +16,7 @@ import typer
 
 from loom.chaos.durations import parse_time
 from loom.errors import LoomError, UnknownSession, WaitTimeout, WrongArguments
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement

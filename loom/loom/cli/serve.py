@@ -121,7 +121,7 @@ def up(
     ] = None,
 ) -> None:
     """Start workers and a gateway on this machine, print how to connect, and end them with Ctrl-C."""
-    from loom.rest import Gateway
+    from loom.rest_client import Gateway
     from loom_proxy.local import LocalCluster
 
     try:

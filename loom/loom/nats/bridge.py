@@ -24,7 +24,7 @@ from loom.nats.requests import AWAY, BridgeRequests
 from loom.nats.state import BridgeState
 from loom.nats.stream import RequestStream
 from loom.nats.tally import MessageTrouble, Tally
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited,
 from loom.nats.envelopes import SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
 from loom.nats.reports import NatsMessage, Required, Text, names, seconds, short
 from loom.process.backoff import Backoff
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 
 WAIT = 10.0  # seconds to wait for acknowledgements before a reply
 

@@ -23,7 +23,7 @@ from loom.errors import (
     WrongArguments,
 )
 from loom.process.state_file import locked, replace_file
-from loom.rest import TokenSource
+from loom.rest_client import TokenSource
 from loom_proxy.contexts import keyring_tokens
 
 logger = logging.getLogger(__name__)

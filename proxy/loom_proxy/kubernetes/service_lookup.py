@@ -11,7 +11,7 @@ from typing import Any
 
 from loom.control.address import MONARCH_PORT
 from loom.errors import AuthenticationError, DeploymentFailed, LoomError
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.token_file import generate_token, state_folder
 from loom_proxy.job import Job
 from loom_proxy.kubernetes import kubetorch_names

@@ -27,7 +27,7 @@ from loom.errors import (
     because,
     describe_error,
 )
-from loom.rest import normalise_url
+from loom.rest_client import normalise_url
 from loom.wire.bodies import EndSession, Notice, Probed, SessionEnded
 from loom.wire.frames import unpack_texts
 from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal

@@ -16,7 +16,7 @@ from loom.errors import (
     RateLimited,
 )
 from loom.process.backoff import Backoff
-from loom.rest import TokenSource, token_now
+from loom.rest_client import TokenSource, token_now
 from loom.wire.framing import behind_length
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Kind
@@ -44,7 +44,7 @@ class Address(NamedTuple):
     """The address of a session's gateway, and how to connect to it."""
 
     url: str
-    """The WebSocket's URL, which `loom.rest.normalise_url` returns."""
+    """The WebSocket's URL, which `loom.rest_client.normalise_url` returns."""
     token: TokenSource
     patience: float | None = None
     """Seconds of attempts to reconnect; None for as long as the session can live."""

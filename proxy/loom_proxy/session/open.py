@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, SessionInUse, WorkersSilent, WrongArguments
-from loom.rest import ForwardedRoute, TokenSource, normalise_url, safe_url
+from loom.rest_client import ForwardedRoute, TokenSource, normalise_url, safe_url
 from loom.tracing.spans import recorder
 from loom.wings import Part
 from loom.wire.handshake import MODES, Hello

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from loom.errors import ConnectionLost, LimitReached, LoomError, ProtocolMismatch, RateLimited, TooLarge
 from loom.mutual_auth.forwarded import check_proof
 from loom.process.backoff import Backoff
-from loom.rest import WEBSOCKET_PATH
+from loom.rest_client import WEBSOCKET_PATH
 from loom.tls import client_context
 from loom.wire.framing import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, SLOWEST_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from loom import driver_api
 from loom.control.operations import OPERATIONS, Ask, takes
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WeaverUnavailable, WrongState, error_for_code
-from loom.rest import Gateway, Route, TokenSource
+from loom.rest_client import Gateway, Route, TokenSource
 from loom.wire.bodies import AskWeaver
 from loom_proxy.weaver.methods import WeaverMethods
 

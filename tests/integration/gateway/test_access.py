@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus
 
 import loom
 from loom import Actor, endpoint
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.token_file import SCOPES, TokenFile
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware

@@ -27,7 +27,7 @@ from websockets.exceptions import ConnectionClosed
 
 import loom
 from loom import Actor, endpoint
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.token_file import TokenFile
 from loom.wire.handshake import Hello
 from loom.wire.messages import Kind, Message

@@ -13,7 +13,7 @@ import pytest
 
 import loom
 from loom import Actor, endpoint
-from loom.rest import Gateway as Rest
+from loom.rest_client import Gateway as Rest
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, Gateway, await_true, gateway_of

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 import loom
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.token_file import TokenFile
 from loom.weaver.views import Snapshot
 from loom_proxy.local import LocalCluster

@@ -16,7 +16,7 @@ import trustme
 
 import loom
 from loom import Actor, endpoint
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom_proxy.local import LocalCluster
 from loom_proxy.transport.tls import TlsSocket
 from tests.support.processes import run

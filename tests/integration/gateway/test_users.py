@@ -14,7 +14,7 @@ import pytest
 
 import loom
 from loom.errors import LimitReached
-from loom.rest import Gateway as Rest
+from loom.rest_client import Gateway as Rest
 from loom.wire.bodies import AskWeaver, EndSession, ListMeshes
 from loom.wire.framing import LENGTH
 from loom.wire.handshake import Welcome

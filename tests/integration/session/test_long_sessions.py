@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.wire.bodies import StreamCall
 from loom_gateway.driver.handlers.runs import KEPT_RUNS
 from loom_gateway.driver.monarch.mesh_table import KEPT_NAMES

@@ -18,7 +18,7 @@ import pytest
 
 import loom
 from loom.errors import DriverUnavailable, LoomError, SessionLost, UnknownSession
-from loom.rest import Gateway as Rest
+from loom.rest_client import Gateway as Rest
 from loom.wire.bodies import Describe, Description
 from loom.wire.frames import decode_frame
 from loom.wire.framing import LENGTH, behind_length

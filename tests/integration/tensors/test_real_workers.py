@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import loom
-from loom.rest import Gateway as Rest
+from loom.rest_client import Gateway as Rest
 from loom.tensors import Replicate, Shard
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import await_true

@@ -18,7 +18,7 @@ import loom
 from loom import tracing
 from loom.cli.app import app
 from loom.errors import LimitReached, NotAGateway, NotSupported
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.tracing.collecting import ProcessSpans
 from loom_gateway.driver.handlers.spans import ANSWERS_WITHIN
 from loom_proxy.local import LocalCluster

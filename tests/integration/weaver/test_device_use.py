@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import await_true
 from tests.support.nvml import Gpus

@@ -78,7 +78,7 @@ def test_a_lost_host_is_lost_with_its_processes_and_comes_back(
 
 
 def status(job: loom.Job) -> dict[str, Any]:
-    from loom.rest import Gateway
+    from loom.rest_client import Gateway
 
     return Gateway(job.url, job.token).status()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from loom.rest import Gateway as Rest
+from loom.rest_client import Gateway as Rest
 from loom_gateway.dashboard.files import STATIC
 from loom_proxy.local import LocalCluster
 from tests.support.browser import Tab, chromium, signed_in, tab

@@ -8,7 +8,7 @@ import pytest
 import trustme
 from playwright.sync_api import Browser, Page, expect
 
-from loom.rest import Gateway as Rest
+from loom.rest_client import Gateway as Rest
 from loom_proxy.local import LocalCluster
 from tests.support.browser import signed_in, tab
 from tests.support.gateways import TOKEN, gateway_of

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import loom
-from loom.rest import Gateway as Rest
+from loom.rest_client import Gateway as Rest
 from loom_proxy.local import LocalCluster
 from tests.support.browser import signed_in, tab
 

@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 import loom
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.rl.tuning.ledger import Decision, Ledger, read
 from loom.rl.tuning.target import RunEnded, TunedRun
 from loom.rl.tuning.tuner import Tuner

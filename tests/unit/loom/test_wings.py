@@ -42,7 +42,7 @@ def test_a_part_is_there_and_a_wings(part: Part) -> None:
     [
         "loom.threadlet",
         "loom.weaver.weaver",
-        "loom.rest",
+        "loom.rest_client",
         "loom_proxy.job",
         "loom_proxy.local",
         "loom_proxy.session.open",

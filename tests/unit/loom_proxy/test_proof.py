@@ -20,7 +20,7 @@ from loom.errors import AuthenticationError, NotAGateway
 from loom.mutual_auth import forwarded
 from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
 from loom.mutual_auth.forwarded import gateway_proof, key_id, listener_of, note_forwarded
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.token_file import digest
 from loom_proxy.weaver.watch import WeaverWatch
 

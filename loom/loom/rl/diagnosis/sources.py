@@ -72,7 +72,7 @@ def files(paths: Iterable[str | Path]) -> list[LogSource]:
 
 
 def session(name: str, lines: Iterable[Mapping[str, Any]]) -> LogSource:
-    """Return the source of a session's log, as `loom.rest.Gateway.logs` yields it."""
+    """Return the source of a session's log, as `loom.rest_client.Gateway.logs` yields it."""
 
     def blocks() -> Iterator[Block]:
         held: list[str] = []

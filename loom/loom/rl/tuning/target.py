@@ -72,7 +72,7 @@ class TunedRun:
     Args:
         weaver: the weaver.
         logs: returns the last ``tail`` lines of the session's log, or all if that is None, as
-            `loom.rest.Gateway.logs` yields them.
+            `loom.rest_client.Gateway.logs` yields them.
         session: the name of the session.
 
     Raises:

@@ -18,7 +18,7 @@ import loom_gateway
 import loom_proxy
 from loom.cli.app import app
 from loom.process.privileges import SECRET_OPTIONS
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from tests.support.gateways import BOUND
 
 SECRET = "s3cret-Ä-of-this-test"

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from loom.cli.app import app
 from loom.errors import NoSuchRun, UnknownSession
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 
 LINE = {"mesh": "driver", "place": "", "stream": "stdout", "text": "printed", "run": 3}
 

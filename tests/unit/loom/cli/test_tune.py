@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from loom.cli.app import app
 from loom.errors import UnknownSession
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 
 GATEWAY = ["--url", "ws://127.0.0.1:1", "--token", "t", "--session", "rl"]
 

@@ -23,7 +23,7 @@ from loom.cli.weaver_display import (
     plot_lines,
     replica_row,
 )
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
 
 GPU = DeviceInfo("GPU-0", "active", "gpu", "node-1", "H200", 141 << 30, replicas=("train_0",))

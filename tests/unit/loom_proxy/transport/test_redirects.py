@@ -10,7 +10,7 @@ import pytest
 
 import loom
 from loom.mutual_auth import forwarded
-from loom.rest import Gateway
+from loom.rest_client import Gateway
 from loom.tracing.otlp import Exporter
 
 SECRET = "a secret"

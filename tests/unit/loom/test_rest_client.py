@@ -1,4 +1,4 @@
-"""`loom.rest.Gateway` keeps its connection for the next request, as long as that is there."""
+"""`loom.rest_client.Gateway` keeps its connection for the next request, as long as that is there."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 import pytest
 
 import loom
-from loom import rest
+from loom import rest_client
 from loom.control.operations import OPERATIONS
-from loom.rest import Gateway, safe_url
+from loom.rest_client import Gateway, safe_url
 from loom_proxy.weaver.client import WeaverProxy
 from loom_proxy.weaver.watch import WeaverWatch
 
@@ -80,7 +80,7 @@ def serving() -> Iterator[tuple[Server, Gateway]]:
 
 
 def test_requests_share_a_connection_also_after_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "IDLE", 60.0)  # however busy the machine is
+    monkeypatch.setattr(rest_client, "IDLE", 60.0)  # however busy the machine is
     with serving() as (server, gateway):
         gateway.status()
         with pytest.raises(loom.LoomError, match="no such token"):
@@ -101,7 +101,7 @@ def test_a_connection_that_the_gateway_has_closed_is_not_used() -> None:
 
 
 def test_a_connection_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "IDLE", 0.0)
+    monkeypatch.setattr(rest_client, "IDLE", 0.0)
     with serving() as (server, gateway):
         gateway.status()
         gateway.status()
@@ -110,7 +110,7 @@ def test_a_connection_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_threads_do_not_share_a_connection_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "IDLE", 3600.0)  # on a busy machine, a thread may wait longer for its turn
+    monkeypatch.setattr(rest_client, "IDLE", 3600.0)  # on a busy machine, a thread may wait longer for its turn
     with serving() as (server, gateway), ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: gateway.status(), range(40)))
 
