@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loom.control.reports import MAX_REASON, PeerFailure, PeerFailures
-from loom.weaver.outbox import Outbox
+from loom.weaver.commit_output import Outbox
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING, ReplicaState

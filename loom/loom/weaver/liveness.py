@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from loom.weaver.commit_output import Outbox
 from loom.weaver.dispatcher import CommandDispatcher
 from loom.weaver.failure_notices import PeerNotices
 from loom.weaver.inspection import Stacks
-from loom.weaver.outbox import Outbox
 from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica

@@ -22,7 +22,7 @@ from loom.control.reports import (
     TimeAccount,
 )
 from loom.errors import ProtocolMismatch
-from loom.weaver.outbox import Outbox
+from loom.weaver.commit_output import Outbox
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import ReplicaState

@@ -23,7 +23,7 @@ from loom.control.operations import Operation, Storing
 from loom.control.profiles import LEAST_SECONDS, MOST_SECONDS
 from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.weaver.commands import GivenCommand, select
-from loom.weaver.outbox import CommittedOutput
+from loom.weaver.commit_output import CommittedOutput
 from loom.weaver.replicas import Replica
 from loom.weaver.server.reach import Asker, Guest
 from loom.weaver.states import LIVING, ReplicaState

@@ -29,7 +29,7 @@ from loom.process.listen import Strangers
 from loom.weaver.connection import FrameConnection
 from loom.weaver.keys import Grant
 from loom.weaver.replicas import Replica
-from loom.weaver.server.processes import find_process, process_descriptor
+from loom.weaver.server.local_processes import find_process, process_descriptor
 from loom.weaver.server.user_weaver import ThreadletPeer, UserWeaver
 from loom.weaver.server.users import Users
 from loom.wire.framing import FrameSplitter

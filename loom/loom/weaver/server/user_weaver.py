@@ -25,10 +25,10 @@ from loom.control.process_end import ProcessEnd
 from loom.errors import LimitReached, LoomError, ProfileFailed, Unavailable
 from loom.process.exit_status import exit_status
 from loom.process.tasks import OwnedTasks
-from loom.weaver.outbox import CommittedOutput, OutboxPeer
+from loom.weaver.commit_output import CommittedOutput, OutboxPeer
 from loom.weaver.replicas import Replica
 from loom.weaver.server.handlers import RequestHandler
-from loom.weaver.server.processes import is_alive, py_spy, py_spy_profile
+from loom.weaver.server.local_processes import is_alive, py_spy, py_spy_profile
 from loom.weaver.server.pushes import Pushes, Watcher
 from loom.weaver.storage.store import Commit, Store
 from loom.weaver.storage.writer import StoreWriter, Undurable

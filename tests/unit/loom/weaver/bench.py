@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.control.introduction import ThreadletHello
-from loom.weaver.outbox import OutboxPeer
+from loom.weaver.commit_output import OutboxPeer
 from loom.weaver.registry import Registry
 from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Weaver

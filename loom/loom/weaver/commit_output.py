@@ -1,4 +1,4 @@
-"""The outbox of the weaver: output waits here until the state that it reports is stored."""
+"""The output of the weaver's commits: it waits in the outbox until the state that it reports is stored."""
 
 from __future__ import annotations
 

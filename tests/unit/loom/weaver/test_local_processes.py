@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from loom.control.latencies import BOUNDS, Latencies
-from loom.weaver.server import processes
-from loom.weaver.server.processes import find_process, is_alive, py_spy, py_spy_profile
+from loom.weaver.server import local_processes
+from loom.weaver.server.local_processes import find_process, is_alive, py_spy, py_spy_profile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells for sure")
 
@@ -63,7 +63,7 @@ async def test_there_is_no_stack_without_py_spy(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_py_spy_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(processes, "_PY_SPY_WITHIN", 0.05)
+    monkeypatch.setattr(local_processes, "_PY_SPY_WITHIN", 0.05)
     hanging = tmp_path / "py-spy"
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o700)
@@ -102,8 +102,8 @@ def test_a_profile_shows_where_the_time_of_a_process_goes() -> None:
 
 
 def test_a_profile_ends_in_time_though_its_looks_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "RATE", 1_000_000)  # more looks a second than any machine can take
-    monkeypatch.setattr(processes, "_PY_SPY_WITHIN", 30.0)
+    monkeypatch.setattr(local_processes, "RATE", 1_000_000)  # more looks a second than any machine can take
+    monkeypatch.setattr(local_processes, "_PY_SPY_WITHIN", 30.0)
     child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
     assert child.stdout is not None
     try:
