@@ -45,7 +45,7 @@ def held() -> Counts[str]:
 LIVING = 32  # meshes, parts of meshes, runs and processes that may live besides what is kept of the past
 
 BOUNDS = {
-    "loom_gateway.driver.handlers.runs.FunctionRuns._runs": KEPT_RUNS + LIVING,
+    "loom_gateway.driver.handlers.runs.Runs._runs": KEPT_RUNS + LIVING,
     "loom_gateway.driver.process_link.server.ProcessLinkServer._ends": MOST_ENDS,
     "loom.control.process_end.ProcessEnd": MOST_ENDS + LIVING,
     "loom_gateway.driver.monarch.mesh_table.MeshTable._entries": KEPT_NAMES + LIVING,

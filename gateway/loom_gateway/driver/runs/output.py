@@ -3,8 +3,8 @@
 Everything in the driver shares `sys.stdout` and `sys.stderr`. `route_output` replaces them with streams that pass
 each text to the run in whose context it is written: the run's thread, its asyncio tasks, and threads that it
 starts. Processes that a run starts, and code that writes to the ``fileno`` of its streams, print to a pair of
-pipes; see `loom_gateway.driver.runs.output`. The output of native code in the driver on descriptors 1 and 2 stays
-in the driver's own output.
+pipes, the run's `OutputPipes`. The output of native code in the driver on descriptors 1 and 2 stays in the driver's
+own output.
 """
 
 from __future__ import annotations
