@@ -29,7 +29,8 @@ FORMER_NAMES = {
     "loom.rl.generation.weights": "loom.rl.generation.weight_files",
     "loom.timing": "loom.tracing",
     "loom.tuning": "loom.rl.tuning",
-    "loom.weaver.goodput_plot": "loom.weaver.goodput.slots",
+    "loom.weaver.goodput.slots": "loom.weaver.goodput.plot",
+    "loom.weaver.goodput_plot": "loom.weaver.goodput.plot",
     "loom_gateway.kubetorch": "loom_gateway.pod.loom_pod",
 }
 """Today's name of each module or package that had another one, by its former name."""

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator
 
 from loom.control.reports import TimeAccount
-from loom.weaver.goodput.slots import GoodputSlot, JobTime
+from loom.weaver.goodput.job_time import GoodputSlot, JobTime
 from loom.weaver.storage.history import COMMITS
 from loom.weaver.storage.store import Store
 from loom.weaver.views import CoursePoint, FaultRecord, GoodputRecord

@@ -8,7 +8,7 @@ import pytest
 
 from loom.errors import MissingDependency
 from loom.weaver.goodput.goodput import Goodput
-from loom.weaver.goodput.slots import BARS, save_plot
+from loom.weaver.goodput.plot import BARS, save_plot
 from loom.weaver.storage.store import Store
 from loom.weaver.views import GoodputRecord
 from tests.support.processes import run
@@ -66,7 +66,7 @@ def test_a_job_without_time_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_matplotlib_is_needed_when_a_plot_is_made_and_not_before() -> None:
-    ended = run("-c", "import sys, loom.weaver.goodput.slots; print('matplotlib' in sys.modules)")
+    ended = run("-c", "import sys, loom.weaver.goodput.plot; print('matplotlib' in sys.modules)")
 
     assert ended.stdout == "False\n"
 
