@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import context, inject, meshes, remote_exec, serve, status, timing, token, weaver
+from loom.cli import context, inject, meshes, remote_exec, serve, sessions, status, timing, token, weaver
 from loom.cli.demos import demo
 from loom.cli.output import say
 
@@ -52,7 +52,7 @@ app.command()(remote_exec.forward)
 app.command()(timing.trace)
 app.command()(remote_exec.debug)
 app.command()(meshes.dashboard)
-app.add_typer(status.sessions_app, name="sessions")
+app.add_typer(sessions.sessions_app, name="sessions")
 app.add_typer(token.app, name="token")
 app.add_typer(context.app, name="context")
 app.command()(weaver.watch)

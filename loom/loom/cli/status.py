@@ -1,20 +1,15 @@
-"""``loom status`` and ``loom sessions``: the state of a gateway."""
+"""``loom status``: the state of a gateway, and why its last sessions ended."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Any
 
 from loom.cli.options import Access, Json, asking
-from loom.cli.output import counted, print_json, print_table, say, show, when
+from loom.cli.output import counted, print_json, print_table, say, when
 from loom.errors import WeaverUnavailable, because
-from loom.session_life import AliveBecause
 
 ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
-
-sessions_app = typer.Typer(help="List the sessions of a gateway, share one, or end one.", no_args_is_help=True)
 
 
 @asking
@@ -121,66 +116,3 @@ def _goodput_line(job: Mapping[str, Any]) -> str:
     return (
         f"goodput of {job['job']}: {job['ratio']:.1%} of {whole:.0f} s" + (f"; {shown}" if shown else "") + deaths
     )
-
-
-@sessions_app.command("list")
-@asking
-def list_sessions(access: Access, as_json: Json = False) -> None:
-    """List your living sessions and those that are shared with you; with a token of scope admin, all."""
-    sessions = access.gateway().sessions()
-    columns = ["name", "state", "client", "user", "lives", "shared with", "created", "pid", "operations"]
-    rows = [
-        [
-            one["name"],
-            one["state"],
-            "connected" if one["client_connected"] else "away",
-            one.get("user", ""),
-            _life(one),
-            ", ".join(f"{user}: {scope}" for user, scope in one.get("shared", {}).items()),
-            when(one["created_at"]),
-            one["pid"],
-            one["operations"],
-        ]
-        for one in sessions
-    ]
-    show(as_json, {"sessions": sessions}, f"{counted(len(sessions), 'session')} at {access.chosen}", columns, rows)
-
-
-def _life(session: Mapping[str, Any]) -> str:
-    """Return why, and until when, a session lives, such as ``run, call`` or ``until 12:00:00``."""
-    because = [one for one in session.get("alive_because", ()) if one != AliveBecause.LINGER]
-    until = session.get("lives_until")
-    return ", ".join([*because, *([] if until is None else [f"until {when(until)}"])])
-
-
-@sessions_app.command("end")
-@asking
-def end_session(access: Access, name: Annotated[str, typer.Argument(help="Name of the session.")]) -> None:
-    """End a session, with its meshes and their processes."""
-    access.gateway().end_session(name)
-    say(f"ended session {name}")
-
-
-@sessions_app.command("share")
-@asking
-def share_session(
-    access: Access,
-    name: Annotated[str, typer.Argument(help="Name of the session.")],
-    user: Annotated[str, typer.Argument(help="The user, as `loom token list` shows it.")],
-    scope: Annotated[Literal["view", "operate", "drive"], typer.Option(help="What the user may do.")] = "view",
-) -> None:
-    """Let another user see a session: view reads and watches, operate also commands, drive also takes it over."""
-    access.gateway().share_session(name, user, scope)
-    say(f"session {name} is shared with {user} for {scope}")
-
-
-@sessions_app.command("unshare")
-@asking
-def unshare_session(
-    access: Access,
-    name: Annotated[str, typer.Argument(help="Name of the session.")],
-    user: Annotated[str, typer.Argument(help="The user.")],
-) -> None:
-    """Take a share back. The user's connections to the session are closed."""
-    access.gateway().unshare_session(name, user)
-    say(f"session {name} is not shared with {user} any more")
