@@ -27,6 +27,7 @@ FORMER_NAMES = {
     "loom.rl.generation.urls": "loom.rl.generation.weight_client",
     "loom.rl.generation.ways": "loom.rl.generation.weight_client",
     "loom.rl.generation.weights": "loom.rl.generation.weight_files",
+    "loom.session_life": "loom.session_alive",
     "loom.timing": "loom.tracing",
     "loom.tuning": "loom.rl.tuning",
     "loom.weaver.goodput.slots": "loom.weaver.goodput.plot",

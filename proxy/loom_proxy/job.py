@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loom.errors import WaitTimeout
 from loom.rest_client import ForwardedRoute, Gateway, Route, route_to, token_now
-from loom.session_life import SessionLife
+from loom.session_alive import SessionLife
 from loom.shape import Shape
 from loom.wings import Part
 from loom.wire.bodies import FlushLogs, RefreshHosts

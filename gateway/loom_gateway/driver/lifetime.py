@@ -21,7 +21,7 @@ from typing import NoReturn
 from loom.errors import UnknownSession
 from loom.process.parent_pipe import when_parent_ends
 from loom.process.state_file import is_gone
-from loom.session_life import AliveBecause, SessionLife
+from loom.session_alive import AliveBecause, SessionLife
 from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from loom.control.operations import GetStatus, GetUsers
 from loom.errors import LoomError, UnknownSession
 from loom.process.tasks import Turns
-from loom.session_life import AliveBecause
+from loom.session_alive import AliveBecause
 from loom.token_file import ADMIN
 from loom.tracing.collecting import LONGEST
 from loom.weaver.client import WeaverClient

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from loom.errors import DriverUnavailable, LoomError, ProtocolMismatch, WrongState
-from loom.session_life import AliveBecause, SessionLife
+from loom.session_alive import AliveBecause, SessionLife
 from loom.wire.bodies import Describe
 from loom.wire.frames import decode_frame
 from loom.wire.framing import LENGTH, behind_length

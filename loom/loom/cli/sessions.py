@@ -9,12 +9,12 @@ import typer
 
 from loom.cli.options import Access, Json, asking
 from loom.cli.output import counted, say, show, when
-from loom.session_life import AliveBecause
+from loom.session_alive import AliveBecause
 
-sessions_app = typer.Typer(help="List the sessions of a gateway, share one, or end one.", no_args_is_help=True)
+app = typer.Typer(help="List the sessions of a gateway, share one, or end one.", no_args_is_help=True)
 
 
-@sessions_app.command("list")
+@app.command("list")
 @asking
 def list_sessions(access: Access, as_json: Json = False) -> None:
     """List your living sessions and those that are shared with you; with a token of scope admin, all."""
@@ -44,7 +44,7 @@ def _life(session: Mapping[str, Any]) -> str:
     return ", ".join([*because, *([] if until is None else [f"until {when(until)}"])])
 
 
-@sessions_app.command("end")
+@app.command("end")
 @asking
 def end_session(access: Access, name: Annotated[str, typer.Argument(help="Name of the session.")]) -> None:
     """End a session, with its meshes and their processes."""
@@ -52,7 +52,7 @@ def end_session(access: Access, name: Annotated[str, typer.Argument(help="Name o
     say(f"ended session {name}")
 
 
-@sessions_app.command("share")
+@app.command("share")
 @asking
 def share_session(
     access: Access,
@@ -65,7 +65,7 @@ def share_session(
     say(f"session {name} is shared with {user} for {scope}")
 
 
-@sessions_app.command("unshare")
+@app.command("unshare")
 @asking
 def unshare_session(
     access: Access,

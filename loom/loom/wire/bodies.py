@@ -343,7 +343,7 @@ class ListUnclaimed(Body, kind=Kind.UNDELIVERED):
 class AskLife(Body, kind=Kind.LIFE):
     """Ask until when the session lives once this client has left, of a driver with the capability ``life``.
 
-    Result: the fields of `loom.session_life.SessionLife`, with ``because`` as texts.
+    Result: the fields of `loom.session_alive.SessionLife`, with ``because`` as texts.
     """
 
 

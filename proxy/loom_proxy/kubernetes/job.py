@@ -12,7 +12,7 @@ from typing import Any
 from loom.control.address import MONARCH_PORT
 from loom.errors import DeploymentFailed, LoomError, WrongArguments
 from loom.extras import require
-from loom.session_life import SessionLife
+from loom.session_alive import SessionLife
 from loom.token_file import digest
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.job import Job, JobState

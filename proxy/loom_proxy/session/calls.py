@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 
 from loom.bootstrap import BootstrapCommand, command_for_cluster
 from loom.errors import LimitReached, LoomError, NoSuchMesh, ReadOnlySession, TooLarge
-from loom.session_life import SessionLife
+from loom.session_alive import SessionLife
 from loom.shape import Extent, NDSlice, Point, Shape, for_cluster
 from loom.wire.bodies import (
     AskLife,

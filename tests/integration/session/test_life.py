@@ -16,7 +16,7 @@ import pytest
 
 import loom
 from loom import Actor, endpoint
-from loom.session_life import AliveBecause, SessionLife
+from loom.session_alive import AliveBecause, SessionLife
 from loom_gateway.driver import lifetime as lifetimes
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.sessions.driver_files import DriverFiles

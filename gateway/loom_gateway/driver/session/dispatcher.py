@@ -21,7 +21,7 @@ from dataclasses import asdict
 
 from loom.errors import LimitReached, ProtocolMismatch, ReadOnlySession, ScopeError, because
 from loom.process.threads import keep_going
-from loom.session_life import AliveBecause, SessionLife
+from loom.session_alive import AliveBecause, SessionLife
 from loom.wings import Part
 from loom.wire.bodies import EndpointCall
 from loom.wire.messages import ADVERBS, ALLOWED_BESIDE, Kind, Message
