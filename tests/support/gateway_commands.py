@@ -27,6 +27,7 @@ ARGUMENTS = {
     "weaver": "",
     "events": "",
     "metrics": "none",
+    "query": "select(1)",
     "stacks": "none",
     "profile": "none",
     "devices": "",

@@ -189,7 +189,13 @@ def _with_arguments(
     if operation.route.method == "POST":
         wanted["body"] = (_body(operation, named), inspect.Parameter.empty)
     else:
-        wanted.update({one.name: (Annotated[hints[one.name], Query()], one.default) for one in rest})
+        none = inspect.Parameter.empty
+        wanted.update(
+            {
+                one.name: (Annotated[hints[one.name], Query()], none if is_required(one) else one.default)
+                for one in rest
+            }
+        )
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in wanted.items()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import context, inject, meshes, remote_exec, serve, sessions, status, timing, token, weaver
+from loom.cli import context, export, inject, meshes, remote_exec, serve, sessions, status, timing, token, weaver
 from loom.cli.demos import demo
 from loom.cli.output import say
 
@@ -62,6 +62,7 @@ for command in weaver.COMMANDS:
 app.command()(weaver.weaver)
 app.command()(weaver.events)
 app.command()(weaver.metrics)
+app.command()(export.query)
 app.command()(weaver.stacks)
 app.command()(weaver.profile)
 app.command()(weaver.devices)

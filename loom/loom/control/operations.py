@@ -31,6 +31,7 @@ from loom.weaver.views import (
     InjectionState,
     MetricPoint,
     ProfileInfo,
+    QueryResult,
     ReplicaInfo,
     WeaverEvent,
     WeaverStatus,
@@ -47,6 +48,12 @@ that is None counts as not given.
 
 MAX_WAIT = 300.0
 """Seconds that one request may wait for acknowledgements."""
+
+QUERY_TIMEOUT = 10.0
+"""Seconds that a query of the history may take."""
+
+MAX_SQL = 8000
+"""Characters of a query, which travels in a URL."""
 
 STACK_WAIT = 30.0
 """Seconds that getting a stack or a profile may take, in addition to those that it is taken for."""
@@ -352,6 +359,27 @@ class GetHistory(
     since: float | None = None
     until: float | None = None
     points: Annotated[int, ArgumentBounds(ge=1, le=20_000)] = 500
+
+
+@dataclass(frozen=True)
+class QueryHistory(
+    Operation,
+    name="query",
+    route=RestRoute("GET", "query", refusals={429: "It takes too much, or too many run; the text says what."}),
+    result=QueryResult,
+    waits=True,
+    large=True,
+):
+    """The result of a SELECT statement over the history of the caller's replicas, in SQLite's words.
+
+    Its tables are replicas, metrics, steps, events, config_changes and commands.
+    """
+
+    sql: Annotated[str, ArgumentBounds(min_length=1, max_length=MAX_SQL)]
+
+    @classmethod
+    def takes(cls, arguments: Mapping[str, Any]) -> float:
+        return QUERY_TIMEOUT
 
 
 @dataclass(frozen=True)

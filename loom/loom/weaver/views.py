@@ -281,6 +281,14 @@ class InjectionState(CommandState):
 
 
 @dataclass(frozen=True)
+class QueryResult(_View):
+    """The result of a query. Values are numbers, texts and None; a blob is the text of its hexadecimal digits."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
 class FaultRecord(_View):
     """The death of a process, and its cost. Times are seconds since the epoch."""
 

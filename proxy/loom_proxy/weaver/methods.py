@@ -17,6 +17,7 @@ from loom.weaver.views import (
     GoodputRecord,
     MetricPoint,
     ProfileInfo,
+    QueryResult,
     ReplicaInfo,
     Snapshot,
     WeaverEvent,
@@ -216,6 +217,19 @@ class WeaverMethods:
         """
         found = self._ask("history", replica=replica, metric=metric, since=since, until=until, points=points)
         return [MetricPoint(at, step, float(value)) for at, step, value in found]
+
+    def query(self, sql: str) -> QueryResult:
+        """Return the result of a SELECT statement over the history of your replicas, in SQLite's words.
+
+        Args:
+            sql: the statement. It reads the tables ``replicas``, ``metrics``, ``steps``, ``events``,
+                ``config_changes`` and ``commands``.
+
+        Raises:
+            WrongArguments: it makes no sense, or does not only read those tables.
+            LimitReached: it takes too long, its result is too large, or too many queries run.
+        """
+        return QueryResult.from_body(self._ask("query", sql=sql))
 
     def goodput(self, job: str | None = None) -> dict[str, GoodputRecord]:
         """Return the time accounting of each job, by the job's name: its group, or ``GROUP@SESSION`` in a session.

@@ -27,7 +27,16 @@ from loom.weaver.commit_output import CommittedOutput
 from loom.weaver.replicas import Replica
 from loom.weaver.server.reach import Asker, Guest
 from loom.weaver.states import LIVING, ReplicaState
-from loom.weaver.views import CommandState, DeviceInfo, GoodputRecord, ProfileInfo, WeaverEvent, WeaverStatus
+from loom.weaver.storage.query import run_query
+from loom.weaver.views import (
+    CommandState,
+    DeviceInfo,
+    GoodputRecord,
+    ProfileInfo,
+    QueryResult,
+    WeaverEvent,
+    WeaverStatus,
+)
 from loom.weaver.weaver import Weaver
 
 LIVES_FOR = 15.0
@@ -129,6 +138,8 @@ class RequestHandler:
         self._others_on = others_on
         self._known = weaver.known
         self._sessions = Sessions()
+        self._querying = asyncio.Lock()
+        """Held by the one query of the user that runs."""
         self._next_event: asyncio.Future[None] | None = None
         """Done at the next event; made by a request that waits for one."""
         self._acknowledged: dict[str, asyncio.Event] = {}
@@ -145,6 +156,7 @@ class RequestHandler:
             operations.GetEvents: self._events,
             operations.GetMetrics: self._metrics,
             operations.GetHistory: self._history,
+            operations.QueryHistory: self._query,
             operations.GetStacks: self._stacks,
             operations.GetProfile: self._profile,
             operations.GetGoodput: self._goodput,
@@ -277,6 +289,10 @@ class RequestHandler:
             )
         points = min(max(1, asked.points), _MAX_POINTS)
         return self._known.history.between(replica, metric, *_span(asked.since, asked.until), points)
+
+    async def _query(self, asked: operations.QueryHistory, asker: Asker, now: float) -> QueryResult:
+        async with self._querying:
+            return QueryResult(**await run_query(self._known.store.path, asked.sql))
 
     def _goodput(self, asked: operations.GetGoodput, asker: Asker, now: float) -> list[GoodputRecord]:
         kept = self._known.goodput

@@ -151,7 +151,8 @@ class Store:
     """The store's file. The next commit writes the rows that were put; reads find them only then."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path = str(path)
+        self.path = str(path)
+        """The file, or ``:memory:``."""
         try:
             self.db = self._connect()
             self.db.execute("PRAGMA journal_mode=WAL")
@@ -162,7 +163,7 @@ class Store:
             if version in (0, _VERSION):
                 self.db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT")
             # A store in memory has one connection only.
-            self.reader = self.db if self._path == ":memory:" else self._connect()
+            self.reader = self.db if self.path == ":memory:" else self._connect()
             """Finds what is committed, while ``db`` writes on another thread."""
         except sqlite3.Error as error:
             raise UnsafeStateFolder(f"cannot keep the weaver's state in {path}: {error}") from error
@@ -260,4 +261,4 @@ class Store:
         self.db.close()
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_WAIT)
+        return sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=_WAIT)

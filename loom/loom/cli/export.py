@@ -1,0 +1,69 @@
+"""``loom query`` and ``loom export``: the history of replicas for other programs."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loom.cli.options import Json, UserAccess, asking
+from loom.cli.output import counted, print_json, print_table, say
+from loom.errors import WrongArguments
+from loom.extras import require
+
+if TYPE_CHECKING:
+    from loom.weaver.views import QueryResult
+
+
+@asking
+def query(
+    access: UserAccess,
+    sql: Annotated[str, typer.Argument(metavar="SELECT", help="The statement, in SQLite's words.")],
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Parquet file; needs the extra parquet.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Query the history of your replicas with SQL that only reads.
+
+    The tables are replicas, metrics, steps, events, config_changes and commands.
+    """
+    if (parquet is not None) + as_csv + as_json > 1:
+        raise WrongArguments("choose one of --parquet, --csv and --json")
+    if parquet is not None:
+        require({"pyarrow": "pyarrow"}, "--parquet", extra="parquet")
+    found = access.weaver().query(sql)
+    if parquet is not None:
+        _write_parquet(found, parquet)
+        say(f"{parquet}: {counted(len(found.rows), 'row')}")
+    elif as_csv:
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow(found.columns)
+        lines.writerows(found.rows)
+    elif as_json:
+        print_json(found.to_body())
+    else:
+        print_table(counted(len(found.rows), "row"), list(found.columns), found.rows)
+
+
+def _write_parquet(found: QueryResult, path: Path) -> None:
+    """Write a result; a column of several types, which Parquet does not know, becomes one of texts."""
+    import pyarrow
+    import pyarrow.parquet
+
+    def column(values: list[Any]) -> Any:
+        try:
+            return pyarrow.array(values)
+        except pyarrow.ArrowException:
+            return pyarrow.array([None if one is None else str(one) for one in values])
+
+    names = [name if name not in found.columns[:at] else f"{name}_{at}" for at, name in enumerate(found.columns)]
+    columns = [column([row[at] for row in found.rows]) for at in range(len(names))]
+    try:
+        pyarrow.parquet.write_table(pyarrow.table(columns, names=names), path)
+    except OSError as error:
+        raise WrongArguments(f"cannot write {path}: {error.strerror or error}") from error

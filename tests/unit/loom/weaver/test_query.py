@@ -1,0 +1,201 @@
+"""Queries: a statement sees what the weaver has stored of a user's replicas, only reads it, and has its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from loom.errors import LimitReached, LoomError, Unavailable, WrongArguments, error_for_code
+from loom.weaver.storage import query
+from loom.weaver.storage.query import TABLES, run_query
+from tests.unit.loom.weaver.raw_threadlet import BOUND, RawThreadlet, WeaverProcess
+from tests.unit.loom.weaver.test_history import START, Recorder
+
+STEPS = 400
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """A store with points in full chunks, in chunks that grow, and in the journal alone."""
+    recorder = JournalRecorder(tmp_path / "w.sqlite", write_after=30.0)
+    rng = random.Random(3)
+    for step in range(STEPS):
+        recorder.record(step, loss=step / 10)
+        if rng.random() < 0.2:
+            recorder.commit(START + step)
+    recorder.commit(START + STEPS)
+    return recorder.store.path
+
+
+class JournalRecorder(Recorder):
+    """A `Recorder` whose journal has the weaver's form."""
+
+    def record(self, step: int, replica: str = "train_0", every: float = 1.0, **metrics: float) -> None:
+        at = START + step * every
+        self.history.record(replica, self.store.journal_id, at, step, metrics)
+        self.store.log([replica, "process", [[step + 1, at, step, None, None, metrics, None]]])
+
+
+def rows(path: str, sql: str) -> list[list[object]]:
+    found: list[list[object]] = asyncio.run(run_query(path, sql))["rows"]
+    return found
+
+
+def test_a_query_sees_each_point_once_wherever_it_lies(store: str) -> None:
+    found = rows(store, "SELECT step, time, value FROM metrics WHERE replica = 'train_0' ORDER BY step")
+
+    assert found == [[step, START + step, step / 10] for step in range(STEPS)]
+    assert rows(store, "SELECT count(*), min(step), max(step) FROM steps") == [[STEPS, 0, STEPS - 1]]
+
+
+def test_events_commands_and_changes_are_tables(weaver: WeaverProcess) -> None:
+    threadlet = RawThreadlet(weaver.address)
+    threadlet.welcome()
+    gateway = weaver.gateway()
+    gateway.ask("command", kind="update_config", params={"lr": 0.02}, target="train_0", by="ann")
+    id, *_ = threadlet.command()
+    threadlet.ack(id, step=7, changes={"lr": {"old": 0.1, "new": 0.02}})
+    threadlet.await_stored(threadlet.report(8, at=START, loss=0.5))
+    gateway.ask("command_state", id=id, timeout=BOUND)
+
+    def asked(sql: str) -> object:
+        return gateway.ask("query", sql=sql)["rows"]
+
+    assert asked("SELECT kind, replica FROM events WHERE kind = 'applied'") == [["applied", "train_0"]]
+    assert asked("SELECT replica, step, key, old, new, by FROM config_changes") == [
+        ["train_0", 7, "lr", 0.1, 0.02, "ann"]
+    ]
+    assert asked("SELECT id, by, kind, params, replica, ok, step FROM commands") == [
+        [id, "ann", "update_config", '{"lr":0.02}', "train_0", 1, 7]
+    ]
+    assert asked("SELECT id, group_name, state FROM replicas") == [["train_0", "train", "running"]]
+    assert asked("SELECT metric, step, value FROM metrics") == [["loss", 8, 0.5]]
+
+
+def test_a_user_queries_own_replicas_only(weaver: WeaverProcess) -> None:
+    RawThreadlet(weaver.address).welcome()
+    gateway = weaver.gateway()
+
+    gateway.send("ask", 9, "bob", "query", {"sql": "SELECT id FROM replicas"})
+
+    assert gateway.receive()[2]["rows"] == []
+    assert gateway.ask("query", sql="SELECT id FROM replicas")["rows"] == [["train_0"]]
+
+
+HOSTILE = {
+    "attach": "ATTACH '/tmp/other' AS other",
+    "change": "DELETE FROM events",
+    "insert": "INSERT INTO events (id) VALUES (1)",
+    "pragma": "PRAGMA journal_mode = DELETE",
+    "pragma table": "SELECT * FROM pragma_table_info('events')",
+    "extension": "SELECT load_extension('/tmp/x')",
+    "table": "CREATE TABLE mine (x)",
+    "temporary table": "CREATE TEMP TABLE mine (x)",
+    "trigger": "CREATE TEMP TRIGGER mine AFTER INSERT ON recent BEGIN SELECT 1; END",
+    "vacuum": "VACUUM INTO '/tmp/copy'",
+    "two": "SELECT 1; SELECT 2",
+    "none": " ",
+    "schema": "SELECT * FROM sqlite_master",
+    "stored rows": "SELECT * FROM main.chunks",
+    "stored events": "SELECT * FROM main.events",
+    "stored rows by a table's name": "WITH events AS (SELECT * FROM journal) SELECT * FROM events",
+    "stored rows counted": "SELECT count(*) FROM policies",
+    "transaction": "COMMIT",
+    "tokenizer": "SELECT fts3_tokenizer('simple')",
+    "long value": "SELECT zeroblob(1000000000)",
+    "garbage": "\x00\udcff select ';--",
+}
+
+
+@pytest.mark.parametrize("sql", HOSTILE.values(), ids=HOSTILE)
+def test_a_statement_that_does_not_only_read_the_tables_is_refused(store: str, sql: str) -> None:
+    before = Path(store).read_bytes()
+
+    with pytest.raises(WrongArguments) as refused:
+        snapshot(store, sql)
+
+    assert len(str(refused.value)) < 700
+    assert Path(store).read_bytes() == before
+
+
+def snapshot(path: str, sql: str) -> object:
+    """Do what the process of a query does, in this one."""
+    answers: list[bytes] = []
+    query._main(path, lambda: sql, answers.append)
+    answer = query.msgpack.unpackb(answers[0])
+    if "error" in answer:
+        raise error_for_code(*answer["error"])
+    return answer["rows"]
+
+
+def test_an_unknown_table_is_answered_with_those_that_there_are(store: str) -> None:
+    with pytest.raises(WrongArguments, match=f"no such table: losses; there are {', '.join(TABLES)}"):
+        snapshot(store, "SELECT * FROM losses")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+        "SELECT count(*) FROM metrics a, metrics b, metrics c, metrics d",
+    ],
+)
+def test_a_statement_without_an_end_is_ended(store: str, sql: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query, "QUERY_TIMEOUT", 0.3)
+
+    with pytest.raises(LimitReached, match="took longer than"):
+        snapshot(store, sql)
+
+
+def test_a_result_that_is_too_large_is_refused_with_its_bounds(store: str) -> None:
+    with pytest.raises(LimitReached, match="100,000 rows or 8 MiB"):
+        snapshot(store, "SELECT a.step FROM metrics a, metrics b")
+    with pytest.raises(LimitReached, match="100,000 rows or 8 MiB"):
+        snapshot(store, "SELECT hex(zeroblob(5000000))")
+
+
+def test_a_process_that_takes_too_much_memory_or_hangs_is_ended(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grows = """WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 99)
+        SELECT count(DISTINCT i || hex(zeroblob(7000000))) FROM n"""
+    with pytest.raises(LimitReached, match=r"MiB of memory|took longer"):
+        rows(store, grows)
+    monkeypatch.setattr(query, "QUERY_TIMEOUT", 0.01)
+    monkeypatch.setattr(query, "_GRACE", 0.0)
+    with pytest.raises(LimitReached, match="took longer"):
+        rows(store, "SELECT 1")
+
+
+def test_the_weaver_answers_others_while_a_query_runs(weaver: WeaverProcess) -> None:
+    asking, other = weaver.gateway(), weaver.gateway()
+    slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3000000) SELECT count(*) FROM n"
+    other.ask("status")
+    asking.send("ask", 1, "admin", "query", {"sql": slow})
+    began = time.monotonic()
+
+    waits = []
+    for _ in range(20):
+        asked = time.monotonic()
+        other.ask("status")
+        waits.append(time.monotonic() - asked)
+
+    assert sorted(waits)[10] < 0.1
+    assert asking.receive() == ["answer", 1, {"columns": ["count(*)"], "rows": [[3_000_000]]}]
+    assert time.monotonic() - began < BOUND
+
+
+async def test_too_many_queries_are_refused(store: str) -> None:
+    many = [run_query(store, "SELECT 1") for _ in range(query.MAX_AT_ONCE + 1)]
+    done = await asyncio.gather(*many, return_exceptions=True)
+
+    assert [type(one) for one in done if isinstance(one, LoomError)] == [LimitReached]
+
+
+async def test_a_store_in_memory_is_read_by_no_query() -> None:
+    with pytest.raises(Unavailable):
+        await run_query(":memory:", "SELECT 1")
