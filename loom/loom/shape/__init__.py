@@ -5,7 +5,7 @@ same slice of the real mesh, and its errors have Monarch's texts. In the cluster
 """
 
 from loom.shape.extent import Extent, Point
-from loom.shape.mesh import MeshTrait, for_cluster
+from loom.shape.mesh_trait import MeshTrait, for_cluster
 from loom.shape.ndslice import NDSlice
 from loom.shape.shape import Shape
 

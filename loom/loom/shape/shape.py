@@ -11,7 +11,8 @@ from typing import Any
 from loom.errors import Invalid, NoSuchDimension, SliceOutOfRange, WrongArguments
 from loom.in_cluster import MonarchsInCluster
 from loom.shape.extent import Extent
-from loom.shape.ndslice import NDSlice, dense_strides, irregular
+from loom.shape.ndslice import NDSlice, dense_strides
+from loom.shape.selection import ShapeNumbers, indexed, narrowed
 
 
 class Shape(metaclass=MonarchsInCluster):
@@ -104,7 +105,7 @@ class Shape(metaclass=MonarchsInCluster):
         size = self.sizes[axis]
         if isinstance(index, int) and index >= size:
             raise SliceOutOfRange(f"out of range {index}:{index + 1}:1 for dimension {label} of size {size}")
-        return self._at(axis, index)
+        return Shape.of(*indexed(self._numbers, axis, index))
 
     def select(self, label: str, slice: slice) -> Shape:
         """Narrow a dimension.
@@ -117,7 +118,7 @@ class Shape(metaclass=MonarchsInCluster):
         axis = self._dimension(label)
         if not isinstance(slice, _SLICE):
             raise WrongArguments(f"argument 'slice': {label}={slice!r} is no slice; use at()")
-        return self._narrow(axis, slice)
+        return Shape.of(*narrowed(self._numbers, axis, slice))
 
     def index(self, **kwargs: int) -> Shape:
         """Select an index along each of several dimensions, which go away: ``shape.index(hosts=1, gpus=0)``."""
@@ -145,46 +146,12 @@ class Shape(metaclass=MonarchsInCluster):
                     f"Shape does not have dimension labeled {label!r}; its dimensions: {shape.known}"
                 )
             axis = shape._labels.index(label)
-            shape = shape._narrow(axis, selector) if isinstance(selector, slice) else shape._at(axis, selector)
+            if isinstance(selector, slice):
+                left = narrowed(shape._numbers, axis, selector)
+            else:
+                left = indexed(shape._numbers, axis, selector)
+            shape = Shape.of(*left)
         return shape
-
-    def _at(self, axis: int, index: int) -> Shape:
-        label, size = self._labels[axis], self.sizes[axis]
-        try:
-            index = operator.index(index)
-        except TypeError:
-            raise WrongArguments(f"{label}={index!r}: select with an int or a slice") from None
-        if not 0 <= index < size:
-            raise SliceOutOfRange(f"index out of range: {label}={index}, but {label} has {size} (0 to {size - 1})")
-
-        offset = self.offset + index * self.strides[axis]
-        return Shape.of(_put(self._labels, axis), offset, _put(self.sizes, axis), _put(self.strides, axis))
-
-    def _narrow(self, axis: int, selector: slice) -> Shape:
-        label, size = self._labels[axis], self.sizes[axis]
-        text = f"{label}={selector.start}:{selector.stop}:{selector.step}".replace("None", "")
-        if selector.step is not None and selector.step < 1:
-            why = "" if selector.step else "slice step cannot be zero; "
-            raise SliceOutOfRange(f"{text}: {why}a step must be at least 1")
-        start, stop, step = selector.indices(size)
-        count = len(range(start, stop, step))
-        if count == 0:
-            part = f"{start}:{stop}:{step}"
-            why = (
-                f"empty range {part}"
-                if start < size
-                else f"out of range {part} for dimension {label} of size {size}"
-            )
-            raise SliceOutOfRange(f"{why}: {text} selects nothing; {label} has {size}")
-
-        stride = self.strides[axis]
-        sizes, strides = _put(self.sizes, axis, count), _put(self.strides, axis, stride * step)
-        if irregular(sizes, strides):
-            raise SliceOutOfRange(
-                f"nonrectangular shape: {text} leaves a mesh that is not regular; {label} has {size}. "
-                f"Use a step that divides {size}, or select one index of the dimensions before {label} first"
-            )
-        return Shape.of(self._labels, self.offset + start * stride, sizes, strides)
 
     def split(self, splits: Mapping[str, Sequence[str]], constraints: Mapping[str, int]) -> Shape:
         """Cut dimensions into several; see `MeshTrait.split`."""
@@ -225,7 +192,7 @@ class Shape(metaclass=MonarchsInCluster):
         return hash(self._numbers)
 
     @property
-    def _numbers(self) -> tuple[Any, ...]:
+    def _numbers(self) -> ShapeNumbers:
         return self._labels, self.offset, self.sizes, self.strides
 
     def __str__(self) -> str:
@@ -241,10 +208,6 @@ class Shape(metaclass=MonarchsInCluster):
 
 _SLICE = slice
 """Python's slice, whose name Monarch gives to an argument."""
-
-
-def _put(values: tuple[Any, ...], axis: int, *instead: Any) -> tuple[Any, ...]:
-    return (*values[:axis], *instead, *values[axis + 1 :])
 
 
 def _split_sizes(label: str, size: int, parts: Sequence[str], constraints: dict[str, int]) -> list[int]:
