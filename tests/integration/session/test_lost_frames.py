@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.wire import watch
+from loom.wire import lost_frames as watch
 from loom_proxy.local import LocalCluster
 from loom_proxy.transport.http import HttpTransport
 from tests.support.actors import Counter
