@@ -64,9 +64,9 @@ class Description(Body, kind=Kind.DESCRIPTION):
 
 @dataclass(frozen=True, slots=True)
 class Probe(Body, kind=Kind.PROBE):
-    """Ask what the driver has received, outside the numbered stream; see `loom.wire.watch`. From client to driver.
+    """Ask what the driver has received, outside the numbered stream; see `loom.wire.lost_frames`.
 
-    Only to a driver with the capability ``probes``.
+    From client to driver. Only to a driver with the capability ``probes``.
     """
 
     number: int

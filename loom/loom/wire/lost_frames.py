@@ -1,4 +1,4 @@
-"""A watch over a connection that may lose frames while it stays open.
+"""Lost frames: a watch over a connection that may lose some while it stays open.
 
 A load balancer that fails over, or a proxy, may answer a WebSocket's pings and drop the messages. Then nothing
 shows that a frame is gone until the next one comes, which may be never. So the client asks from time to time, in

@@ -154,7 +154,7 @@ class BulkLane(Lane):
         self.news = False
         """True if a frame has come since the sending thread last looked."""
         self.probes: deque[Message] = deque()
-        """Questions and answers of `loom.wire.watch` that came on the lane's own connection."""
+        """Questions and answers of `loom.wire.lost_frames` that came on the lane's own connection."""
 
     @property
     def ack_due(self) -> bool:

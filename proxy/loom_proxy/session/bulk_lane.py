@@ -15,10 +15,10 @@ from loom.errors import LoomError
 from loom.process.backoff import Backoff
 from loom.process.threads import keep_going
 from loom.wire.bodies import Probed
+from loom.wire.lost_frames import ConnectionWatch
 from loom.wire.sender import FrameSender
 from loom.wire.sockets import Waker
 from loom.wire.stream import OutOfStep, Stream
-from loom.wire.watch import ConnectionWatch
 from loom_proxy.session.handshake import Handshake
 from loom_proxy.transport.base import Transport
 
@@ -31,7 +31,7 @@ class BulkConnection:
     """The bulk lane's connection, from one loss to the next.
 
     ``connect`` connects and performs the handshake. ``broken`` is called with the error of a frame that makes no
-    sense, which ends the session's connection, too. With ``watched``, the driver answers `loom.wire.watch`.
+    sense, which ends the session's connection, too. With ``watched``, the driver answers `loom.wire.lost_frames`.
     """
 
     def __init__(

@@ -31,10 +31,10 @@ from loom.rest_client import normalise_url
 from loom.wire.bodies import EndSession, Notice, Probed, SessionEnded
 from loom.wire.frames import unpack_texts
 from loom.wire.handshake import CAPABILITIES, Hello, error_from_refusal
+from loom.wire.lost_frames import ConnectionWatch
 from loom.wire.messages import Kind, Message
 from loom.wire.sender import FrameSender
 from loom.wire.stream import OutOfStep, Stream
-from loom.wire.watch import ConnectionWatch
 from loom_proxy.mesh.rank_states import UNLOGGED
 from loom_proxy.session.bulk_lane import BulkConnection
 from loom_proxy.session.calls import Calls

@@ -31,11 +31,11 @@ from loom.wire.bodies import Describe, Description, OpenSession, Probe
 from loom.wire.frames import decode_frame
 from loom.wire.framing import LENGTH, MAX_FRAME, behind_length
 from loom.wire.handshake import Hello, check_protocol, refusal
+from loom.wire.lost_frames import GAP, answer_to
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker
 from loom.wire.stream import OutOfStep, Stream, unnumbered_frame
-from loom.wire.watch import GAP, answer_to
 from loom_gateway.driver.clients.client import Client, TurnLost
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.session.session import DrivenSession
