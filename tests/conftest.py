@@ -44,7 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # Elsewhere Monarch, Kubetorch and programs that were killed leave things open.
         left_open = ["ignore::ResourceWarning", "default::pytest.PytestUnraisableExceptionWarning"]
         excepted = [] if _kind(item.path) == "unit" else left_open
-        item.add_marker(pytest.mark.filterwarnings("error", *excepted, *config.getini("filterwarnings")))
+        usual = pytest.mark.filterwarnings("error", *excepted, *config.getini("filterwarnings"))
+        item.add_marker(usual, append=False)  # a test's own marks prevail
     # So that no process of xdist has a long file left when the others are done.
     items.sort(key=lambda item: KINDS.index(_kind(item.path)))
 

@@ -221,7 +221,8 @@ def _sent(value: Any) -> Any:
         if kind.__name__ in ("layout", "memory_format"):
             return Constant(str(value).removeprefix("torch."))
         if kind.__name__ != "dtype":
-            raise TypeError(f"a {kind.__name__} of torch is no argument of lazy tensors: make lt.tensor(…) of it")
+            hint = "make lt.tensor(…) of it" if hasattr(value, "untyped_storage") else "it does not travel"
+            raise TypeError(f"a {kind.__name__} of torch is no argument of lazy tensors: {hint}")
         return dtype_named(value)
     return plain(value)
 
@@ -382,7 +383,12 @@ def settle(home: Any, ident: int, layouts: Sequence[Any]) -> None:
     waiting = home._waiting.pop(ident, None)
     if waiting is None:
         return
-    metas = tuple([Meta(tuple(shape), dtype_named(kind), tuple(strides)) for kind, shape, strides, _ in layouts])
+    try:
+        metas = tuple(
+            [Meta(tuple(shape), dtype_named(kind), tuple(strides)) for kind, shape, strides, _ in layouts]
+        )
+    except TypeError:  # of a dtype that is not known here: whoever looks is told
+        return
     passes = tuple([needs for *_, needs in layouts])
     for each, meta, needs in zip(waiting.results, metas, passes, strict=True):
         if (tensor := each()) is not None and tensor._meta is None:

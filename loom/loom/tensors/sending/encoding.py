@@ -65,6 +65,11 @@ class Form(NamedTuple):
     learns: bool = False
     """True if the workers tell the layouts of its results."""
 
+    @property
+    def name(self) -> str:
+        """The name of the function in errors."""
+        return str(self.args[0] if self.function in (".flat", ".made", ".structure") else self.function.lstrip("."))
+
 
 class Constant(NamedTuple):
     """A constant of torch by its name, such as ``channels_last``."""
@@ -84,7 +89,7 @@ class Numbered:
         try:
             msgpack.packb(self.packable)
         except (TypeError, ValueError, OverflowError) as error:
-            raise TypeError(f"an argument cannot be sent to the workers: {error}") from None
+            raise TypeError(f"{form.name}(): an argument does not travel to the workers: {error}") from None
         self.generation = -1
         """The numbering in which it has its number."""
         self.number = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -127,13 +128,18 @@ class Values:
                     for k in changes:
                         self._spoil(idents[k], failure)
                 if learns:
-                    found = [self.tensors[each] for each in range(now, now + outs)]
-                    if all(isinstance(each, torch.Tensor) for each in found):
-                        self._told.append((now, [layout(each) for each in found]))
+                    self._tell(now, outs)
                 now += outs
             self.grad_mode = torch.is_grad_enabled()
         told, self._told = self._told, []
         return failures, told
+
+    def _tell(self, first: int, outs: int) -> None:
+        """Note the layouts of results. A result without strides, such as a sparse one, whoever looks is told of."""
+        found = [self.tensors[each] for each in range(first, first + outs)]
+        if all(isinstance(each, torch.Tensor) for each in found):
+            with contextlib.suppress(RuntimeError):
+                self._told.append((first, [layout(each) for each in found]))
 
     def _failed(self, batch: int, place: int, number: int, idents: Sequence[int], error: Exception) -> Failure:
         """Return why a command failed: an operand that had failed, or an error."""
@@ -186,7 +192,7 @@ class Values:
     def _read(self, ident: int, what: str) -> Any:
         try:
             return self._given(self.tensors[ident], what)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, TypeError, MemoryError) as error:
             if self.sharding is not None:
                 self.sharding.failed(error)
             return self._without_gpu(error) or Failure(-1, -1, _like(error), f"it cannot be read: {error}")
@@ -399,8 +405,7 @@ def _sharding(group: Any) -> Any:
 def _named(form: Form, values: Sequence[Any], error: Exception) -> str:
     """Return an error with its operation and the shapes."""
     lines = str(error).strip().splitlines() or [""]
-    name = form.args[0] if form.function in (".flat", ".made", ".structure") else form.function.lstrip(".")
-    return f"{name}({', '.join(map(_shape_of, values))}): {type(error).__name__}: {lines[0]}"
+    return f"{form.name}({', '.join(map(_shape_of, values))}): {type(error).__name__}: {lines[0]}"
 
 
 def _free(tensors: Any, numbers: Any) -> None:
