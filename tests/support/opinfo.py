@@ -24,15 +24,12 @@ DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64
 
 KNOWN = frozenset(each.name for each in ALL)
 
-UNLIKE = {
-    "as_strided_partial_views": "the sample is a view of another tensor's memory, of which a lazy tensor is a copy",
-    "linspace_tensor_overload": "the bounds of linspace are numbers of Python",
-    "logspace_tensor_overload": "the bounds of logspace are numbers of Python",
-    "nn_functional_linear_cross_entropy_chunked": "its options are an object of torch's",
-    "nn_functional_linear_cross_entropy_chunked_none": "its options are an object of torch's",
-    "nn_functional_triplet_margin_with_distance_loss": "its distance is a function of Python",
+REFUSED = {
+    "nn_functional_linear_cross_entropy_chunked": "a LinearCrossEntropyOptions of torch",
+    "nn_functional_linear_cross_entropy_chunked_none": "a LinearCrossEntropyOptions of torch",
+    "nn_functional_triplet_margin_with_distance_loss": "a PairwiseDistance of torch",
 }
-"""Entries that are not compared, and why."""
+"""Entries with an argument that does not travel, which is refused at its line, and what the refusal names."""
 
 OWN = {"rand_like": torch.rand_like}
 """Functions of the database that are others than their names say."""
@@ -94,7 +91,12 @@ class Outcome(NamedTuple):
 
 def entries() -> list[OpInfo]:
     """Return the operations that torch has in its database."""
-    return [each for each in op_db if not each.name.startswith(LEFT_OUT) and each.formatted_name not in UNLIKE]
+    return [each for each in op_db if not each.name.startswith(LEFT_OUT) and each.formatted_name not in REFUSED]
+
+
+def refused() -> list[OpInfo]:
+    """Return the operations of the database that are refused."""
+    return [each for each in op_db if each.formatted_name in REFUSED]
 
 
 def kinds(lt: Tensors, op: OpInfo) -> list[Kind]:

@@ -222,6 +222,7 @@ class Making:
         _pending: Any
         _form: Callable[..., Any]
         _join: Callable[[], None]
+        _make: Callable[..., Tensor]
         _queue: Callable[..., int]
 
     def tensor(
@@ -293,6 +294,8 @@ class Making:
         """Make so many numbers from ``start`` to ``end``, at equal distances."""
         if steps < 0:
             raise RuntimeError("number of steps must be non-negative")
+        if isinstance(start, Tensor) or isinstance(end, Tensor):
+            return self._make("linspace", (start, end, int(steps)), {"dtype": dtype, **how})
         return self._call(Meta((int(steps),), _dtype(dtype)), "linspace", start, end, int(steps), **how)
 
     def randint(self, low: int, high: Any = None, size: Any = None, *, dtype: Any = None, **how: Any) -> Tensor:

@@ -473,9 +473,10 @@ class Tensors(Making):
     # How
 
     def _make(self, function: str, args: Sequence[Any], kwargs: Any) -> Tensor:
-        """Queue a function of torch that makes a tensor of numbers; the workers tell its layout."""
-        needs = kwargs.pop("requires_grad", False)
+        """Queue a function of torch that makes a tensor; the workers tell its layout."""
+        needs, placements = kwargs.pop("requires_grad", False), kwargs.pop("placements", None)
         made: Tensor = call(self, function_at(".made"), (function, *args), kwargs)
+        made = made if placements is None else made.redistribute(placements)
         return made.requires_grad_() if needs else made
 
     def _command(self, function: str, tensors: Sequence[Tensor], *settings: Any) -> None:

@@ -47,7 +47,7 @@ OF_IMAGES = re.compile("conv|pool|upsample|interpolate")
 _RANDOM = re.compile("drop|rand|bernoulli|multinomial|normal_|poisson|exponential|uniform|geometric|cauchy")
 """Functions that draw random numbers, by their names."""
 
-_BY_PARTS = ELEMENTWISE | {
+BY_PARTS = ELEMENTWISE | {
     *("diagonal", "expand", "permute", "reshape", "split", "squeeze", "transpose", "unbind", "unfold", "unsqueeze"),
     *("broadcast_to", "chunk", "expand_as", "swapaxes", "swapdims", "t", "view", "view_as"),
     *(".getitem", ".reshaped", "log_softmax", "logsumexp", "softmax"),
@@ -265,7 +265,7 @@ class Sharding:
             found = by_batch(function, call, tensors, numbers)
             return call(list(map(whole, tensors)), numbers) if found is None else found
         name = base(function)
-        if name in _BY_PARTS and not _fails(name, tensors) and not any(map(has_empty_part, tensors)):
+        if name in BY_PARTS and not _fails(name, tensors) and not any(map(has_empty_part, tensors)):
             given = [everywhere(each, mesh) for each in tensors]
             try:
                 if _RANDOM.search(function.rpartition(".")[2]):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from loom.tensors.call import RULES, base
 from loom.tensors.core import functions, methods
 from loom.tensors.tensors import Tensors
+from loom.tensors.worker.sharding import BY_PARTS
 from tests.support.near_tensors import near_tensors
 from tests.support.torch_agreement import PROCESSES
 
 pytest.importorskip("expecttest", reason="torch's database of operations needs it")
 
-from tests.support.opinfo import DTYPES, check, entries, kinds
+from tests.support.opinfo import DTYPES, REFUSED, Operands, check, entries, kinds, refused
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -22,8 +25,13 @@ OPERATIONS = entries()
 EACH = 10
 """Of so many operations one is compared with each commit; the slow parts, of which some are, too, compare all."""
 PARTS = 48
-MOST = 30 if PROCESSES == 1 else 6
-"""Samples of an operation and dtype."""
+MOST = 1000 if PROCESSES == 1 else 6
+"""Samples of an operation and dtype: on one process all of them."""
+
+CORE = {*map(base, RULES), *methods, *functions, *BY_PARTS}
+"""The functions with a rule on the laptop, or that are computed from parts.
+
+On several processes each of the others is computed with whole tensors."""
 
 
 @pytest.fixture
@@ -34,8 +42,8 @@ def own(lt: Tensors) -> Tensors:
 def problems(own: Tensors, first: int, step: int, most: int) -> list[str]:
     found = []
     for op in OPERATIONS[first::step]:
-        if PROCESSES > 1 and op.name.removeprefix("nn.functional.") not in {**methods, **functions}:
-            continue  # what has no rule on the laptop every process computes with whole tensors
+        if PROCESSES > 1 and op.name.removeprefix("nn.functional.") not in CORE:
+            continue
         for kind in kinds(own, op):
             for dtype in DTYPES:
                 if dtype in op.supported_dtypes("cpu"):
@@ -53,6 +61,20 @@ def test_some_operations_agree(own: Tensors) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_operations_agree(own: Tensors, part: int) -> None:
     assert not problems(own, part, PARTS, MOST)
+
+
+def test_what_does_not_travel_is_refused_at_its_line(own: Tensors) -> None:
+    for op in refused():
+        (kind, *_), operands = kinds(own, op), Operands(own)
+        sample = next(iter(op.sample_inputs("cpu", torch.float32)))
+        with pytest.raises(TypeError, match=f"{REFUSED[op.formatted_name]} is no argument .* it does not travel"):
+            kind.ours(*operands.ours((sample.input, *sample.args)), **operands.ours(sample.kwargs))
+
+
+def test_a_function_is_refused_at_its_line(own: Tensors) -> None:
+    x, loss = own.ones(2, 2), own.triplet_margin_with_distance_loss
+    with pytest.raises(TypeError, match=r"distance_loss\(\): an argument does not travel .*function"):
+        loss(x, x, x, distance_function=lambda one, other: (one - other).abs().sum(-1))
 
 
 @pytest.mark.skipif(PROCESSES > 1, reason="it compares nothing")
