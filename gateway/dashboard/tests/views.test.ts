@@ -204,7 +204,7 @@ describe('a row of the table of replicas', () => {
     const report = (step: number): void =>
       store.handleWebSocketMessage({ type: 'delta', replicas: { 'train_0@s1': { step } } });
     const sight = (from: number, until: number): void => tell.forEach((one) => one(from, until));
-    const place = [...find('replica-table')!.querySelectorAll('[data-replica]')].findIndex(
+    const place = [...find('replica-table')!.querySelectorAll('[data-replica], [data-job]')].findIndex(
       (one) => one instanceof HTMLElement && one.dataset['replica'] === 'train_0@s1',
     );
     store.now = 8000 - place + 1; // the row's turn was a second ago

@@ -77,12 +77,13 @@ def status(access: Access, as_json: Json = False) -> None:
 
 
 def _print_replicas(replicas: list[Mapping[str, Any]]) -> None:
-    from loom.cli.weaver_display import REPLICA_COLUMNS, replica_row
+    from loom.cli.weaver_display import REPLICA_COLUMNS, table_rows
     from loom.weaver.states import ReplicaEnding
     from loom.weaver.views import ReplicaInfo, how_ended
 
     known = sorted(map(ReplicaInfo.from_body, replicas), key=lambda one: one.place)
-    print_table(counted(len(replicas), "replica"), REPLICA_COLUMNS, map(replica_row, known))
+    rows = (row.cells for row in table_rows(known))
+    print_table(counted(len(replicas), "replica"), REPLICA_COLUMNS, rows)
     ended = [one for one in known if one.ending not in (None, ReplicaEnding.COMPLETED)]
     for one in sorted(ended, key=lambda one: one.changed)[-ENDED_SHOWN:]:
         say(because(f"{one.id} {how_ended(one)}", one.end_reason))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loom.cli.output import cell, console, counted
 from loom.errors import because
 from loom.screen_text import fit_line
-from loom.weaver.states import ReplicaState
+from loom.weaver.states import LIVING, ReplicaState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,7 +83,7 @@ def _draw(places: list[tuple[int, int]], width: int, height: int) -> list[str]:
     return ["".join(chr(_EMPTY + bits) if bits else " " for bits in line) for line in cells]
 
 
-REPLICA_COLUMNS = ["replica", "state", "step", "epoch", "metrics", "s/step", "group", "host", "devices"]
+REPLICA_COLUMNS = ["replica", "state", "step", "epoch", "metrics", "s/step", "left", "group", "host", "devices"]
 
 STYLES = {
     ReplicaState.FAILED: "bold red",
@@ -106,22 +109,104 @@ def replica_row(replica: ReplicaInfo) -> list[str]:
     """Return the cells of a replica's row; see `REPLICA_COLUMNS`."""
     from loom.weaver.views import how_ended
 
-    step = "" if replica.step is None else str(replica.step)
-    if replica.step is not None and replica.max_step is not None:
-        step += f"/{replica.max_step}"
-    metrics = [f"{name} {value:.4g}" for name, value in replica.metrics.items()]
-    more = [f"… {len(metrics) - METRICS_SHOWN} more"] if len(metrics) > METRICS_SHOWN else []
     return [
         replica.id,
         because(replica.state, how_ended(replica)),
-        step,
+        _steps([replica]),
         "" if replica.epoch is None else str(replica.epoch),
-        "  ".join(metrics[:METRICS_SHOWN] + more),
+        _metrics(replica),
         "" if replica.step_time is None else f"{replica.step_time:.3g}",
+        _left([replica]),
         replica.group,
         ":".join([replica.host, *([str(replica.pid)] if replica.pid else [])]) if replica.host else "",
         str(len(replica.devices)) if len(replica.devices) > 1 else "".join(replica.devices),
     ]
+
+
+class TableRow(NamedTuple):
+    """A row of the table of replicas: a replica, or a job of several ranks."""
+
+    cells: list[str]
+    """See `REPLICA_COLUMNS`."""
+    state: ReplicaState
+    """The state of the replica, or the worst in the job."""
+    is_job: bool = False
+
+
+def table_rows(replicas: Iterable[ReplicaInfo], most: int | None = None) -> Iterator[TableRow]:
+    """Yield a row for each job of several ranks, with its ranks below it, and for each other replica.
+
+    Args:
+        replicas: in any order.
+        most: rows, at most: the worst replicas and jobs come first then, and ranks have the room that jobs leave;
+            None: all, by their places.
+    """
+    jobs: dict[tuple[str, str], list[ReplicaInfo]] = {}
+    for one in sorted(replicas, key=lambda one: one.place if most is None else (_worst(one), *one.place)):
+        jobs.setdefault((one.user, one.job), []).append(one)
+    room = sys.maxsize if most is None else max(0, most - len(jobs))
+    for ranks in itertools.islice(jobs.values(), most):
+        if len(ranks) == 1:
+            yield TableRow(replica_row(ranks[0]), ranks[0].state)
+            continue
+        yield TableRow(_job_cells(ranks), min(ranks, key=_worst).state, is_job=True)
+        for rank in ranks[:room]:
+            name, *cells = replica_row(rank)
+            yield TableRow([f"  {name}", *cells], rank.state)
+        room = max(0, room - len(ranks))
+
+
+def _worst(replica: ReplicaInfo) -> int:
+    return list(STYLES).index(replica.state)
+
+
+def _job_cells(ranks: Sequence[ReplicaInfo]) -> list[str]:
+    """Return the cells of a job of several ranks; its metrics are those of the first rank that has some."""
+    first = min(ranks, key=lambda one: (not one.metrics, one.place))
+    states = Counter(one.state for one in ranks)
+    times = [one.step_time for one in ranks if one.step_time is not None]
+    epochs = [one.epoch for one in ranks if one.epoch is not None]
+    return [
+        f"{first.job} ({len(ranks)} ranks)",
+        ", ".join(f"{states[state]} {state}" for state in STYLES if states[state]),
+        _steps(ranks),
+        _span(epochs),
+        _metrics(first),
+        f"{median(times):.3g}" if times else "",
+        _left(ranks),
+        "",
+        counted(len({one.host for one in ranks if one.host}), "host"),
+        str(len({uuid for one in ranks for uuid in one.devices})),
+    ]
+
+
+def _metrics(replica: ReplicaInfo) -> str:
+    shown = [f"{name} {value:.4g}" for name, value in itertools.islice(replica.metrics.items(), METRICS_SHOWN)]
+    more = len(replica.metrics) - len(shown)
+    return "  ".join(shown + [f"… {more} more"] * (more > 0))
+
+
+def _steps(ranks: Sequence[ReplicaInfo]) -> str:
+    """Return the steps that ranks are at, from the least to the greatest, and the last step of their training."""
+    text = _span([one.step for one in ranks if one.step is not None])
+    last = max((one.max_step for one in ranks if one.max_step is not None), default=None)
+    return text if last is None or not text else f"{text}/{last}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """Return the least and the greatest of some numbers as text, such as ``3`` or ``3 to 5``."""
+    return " to ".join(map(str, sorted({min(numbers), max(numbers)}))) if numbers else ""
+
+
+def _left(ranks: Sequence[ReplicaInfo]) -> str:
+    """Return the time that a training takes to its last step at its present pace, by its slowest rank."""
+    seconds = [
+        (one.max_step - one.step) * one.step_time
+        for one in ranks
+        if one.state in LIVING and None not in (one.max_step, one.step, one.step_time)
+    ]
+    left = max(seconds, default=0.0)
+    return f"{timedelta(seconds=math.ceil(left))}" if left > 0 else ""
 
 
 DEVICE_COLUMNS = ["uuid", "state", "server", "type", "memory", "use", "°C", "health", "replicas"]
@@ -251,15 +336,14 @@ class Picture:
         for column in REPLICA_COLUMNS:
             table.add_column(column, no_wrap=True, justify="right" if column in ("step", "s/step") else "left")
         room = max(3, height - EVENTS_SHOWN - 6)
-        worst_first = list(STYLES)
-        shown = sorted(self.replicas.values(), key=lambda one: (worst_first.index(one.state), one.place))[:room]
-        for replica in shown:
-            cells = [cell(each) for each in replica_row(replica)]
-            cells[1].stylize(STYLES[replica.state])
+        rows = list(table_rows(self.replicas.values(), room))
+        for row in rows:
+            cells = [cell(each) for each in row.cells]
+            cells[1].stylize(STYLES[row.state])
             table.add_row(*cells)
         parts: list[RenderableType] = [title, table]
-        if len(self.replicas) > len(shown):
-            parts.append(cell(f"… {len(self.replicas) - len(shown)} more", style="dim"))
+        if hidden := len(self.replicas) - sum(not row.is_job for row in rows):
+            parts.append(cell(f"… {hidden} more", style="dim"))
         failed = [device for device in self.devices.values() if device.state != "active"]
         parts += [
             cell(fit_line(because(f"device {one.uuid} {one.state}", one.reason)), style="red") for one in failed[:3]

@@ -8,7 +8,7 @@ export type View = (typeof VIEWS)[number];
 
 export interface Route {
   view: View;
-  /** What follows the view: the id of a replica, or the name of a session. */
+  /** What follows the view: the name of a job or of a session, or the id of a replica. */
   parts: string[];
   query: Record<string, string>;
 }

@@ -130,6 +130,12 @@ export function lossName(names: readonly string[]): string | null {
   return names.find((name) => name === 'loss') ?? names.find((name) => name.toLowerCase().includes('loss')) ?? null;
 }
 
+/** Return the names of metrics, the loss first. */
+export function lossFirst(names: readonly string[]): string[] {
+  const loss = lossName(names);
+  return loss === null ? [...names] : [loss, ...names.filter((name) => name !== loss)];
+}
+
 function concat(one: Float64Array, other: Float64Array): Float64Array {
   const both = new Float64Array(one.length + other.length);
   both.set(one);

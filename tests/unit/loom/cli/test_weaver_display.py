@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from loom.cli.weaver_display import (
     DEVICE_COLUMNS,
     REPLICA_COLUMNS,
     Picture,
+    TableRow,
     device_row,
     event_line,
     json_line,
     live,
     plot_lines,
     replica_row,
+    table_rows,
 )
 from loom.rest_client import Gateway
 from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent, read_update
@@ -102,7 +105,53 @@ def test_the_worst_come_first_and_the_rest_is_counted() -> None:
 
     assert "train_x" in shown
     assert len(shown.splitlines()) <= 24
-    assert "… 91 more" in shown
+    assert "… 92 more" in shown
+
+
+def row_of(rows: list[TableRow], name: str) -> dict[str, str]:
+    (cells,) = (row.cells for row in rows if row.cells[0].strip() == name)
+    return dict(zip(REPLICA_COLUMNS, cells, strict=True))
+
+
+def test_a_job_of_several_ranks_is_one_row_with_its_ranks_below_it() -> None:
+    about: dict[str, Any] = {"max_step": 100, "step_time": 2.0, "epoch": 1, "devices": ("GPU-0",)}
+    first = replica("train_0", step=40, metrics={"loss": 0.5}, **about)
+    other = replica("train_1", "stalled", step=38, **about | {"step_time": 3.0})
+    alone = replace(replica("evaluate", step=1), group="evaluate")
+
+    rows = list(table_rows([other, alone, first]))
+
+    assert [row.cells[0] for row in rows] == ["evaluate", "trainers (2 ranks)", "  train_0", "  train_1"]
+    job = row_of(rows, "trainers (2 ranks)")
+    assert job["state"] == "1 stalled, 1 running"
+    assert job["step"] == "38 to 40/100"
+    assert (job["epoch"], job["metrics"], job["s/step"]) == ("1", "loss 0.5", "2.5")
+    assert job["left"] == "0:03:06"  # by the slower rank
+    assert (job["host"], job["devices"]) == ("1 host", "1")
+    assert row_of(rows, "train_0")["left"] == "0:02:00"
+
+
+def test_the_replicas_of_two_users_are_two_jobs() -> None:
+    mine, theirs = replica("train_0", user="ann"), replica("train_0@s", user="bob")
+    assert not any(row.is_job for row in table_rows([mine, theirs]))
+
+
+def test_a_job_that_has_ended_or_makes_no_steps_has_no_time_left() -> None:
+    known: dict[str, Any] = {"step": 3, "max_step": 9, "step_time": 1.0}
+    for one in (
+        replica("r", "failed", **known),
+        replica("r", step=3, max_step=9),
+        replica("r", **known | {"step": 9}),
+    ):
+        assert row_of(list(table_rows([one])), "r")["left"] == ""
+
+
+@pytest.mark.parametrize("most", range(12))
+def test_jobs_have_room_before_their_ranks(most: int) -> None:
+    jobs = [replace(replica(f"{group}_{rank}"), group=group) for group in "abc" for rank in range(3)]
+    rows = list(table_rows(jobs, most))
+    assert len(rows) == most
+    assert sum(row.is_job for row in rows) == min(3, most)
 
 
 def test_an_event_that_comes_again_is_shown_once() -> None:

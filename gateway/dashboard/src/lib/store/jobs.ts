@@ -1,5 +1,6 @@
 /** The jobs, as the gateway sums them up, and their curves of the last minutes. */
 
+import { duration } from '../format';
 import { Series } from '../series';
 import type { Aggregate, GoodputRecord, ReplicaState } from '../types';
 
@@ -29,6 +30,11 @@ export interface Job {
   losses: Series;
   /** The steps a second of the last minutes. */
   rates: Series;
+}
+
+/** Return the time that a job takes to its last step, as it runs now; null if that is not known. */
+export function leftOf({ step, maxStep, rate }: Job): string | null {
+  return maxStep === null || step === null || !rate || step >= maxStep ? null : duration((maxStep - step) / rate);
 }
 
 export class Jobs {

@@ -103,6 +103,10 @@ class Member implements Replica {
   }
 }
 
+export function isLiving(one: Replica): boolean {
+  return !ENDED.has(one.state);
+}
+
 /** Return a copy of a replica as it is now. */
 export function copyOf(one: Replica): Replica {
   const { state, connected, step, loss, pace } = one;
@@ -241,7 +245,7 @@ export class Replicas {
   }
 
   living(): Replica[] {
-    return [...this.#byId.values()].filter((one) => !ENDED.has(one.state));
+    return [...this.#byId.values()].filter(isLiving);
   }
 }
 

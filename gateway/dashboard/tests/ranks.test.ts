@@ -1,0 +1,160 @@
+import { flushSync } from 'svelte';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+
+import { configOf, differs, linesOf } from '../src/lib/ranks';
+import { Replicas, type Replica } from '../src/lib/store/replicas';
+import type { MetricPoint, ReplicaInfo } from '../src/lib/types';
+import { closePage, find, openPage, stubBrowser } from './app';
+import { aggregate, event, replica, snapshot } from './objects';
+
+class NoObserver {
+  observe(): void {}
+  unobserve(): void {}
+  disconnect(): void {}
+}
+
+/** The ranks of a job, each with what is given of it. */
+function ranks(job: string, ...given: Partial<ReplicaInfo>[]): ReplicaInfo[] {
+  return given.map((one, rank) => replica(`${job}_${rank}`, { group: job, session: null, rank, ...one }));
+}
+
+function held(...infos: ReplicaInfo[]): readonly Replica[] {
+  const replicas = new Replicas();
+  replicas.replace(infos, undefined, undefined);
+  return replicas.ordered;
+}
+
+const numbered = (amount: number): Partial<ReplicaInfo>[] => Array.from({ length: amount }, () => ({}));
+
+describe('the lines of a table', () => {
+  const look = (replicas: readonly Replica[], ...turned: string[]): string[] =>
+    linesOf(replicas, new Set(turned)).map((one) => (one.job === null ? one.replica.id : `${one.job}: ${one.ranks.length}${one.open ? '' : ', closed'}`));
+
+  it('have a job of several ranks with its ranks below it, and one of a single rank by itself', () => {
+    expect(look(held(...ranks('ddp', {}, {}), ...ranks('one', {})))).toEqual(['ddp: 2', 'ddp_0', 'ddp_1', 'one_0']);
+  });
+
+  it('leave out the ranks of a job that was closed, or that is closed at first because it has many', () => {
+    const replicas = held(...ranks('big', ...numbered(9)), ...ranks('ddp', {}, {}));
+    expect(look(replicas)).toEqual(['big: 9, closed', 'ddp: 2', 'ddp_0', 'ddp_1']);
+    expect(look(replicas, 'ddp')).toEqual(['big: 9, closed', 'ddp: 2, closed']);
+    expect(look(replicas, 'big')).toHaveLength(1 + 9 + 1 + 2);
+  });
+});
+
+describe('the configuration of ranks', () => {
+  it('is one value where they agree, and each rank’s where they do not', () => {
+    const handlers = { learning_rate: 'float' };
+    const rows = configOf(held(...ranks('ddp', { handlers, config: { learning_rate: 0.1, seed: 1 } }, { handlers, config: { learning_rate: 0.1, seed: 2 } })));
+    expect(rows).toEqual([
+      { key: 'learning_rate', type: 'float', value: 0.1, differing: null, schedule: undefined },
+      { key: 'seed', type: null, value: 1, differing: [['ddp_0', 1], ['ddp_1', 2]], schedule: undefined },
+    ]);
+  });
+
+  it('has the schedule’s value beside the one that was set in its place', () => {
+    const config = { learning_rate: 0.05, learning_rate_schedule: 0.0123, lonely_schedule: 'cosine' };
+    expect(configOf(held(...ranks('ddp', { config }, { config })))).toMatchObject([
+      { key: 'learning_rate', value: 0.05, schedule: 0.0123 },
+      { key: 'lonely_schedule', value: 'cosine', schedule: undefined },
+    ]);
+  });
+});
+
+describe('the metric of a rank', () => {
+  const points = (...values: (number | string)[]): MetricPoint[] => values.map((value, step) => [step * 1.5, step, value]);
+
+  it.each([
+    ['the same', points(1, 2, 3), points(1, 2, 3), false],
+    ['the same but for rounding', points(1, 2), points(1 + 1e-9, 2), false],
+    ['another one', points(1, 2), points(1, 2.1), true],
+    ['of other steps', points(1, 2), [[9, 7, 5]] as MetricPoint[], false],
+    ['not finite on both', points('NaN'), points('NaN'), false],
+    ['not finite on one', points(1), points('NaN'), true],
+    ['without steps', [[1, null, 1]] as MetricPoint[], [[1, null, 2]] as MetricPoint[], false],
+  ])('%s', (_, first, other, expected) => expect(differs(first, other)).toBe(expected));
+});
+
+describe('a job of several ranks on the page', () => {
+  beforeEach(() => {
+    vi.stubGlobal('ResizeObserver', NoObserver);
+    vi.stubGlobal('IntersectionObserver', NoObserver);
+    stubBrowser();
+    vi.stubGlobal('fetch', () => new Promise(() => undefined));
+  });
+
+  afterEach(() => {
+    closePage();
+    vi.unstubAllGlobals();
+  });
+
+  async function open(hash: string): Promise<void> {
+    const handlers = { learning_rate: 'float' };
+    await openPage(
+      hash,
+      snapshot({
+        time: Date.now() / 1000,
+        replicas: ranks(
+          'ddp',
+          { handlers, config: { learning_rate: 0.05, learning_rate_schedule: 0.1, seed: 1 } },
+          { handlers, config: { learning_rate: 0.05, learning_rate_schedule: 0.1, seed: 2 } },
+          { state: 'failed' },
+        ),
+        events: [event(1, 'registered', 'ddp_0')],
+      }),
+      'operate',
+    );
+    const { store } = await import('../src/lib/page');
+    store.handleWebSocketMessage({
+      type: 'delta',
+      aggregates: { ddp: aggregate({ session: null, group: 'ddp', replicas: 3, living: 2, step: 400, max_step: 1000, rate: 10, loss: 0.5, states: { running: 2, failed: 1 } }) },
+    });
+    store.flush();
+    flushSync();
+  }
+
+  const row = (job: string): HTMLElement | null => document.querySelector(`tr[data-job="${job}"]`);
+
+  it('is one row with what it makes, and the time that is left', async () => {
+    await open('#/replicas');
+    const text = row('ddp')!.textContent.replaceAll(/\s+/g, ' ');
+    for (const one of ['ddp', '3 ranks', '2 running', '1 failed', '400', '0.5', '1 min left']) expect(text).toContain(one);
+    expect(document.querySelectorAll('tr[data-replica]')).toHaveLength(3);
+    row('ddp')!.querySelector<HTMLButtonElement>('.turn')!.click();
+    flushSync();
+    expect(document.querySelectorAll('tr[data-replica]')).toHaveLength(0);
+    expect(row('ddp')!.querySelector('.turn')!.getAttribute('aria-expanded')).toBe('false');
+  });
+
+  it('is selected with all of its ranks, and no row of its own in a search', async () => {
+    await open('#/replicas');
+    row('ddp')!.querySelector<HTMLInputElement>('input')!.click();
+    flushSync();
+    expect(find('selection')!.textContent).toContain('3 selected');
+    location.hash = '#/replicas?q=ddp_1';
+    window.dispatchEvent(new HashChangeEvent('hashchange'));
+    flushSync();
+    expect(row('ddp')).toBeNull();
+  });
+
+  it('has a view with its figures and its configuration, where an override is told from the schedule', async () => {
+    await open('#/overview/ddp');
+    expect(find('job-figures')!.textContent).toMatch(/step\s*400\s*of 1,000/);
+    const config = find('job-config')!.textContent.replaceAll(/\s+/g, ' ');
+    expect(config).toMatch(/learning_rate\s*0.05\s*override\s*0.1/);
+    expect(config).toMatch(/ddp_0: 1\s*ddp_1: 2/);
+  });
+
+  it('is paused on all ranks that live', async () => {
+    await open('#/overview/ddp');
+    const { store } = await import('../src/lib/page');
+    find('pause-job')!.click();
+    flushSync();
+    expect(store.commands[0]).toMatchObject({ kind: 'pause', target: ['ddp_0', 'ddp_1'] });
+  });
+
+  it('that nobody knows is said to be unknown', async () => {
+    await open('#/overview/other');
+    expect(document.body.textContent).toContain('No job has this name');
+  });
+});
