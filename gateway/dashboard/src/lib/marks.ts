@@ -8,6 +8,8 @@ const KINDS: ReadonlySet<string> = new Set([
   'resume',
   'stop',
   'drain',
+  'save',
+  'evaluate',
   'deactivate_device',
   'reactivate',
   'inject',

@@ -202,6 +202,8 @@ export type CommandKind =
   | 'resume'
   | 'stop'
   | 'drain'
+  | 'save'
+  | 'evaluate'
   | 'deactivate_device'
   | 'reactivate';
 
