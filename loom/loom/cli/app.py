@@ -10,7 +10,24 @@ from typing import Annotated
 import typer
 
 from loom._version import __version__
-from loom.cli import context, export, inject, meshes, remote_exec, serve, sessions, status, timing, token, weaver
+from loom.cli import (
+    analyze,
+    bridge,
+    context,
+    dashboard,
+    export,
+    inject,
+    logs,
+    meshes,
+    remote_exec,
+    serve,
+    sessions,
+    status,
+    token,
+    trace,
+    tune,
+    weaver,
+)
 from loom.cli.demos import demo
 from loom.cli.output import say
 
@@ -43,15 +60,15 @@ app.command()(serve.up)
 app.add_typer(demo.app, name="demo")
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)
-app.command()(meshes.logs)
+app.command()(logs.logs)
 app.command()(meshes.meshes)
 app.command("exec")(remote_exec.exec_)
 app.command()(remote_exec.shell)
 app.command()(remote_exec.cp)
 app.command()(remote_exec.forward)
-app.command()(timing.trace)
+app.command()(trace.trace)
 app.command()(remote_exec.debug)
-app.command()(meshes.dashboard)
+app.command()(dashboard.dashboard)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(token.app, name="token")
 app.add_typer(context.app, name="context")
@@ -71,6 +88,6 @@ app.command()(weaver.deactivate)
 app.command()(weaver.reactivate)
 app.command()(weaver.policy)
 app.add_typer(inject.app, name="inject")
-app.command()(serve.bridge)
-app.command()(timing.analyze)
-app.command()(timing.tune)
+app.command()(bridge.bridge)
+app.command()(analyze.analyze)
+app.command()(tune.tune)

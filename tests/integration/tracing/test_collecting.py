@@ -199,7 +199,7 @@ def test_a_gateway_that_gives_no_answer_is_named(
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr(Gateway, "spans", lambda *_: over.wait(60))
-    monkeypatch.setattr("loom.cli.timing.GATEWAY_WITHIN", 0.05)
+    monkeypatch.setattr("loom.cli.trace.GATEWAY_WITHIN", 0.05)
     asked = ["--url", cluster.url, "--token", str(cluster.token), "--session", job.session, "--for", "100ms"]
     asked += ["--out", str(tmp_path / "trace.json"), "--json"]
     try:

@@ -48,7 +48,7 @@ def test_a_browser_gets_the_code_by_a_file_of_the_users_own(
     log, browser = tmp_path / "log", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {log}\n')
     browser.chmod(0o755)
-    opens = "import sys; from loom.cli import meshes; meshes._open(sys.argv[1])"
+    opens = "import sys; from loom.cli import dashboard; dashboard._open(sys.argv[1])"
     environment = {"BROWSER": f"{browser} %s", "XDG_STATE_HOME": str(state), "PATH": "/usr/bin:/bin"}
 
     for _ in range(2):
