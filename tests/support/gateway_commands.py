@@ -21,6 +21,8 @@ ARGUMENTS = {
     "dashboard": "--no-browser",
     "watch": "--json",
     "pause": "--timeout 1",
+    "save": "--timeout 1",
+    "evaluate": "--timeout 1",
     "resume": "--timeout 1",
     "stop": "--timeout 1",
     "drain": "--timeout 1",
