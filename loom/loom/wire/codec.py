@@ -32,7 +32,6 @@ from cloudpickle.cloudpickle import _lookup_module_and_qualname, _should_pickle_
 
 from loom.errors import LoomError, UnpicklableError, describe_error
 from loom.wire.arrays import IN_BAND, Carried, carried_or_value, passing_on, take_apart, take_apart_near_top, whole
-from loom.wire.blame import KEPT, explain
 from loom.wire.by_value import (
     NAMED,
     REDUCERS,
@@ -47,6 +46,7 @@ from loom.wire.exceptions import reduce_exception
 from loom.wire.handshake import python_mismatch, python_version
 from loom.wire.messages import Buffer
 from loom.wire.mux import Pieces
+from loom.wire.unpicklable import KEPT, explain
 
 _PLAIN_PICKLE = 512
 """Bytes below which a pickle is first searched for `_OURS`: without it, decoding needs no set-up."""

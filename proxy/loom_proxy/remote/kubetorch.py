@@ -36,7 +36,7 @@ from loom.errors import (
 )
 from loom.remote_objects import Method, no_method
 from loom.tls import client_context
-from loom.wire.blame import nesting
+from loom.wire.unpicklable import nesting
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.remote.objects import call_options
 

@@ -10,7 +10,6 @@ import pytest
 
 import loom
 from loom.errors import UnpicklableError
-from loom.wire.blame import _children
 from loom.wire.by_value import Missing, _slots
 from loom.wire.frames import encode_frame
 from loom.wire.framing import behind_length
@@ -18,6 +17,7 @@ from loom.wire.messages import Kind, Message
 from loom.wire.plain import exact_json, number
 from loom.wire.sender import FrameSender
 from loom.wire.stream import Stream
+from loom.wire.unpicklable import _children
 
 
 class Several:
