@@ -22,7 +22,7 @@ from typing import Any
 from loom.control.operations import GetStatus, GetUsers, Operation
 from loom.errors import WeaverUnavailable
 from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
-from loom_gateway.sessions.history import EndedSession
+from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.session import SessionState, UserSession
 from loom_gateway.weaver_socket import gateway_feed
 from tests.unit.loom_gateway.access.test_routes import GUARDED, Driver, House, path_of

@@ -12,7 +12,7 @@ from loom.errors import LimitReached, NotFound, ScopeError, UnknownSession, Wron
 from loom.token_file import ADMIN, SCOPES, Token
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.sign_ins import SignIn
-from loom_gateway.sessions.history import EndedSession
+from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession
 

@@ -25,7 +25,7 @@ from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal
 from loom_gateway.relay.spans import RelayedCalls
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
-from loom_gateway.sessions.history import EndedSession, EndedSessionInfo
+from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessionInfo
 from loom_gateway.sessions.logs import LogQuery
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import SessionState, UserSession, ask_lives

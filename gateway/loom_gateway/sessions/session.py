@@ -31,7 +31,7 @@ from loom_gateway.offload import OFFLOAD, SMALL_WORK, Work
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 from loom_gateway.sessions.driver_files import LastWords
 from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
-from loom_gateway.sessions.history import EndedSession
+from loom_gateway.sessions.ended_sessions import EndedSession
 
 logger = logging.getLogger(__name__)
 
