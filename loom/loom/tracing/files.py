@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from loom.process.threads import keep_going
-from loom.tracing.shapes import quoted
+from loom.tracing.encoding import quoted
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from loom.tracing import clock, files, otlp, shapes
+from loom.tracing import clock, encoding, files, otlp
+from loom.tracing.encoding import PLAIN
 from loom.tracing.files import HOST, EventFile, Writer, who
 from loom.tracing.lines import FORMS, format_line
-from loom.tracing.shapes import PLAIN
 from loom.tracing.trace_ids import TRACE_HEADER, checked_trace, reset, trace, trace_here
 
 Record = dict[str, object]
@@ -157,7 +157,7 @@ class _Recorder:
                 del fields["t"]
         says = self.lines and name in FORMS
         if self.file and _SPECIAL.isdisjoint(fields):
-            lines = shapes.encode(name, t, start + unix, self._who, trace, fields, says)
+            lines = encoding.encode(name, t, start + unix, self._who, trace, fields, says)
             if lines is not None:
                 return *lines, context
         line = self._encoded(self._record(name, _micro(t), start + unix, trace, fields)) if self.file else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loom.tracing import clock, configure, current_trace, event, files, flush, shapes, span, trace
+from loom.tracing import clock, configure, current_trace, encoding, event, files, flush, span, trace
 from loom.tracing.files import EventFile
 from loom.tracing.lines import parse_line
 from loom.tracing.spans import listen, recorder
@@ -248,7 +248,7 @@ def test_a_record_reads_the_same_whatever_encodes_it(monkeypatch, tmp_path, fiel
     assert (
         repr(said) == repr(json.loads(files._any_encoder()(record))) == repr(json.loads(files._encode_any(record)))
     )
-    lines = shapes.encode("load", 1.0, 2.0, files.who(1, None), "abc", fields, False)
+    lines = encoding.encode("load", 1.0, 2.0, files.who(1, None), "abc", fields, False)
     assert (lines is None) == (fields in OTHERS)
 
 

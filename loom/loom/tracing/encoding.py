@@ -1,4 +1,4 @@
-"""The lines of events, by a function for each kind of event: a name, its fields, and their classes.
+"""The encoding of events as lines, by a function for each kind of event: a name, its fields, and their classes.
 
 A program has few kinds of events, and many of each kind. A function in which the fields are written out makes a
 line in two thirds of the time of a loop over them.

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loom.tracing import shapes
+from loom.tracing import encoding
+from loom.tracing.encoding import encode
 from loom.tracing.files import who
 from loom.tracing.lines import FORMS, format_line
-from loom.tracing.shapes import encode
 
 WHO = who(7, 'a"b')
 VALUES = st.one_of(
@@ -26,7 +26,7 @@ KEYS = sorted({field.name for form in FORMS.values() for field in form.fields} -
 
 @pytest.fixture(autouse=True)
 def _no_functions(monkeypatch):
-    monkeypatch.setattr(shapes, "_made", {})
+    monkeypatch.setattr(encoding, "_made", {})
 
 
 @given(
@@ -91,7 +91,7 @@ def test_a_name_that_is_no_text_and_a_field_that_is_code_do_nothing():
 
 
 def test_a_program_with_fields_that_never_repeat_fills_no_memory(monkeypatch):
-    monkeypatch.setattr(shapes, "MOST", 3)
+    monkeypatch.setattr(encoding, "MOST", 3)
     found = [encode("load", 1.0, 2.0, WHO, None, {f"key{number}": 1}, False) for number in range(5)]
     assert [each is None for each in found] == [False, False, False, True, True]
-    assert len(shapes._made) == 3
+    assert len(encoding._made) == 3
