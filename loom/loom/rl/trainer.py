@@ -56,7 +56,7 @@ class Trainer(TrainerActor):
     def warm_up(self) -> None:
         """Import what the first step needs."""
         import loom.rl.generation.weight_files
-        import loom.rl.policy  # noqa: F401
+        import loom.rl.policy_gradient  # noqa: F401
 
     def build(self) -> Any:
         """Return the model."""
@@ -96,7 +96,7 @@ class Trainer(TrainerActor):
 
     def loss_of(self, model: Any, batch: Batch) -> Any:
         """Return the share of this process in the mean loss of the step's tokens, times the number of processes."""
-        from loom.rl.policy import PolicyBatch, policy_loss, token_logprobs
+        from loom.rl.policy_gradient import PolicyBatch, policy_loss, token_logprobs
 
         rollouts = [one for part in self._parts for one in part.rollouts]
         if not rollouts:  # more processes than parts

@@ -14,7 +14,7 @@ from loom.control.latencies import Latencies
 from loom.errors import CommandIdTaken, LimitReached, NotFound, WrongArguments, because
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.commit_output import Outbox
-from loom.weaver.policy import Action
+from loom.weaver.failure_policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaEnding, ReplicaState

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from loom.weaver.commit_output import Outbox
 from loom.weaver.dispatcher import CommandDispatcher
 from loom.weaver.failure_notices import PeerNotices
+from loom.weaver.failure_policy import Action
 from loom.weaver.inspection import Stacks
-from loom.weaver.policy import Action
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica
 from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState

@@ -16,8 +16,8 @@ from loom.control.reports import Row
 from loom.errors import LimitReached, NotFound
 from loom.weaver.commands import Commands, unknown
 from loom.weaver.device_map import DeviceReplicaMap
+from loom.weaver.failure_policy import Policy
 from loom.weaver.goodput.goodput import Goodput
-from loom.weaver.policy import Policy
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.storage.events import EventStore

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from loom.rl.policy import PolicyBatch, policy_loss, token_logprobs
+from loom.rl.policy_gradient import PolicyBatch, policy_loss, token_logprobs
 from loom.rl.rollouts import Rollout
 
 PAD = 9
