@@ -15,15 +15,15 @@ from nats.aio.msg import Msg
 
 from loom.control.commands import Command
 from loom.errors import LoomError, TooLarge, WeaverUnavailable
+from loom.nats.bridged_replicas import BridgedReplicas, Screen
 from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, is_subject, subjects_of
-from loom.nats.intake import BridgedReplicas, Screen
+from loom.nats.message_counts import MessageTrouble, Tally
 from loom.nats.nats_link import NatsAway, NatsLink, NatsLogin, SubjectSubscription
+from loom.nats.outside_replica import OutsideReplica
 from loom.nats.publisher import Publication, Publisher
-from loom.nats.replicas import OutsideReplica
 from loom.nats.requests import AWAY, BridgeRequests
 from loom.nats.state import BridgeState
 from loom.nats.stream import RequestStream
-from loom.nats.tally import MessageTrouble, Tally
 from loom.rest_client import Gateway
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from loom.errors import AuthenticationError, InvalidAddress, LoomError, NatsUnreachable
-from loom.nats.tally import MessageTrouble, Tally
+from loom.nats.message_counts import MessageTrouble, Tally
 from loom.tls import client_context
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy,
 
 from loom.errors import Conflict, NatsUnreachable
 from loom.nats.envelopes import HEADER
+from loom.nats.message_counts import MessageTrouble, Tally
 from loom.nats.nats_link import AGAIN, FAILURES, NatsAway, NatsLink
 from loom.nats.state import BridgeState
-from loom.nats.tally import MessageTrouble, Tally
 
 logger = logging.getLogger(__name__)
 

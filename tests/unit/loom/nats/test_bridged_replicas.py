@@ -13,14 +13,13 @@ import pytest
 from loom.control.commands import Acknowledgement, Change, Command, CommandKind
 from loom.control.introduction import Activity, TrainingEnding
 from loom.errors import Conflict, LimitReached, NotFound, RateLimited, WrongArguments
-from loom.nats import intake as intake_module
-from loom.nats import state
+from loom.nats import bridged_replicas, state
+from loom.nats.bridged_replicas import BridgedReplicas
 from loom.nats.envelopes import Envelope, EnvelopeKind
-from loom.nats.intake import BridgedReplicas
-from loom.nats.replicas import MAX_COMMANDS, MAX_WAITING, RATE, REPEAT_EVERY, OutsideReplica
+from loom.nats.message_counts import LOG_EVERY, Bucket, MessageTrouble, Tally
+from loom.nats.outside_replica import MAX_COMMANDS, MAX_WAITING, RATE, REPEAT_EVERY, OutsideReplica
 from loom.nats.reports import MAX_METRICS, DeviceRegistration, ProgressReport, read_report
 from loom.nats.state import KEEP_DONE, BridgeState
-from loom.nats.tally import LOG_EVERY, Bucket, MessageTrouble, Tally
 
 
 def registration(**more: Any) -> DeviceRegistration:
@@ -178,7 +177,7 @@ def test_a_report_that_makes_no_sense_is_refused_with_its_field_and_the_reason(
 
 
 def test_silent_replicas_make_room_and_living_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_REPLICAS", 2)
+    monkeypatch.setattr(bridged_replicas, "MAX_REPLICAS", 2)
     intake = table()
     for id, age in (("out_0", 100.0), ("out_1", 0.0), ("out_2", 0.0)):
         take(intake, EnvelopeKind.REGISTER_DEVICE, age, replica_id=id, device_uuid=f"GPU-{id}")
@@ -316,7 +315,7 @@ def test_a_bucket_lets_a_burst_through_and_then_its_rate() -> None:
 
 
 async def test_a_replica_that_the_weaver_does_not_get_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "SETTLE_TIMEOUT", 0.01)
+    monkeypatch.setattr(bridged_replicas, "SETTLE_TIMEOUT", 0.01)
     intake = table()
     replica = take(intake, EnvelopeKind.REGISTER_DEVICE, replica_id="out_0", device_uuid="GPU-0")
 

@@ -41,8 +41,8 @@ from loom.control.reports import (
     StatusReports,
 )
 from loom.errors import LimitReached, ProtocolMismatch, TooLarge, error_for_code
+from loom.nats.message_counts import Bucket
 from loom.nats.reports import MAX_KEYS, MAX_METRICS, DeviceRegistration, DrainReport, ProgressReport, Sign
-from loom.nats.tally import Bucket
 from loom.wire.framing import FrameSplitter
 
 MISSED = 3

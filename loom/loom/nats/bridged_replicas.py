@@ -25,7 +25,8 @@ from loom.control.introduction import Bye, TrainingEnding
 from loom.control.reports import DeviceFailed, DeviceReport, Registration
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
 from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
-from loom.nats.replicas import OutsideReplica, ReplicaLink
+from loom.nats.message_counts import Bucket, MessageTrouble, Tally
+from loom.nats.outside_replica import OutsideReplica, ReplicaLink
 from loom.nats.reports import (
     CommandAnswer,
     DeviceRegistration,
@@ -36,7 +37,6 @@ from loom.nats.reports import (
     read_report,
 )
 from loom.nats.state import BridgeState
-from loom.nats.tally import Bucket, MessageTrouble, Tally
 from loom.process import tasks
 from loom.process.backoff import Backoff
 
