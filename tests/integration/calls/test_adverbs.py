@@ -349,7 +349,7 @@ def test_stand_ins_become_monarchs_concurrent_endpoints(explicit: bool) -> None:
 
 
 def _replies_once(concurrent: Any, repliers: Any) -> list[bool]:
-    from loom_gateway.driver.monarch.fast_call import replies_once
+    from loom_gateway.driver.monarch.reply_channels import replies_once
 
     return [replies_once(one) for one in (concurrent.let_go, concurrent.wait, repliers.rank, repliers.answer)]
 

@@ -198,8 +198,8 @@ def _with_room_for_two(workers: list[Any]) -> tuple[list[Any], list[bool], int]:
     import asyncio
     import queue
 
-    from loom_gateway.driver.monarch.fast_call import ReplyChannels
     from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
+    from loom_gateway.driver.monarch.reply_channels import ReplyChannels
 
     came: queue.SimpleQueue[Any] = queue.SimpleQueue()
 

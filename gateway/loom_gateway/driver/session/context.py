@@ -8,8 +8,8 @@ from typing import Any
 
 from loom.wire.codec import Decoder, Encoder
 from loom_gateway.driver.clients.stored_results import StoredResults
-from loom_gateway.driver.monarch.fast_call import ReplyChannels, sentinel
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, HostTable, MeshEntry, MeshTable
+from loom_gateway.driver.monarch.reply_channels import ReplyChannels, sentinel
 from loom_gateway.driver.monarch.translations import Translations
 from loom_gateway.driver.process_link.link import ProcessLinkAddress
 from loom_gateway.driver.session.failures import DeadElements, Failures

@@ -30,8 +30,8 @@ from loom_gateway.driver.monarch.errors import (
     failed_spawn,
     read_fault,
 )
-from loom_gateway.driver.monarch.fast_call import ReplyChannels
 from loom_gateway.driver.monarch.mesh_table import HostTable, MeshEntry, MeshTable, monarchs_name
+from loom_gateway.driver.monarch.reply_channels import ReplyChannels
 from loom_gateway.driver.session.replies import Replies, Send, notice
 
 MONARCHS_TURN = 1.0  # seconds for which Monarch may report a dead process first; it takes half of one
