@@ -17,7 +17,7 @@ from loom import driver_api
 from loom.actor import monarch_actor, this_host
 from loom.control.address import weaver_address
 from loom.errors import WeaverUnavailable
-from loom.process.environment import add_to_environment
+from loom.process.late_environment import add_to_environment
 
 _log = logging.getLogger("loom")
 

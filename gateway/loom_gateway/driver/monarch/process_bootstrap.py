@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loom.control.address import ADDRESS_VARIABLE, hold_address
-from loom.process.environment import add_to_environment
-from loom.process.signals import explain_refusals
+from loom.process.late_environment import add_to_environment
+from loom.process.refused_signals import explain_refusals
 from loom.wire.arrays import take_apart_near_top
 from loom.wire.by_value import repair_cloudpickle, share_with_children
 from loom_gateway.driver.code_sync import sys_path

@@ -12,7 +12,7 @@ from tests.support.processes import run
 PROGRAM = """
 import sys
 if {imported}: import loom.tracing
-from loom.process.environment import add_to_environment
+from loom.process.late_environment import add_to_environment
 add_to_environment({{"LOOM_TIMING_DIR": sys.argv[1], "LOOM_TIMING_ROLE": "generator", "OTHER": "1"}})
 import os, loom.tracing
 loom.tracing.event("it begins")
