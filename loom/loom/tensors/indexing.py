@@ -11,8 +11,8 @@ from operator import index as to_int
 from typing import Any, NamedTuple
 
 from loom.tensors.call import Function, Known, call, changed, check_leaf, function_at, run
-from loom.tensors.core import method, methods, picked, viewed
 from loom.tensors.history import needs_grad
+from loom.tensors.layout_rules import method, methods, picked, viewed
 from loom.tensors.layouts import (
     PLAIN,
     DtypeKind,

@@ -12,7 +12,7 @@ from typing import Any, overload
 from weakref import ref
 
 from loom.errors import Invalid
-from loom.tensors import core, indexing, optim  # noqa: F401 - whose methods are tensors'
+from loom.tensors import indexing, layout_rules, optim  # noqa: F401 - whose methods are tensors'
 from loom.tensors.call import (
     Function,
     Waiting,
@@ -128,7 +128,7 @@ class Tensors(Making):
             raise AttributeError(name)
         if name in CONSTANTS:
             return Constant(name)
-        found: Any = core.functions.get(name) or _of_tensor(name)
+        found: Any = layout_rules.functions.get(name) or _of_tensor(name)
         if name in ("linalg", "fft", "special"):
             found = TensorNamespace(self, name)
         elif found is None:
@@ -554,7 +554,7 @@ def _check_root(root: Tensor, gradient: Tensor | None) -> None:
 
 def _of_tensor(name: str) -> Callable[..., Any] | None:
     """Return a method that is written here as a function, which refuses a number as its tensor."""
-    method = core.methods.get(name)
+    method = layout_rules.methods.get(name)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if "input" in kwargs:
@@ -576,9 +576,9 @@ def _method(self: Tensor, name: str) -> Any:
     return getattr(self, name)
 
 
-for _name, _function in {**core.methods, "__getattr__": _method}.items():
+for _name, _function in {**layout_rules.methods, "__getattr__": _method}.items():
     setattr(Tensor, _name, _function)
-for _name, _getter in core.PROPERTIES.items():
+for _name, _getter in layout_rules.PROPERTIES.items():
     setattr(Tensor, _name, property(_getter))
 for _dtype in ALL:  # `lt.bool` is a dtype, as in torch, and `x.bool()` a method
     setattr(Tensors, _dtype.name, _dtype)

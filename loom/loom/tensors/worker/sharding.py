@@ -20,7 +20,7 @@ from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from loom.tensors import core  # noqa: F401 - which says what is computed element by element
+from loom.tensors import layout_rules  # noqa: F401 - which says what is computed element by element
 from loom.tensors.call import COPYING, ELEMENTWISE, base
 from loom.tensors.layouts import contiguous_strides
 from loom.tensors.names import VIEWING

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from loom.tensors import names
-from loom.tensors.core import methods
+from loom.tensors.layout_rules import methods
 from loom.tensors.tensors import Tensors
 from tests.support.torch_agreement import (
     FLOATS,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loom.tensors.call import RULES, base
-from loom.tensors.core import functions, methods
+from loom.tensors.layout_rules import functions, methods
 from loom.tensors.tensors import Tensors
 from loom.tensors.worker.sharding import BY_PARTS
 from tests.support.near_tensors import near_tensors

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import loom
-from loom.tensors import Replicate, Shard
-from loom.tensors import core as sharding
+from loom.tensors import Replicate, Shard, layout_rules
 from loom.tensors.tensors import Tensors
 from tests.support.near_tensors import NearWorkers, near_tensors
 from tests.support.torch_agreement import to_torch
@@ -278,7 +277,7 @@ def test_a_seed_gives_the_same_parts_again(lt: Tensors) -> None:
 
 
 def test_a_large_product_is_computed_by_all(lt: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding, "LARGE", 8 * 8 * 8)
+    monkeypatch.setattr(layout_rules, "LARGE", 8 * 8 * 8)
     data = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     x, w = lt.tensor(data), lt.tensor(data.t(), requires_grad=True)
     y = x @ w
