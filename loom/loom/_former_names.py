@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing `typing` would take longer than everything else here
+if TYPE_CHECKING:  # importing `typing` or `importlib.abc` would take longer than everything else here
     from collections.abc import Sequence
 
 FORMER_NAMES = {
@@ -39,7 +38,7 @@ FORMER_NAMES = {
 _PREFIXES = tuple(FORMER_NAMES)
 
 
-class FormerNames(MetaPathFinder, Loader):
+class FormerNames:
     """Imports the module of today's name for a former name, or for a module within a former package."""
 
     def find_spec(
@@ -50,7 +49,10 @@ class FormerNames(MetaPathFinder, Loader):
         if (todays := todays_name(name)) == name:
             return None
         _warn(f"{name} is now {todays}: import {todays}")
-        return ModuleSpec(name, self)
+        return ModuleSpec(name, self)  # type: ignore[arg-type] # the machinery asks for these methods alone
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         sys.modules[module.__name__] = import_module(todays_name(module.__name__))

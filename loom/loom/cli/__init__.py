@@ -16,9 +16,13 @@ def main() -> NoReturn:
     """Run the command line of this process and exit with a code of `loom.process.exit_codes`."""
     from loom.process.privileges import hide_arguments
 
-    shown = hide_arguments()  # before anything that takes long
+    runs = sys.argv[1:2] == ["run"]  # whose arguments are another command's
+    shown = [] if runs else hide_arguments()  # before anything that takes long
 
-    from loom.cli.app import app
+    if runs:
+        from loom.cli.run import app
+    else:
+        from loom.cli.app import app
     from loom.errors import LoomError
     from loom.process.exit_codes import report, report_bug, warn
     from loom.screen_text import fit_log_records

@@ -20,6 +20,7 @@ from loom.cli import (
     logs,
     meshes,
     remote_exec,
+    run,
     serve,
     sessions,
     status,
@@ -57,6 +58,7 @@ def _options(
 
 
 app.command()(serve.up)
+app.command(context_settings=run.OPTIONS)(run.run)
 app.add_typer(demo.app, name="demo")
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)

@@ -120,6 +120,8 @@ class ThreadletHello(Frame, kind="hello"):
     """True if something starts another process in this one's place when it dies."""
     announced: bool = False
     """True if the threadlet tells commands from what is only `Command.announced`."""
+    asks: bool = False
+    """True to register nothing: the answer, a `Refusal`, says whether replicas of the group live."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -169,7 +171,32 @@ class ThreadletHello(Frame, kind="hello"):
             mesh=optional_text(fields, "mesh"),
             respawns=fields.get("respawns") is True,
             announced=fields.get("announced") is True,
+            asks=fields.get("asks") is True,
         )
+
+
+def group_question(key: str, group: str) -> ThreadletHello:
+    """Return the hello that asks whether replicas of a group live."""
+    return ThreadletHello(
+        key=key,
+        replica=f"{group}_0",
+        instance="asks",
+        group=group,
+        pid=0,
+        host="",
+        procs=None,
+        rank=None,
+        actors=None,
+        session=None,
+        devices=(),
+        handlers={},
+        config={},
+        state=None,
+        step=None,
+        injectable=False,
+        removed={},
+        asks=True,
+    )
 
 
 def _key(fields: Mapping[str, object]) -> str:

@@ -9,6 +9,7 @@ from loom.instrument.imports import when_imported
 
 HOOKS = {
     "torch.optim.optimizer": "loom.instrument.torch:hook",
+    "torch.utils.data.dataloader": "loom.instrument.torch:hook_loaders",
 }
 """The hook of each module of a library, which is called when a program imports the module."""
 

@@ -15,10 +15,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loom.errors import describe_error
-from loom.threadlet.threadlet import Threadlet
+
+if TYPE_CHECKING:
+    from loom.threadlet.threadlet import Threadlet
 
 _log = logging.getLogger("loom")
 
@@ -146,9 +148,9 @@ class Training:
         present = {key: read() for key, read in self._readers.items()}
         if present == self._config:
             return None
-        changed = {key: value for key, value in present.items() if self._config.get(key, present) != value}
+        changed = {key: value for key, value in present.items() if self._config.get(key) != value}
         self._config = present
-        return changed
+        return changed or None
 
 
 _training: Training | None = None
@@ -166,6 +168,8 @@ def training() -> Training:
     with _making:
         if _training is None:
             _check_trains()
+            from loom.threadlet.threadlet import Threadlet  # which processes that never train have no need of
+
             group = os.environ.get(NAME_VARIABLE) or DEFAULT_NAME
             made = Training(Threadlet(f"{group}_{global_rank()}", group=group))
             made.log(_waiting)

@@ -57,13 +57,14 @@ class ThreadletRegistration:
         Raises:
             LoomError: the replica, or the session that the threadlet names, is not the key's.
         """
+        if hello.asks:
+            return self._answer_whether_living(peer, hello.group, now)
         if session is not None:
             hello = self._of_session(hello, session)
         self._known.check_description(hello.replica, hello.config, hello.handlers)
         replica = self._known.replicas.get(hello.replica) or self._known.add(hello.replica)
         if replica.link is not None:
-            silence = self._timing.beat * self._timing.missed_beats
-            if replica.instance != hello.instance and now - replica.heard < silence:
+            if replica.instance != hello.instance and now - replica.heard < self._silence:
                 replica.await_successor(hello.instance, now)
                 who = f"another process (pid {replica.pid} on {replica.host})"
                 text = f"{who} is the replica {replica.id!r}: give each process a replica_id of its own"
@@ -81,9 +82,24 @@ class ThreadletRegistration:
         if not again:
             self._dispatcher.tell_of_devices(replica, event, now)
         self._outbox.urgent = True
-        self._liveness.schedule(
-            replica, now + min(self._timing.beat * self._timing.missed_beats, self._timing.stall_least)
-        )
+        self._liveness.schedule(replica, now + min(self._silence, self._timing.stall_least))
+
+    @property
+    def _silence(self) -> float:
+        """Seconds after which a process of which nothing is heard may be dead."""
+        return self._timing.beat * self._timing.missed_beats
+
+    def _answer_whether_living(self, peer: OutboxPeer, group: str, now: float) -> None:
+        living = [
+            replica
+            for replica in self._known.replicas.values()
+            if replica.group == group and replica.state in LIVING and now - replica.heard < self._silence
+        ]
+        if not living:
+            return self._outbox.refuse(peer, "replica_unknown", f"no replica of {group!r} lives")
+        one = living[0]
+        where = f"{one.id!r} is process {one.pid} on {one.host}"
+        self._outbox.refuse(peer, "replica_taken", f"a training named {group!r} lives ({where})")
 
     def _of_session(self, hello: ThreadletHello, session: str) -> ThreadletHello:
         """Return the hello of a threadlet of a session, if no other session is in it or has the replica."""
