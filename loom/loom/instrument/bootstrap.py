@@ -10,6 +10,11 @@ from loom.instrument.imports import when_imported
 HOOKS = {
     "torch.optim.optimizer": "loom.instrument.torch:hook",
     "torch.utils.data.dataloader": "loom.instrument.torch:hook_loaders",
+    "torch.utils.tensorboard.writer": "loom.instrument.trackers:hook_tensorboard",
+    "tensorboardX.writer": "loom.instrument.trackers:hook_tensorboard",
+    "wandb.sdk.wandb_run": "loom.instrument.trackers:hook_wandb",
+    "mlflow.tracking.client": "loom.instrument.trackers:hook_mlflow",
+    "trackio.run": "loom.instrument.trackers:hook_trackio",
 }
 """The hook of each module of a library, which is called when a program imports the module."""
 

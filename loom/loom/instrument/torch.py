@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
+from loom.instrument.imports import when_imported
 from loom.instrument.training import Source, Training, guarded, training
 
 if TYPE_CHECKING:
@@ -43,13 +44,15 @@ _NOT_OFFERED = ("params", "lr", "initial_lr")
 
 def hook(optimizers: ModuleType) -> None:
     """Hook ``torch.optim.optimizer``."""
-    steps = OptimizerSteps()
+    stepped = OptimizerSteps().stepped
+    registered = optimizers.register_optimizer_step_post_hook(stepped)
 
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        steps.stepped(optimizer)
+    def untraced(dynamo: ModuleType) -> None:
+        """Let a compiled step call the hook, instead of tracing it."""
+        registered.remove()
+        optimizers.register_optimizer_step_post_hook(dynamo.disable(stepped))
 
-    stepped._torchdynamo_disable = True  # type: ignore[attr-defined] # a compiled step calls it all the same
-    optimizers.register_optimizer_step_post_hook(stepped)
+    when_imported("torch._dynamo", untraced)
 
 
 class OptimizerSteps:
@@ -64,7 +67,7 @@ class OptimizerSteps:
         self._samples = Samples()
 
     @guarded(NAME)
-    def stepped(self, optimizer: Any) -> None:
+    def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note a step that an optimizer has made."""
         if optimizer is not self._primary() and not self._introduce(optimizer):
             return
@@ -169,7 +172,7 @@ class Optimizer:
 
     def _number(self, key: str) -> Any:
         """Return the value of the first group in which it is not 0, as a number or a list of numbers, or None."""
-        values = [group.get(key) for group in getattr(self._optimizer(), "param_groups", [])]
+        values = [group.get(key) for group in getattr(self._optimizer(), "param_groups", [])] or [None]
         return _plain(values[0] if key == "lr" else next(filter(None, values), values[0]))
 
     def _schedule(self) -> Any:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loom.errors import describe_error
@@ -174,7 +176,10 @@ def training() -> Training:
             made = Training(Threadlet(f"{group}_{global_rank()}", group=group))
             made.log(_waiting)
             _waiting.clear()
-            atexit.register(made.close)
+            if multiprocessing.parent_process() is None:
+                atexit.register(made.close)
+            else:  # before the threadlet's own
+                Finalize(made, made.close, exitpriority=20)
             _training = made
     if _training.pid != os.getpid():
         raise NotHere("this process is a fork of one that trains")
@@ -183,10 +188,10 @@ def training() -> Training:
 
 def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
     """Let metrics join the next status of this process; if it has made no step yet, they wait for the first one."""
-    if _training is not None:
-        _training.log(metrics, step)
-    else:
+    if _training is None:
         _merge(_waiting, metrics)
+    elif _training.pid == os.getpid():  # not a fork, which may have taken over the lock
+        _training.log(metrics, step)
 
 
 class NotHere(RuntimeError):

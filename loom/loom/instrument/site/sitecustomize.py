@@ -1,6 +1,6 @@
 """The start of every Python process under ``loom run``, also of Pythons that have no Loom.
 
-It leaves no trace but the hooks: its folder leaves `sys.path`, and the user's own `sitecustomize` runs as without it.
+It leaves no trace but the hooks: its folder leaves `sys.path`, and the user's own `sitecustomize` runs after it.
 """
 
 import os
