@@ -17,7 +17,7 @@ __all__ = ["PAGES", "commands", "page"]
 OF_TRAINING = frozenset(
     (
         *("watch", "pause", "resume", "stop", "drain", "save", "evaluate", "config", "events", "metrics"),
-        *("query", "export"),
+        *("run", "query", "export"),
         *("bridge", "demo"),
     )
 )

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import partial
 from time import monotonic
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,7 @@ class OptimizerSteps:
         self._since = 0  # steps of other optimizers since the last one of the primary one
         self._samples = Samples()
 
-    @guarded(NAME)
+    @guarded(NAME, boundaries=True)
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note a step that an optimizer has made."""
         if optimizer is not self._primary() and not self._introduce(optimizer):
@@ -244,22 +244,21 @@ def _is_capturing() -> bool:
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
-_loading: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""The iterators of loaders for training, each with the batches that it had given at the last sample."""
+_loading: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+"""The iterators of loaders for training: samples in a batch, and the batches given when the rate was last taken."""
 
 
 def hook_loaders(module: ModuleType) -> None:
     """Hook ``torch.utils.data.dataloader``: note each iterator that is made where gradients are computed."""
-    base = module._BaseDataLoaderIter
-    made = base.__init__
 
-    @wraps(made)
-    def note(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
+    def new(kind: Any, loader: Any) -> Any:
+        made = object.__new__(kind)
         if sys.modules["torch"].is_grad_enabled():  # loaders for evaluation are mostly read without
-            _loading[self] = 0
+            _loading[made] = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0, 0
+        return made
 
-    base.__init__ = note
+    # Unlike a function around `__init__`, this is in no traceback, and changes no warning's line.
+    module._BaseDataLoaderIter.__new__ = new
 
 
 class SampleRate:
@@ -270,13 +269,9 @@ class SampleRate:
 
     def sample(self, optimizer: Any) -> Mapping[str, Any]:
         now, samples = monotonic(), 0
-        for loading, before in list(_loading.items()):
-            _loading[loading] = loading._num_yielded
+        for loading, (size, before) in list(_loading.items()):
+            _loading[loading] = size, loading._num_yielded
             if before and loading._num_yielded > before:
-                samples += (loading._num_yielded - before) * _batch_size(loading._loader)
+                samples += (loading._num_yielded - before) * size
         passed, self._at = now - self._at, now
         return {"samples_per_second": samples / passed} if samples else {}
-
-
-def _batch_size(loader: Any) -> int:
-    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0

@@ -169,7 +169,7 @@ def training() -> Training:
     global _training
     with _making:
         if _training is None:
-            _check_trains()
+            _check_takes_part()
             from loom.threadlet.threadlet import Threadlet  # which processes that never train have no need of
 
             group = os.environ.get(NAME_VARIABLE) or DEFAULT_NAME
@@ -198,20 +198,48 @@ class NotHere(RuntimeError):
     """This process takes no part: a hook that meets it is quiet from then on."""
 
 
-def _check_trains() -> None:
+def _check_takes_part() -> None:
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:
         raise NotHere("this process loads data for one that trains")
+    if _forked and not _in_process_group():
+        raise NotHere("this process is a fork, and no rank of its own")
+    threadlets = sys.modules.get("loom.threadlet.threadlet")
+    if threadlets is not None and threadlets.is_used():
+        raise NotHere("the program has a threadlet of its own")
+
+
+_forked = False
+_forked_group: object = None
+"""The default process group of the process that this one is a fork of."""
+
+
+def _note_fork() -> None:
+    global _forked, _forked_group
+    _forked, _forked_group = True, _process_group()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def _process_group() -> object:
+    """Return the default process group of torch.distributed; None without one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.group.WORLD
+    return None
+
+
+def _in_process_group() -> bool:
+    """Return whether this process is a rank, and not only a fork of one."""
+    return (group := _process_group()) is not None and group is not _forked_group
 
 
 def global_rank() -> int:
     """Return ``RANK``, else the rank in torch.distributed's default group at this moment, else 0."""
     if (rank := os.environ.get("RANK", "")).isdecimal():
         return int(rank)
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    return 0
+    return int(sys.modules["torch.distributed"].get_rank()) if _process_group() is not None else 0
 
 
 def _merge(into: dict[str, Any], metrics: Mapping[str, Any]) -> None:
@@ -225,11 +253,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _stepped_back: set[str] = set()
 
 
-def guarded(source: str) -> Callable[[F], F]:
+def guarded(source: str, boundaries: bool = False) -> Callable[[F], F]:
     """Decorate a hook: if it raises, that is logged, and no hook of this source does anything any more.
 
     Args:
         source: a name for users, such as ``"PyTorch's optimizers"``.
+        boundaries: whether the hook is that of the step boundaries, without which the process is no replica.
     """
 
     def decorate(hook: F) -> F:
@@ -241,6 +270,8 @@ def guarded(source: str) -> Callable[[F], F]:
                 return hook(*arguments, **options)
             except Exception as error:  # noqa: BLE001 - a hook never ends the user's program
                 step_back(source, error)
+                if boundaries and _training is not None and _training.pid == os.getpid():
+                    _training.threadlet.close()
                 return None
 
         return call  # type: ignore[return-value]

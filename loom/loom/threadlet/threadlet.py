@@ -463,6 +463,11 @@ _open: set[Threadlet] = set()
 """The threadlets that say goodbye when this process ends, and that a forked child abandons."""
 
 
+def is_used() -> bool:
+    """Return whether this process has a threadlet that reports."""
+    return bool(_open)
+
+
 _maker: Callable[[], object] | None = None
 """Returns the actor that makes a threadlet; None if none does."""
 

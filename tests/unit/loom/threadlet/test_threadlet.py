@@ -44,6 +44,7 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "procs": None,
         "mesh": None,
         "announced": True,
+        "asks": False,
         "rank": None,
         "actors": None,
         "session": None,

@@ -1,0 +1,176 @@
+"""``loom run``: the name of a run, its environment, and the command in this process's place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from loom.cli.run import SITE, _checked, _is_first, default_name, environment
+from loom.errors import WrongArguments
+
+LOOM = [str(Path(sys.executable).with_name("loom"))]
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOM_WEAVER", "LOOM_URL", "LOOM_TOKEN", "LOOM_RUN", "RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --lr 0.1", "train"),
+        ("torchrun --nproc-per-node 2 scripts/train_gpt.py config.py", "train_gpt"),
+        ("python -m torch.distributed.run --nproc-per-node 2 fit.py", "fit"),
+        ("torchrun -m project.train", "train"),
+        ("python -m project.__main__", "project"),
+        ("accelerate launch --num_processes 2 run me.py", "me"),
+        ("bash start.sh", "start"),
+        ("/usr/bin/trainer --x", "trainer"),
+    ],
+)
+def test_a_run_is_named_after_its_script(command: str, name: str) -> None:
+    assert default_name(command.split(" ")) == name
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x*", "a/b", "[x]", "a\nb", "x" * 201])
+def test_a_name_that_a_target_cannot_have_is_refused(name: str) -> None:
+    with pytest.raises(WrongArguments, match="--name"):
+        _checked(name)
+
+
+def test_nothing_of_the_users_path_is_removed() -> None:
+    made = environment({"PYTHONPATH": f"a{os.pathsep}b"}, "tcp://h:1/k", "fit")
+
+    assert made == {
+        "LOOM_WEAVER": "tcp://h:1/k",
+        "LOOM_RUN": "fit",
+        "PYTHONPATH": f"{SITE}{os.pathsep}a{os.pathsep}b",
+    }
+    assert environment({}, "w", "fit")["PYTHONPATH"] == str(SITE)
+    assert environment(made, "w", "fit")["PYTHONPATH"] == made["PYTHONPATH"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "command", "first"),
+    [
+        ({}, "torchrun train.py", True),
+        ({"RANK": "0"}, "python train.py", True),
+        ({"SLURM_PROCID": "3"}, "python train.py", False),
+        ({}, "torchrun --nnodes 2 --node_rank 1 train.py", False),
+        ({}, "torchrun --nnodes=2 --node-rank=0 train.py", True),
+    ],
+)
+def test_only_the_first_process_of_a_job_asks_for_the_name(
+    variables: dict[str, str], command: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert _is_first(command.split()) is first
+
+
+def loom_run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+    arguments = [*LOOM, "run", *command]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_without_a_weaver_it_says_so_and_runs(config: Path) -> None:
+    done = loom_run(["--", "sh", "-c", "cat; echo done; exit 7"], input="given ")
+
+    assert (done.stdout, done.returncode) == ("given done\n", 7)
+    assert done.stderr.startswith("loom run: nothing to report to")
+
+
+def test_a_gateway_that_is_away_does_not_keep_it_from_running(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOM_URL", "ws://127.0.0.1:1")
+
+    done = loom_run(["true"])
+
+    assert done.returncode == 0
+    assert "cannot report to ws://127.0.0.1:1 (from LOOM_URL)" in done.stderr
+
+
+def test_a_command_that_cannot_be_started_is_reported_as_by_a_shell(config: Path) -> None:
+    assert loom_run(["no-such-program"]).returncode == 127
+    done = loom_run(["/etc/passwd"])
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        126,
+        "loom run: cannot run /etc/passwd: Permission denied",
+    )
+
+
+def test_a_wrong_address_is_an_error_that_hides_the_key(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOM_WEAVER", "http://host/secret")
+
+    done = loom_run(["true"])
+
+    assert done.returncode != 0
+    assert "secret" not in done.stderr
+
+
+def site_run(code: str, *, path: str = "", options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run Python as a command of ``loom run`` does."""
+    variables = environment({"PYTHONPATH": path}, "tcp://127.0.0.1:1/k", "fit")
+    return subprocess.run(
+        [sys.executable, *options, "-c", code, "argument"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        timeout=60,
+    )
+
+
+def test_a_program_finds_its_own_path_and_modules() -> None:
+    code = "import sys; print(sys.path, sys.argv, [n for n in sys.modules if 'torch' in n or 'thread' in n])"
+    plain = subprocess.run([sys.executable, "-c", code, "argument"], capture_output=True, text=True, timeout=60)
+
+    assert site_run(code).stdout == plain.stdout
+
+
+def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nprint('mine', __file__)\n")
+
+    done = site_run("import sitecustomize; print(sitecustomize.__file__)", path=str(tmp_path))
+
+    assert done.stdout == f"mine {tmp_path}/sitecustomize.py\n{tmp_path}/sitecustomize.py\n"
+
+
+def test_a_sitecustomize_that_raises_is_reported_as_without_loom(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('broken')\n")
+    plain = subprocess.run(
+        [sys.executable, "-c", "print(1)"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
+    )
+
+    done = site_run("print(1)", path=str(tmp_path))
+
+    assert (done.stdout, done.stderr) == (plain.stdout, plain.stderr)
+
+
+def test_a_python_without_loom_runs_as_ever() -> None:
+    code = "import sys; print([path for path in sys.path if 'loom' in path and 'site' in path])"
+
+    done = site_run(code, options=["-S"])  # as one that has no packages
+
+    assert (done.returncode, done.stderr) == (0, "")
+    hidden = subprocess.run(
+        [sys.executable, "-c", "import sys; print(sys.path)"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": f"{SITE}", "PYTHONHOME": sys.base_prefix, "PATH": os.environ["PATH"]},
+        timeout=60,
+    )
+    assert (hidden.returncode, hidden.stderr) == (0, "")
+    assert str(SITE) not in hidden.stdout

@@ -1,0 +1,223 @@
+"""Values of parameter groups that are set from outside, on top of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from loom.instrument.torch import OptimizerSteps
+from tests.unit.loom.instrument.conftest import apply, here
+
+pytestmark = pytest.mark.usefixtures("hooked")
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
+
+
+def sgd(**options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net().parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+def step(*optimizers: torch.optim.Optimizer) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.grad = torch.ones_like(one)
+        optimizer.step()
+
+
+def rates(optimizer: torch.optim.Optimizer, key: str = "lr") -> list[Any]:
+    return [group[key] for group in optimizer.param_groups]
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    "warm restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.3, total_steps=30),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.2, 3),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda n: 0.9**n),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda n: 0.95),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.5, 3), lr_scheduler.ExponentialLR(o, 0.9)], [3]
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 3), lr_scheduler.ExponentialLR(o, 0.9)], o
+    ),
+    "plateau": lambda o: Plateau(o, patience=1),
+}
+
+
+class Plateau(lr_scheduler.ReduceLROnPlateau):
+    def step(self) -> None:  # type: ignore[override]
+        super().step(1.0)
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_a_schedule_goes_on_under_a_value_from_outside(kind: str, lr: Any) -> None:
+    def run(change: bool) -> tuple[list[float], list[float], Any]:
+        optimizer = sgd(lr=lr if isinstance(lr, float) else lr.clone())
+        scheduler = SCHEDULERS[kind](optimizer)
+        scheduled, effective = [], []
+        for n in range(12):
+            step(optimizer)
+            if change and n in (3, 6):
+                assert apply(*{3: ("learning_rate_factor", 2.0), 6: ("learning_rate", 0.007)}[n]) is None
+            if change and n == 9:
+                assert apply("learning_rate", None) is None
+            scheduler.step()
+            scheduled.append(float(scheduler.get_last_lr()[0]))
+            effective.append(float(optimizer.param_groups[0]["lr"]))
+        return scheduled, effective, rates(optimizer, "momentum")
+
+    plain, _, momentum = run(False)
+    scheduled, effective, momentum_then = run(True)
+
+    assert scheduled == pytest.approx(plain, rel=1e-5)
+    assert effective[:3] == pytest.approx(plain[:3], rel=1e-5)
+    assert effective[3:6] == pytest.approx([2 * one for one in plain[3:6]], rel=1e-5)
+    assert effective[6:9] == pytest.approx([0.007] * 3)
+    assert effective[9:] == pytest.approx(plain[9:], rel=1e-5)
+    assert momentum_then == momentum
+
+
+def test_a_saved_state_has_the_schedules_values_and_a_restart_applies_a_factor_once() -> None:
+    optimizer = sgd()
+    step(optimizer)
+    apply("learning_rate_factor", 3.0)
+
+    state = optimizer.state_dict()
+    assert state["param_groups"][0]["lr"] == 0.1
+    assert rates(optimizer) == pytest.approx([0.3])
+    optimizer.load_state_dict({**state, "param_groups": [{**state["param_groups"][0], "lr": 0.2}]})
+
+    assert rates(optimizer) == pytest.approx([0.6])
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.2
+
+
+def test_a_saved_tensor_is_not_changed_afterwards() -> None:
+    optimizer = torch.optim.Adam(net().parameters(), lr=torch.tensor(0.1))
+    step(optimizer)
+    apply("learning_rate", 0.5)
+
+    state = optimizer.state_dict()
+
+    assert float(state["param_groups"][0]["lr"]) == pytest.approx(0.1)
+    assert float(rates(optimizer)[0]) == pytest.approx(0.5)
+
+
+def test_a_value_that_the_script_writes_is_the_schedules() -> None:
+    optimizer = sgd()
+    step(optimizer)
+    apply("learning_rate_factor", 10.0)
+    used = []
+    optimizer.register_step_pre_hook(lambda o, *_: used.append(o.param_groups[0]["lr"]))
+
+    for n in range(3):
+        optimizer.param_groups[0]["lr"] = 0.01 * (n + 1)
+        step(optimizer)
+    step(optimizer)
+
+    assert rates(optimizer) == pytest.approx([0.3])
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == pytest.approx(0.03)
+    apply("learning_rate", None)
+    assert rates(optimizer) == pytest.approx([0.03])
+
+
+def test_a_group_that_is_added_gets_the_value_too() -> None:
+    optimizer = sgd()
+    step(optimizer)
+    apply("learning_rate", 0.5)
+
+    optimizer.add_param_group({"params": list(net().parameters()), "lr": 0.2})
+    step(optimizer)
+
+    assert rates(optimizer) == [0.5, 0.5]
+    apply("learning_rate", None)
+    assert rates(optimizer) == [0.1, 0.2]
+
+
+def test_a_factor_keeps_the_groups_apart() -> None:
+    optimizer = torch.optim.SGD([{"params": [net().weight], "lr": 1.0}, {"params": [net().bias]}], lr=0.1)
+    step(optimizer)
+
+    apply("learning_rate_factor", 0.5)
+
+    assert rates(optimizer) == [0.5, 0.05]
+
+
+def test_a_group_without_weight_decay_keeps_none() -> None:
+    groups = [{"params": [net().bias], "weight_decay": 0.0}, {"params": [net().weight]}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.01)
+    step(optimizer)
+
+    assert apply("weight_decay", 0.3) is None
+
+    assert rates(optimizer, "weight_decay") == [0.0, 0.3]
+
+
+def test_other_numbers_have_handlers_of_their_own() -> None:
+    optimizer = torch.optim.Adam(net().parameters(), lr=0.1)
+    step(optimizer)
+
+    assert apply("betas", [0.8, 0.9]) is None
+    assert rates(optimizer, "betas") == [(0.8, 0.9)]
+    assert "betas has 2 numbers, not 1" in str(apply("betas", [0.5]))
+    assert "0 or more, not -1.0" in str(apply("learning_rate", -1))
+    assert "0 or more, not inf" in str(apply("learning_rate_factor", float("inf")))
+    assert "no handler for it" in str(apply("amsgrad", True))
+
+
+def test_whole_numbers_stay_whole() -> None:
+    optimizer = torch.optim.LBFGS(net().parameters(), max_iter=3)
+    optimizer.step(lambda: torch.tensor(1.0))
+
+    assert apply("max_iter", 5) is None
+
+    assert rates(optimizer, "max_iter") == [5]
+    assert type(optimizer.param_groups[0]["max_iter"]) is int
+
+
+def test_further_optimizers_are_named_by_their_index(hooked: OptimizerSteps) -> None:
+    first, second = sgd(lr=0.1), sgd(lr=0.2)
+    step(first, second, second)
+
+    assert apply("learning_rate@1", 0.02) is None
+    assert apply("learning_rate@0", 0.01) is None
+
+    assert (rates(first), rates(second)) == ([0.01], [0.02])
+    step(first, second)
+    assert here()._step == 2
+    assert (here()._config["learning_rate"], here()._config["learning_rate@1"]) == (0.01, 0.02)
+
+
+def test_the_next_optimizer_is_the_primary_one_when_the_first_is_gone() -> None:
+    first = sgd(lr=0.1)
+    step(first)
+    del first
+    second = sgd(lr=0.2)
+
+    step(second, second)
+
+    assert apply("learning_rate", 0.02) is None
+    assert rates(second) == [0.02]
+    assert here()._step == 3
+
+
+def test_optimizers_within_the_backward_pass_refuse_values() -> None:
+    model = net()
+    optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
+    for one in optimizers:
+        one.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
+
+    model(torch.ones(3)).sum().backward()
+
+    assert "steps within the backward pass" in str(apply("learning_rate", 0.5))
