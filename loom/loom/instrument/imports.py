@@ -8,7 +8,6 @@ and its ``__spec__`` are as they would be without it. When no module is waited f
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 from importlib import import_module
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:  # `typing` would take longer than the rest, in every process 
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
-
-_log = logging.getLogger("loom")
 
 
 def when_imported(name: str, hook: str | Callable[[ModuleType], object]) -> None:
@@ -49,7 +46,10 @@ def _call(hook: str | Callable[[ModuleType], object], module: ModuleType) -> Non
             hook = getattr(import_module(home), function)
         hook(module)  # type: ignore[operator]
     except Exception as error:  # noqa: BLE001 - whatever another version of a library makes of a hook
-        _log.warning("Loom steps back from %s: %s: %s", module.__name__, type(error).__name__, error)
+        import logging  # like `typing`
+
+        log = logging.getLogger("loom")
+        log.warning("Loom steps back from %s: %s: %s", module.__name__, type(error).__name__, error)
 
 
 class _Finder:
