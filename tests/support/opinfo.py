@@ -130,6 +130,48 @@ def check(lt: Tensors, op: OpInfo, kind: Kind, dtype: torch.dtype, most: int) ->
     return Outcome(kind.name, dtype, done)
 
 
+ERRORS = (IndexError, ValueError, TypeError, NotImplementedError, RuntimeError, Exception)
+"""Classes of errors that programs tell apart."""
+
+OTHER_ERRORS = {
+    ("atan2", 0): "which of two wrong arguments is told first",
+    ("nn_functional_group_norm", 0): "torch looks at the number of groups first",
+}
+"""Wrong calls whose errors have other classes, by entry and number."""
+
+
+def check_errors(lt: Tensors, op: OpInfo) -> Iterator[str]:
+    """Yield how wrong calls of the database disagree, and an empty text for each that agrees."""
+    for number, given in enumerate(op.error_inputs("cpu")):
+        sample = given.sample_input
+        if sample.kwargs.get("out") is not None or (op.formatted_name, number) in OTHER_ERRORS:
+            continue  # `out` is refused
+        for kind in kinds(lt, op):
+            operands = Operands(lt)
+            try:
+                theirs = operands.theirs((sample.input, *sample.args)), operands.theirs(sample.kwargs)
+            except RuntimeError:  # tensors of other devices
+                continue
+            if kind.name.startswith(("Tensor.", "__")) and not isinstance(sample.input, torch.Tensor):
+                continue
+            error = _error(kind.theirs, *theirs[0], **theirs[1])
+            if error is None:
+                continue
+            _error(lt.synchronize)  # which raises errors of calls before, too
+            args, named = operands.ours((sample.input, *sample.args)), operands.ours(sample.kwargs)
+            found = _error(kind.ours, *args, **named) or _error(lt.synchronize)
+            agrees = isinstance(found, next(each for each in ERRORS if isinstance(error, each)))
+            yield "" if agrees else f"{op.formatted_name} {number} as {kind.name}: {found!r}, not {error!r}"
+
+
+def _error(work: Call, *args: Any, **kwargs: Any) -> Exception | None:
+    try:
+        settled(work(*args, **kwargs))
+    except Exception as error:  # noqa: BLE001 - whatever is raised
+        return error
+    return None
+
+
 def _samples(op: OpInfo, dtype: torch.dtype, grad: bool) -> Iterator[SampleInput]:
     torch.manual_seed(0)
     with warnings.catch_warnings():

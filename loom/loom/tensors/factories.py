@@ -6,8 +6,10 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
+from operator import index as to_int
 from typing import TYPE_CHECKING, Any
 
+from loom.errors import NotSupported
 from loom.tensors.layouts import (
     DEFAULT,
     PLAIN,
@@ -292,11 +294,12 @@ class Making:
 
     def linspace(self, start: Any, end: Any, steps: int, *, dtype: Any = None, **how: Any) -> Tensor:
         """Make so many numbers from ``start`` to ``end``, at equal distances."""
+        steps = to_int(steps)
         if steps < 0:
             raise RuntimeError("number of steps must be non-negative")
         if isinstance(start, Tensor) or isinstance(end, Tensor):
-            return self._make("linspace", (start, end, int(steps)), {"dtype": dtype, **how})
-        return self._call(Meta((int(steps),), _dtype(dtype)), "linspace", start, end, int(steps), **how)
+            return self._make("linspace", (start, end, steps), {"dtype": dtype, **how})
+        return self._call(Meta((steps,), _dtype(dtype)), "linspace", start, end, steps, **how)
 
     def randint(self, low: int, high: Any = None, size: Any = None, *, dtype: Any = None, **how: Any) -> Tensor:
         """Make random ints from ``low``, 0 if it is left out, below ``high``."""
@@ -328,13 +331,13 @@ class Making:
         *args: Any,
         requires_grad: bool = False,
         placements: Placements = None,
-        device: Any = None,
+        **how: Any,
     ) -> Tensor:
         """Queue a function of torch that makes a tensor. Numbers among its arguments may be others each time."""
         args, places = plain(args), count()
         holes = [S(next(places)) if type(each) in PLAIN else each for each in args]
         form = Form(".made", (function, *holes), (("dtype", meta.dtype),), numbers=next(places))
-        made = self._made(meta, form, tuple([each for each in args if type(each) in PLAIN]))
+        made = self._made(meta, form, tuple([each for each in args if type(each) in PLAIN]), **how)
         made = made if placements is None else made.redistribute(placements)
         return made.requires_grad_() if requires_grad else made
 
@@ -348,7 +351,10 @@ class Making:
         requires_grad: bool = False,
         placements: Placements = None,
         device: Any = None,
+        out: None = None,
     ) -> Tensor:
+        if out is not None:
+            raise NotSupported("out= is not supported on lazy tensors: use the result")
         size = meta.nbytes
         how = () if placements is None else packed(placements, self.mesh, len(meta.shape))
         if any(each != WHOLE for each in how):

@@ -313,6 +313,8 @@ def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     if length < 0:
         raise RuntimeError("narrow(): length must be non-negative.")
+    if isinstance(start, Tensor) and (start.dim() or start.dtype.kind is not DtypeKind.INT):
+        raise RuntimeError("start must be an 0-dim integral Tensor.")
     place = wrapped(dim, self.dim())
     size, begin = self.shape[place], int(to_int(start))
     if not -size <= begin <= size:

@@ -202,7 +202,10 @@ def reduction(dtype: Callable[[DType], DType], names: str) -> None:
     """Note functions that make one element of many along dimensions."""
 
     def along(input: Meta, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Meta:
-        return Meta(reduced(input.shape, dim, keepdim), kind_of(dtype or input.dtype) if dtype is None else dtype)
+        kind = (
+            kind_of(input.dtype) if dtype is None else dtype
+        )  # first: torch looks at the dtype before the dimensions
+        return Meta(reduced(input.shape, dim, keepdim), kind)
 
     kind_of = dtype
     for name in names.split():

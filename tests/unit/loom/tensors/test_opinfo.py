@@ -14,7 +14,7 @@ from tests.support.torch_agreement import PROCESSES
 
 pytest.importorskip("expecttest", reason="torch's database of operations needs it")
 
-from tests.support.opinfo import DTYPES, REFUSED, Operands, check, entries, kinds, refused
+from tests.support.opinfo import DTYPES, REFUSED, Operands, check, check_errors, entries, kinds, refused
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -61,6 +61,14 @@ def test_some_operations_agree(own: Tensors) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_operations_agree(own: Tensors, part: int) -> None:
     assert not problems(own, part, PARTS, MOST)
+
+
+@pytest.mark.skipif(PROCESSES > 1, reason="the laptop and one process raise them")
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), EACH])
+def test_wrong_calls_raise_what_torch_raises(own: Tensors, step: int) -> None:
+    found = [each for op in OPERATIONS[::step] if op.error_inputs_func for each in check_errors(own, op)]
+    assert found
+    assert not list(filter(None, found))
 
 
 def test_what_does_not_travel_is_refused_at_its_line(own: Tensors) -> None:

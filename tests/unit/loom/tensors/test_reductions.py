@@ -201,6 +201,7 @@ def test_dtypes(lt: Tensors, x: Any) -> None:
         (lambda x: x.sum((0, 0)), RuntimeError, "dim 0 appears multiple times in the list of dims"),
         (lambda x: x.sum(2), IndexError, r"expected to be in range of \[-2, 1\], but got 2"),
         (lambda x: x.to("int64").mean(), RuntimeError, r"mean\(\): could not infer output dtype"),
+        (lambda x: x.to("bool").mean(5), RuntimeError, r"mean\(\): could not infer output dtype"),
         (lambda x: x.to("int64").var(), RuntimeError, "std and var only support floating point"),
         (lambda x: x.to("int64").softmax(0), NotImplementedError, "not implemented for 'Long'"),
         (lambda x: x.to("int64").norm(), RuntimeError, "Expected a floating point or complex tensor"),
