@@ -62,6 +62,18 @@ def as_torch(packed: Sequence[int]) -> list[Placement]:
     return [Replicate() if each == WHOLE else Shard(each) for each in packed]
 
 
+def in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in row-major order, with the strides of that also where the size is 1, or 0."""
+    made = tensor.contiguous()
+    strides = contiguous_strides(tuple(made.shape))
+    if made.stride() == strides:
+        return made
+    if not isinstance(made, DTensor):
+        return made.clone(memory_format=torch.contiguous_format)
+    part, how = own_part(made), (made.device_mesh, made.placements)
+    return DTensor.from_local(part, *how, run_check=False, shape=made.shape, stride=strides)
+
+
 def cut(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
     """Return the parts of a tensor that every process has whole; nothing is sent, but for gradients."""
     if torch.is_grad_enabled() and tensor.requires_grad:

@@ -33,6 +33,7 @@ from loom.tensors.worker.parts import (
     cut,
     everywhere,
     has_empty_part,
+    in_order,
     is_spread,
     own_part,
     settled,
@@ -139,7 +140,7 @@ class Sharding:
         """Return a tensor of its own that is spread as the placements say."""
         if not isinstance(tensor, DTensor) and all(each == WHOLE for each in placements):
             return tensor.clone(memory_format=torch.contiguous_format)
-        wanted, mesh, given = as_torch(placements), self.mesh, tensor.contiguous()
+        wanted, mesh, given = as_torch(placements), self.mesh, in_order(tensor)
         if isinstance(given, DTensor) and given.dtype in SENT:
             found = given.redistribute(placements=wanted)
         else:
@@ -261,10 +262,10 @@ class Sharding:
             return call(tensors, numbers)
         mesh = self.mesh
         function = form.function
-        if OF_IMAGES.search(function):
+        name = base(function)
+        if OF_IMAGES.search(function) or (name == "layer_norm" and len(tensors) > 1):
             found = by_batch(function, call, tensors, numbers)
             return call(list(map(whole, tensors)), numbers) if found is None else found
-        name = base(function)
         if name in BY_PARTS and not _fails(name, tensors) and not any(map(has_empty_part, tensors)):
             given = [everywhere(each, mesh) for each in tensors]
             try:
@@ -404,32 +405,31 @@ def _placed(grad: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any
 
 
 def by_batch(function: str, call: Call, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-    """Return what a function of images gives if each process has some of them; None if they are cut otherwise."""
+    """Return what a function gives if each process has some elements of a batch; None if they are cut otherwise.
+
+    It is one of images, or ``layer_norm`` with weights. `DTensor` has no second gradients of that (torch 2.13).
+    """
     like, *others = tensors
-    if (
-        not isinstance(like, DTensor)
-        or any(isinstance(each, DTensor) for each in others)
-        or (others and "conv" not in function)
-        or like.dim() != (others[0].dim() if others else 4)
-        or any(placement not in (Shard(0), Replicate()) for placement in like.placements)
-        or has_empty_part(like)
-    ):
+    if "layer_norm" in function:
+        others = list(map(whole, others))
+        batch = range(like.dim() - others[0].dim())
+    elif (others and "conv" not in function) or like.dim() != (others[0].dim() if others else 4):
+        return None
+    else:
+        batch = range(1)
+    if not isinstance(like, DTensor) or any(isinstance(each, DTensor) for each in others) or has_empty_part(like):
         return None
     mesh, placements = like.device_mesh, like.placements
+    if any(isinstance(each, Partial) or (isinstance(each, Shard) and each.dim not in batch) for each in placements):
+        return None
     sums = [Partial() if isinstance(each, Shard) else each for each in placements]
-    # Each process has the gradients of weights by its own images: those are added up.
+    # Each process has the gradients of weights by its own elements: those are added up.
     weights = [everywhere(each, mesh).to_local(grad_placements=sums) for each in others]
 
     def of_all(part: Any) -> Any:
-        shape = torch.Size((like.shape[0], *part.shape[1:]))
-        return DTensor.from_local(
-            part.contiguous(),
-            mesh,
-            placements,
-            run_check=False,
-            shape=shape,
-            stride=contiguous_strides(tuple(shape)),
-        )
+        shape = torch.Size((*like.shape[: len(batch)], *part.shape[len(batch) :]))
+        strides = contiguous_strides(tuple(shape))
+        return DTensor.from_local(part.contiguous(), mesh, placements, run_check=False, shape=shape, stride=strides)
 
     found = call([own_part(like), *weights], numbers)
     return settled([of_all(each) for each in found] if isinstance(found, (tuple, list)) else of_all(found))
