@@ -15,11 +15,30 @@ HOOKS = {
     "wandb.sdk.wandb_run": "loom.instrument.trackers:hook_wandb",
     "mlflow.tracking.client": "loom.instrument.trackers:hook_mlflow",
     "trackio.run": "loom.instrument.trackers:hook_trackio",
+    "accelerate.accelerator": "loom.instrument.accelerate:hook",
+    "torchtitan.trainer": "loom.instrument.torchtitan:hook",
+    "transformers.trainer": "loom.instrument.transformers:hook",
 }
 """The hook of each module of a library, which is called when a program imports the module."""
 
 
+_begun = False
+
+
+def lightning_callbacks() -> list[object]:
+    """Return the callbacks that Lightning adds to each Trainer, by its entry points: none without hooks here."""
+    if not _begun:
+        return []
+    from loom.instrument.lightning import LightningCallback
+
+    return [LightningCallback()]
+
+
 def begin() -> None:
-    """Wait for the modules that have hooks."""
+    """Wait for the modules that have hooks. A second call changes nothing."""
+    global _begun
+    if _begun:
+        return
+    _begun = True
     for module, hook in HOOKS.items():
         when_imported(module, hook)

@@ -104,20 +104,24 @@ class Training:
             key: the key, such as ``learning_rate``.
             type: the type of its values, such as ``float`` or ``float | None``.
             read: returns the present value; called at each step, so it has to be quick.
-            write: applies a value, at a step boundary, and raises to refuse it; None if it can only be read.
+            write: applies a value, at a step boundary, and raises to refuse it, or returns a `Deferred`; None if
+                the key can only be read.
         """
         self._readers[key] = read
         if write is None:
             return
 
-        def apply(value: Any) -> None:
-            write(value)
+        def apply(value: Any) -> object:
+            return write(value)
 
-        apply.__annotations__ = {"value": type, "return": None}
+        apply.__annotations__ = {"value": type, "return": object}
         self.threadlet.handler(key)(apply)
 
     def offer_action(self, name: str, function: Callable[[], object]) -> None:
-        """Offer ``save`` or ``evaluate``: the function does it at a step boundary, and raises to refuse it."""
+        """Offer ``save`` or ``evaluate``: the function does it at a step boundary, and raises to refuse it.
+
+        A function that cannot do it there returns a `Deferred`.
+        """
         getattr(self.threadlet, f"on_{name}")(function)
 
     def on_stop(self, function: Callable[[], object]) -> None:
