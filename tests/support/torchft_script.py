@@ -1,7 +1,7 @@
 """A user's own torchft script, which registers its manager in one line.
 
-``python -m tests.support.torchft_script REPLICA LIGHTHOUSE`` trains one weight with the other groups, prints ``up``
-when it has made a step, and goes on until it is told to stop.
+``python -m tests.support.torchft_script REPLICA LIGHTHOUSE [DEVICE]`` trains one weight with the other groups, on a
+device with that uuid as well, prints ``up`` when it has made a step, and goes on until it is told to stop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ STEP = 0.05
 """Seconds."""
 
 
-def train(replica: str, lighthouse: str) -> None:
+def train(replica: str, lighthouse: str, device: str = "") -> None:
     import torch
     from torch.distributed import TCPStore
     from torchft.manager import Manager
@@ -22,6 +22,7 @@ def train(replica: str, lighthouse: str) -> None:
     from torchft.process_group import ProcessGroupGloo
 
     import loom.train
+    from loom.devices import LocalDevice
 
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -43,6 +44,8 @@ def train(replica: str, lighthouse: str) -> None:
     )
     optimizer = OptimizerWrapper(manager, own)
     threadlet = loom.train.register(manager)
+    if device:
+        threadlet.add_device(LocalDevice(device, "gpu", "host", "a stand-in for a GPU", 1 << 30))
 
     @threadlet.handler("learning_rate")
     def set_learning_rate(value: float) -> None:

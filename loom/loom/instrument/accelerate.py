@@ -7,6 +7,7 @@ accumulated. A Trainer that uses Accelerate inside has a hook of its own, and th
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
@@ -56,7 +57,7 @@ class AcceleratorLoop:
     """The loop that uses an accelerator."""
 
     def __init__(self, accelerator: Any) -> None:
-        self._accelerator = ref(accelerator)
+        self._accelerator: Callable[[], Any] = ref(accelerator)
         self._postponed = Postponed()
         self._offered = False
         self._steps = 0

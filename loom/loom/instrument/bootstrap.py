@@ -5,6 +5,8 @@ It runs at the start of every Python process of the command, so it imports nothi
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from loom.instrument.imports import when_imported
 
 HOOKS = {
@@ -27,11 +29,7 @@ _begun = False
 
 def lightning_callbacks() -> list[object]:
     """Return the callbacks that Lightning adds to each Trainer, by its entry points: none without hooks here."""
-    if not _begun:
-        return []
-    from loom.instrument.lightning import LightningCallback
-
-    return [LightningCallback()]
+    return [import_module("loom.instrument.lightning").LightningCallback()] if _begun else []
 
 
 def begin() -> None:

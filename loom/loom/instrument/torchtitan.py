@@ -38,7 +38,7 @@ class TitanLoop:
     """The loop of one Trainer."""
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = ref(trainer)
+        self._trainer: Callable[[], Any] = ref(trainer)
         self._step: int | None = None
         self._postponed = Postponed()
         self._interval: int | None = None  # between checkpoints, while one is asked for

@@ -200,7 +200,7 @@ def _setter(holder: Any, key: str) -> Callable[[float], None]:
 
 def _offer_rewards(here: Training, trainer: Any) -> None:
     """Offer the keys of TRL's trainers that generate: they hold from the next generation on."""
-    made = ref(trainer)
+    made: Callable[[], Any] = ref(trainer)
 
     def weights() -> list[float]:
         return [float(one) for one in made().reward_weights]

@@ -33,7 +33,7 @@ import time
 import types
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
 from queue import SimpleQueue
@@ -199,6 +199,16 @@ class Threadlet(CommandApplier):
         )
         for thread in (link, self._reports, devices):
             thread.start()
+
+    @property
+    def registered(self) -> bool:
+        """True once the weaver has registered this process."""
+        return self._link is not None and self._link.welcomed.is_set()
+
+    @property
+    def device_failure_functions(self) -> Sequence[Callable[[str, str], Any]]:
+        """The functions of `on_device_failure`."""
+        return self._on_failure
 
     def claim(self, timeout: float = CLAIM_TIMEOUT) -> bool:
         """Wait until the weaver has registered this process; return whether it has. It tries again afterwards, too.

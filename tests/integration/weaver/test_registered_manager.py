@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 import loom
+from loom.train.registration import LEFT_QUORUM
 from tests.support.gateways import BOUND, await_true
 from tests.support.paths import ROOT
 from tests.support.weavers import await_weaver
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.timeout(400)
 STARTS = 120.0
 """Seconds that scripts have to import torch, one beside the other, and to make a step."""
 
-Start = Callable[[str], subprocess.Popen[str]]
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ def start(job: loom.Job, lighthouse: str) -> Iterator[Start]:
     environment = {**os.environ, "LOOM_WEAVER": await_weaver(job.weaver)}
     with ExitStack() as running:
 
-        def begin(replica: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-m", "tests.support.torchft_script", replica, lighthouse]
+        def begin(replica: str, *device: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-m", "tests.support.torchft_script", replica, lighthouse, *device]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
             running.callback(end, process)
             return process
@@ -92,3 +93,33 @@ def test_a_script_reports_its_steps_and_participants_and_takes_commands(job: loo
     job.weaver.stop(group).get(BOUND)
     await_true(lambda: all(job.weaver.replica(name).state == "finished" for name in (first, second)), STARTS)
     assert processes[0].wait(BOUND) == 0
+
+
+@pytest.mark.slow
+def test_a_replica_whose_device_fails_leaves_its_quorum_starts_again_and_heals(job: loom.Job, start: Start) -> None:
+    first, second = (f"ft_{job.session}_{number}" for number in (0, 1))
+    device = f"GPU-{job.session}"
+    processes = [start(first), start(second, device)]
+    await_true(lambda: all(has(job, name, participants=2.0) for name in (first, second)), STARTS)
+    failed_at = job.weaver.replica(first).step or 0
+
+    job.weaver.report_device_failure(device, "Xid 79")
+
+    assert processes[1].wait(STARTS) == LEFT_QUORUM
+    await_true(lambda: job.weaver.replica(second).state == "failed")
+    assert "left its quorum after step" in str(job.weaver.replica(second).died_of)
+    await_true(lambda: has(job, first, participants=1.0), STARTS)
+    assert processes[0].poll() is None
+
+    processes[1] = start(second, device)  # its launcher knows no other place
+    await_true(lambda: all(has(job, name, participants=2.0) for name in (first, second)), STARTS)
+    again = job.weaver.replica(second)
+    assert (again.step or 0) > failed_at
+    assert (again.step or 0) > again.metrics["commits"]  # it went on from the other group's state
+    (told,) = [
+        one for one in job.weaver.events(kind="refused", replica=second) if one.data["do"] == "device_failed"
+    ]
+    assert "had failed before this process was started on it" in told.data["reason"]
+
+    job.weaver.stop(f"ft_{job.session}").get(BOUND)
+    assert [process.wait(BOUND) for process in processes] == [0, 0]
