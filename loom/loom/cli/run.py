@@ -70,10 +70,8 @@ def find_weaver() -> str | None:
     if (to := find_gateway()) is None:
         _say("nothing to report to: no LOOM_WEAVER, no LOOM_URL, no current context and no running `loom up`")
         return None
-    from loom.rest_client import Gateway
-
     try:
-        return str(Gateway(to.url, to.token, ANSWER_WITHIN, to.ca, to.insecure).ask("address"))
+        return to.weaver_address(ANSWER_WITHIN)
     except LoomError as error:
         _say(f"it cannot report to {to}: {error}")
         return None

@@ -27,10 +27,15 @@ def up(
 ) -> None:
     """Start workers and a gateway on this machine, print how to connect, and end them with Ctrl-C."""
     from loom.rest_client import Gateway
+    from loom_proxy.contexts.file import default_path
+    from loom_proxy.contexts.running import announced, path_beside
     from loom_proxy.local import LocalCluster
 
     try:
-        with LocalCluster(hosts, port=port, token=token) as cluster:
+        with (
+            LocalCluster(hosts, port=port, token=token) as cluster,
+            announced(path_beside(default_path()), cluster.url, cluster.token),
+        ):
             say_lines(
                 f"Loom is up with {hosts} host{'' if hosts == 1 else 's'}. In another terminal:\n"
                 f"\n"

@@ -17,9 +17,12 @@ import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from multiprocessing.util import Finalize
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loom.errors import describe_error
+from loom.control.address import weaver_address
+from loom.errors import LoomError, describe_error
+from loom.wings import Part
 
 if TYPE_CHECKING:
     from loom.threadlet.threadlet import Threadlet
@@ -29,7 +32,11 @@ _log = logging.getLogger("loom")
 NAME_VARIABLE = "LOOM_RUN"
 """The environment variable in which the processes of a run find its name, which is also their group."""
 
-DEFAULT_NAME = "train"
+AUTO_VARIABLE = "LOOM_AUTO"
+"""The environment variable that is 1 where trainings take part without ``loom run``."""
+
+ANSWER_WITHIN = 5.0
+"""Seconds that the gateway has, at the first step of a training that nobody has told of a weaver."""
 
 MAX_WAITING = 1000
 """Names of metrics that wait for the first step, or for the next one."""
@@ -176,8 +183,8 @@ def training() -> Training:
             _check_takes_part()
             from loom.threadlet.threadlet import Threadlet  # which processes that never train have no need of
 
-            group = os.environ.get(NAME_VARIABLE) or DEFAULT_NAME
-            made = Training(Threadlet(f"{group}_{global_rank()}", group=group))
+            group = os.environ.get(NAME_VARIABLE) or _name_of_program()
+            made = Training(Threadlet(f"{group}_{global_rank()}", group=group, weaver=_find_weaver()))
             made.log(_waiting)
             _waiting.clear()
             if multiprocessing.parent_process() is None:
@@ -237,6 +244,23 @@ def _process_group() -> object:
 def _in_process_group() -> bool:
     """Return whether this process is a rank, and not only a fork of one."""
     return (group := _process_group()) is not None and group is not _forked_group
+
+
+def _name_of_program() -> str:
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return PurePath(file).stem if file else "train"
+
+
+def _find_weaver() -> str | None:
+    """Return the address of the weaver of the chosen gateway if nobody has named a weaver; None leaves it open."""
+    if weaver_address() or os.environ.get(AUTO_VARIABLE) != "1":
+        return None
+    try:
+        chosen = Part.CHOSEN_GATEWAY.load()()
+        return None if chosen is None else str(chosen.weaver_address(ANSWER_WITHIN))
+    except LoomError as error:
+        _log.warning("this training is not reported: %s", error)
+        return None
 
 
 def global_rank() -> int:

@@ -23,8 +23,9 @@ from loom.errors import (
     WrongArguments,
 )
 from loom.process.state_file import locked, replace_file
-from loom.rest_client import TokenSource
+from loom.rest_client import Gateway, TokenSource
 from loom_proxy.contexts import keyring_tokens
+from loom_proxy.contexts.running import find_running, path_beside
 
 logger = logging.getLogger(__name__)
 
@@ -234,6 +235,8 @@ class Origin(Enum):
     ARGUMENT = "argument"
     ENVIRONMENT = "environment"
     CONTEXT = "context"
+    RUNNING = "running"
+    """It is that of a cluster that ``loom up`` runs on this machine."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,13 @@ class GatewayChoice:
             return self.url
         if self.origin is Origin.ENVIRONMENT:
             return f"{self.url} (from LOOM_URL)"
+        if self.origin is Origin.RUNNING:
+            return f"{self.url} (of the `loom up` on this machine)"
         return f"{self.url} (from the context {self.context}{'' if self.token else ', which has no token'})"
+
+    def weaver_address(self, timeout: float) -> str:
+        """Return the value of ``LOOM_WEAVER`` for processes that report to the weaver behind the gateway."""
+        return str(Gateway(self.url, self.token, timeout, self.ca, self.insecure).ask("address"))
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -287,10 +296,10 @@ def choose_gateway(
 def find_gateway(
     url: str | None = None, token: TokenSource = None, ca: str | None = None, insecure: bool = False
 ) -> GatewayChoice | None:
-    """Return the gateway of the argument, else that of ``LOOM_URL``, else that of the current context; or None.
+    """Return the gateway of the argument, ``LOOM_URL``, the current context or a running `loom up`, or None.
 
     The token is that of the argument, else ``LOOM_TOKEN``. The token of a context is taken only together with its
-    URL, and only if there is no other.
+    URL, and only if there is no other; a running `loom up` has its own.
 
     Raises:
         ContextFileError: the contexts are needed, and their file cannot be used.
@@ -301,9 +310,12 @@ def find_gateway(
         return GatewayChoice(url, token, ca, insecure, Origin.ARGUMENT)
     if url := os.environ.get("LOOM_URL"):
         return GatewayChoice(url, token, ca, insecure, Origin.ENVIRONMENT)
-    contexts = ContextFile().read()
+    file = ContextFile()
+    contexts = file.read()
     if contexts.current is None:
-        return None
+        if (running := find_running(path_beside(file.path))) is None:
+            return None
+        return GatewayChoice(*running, ca, insecure, Origin.RUNNING)
     context = contexts.named(contexts.current)
     ca = ca or os.environ.get("LOOM_CA") or context.ca
     insecure = insecure or context.insecure

@@ -114,3 +114,167 @@ def test_a_plain_loop_is_watched_changed_paused_and_stopped(weaver: WeaverProxy,
     out, err = process.communicate()
     assert (out, err) == ("argv ['1000000'] __main__\n", "")
     await_true(lambda: str(getattr(find(weaver, "plain_0"), "ending", "")) == "stopped")
+
+
+RAISES = """
+import torch
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, n):
+        if n == 5:
+            raise ValueError("a broken sample")
+        return torch.ones(2)
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.utils.data.DataLoader(Broken(), batch_size=2, pin_memory=True):
+    model(batch).sum().backward()
+    optimizer.step()
+    print("step", flush=True)
+"""
+
+CHILDREN = """
+import multiprocessing, os, subprocess, sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def train(steps):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch, in DataLoader(TensorDataset(torch.ones(steps, 2)), num_workers=2, batch_size=1):
+        model(batch).sum().backward()
+        optimizer.step()
+
+def fork_and_train():
+    if (child := os.fork()) == 0:
+        train(3)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+if __name__ == "__main__":
+    print("before", fork_and_train(), flush=True)
+    train(20)
+    print("after", fork_and_train(), flush=True)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=train, args=(3,))
+    process.start()
+    process.join()
+    print("spawned", process.exitcode, flush=True)
+    code = "import sys; print(sys.flags.isolated, 'loom' in sys.modules)"
+    print("isolated", subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True).stdout)
+    print("end", flush=True)
+"""
+
+ENDS = {
+    "exit code": ("import sys; print('out'); sys.exit(3)", None),
+    "text": ("import sys; sys.exit('a reason')", None),
+    "traceback": ("def f():\n    raise ValueError('x')\n\nf()", None),
+    "terminated": ("import time; print('ready', flush=True); time.sleep(60)", signal.SIGTERM),
+    "killed": ("import time; print('ready', flush=True); time.sleep(60)", signal.SIGKILL),
+    "interrupted": (
+        "import sys, time\ntry:\n    print('ready', flush=True); time.sleep(60)\nexcept KeyboardInterrupt:\n"
+        "    sys.exit('interrupted')",
+        signal.SIGINT,
+    ),
+    "hung up": ("import time; print('ready', flush=True); time.sleep(60)", signal.SIGHUP),
+    "input": ("import sys; print(sys.stdin.read().upper(), sys.argv, __name__, sys.path)", None),
+    "shell": ("import os; os.execvp('sh', ['sh', '-c', 'yes | head -1; kill -USR1 $$'])", None),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_program_ends_and_prints_as_without_it(kind: str, start: Start, tmp_path: Path) -> None:
+    code, sent = ENDS[kind]
+    (tmp_path / "program.py").write_text(code)
+    command = [sys.executable, "program.py", "--name", "x", "--", "-m"]
+    plain = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def end(process: subprocess.Popen[str]) -> tuple[str, str, int]:
+        if sent is not None:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(sent)
+        out, err = process.communicate("given", timeout=60)
+        return out, err, process.returncode
+
+    assert end(start("ends", *command)) == end(plain)
+
+
+@pytest.mark.slow
+def test_an_error_in_a_training_reads_as_without_it(start: Start, tmp_path: Path, weaver: WeaverProxy) -> None:
+    (tmp_path / "raises.py").write_text(RAISES)
+    plain = subprocess.run([sys.executable, "raises.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    process = start("raises", sys.executable, "raises.py")
+    out, err = process.communicate(timeout=120)
+
+    assert plain.returncode == 1
+    assert (out, err, process.returncode) == (plain.stdout, plain.stderr, plain.returncode)
+    await_true(lambda: str(getattr(find(weaver, "raises_0"), "ending", "")) == "crashed")
+
+
+@pytest.mark.slow
+def test_forks_loaders_and_children_take_no_part(start: Start, tmp_path: Path, weaver: WeaverProxy) -> None:
+    (tmp_path / "children.py").write_text(CHILDREN)
+    plain = subprocess.run(
+        [sys.executable, "children.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+
+    process = start("children", sys.executable, "children.py")
+    out, _ = process.communicate(timeout=300)
+
+    assert plain.returncode == 0
+    assert (out, process.returncode) == (plain.stdout, 0)
+    await_true(lambda: str(getattr(find(weaver, "children_0"), "ending", "")) != "None")
+    assert [id for id in weaver.replicas() if id.startswith("children")] == ["children_0"]
+    found = find(weaver, "children_0")
+    assert found is not None
+    assert found.step == 20
+
+
+RANKS = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for n in range(100_000):
+    model(torch.ones(2) * dist.get_rank()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_torchrun_are_replicas_of_one_group(
+    start: Start, tmp_path: Path, weaver: WeaverProxy
+) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    process = start("ranks", torchrun, "--nproc-per-node", "2", "ranks.py", stderr=None)
+
+    for id in ("ranks_0", "ranks_1"):
+        assert await_step(weaver, id, 3).group == "ranks"
+    answers = weaver.command("update_config", {"learning_rate": 0.05}, "ranks").get(60)
+    assert {id: one.ok for id, one in answers.items()} == {"ranks_0": True, "ranks_1": True}
+    assert len({one.step for one in answers.values()}) == 1
+    assert all(one.ok for one in weaver.command("stop", target="ranks").get(60).values())
+
+    assert process.wait(120) == 0
+    assert sorted(id for id in weaver.replicas() if id.startswith("ranks")) == ["ranks_0", "ranks_1"]

@@ -12,13 +12,14 @@ import pytest
 
 from loom.cli.run import SITE, _checked, _is_first, default_name, environment
 from loom.errors import WrongArguments
+from tests.support.paths import ROOT
 
 LOOM = [str(Path(sys.executable).with_name("loom"))]
 
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOM_WEAVER", "LOOM_URL", "LOOM_TOKEN", "LOOM_RUN", "RANK", "SLURM_PROCID"):
+    for name in ("LOOM_AUTO", "LOOM_WEAVER", "LOOM_URL", "LOOM_TOKEN", "LOOM_RUN", "RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -174,3 +175,20 @@ def test_a_python_without_loom_runs_as_ever() -> None:
     )
     assert (hidden.returncode, hidden.stderr) == (0, "")
     assert str(SITE) not in hidden.stdout
+
+
+@pytest.mark.parametrize(("value", "hooked"), [("1", True), ("", False), ("0", False)])
+def test_the_line_that_python_reads_at_its_start_looks_at_one_variable(value: str, hooked: bool) -> None:
+    line = (ROOT / "loom" / "loom_auto.pth").read_text()
+    assert line.startswith("import ")  # else Python takes it for a folder
+    code = f"import sys; exec({line!r}); print('loom.instrument.bootstrap' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LOOM_AUTO": value},
+        timeout=60,
+    )
+
+    assert (done.stdout, done.stderr) == (f"{hooked}\n", "")
