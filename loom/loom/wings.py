@@ -26,8 +26,6 @@ class Part(Enum):
     """For `Job.tensors`."""
     WATCHED_TENSORS = "loom_gateway.tensors", "WatchedView"
     """For a session's description: its watched tensors."""
-    CHOSEN_GATEWAY = "loom_proxy.contexts.file", "find_gateway"
-    """For `loom.instrument`: the gateway whose weaver a training reports to that nobody has told of a weaver."""
     PORT_FORWARD = "loom_proxy.kubernetes.port_forward", "forward_to"
     """For ``kube://`` addresses: a forwarded port that leads to the gateway."""
 

@@ -16,13 +16,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from importlib import import_module
 from multiprocessing.util import Finalize
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loom.control.address import weaver_address
 from loom.errors import LoomError, describe_error
-from loom.wings import Part
 
 if TYPE_CHECKING:
     from loom.threadlet.threadlet import Threadlet
@@ -256,7 +256,8 @@ def _find_weaver() -> str | None:
     if weaver_address() or os.environ.get(AUTO_VARIABLE) != "1":
         return None
     try:
-        chosen = Part.CHOSEN_GATEWAY.load()()
+        # The laptop's side knows contexts; where only the library is needed, it is not imported.
+        chosen = import_module("loom_proxy.contexts.file").find_gateway()
         return None if chosen is None else str(chosen.weaver_address(ANSWER_WITHIN))
     except LoomError as error:
         _log.warning("this training is not reported: %s", error)

@@ -16,6 +16,7 @@ from loom.weaver.views import ReplicaInfo
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import await_true
+from tests.support.paths import ROOT
 
 LOOP = """
 import sys, time
@@ -278,3 +279,25 @@ def test_the_ranks_of_a_torchrun_are_replicas_of_one_group(
 
     assert process.wait(120) == 0
     assert sorted(id for id in weaver.replicas() if id.startswith("ranks")) == ["ranks_0", "ranks_1"]
+
+
+def test_a_variable_does_the_same_without_the_command(
+    cluster: LocalCluster, weaver: WeaverProxy, tmp_path: Path, script: str
+) -> None:
+    # Python reads the line itself where Loom is installed from a wheel; here it may not be.
+    line = (ROOT / "loom" / "loom_auto.pth").read_text()
+    program = tmp_path / "auto.py"
+    program.write_text(f"{line}\n{Path(script).read_text()}")
+    variables = {"LOOM_AUTO": "1", "LOOM_RUN": "auto", "LOOM_URL": cluster.url, "LOOM_TOKEN": cluster.token}
+    own = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOOM_WEAVER")}
+
+    done = subprocess.run(
+        [sys.executable, str(program), "5"],
+        env={**own, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    await_true(lambda: getattr(find(weaver, "auto_0"), "step", None) == 5)
