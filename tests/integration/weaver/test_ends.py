@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
@@ -262,6 +266,76 @@ def test_an_actor_that_cannot_be_made_or_loses_what_it_owns_ends_its_replica(tid
         "exit code 6",
     ]
     assert "did not handle a supervision event from its child" in str(ends["owner"].end_reason)
+
+
+class Aside(loom.Actor):
+    """Makes a step as a replica of a name in another thread."""
+
+    def __init__(self, name: str, aside: Callable[[Callable[[], None]], object]) -> None:
+        self._name = name
+        self._made = threading.Event()
+        aside(self._train)
+
+    def _train(self) -> None:
+        threadlet = loom.Threadlet(self._name)
+        with threadlet.step(0, max_step=20_000):
+            pass
+        self._made.set()
+
+    @loom.endpoint
+    def trains(self) -> bool:
+        return self._made.wait(BOUND)
+
+
+class AsideAsync(Aside):
+    @loom.endpoint
+    async def trains(self) -> bool:
+        return await asyncio.to_thread(self._made.wait, BOUND)
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    """Return the pool that all actors of a process share, whose only thread the first one has started."""
+    return ThreadPoolExecutor(1)
+
+
+def _in_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work).start()
+
+
+WAYS_ASIDE: dict[str, Callable[[Callable[[], None]], object]] = {
+    "thread": _in_a_thread,
+    "thread of a thread": lambda work: _in_a_thread(lambda: _in_a_thread(work)),
+    "timer": lambda work: threading.Timer(0.0, work).start(),
+    "shared pool": lambda work: _pool().submit(work),
+    "thread of a shared pool": lambda work: _pool().submit(_in_a_thread, work),
+    "pool of multiprocessing": lambda work: ThreadPool(1).apply_async(work),
+}
+
+
+@pytest.mark.parametrize("kind", [Aside, AsideAsync])
+def test_an_actor_that_ends_ends_the_replicas_of_its_threads_and_of_no_others(
+    tidied: loom.Job, kind: type[Aside]
+) -> None:
+    procs = tidied.hosts.slice(hosts=0).spawn_procs(name=f"threads of {kind.__name__}")
+    ended = [f"{kind.__name__} {way}" for way in WAYS_ASIDE]
+    going = [f"{name}, going on" for name in ended]
+    actors = {
+        name: procs.spawn(f"actor {number}", kind, name, WAYS_ASIDE[list(WAYS_ASIDE)[number % len(WAYS_ASIDE)]])
+        for number, name in enumerate([*ended, *going])
+    }
+    for actor in actors.values():
+        assert actor.trains.call_one().get(timeout=BOUND)
+
+    for name in ended:
+        actors[name].stop().get(timeout=BOUND)
+
+    found = {name: _ended(tidied, name) for name in ended}
+    assert {(one.ending, one.end_reason) for one in found.values()} == {
+        ("ended early", "its program ended at step 0 of 20,000")
+    }
+    assert all(actors[name].trains.call_one().get(timeout=BOUND) for name in going)
+    assert {tidied.weaver.replica(name).state for name in going} == {ReplicaState.RUNNING}
 
 
 def test_a_task_of_an_async_actor_that_exits_ends_its_process(tidied: loom.Job) -> None:

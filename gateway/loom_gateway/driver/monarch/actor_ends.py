@@ -2,7 +2,8 @@
 
 An actor ends by `sys.exit` in an endpoint, by an error in a message that has no answer, by the failure of a mesh
 that it owns, or because its mesh is stopped. Its training has ended then, while its threadlet and the process are
-well. So an actor that ends says goodbye for the threadlets that its messages made, after its ``__cleanup__``.
+well. So an actor that ends says goodbye for the threadlets that its messages made, after its ``__cleanup__``, and
+for the threadlets of the threads that it has started and of the work that it has given to thread pools.
 
 A `SystemExit` in a task that an async actor has started ends the event loop of all async actors, and nothing is
 answered any more. So it ends the process, as it ends a program.
@@ -15,6 +16,7 @@ import functools
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from monarch._src.actor.actor_mesh import _Actor, _context
@@ -27,6 +29,9 @@ from loom_gateway.driver.runs.children import end_at_once
 _DIED_OF = "_loom_died_of"
 """The attribute of an actor for the error that ended it. Monarch's own report of it is a text."""
 
+_ACTOR = "_loom_actor"
+"""The attribute of a thread for the actor that it works for. A thread has no context of Monarch's."""
+
 
 def report_ends_of_actors() -> None:
     """Patch Monarch's actors in this process. Again is harmless."""
@@ -38,12 +43,44 @@ def report_ends_of_actors() -> None:
     _Actor.__cleanup__ = _and_goodbye_async(_Actor.__cleanup__)
     _Actor._run_cleanup = _and_goodbye(_Actor._run_cleanup)
     threading.excepthook = _ending_with_the_loop(threading.excepthook)
+    threading.Thread.start = _for_the_actor(threading.Thread.start)  # type: ignore[assignment,method-assign]
+    ThreadPoolExecutor.submit = _for_the_actor_that_submits(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
 
 
 def _running_actor() -> object:
-    """Return the id of the actor that handles a message in this thread or task; None if there is none."""
+    """Return the id of the actor that this thread or task works for; None if there is none."""
     context = _context.get(None)
-    return None if context is None else context.actor_instance.actor_id
+    if context is None:
+        return getattr(threading.current_thread(), _ACTOR, None)
+    return context.actor_instance.actor_id
+
+
+def _for_the_actor(plain: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    @functools.wraps(plain)
+    def start(thread: threading.Thread) -> None:
+        setattr(thread, _ACTOR, _running_actor())
+        plain(thread)
+
+    return start
+
+
+def _for_the_actor_that_submits(plain: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    @functools.wraps(plain)
+    def submit(pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return plain(pool, _work_for, _running_actor(), fn, args, kwargs)
+
+    return submit
+
+
+def _work_for(actor: object, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function in a pool's thread, which another actor may have started."""
+    thread = threading.current_thread()
+    starter = getattr(thread, _ACTOR, None)
+    setattr(thread, _ACTOR, actor)
+    try:
+        return work(*args, **kwargs)
+    finally:
+        setattr(thread, _ACTOR, starter)
 
 
 def _unless_answered(plain: Callable[..., None]) -> Callable[..., None]:
