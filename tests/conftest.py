@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,20 @@ def _shared_cluster_is_whole() -> Iterator[None]:
             running.close()
             running.start()
             pytest.fail(f"the cluster that all tests use was broken: {broken}")
+
+
+def _is_root_client() -> bool:
+    """Return whether Monarch has made this process a root client, which prefixes every later line of its log."""
+    actors = sys.modules.get("monarch._src.actor.actor_mesh")
+    return actors is not None and actors._client_context._val is not None
+
+
+@pytest.fixture(autouse=True)
+def _unit_tests_make_no_root_client(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = _is_root_client()
+    yield
+    if not before and _is_root_client() and _kind(request.node.path) == "unit":
+        pytest.fail("the test made its process a root client of Monarch: run that part in a process of its own")
 
 
 @pytest.fixture

@@ -32,13 +32,14 @@ from loom_gateway.driver.monarch.root_client import attach
 
 def release(meshes: Iterable[Any]) -> None:
     """Drop Monarch's own references to whole actor and proc meshes that have stopped."""
-    children = context().actor_instance._children or []
-    for mesh in meshes:
+    made = [mesh for mesh in meshes if isinstance(mesh, (ActorMesh, ProcMesh))]  # some could not be made
+    children = context().actor_instance._children or [] if made else []
+    for mesh in made:
         _drop(children, mesh)
         if isinstance(mesh, ActorMesh):
             if mesh._proc_mesh is not None:
                 _drop(mesh._proc_mesh._pending_actor_spawns, mesh)
-        elif isinstance(mesh, ProcMesh):
+        else:
             for child in children.copy():  # such as the actor that has run the bootstrap function
                 if isinstance(child, ActorMesh) and child._proc_mesh is mesh:
                     _drop(children, child)
