@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,14 @@ def gateway_port(cluster: LocalCluster) -> int:
     return int(cluster.url.rpartition(":")[2])
 
 
-async def until_handled(client: Client, number: int) -> dict[str, Any]:
-    """Wait until the bridge has done so many requests, or has seen that they were done."""
+async def handled(client: Client, number: int) -> tuple[int, int]:
+    """Wait until the bridge has done so many requests, or has seen that they were done; return how many of each."""
 
-    async def count() -> dict[str, Any]:
+    async def count() -> tuple[int, int]:
         while True:
             counts = await counts_of(client)
             if counts["done"] + counts["repeated"] >= number:
-                return counts
+                return counts["done"], counts["repeated"]
             await asyncio.sleep(0.05)
 
     return await asyncio.wait_for(count(), BOUND)
@@ -71,48 +72,60 @@ async def keep(client: Client, subject: str, body: dict[str, Any], **headers: st
     )
 
 
-def given(weaver: WeaverProxy, after: int) -> list[str]:
-    """The commands of users after an event."""
-    kinds = (event.data["do"] for event in weaver.events(after, kind="command"))
-    return [kind for kind in kinds if kind != "device_failed"]
+@dataclass(frozen=True)
+class Requests:
+    """Requests of a test to its two training processes, ``GROUP_0`` and ``GROUP_1``, and what became of them."""
+
+    client: Client
+    weaver: WeaverProxy
+    group: str
+    before: int
+    """The last event before the test."""
+
+    async def keep(self, order: str, target: str | None = None, **headers: str) -> Any:
+        """Publish a command, to the first process if no ``target`` is named, and wait until NATS keeps it."""
+        body = {"command_type": order, "target_id": target or f"{self.group}_0"}
+        return await keep(self.client, COMMANDS, body, **headers)
+
+    def given(self) -> list[str]:
+        """The commands of users."""
+        kinds = (event.data["do"] for event in self.weaver.events(self.before, kind="command"))
+        return [kind for kind in kinds if kind != "device_failed"]
+
+    def failed(self) -> list[str]:
+        """Why devices have failed."""
+        return [event.data["reason"] for event in self.weaver.events(self.before, kind="device_failed")]
 
 
-def failed(weaver: WeaverProxy, after: int) -> list[str]:
-    """Why devices have failed after an event."""
-    return [event.data["reason"] for event in weaver.events(after, kind="device_failed")]
+@pytest.fixture
+def requests(client: Client, weaver: WeaverProxy, trainers: list[Training], group: str) -> Requests:
+    return Requests(client, weaver, group, weaver.status()["event"])
 
 
 # -- while no bridge is there -----------------------------------------------------------------------------------
 
 
 async def test_what_comes_while_the_bridge_is_killed_is_done_once_and_in_order(
-    client: Client,
-    start_bridge: Callable[..., Bridge],
-    weaver: WeaverProxy,
-    trainers: list[Training],
-    group: str,
+    start_bridge: Callable[..., Bridge], weaver: WeaverProxy, requests: Requests
 ) -> None:
-    before = weaver.status()["event"]
-    (uuid,) = weaver.replica(f"{group}_0").devices
+    (uuid,) = weaver.replica(f"{requests.group}_0").devices
     with start_bridge() as bridge:
         bridge.end(signal.SIGKILL)
     orders = ["pause", "resume", "pause", "resume", "pause"]
 
     for order in orders:
-        await keep(client, COMMANDS, {"command_type": order, "target_id": group})
-    await keep(client, FAILURES, {"device_uuid": uuid, "reason": "xid 79"})
-    repeated = [
-        await keep(client, FAILURES, {"device_uuid": uuid, "reason": "xid 80"}, Nats_Msg_Id="80") for _ in "ab"
-    ]
+        await requests.keep(order, requests.group)
+    await keep(requests.client, FAILURES, {"device_uuid": uuid, "reason": "xid 79"})
+    again = {"device_uuid": uuid, "reason": "xid 80"}
+    repeated = [await keep(requests.client, FAILURES, again, Nats_Msg_Id="80") for _ in "ab"]
 
     for done in (7, 0):  # started again once more, it finds nothing left to do
         with start_bridge() as bridge:
-            counts = await until_handled(client, done)
-            assert (counts["done"], counts["repeated"]) == (done, 0)
+            assert await handled(requests.client, done) == (done, 0)
             bridge.end(signal.SIGKILL)
     assert [one.duplicate for one in repeated] == [None, True]
-    assert given(weaver, before) == orders
-    assert failed(weaver, before) == ["xid 79"]  # the second report changes nothing: the device has failed
+    assert requests.given() == orders
+    assert requests.failed() == ["xid 79"]  # the second report changes nothing: the device has failed
     await asyncio.to_thread(weaver.reactivate(uuid).get, BOUND)
 
 
@@ -144,29 +157,22 @@ class Unanswered(DelayProxy):
 
 @pytest.mark.slow
 async def test_a_bridge_that_is_killed_before_it_hears_that_a_command_was_given_does_not_give_it_again(
-    client: Client,
-    cluster: LocalCluster,
-    start_bridge: Callable[..., Bridge],
-    weaver: WeaverProxy,
-    trainers: list[Training],
-    group: str,
+    cluster: LocalCluster, start_bridge: Callable[..., Bridge], requests: Requests
 ) -> None:
-    before = weaver.status()["event"]
     with (
         Unanswered(gateway_port(cluster), delay=0) as proxy,
         start_bridge(f"ws://127.0.0.1:{proxy.port}") as bridge,
     ):
-        await keep(client, COMMANDS, {"command_type": "pause", "target_id": f"{group}_0"})
-        await until(lambda: given(weaver, before) == ["pause"])
+        await requests.keep("pause")
+        await until(lambda: requests.given() == ["pause"])
         bridge.end(signal.SIGKILL)
 
     # The gateway is at the same URL again: bridges of one URL share what they have not done.
     with DelayProxy(gateway_port(cluster), delay=0, listen=proxy.port), start_bridge(bridge.url):
-        await keep(client, COMMANDS, {"command_type": "resume", "target_id": f"{group}_0"})
-        counts = await until_handled(client, 2)
+        await requests.keep("resume")
+        assert await handled(requests.client, 2) == (2, 0)
 
-    assert (counts["done"], counts["repeated"]) == (2, 0)
-    assert given(weaver, before) == ["pause", "resume"]
+    assert requests.given() == ["pause", "resume"]
 
 
 class Unacknowledged(Gate):
@@ -186,53 +192,40 @@ class Unacknowledged(Gate):
 
 @pytest.mark.slow
 async def test_a_bridge_that_is_killed_between_doing_and_acknowledging_does_nothing_again(
-    client: Client,
-    server: NatsServer,
-    start_bridge: Callable[..., Bridge],
-    weaver: WeaverProxy,
-    trainers: list[Training],
-    group: str,
+    server: NatsServer, start_bridge: Callable[..., Bridge], requests: Requests
 ) -> None:
-    before = weaver.status()["event"]
     port = int(server.url.rpartition(":")[2])
     with Unacknowledged(port) as proxy, start_bridge(nats_url=f"nats://127.0.0.1:{proxy.port}") as bridge:
-        await keep(client, COMMANDS, {"command_type": "pause", "target_id": f"{group}_0"})
+        await requests.keep("pause")
         assert await asyncio.to_thread(proxy.withheld.wait, BOUND)
         bridge.end(signal.SIGKILL)
 
     with start_bridge():
-        counts = await until_handled(client, 1)
+        assert await handled(requests.client, 1) == (0, 1)
 
-    assert (counts["done"], counts["repeated"]) == (0, 1)
-    assert given(weaver, before) == ["pause"]
+    assert requests.given() == ["pause"]
 
 
 async def test_a_request_with_an_id_is_done_once_also_when_nats_has_forgotten_it(
-    client: Client,
-    start_bridge: Callable[..., Bridge],
-    weaver: WeaverProxy,
-    trainers: list[Training],
-    group: str,
+    start_bridge: Callable[..., Bridge], requests: Requests
 ) -> None:
-    before = weaver.status()["event"]
     subjects = [COMMANDS, FAILURES, "torchLoom.config.info", "torchLoom.DRentry"]
-    await client.jetstream().add_stream(StreamConfig("torchLoom", subjects=subjects, duplicate_window=0.1))
-    body = {"command_type": "pause", "target_id": f"{group}_0"}
+    config = StreamConfig("torchLoom", subjects=subjects, duplicate_window=0.1)
+    await requests.client.jetstream().add_stream(config)
     with start_bridge():
-        await keep(client, COMMANDS, body, Nats_Msg_Id="mine")
-        while (await keep(client, COMMANDS, body, Nats_Msg_Id="mine")).duplicate:
+        await requests.keep("pause", Nats_Msg_Id="mine")
+        while (await requests.keep("pause", Nats_Msg_Id="mine")).duplicate:
             pass  # NATS still knows it
-        counts = await until_handled(client, 2)
+        assert await handled(requests.client, 2) == (1, 1)
 
-    assert (counts["done"], counts["repeated"]) == (1, 1)
-    assert given(weaver, before) == ["pause"]
+    assert requests.given() == ["pause"]
 
 
 # -- otherwise --------------------------------------------------------------------------------------------------
 
 
 async def test_the_reply_goes_where_the_header_says_and_nonsense_stops_nothing(
-    client: Client, start_bridge: Callable[..., Bridge], trainers: list[Training], group: str
+    client: Client, start_bridge: Callable[..., Bridge], requests: Requests
 ) -> None:
     replies = await client.subscribe("my.replies")
 
@@ -242,34 +235,29 @@ async def test_the_reply_goes_where_the_header_says_and_nonsense_stops_nothing(
 
     with start_bridge():
         headers = {REPLY_TO.replace("-", "_"): "my.replies"}
-        await keep(client, COMMANDS, {"command_type": "explode", "target_id": "*"}, **headers)
+        await requests.keep("explode", "*", **headers)
         nonsense = await reply()
         kept = await client.request(COMMANDS, b'{"command_type": "pause", "target_id": "nobody"}', timeout=BOUND)
-        await keep(client, COMMANDS, {"command_type": "pause", "target_id": group}, **headers)
+        await requests.keep("pause", requests.group, **headers)
         paused = await reply()
 
     assert nonsense["error"]["code"] == "wrong_arguments"
     assert json.loads(kept.data)["stream"] == "torchLoom"
-    assert set(paused["outcomes"]) == {f"{group}_0", f"{group}_1"}
+    assert set(paused["outcomes"]) == {f"{requests.group}_0", f"{requests.group}_1"}
     assert paused["ok"]
 
 
 async def test_nats_is_killed_and_comes_back_with_what_it_kept(
-    server: NatsServer,
-    start_bridge: Callable[..., Bridge],
-    weaver: WeaverProxy,
-    trainers: list[Training],
-    group: str,
+    server: NatsServer, start_bridge: Callable[..., Bridge], requests: Requests
 ) -> None:
-    before = weaver.status()["event"]
     with start_bridge() as bridge:
         server.kill()
         bridge.await_log("is away")
         server.start()
         bridge.await_log("is back")
         again = await nats.connect(server.url)
-        await keep(again, COMMANDS, {"command_type": "pause", "target_id": f"{group}_0"})
-        await until(lambda: given(weaver, before) == ["pause"])
+        await replace(requests, client=again).keep("pause")
+        await until(lambda: requests.given() == ["pause"])
         await again.close()
 
 
@@ -286,12 +274,13 @@ async def test_commands_wait_for_a_gateway_that_is_away(
             await until(lambda: states(weaver) == {"slow_0": "running"})
             await asyncio.to_thread(gateway.end, signal.SIGKILL)
             bridge.await_log("the weaver is away")
+            requests = Requests(client, weaver, "slow", 0)
             for order in ("pause", "resume", "pause"):
-                await keep(client, COMMANDS, {"command_type": order, "target_id": "slow_0"})
+                await requests.keep(order)
             await asyncio.to_thread(gateway.start)
 
-            await until_handled(client, 3)
-            assert given(weaver, 0) == ["pause", "resume", "pause"]
+            await handled(client, 3)
+            assert requests.given() == ["pause", "resume", "pause"]
 
 
 def test_without_jetstream_or_a_file_it_says_what_is_missing(
