@@ -28,6 +28,7 @@ from tests.benchmarks import (
     ray_environment,
     recovery,
     report,
+    run,
     siege,
     spans,
     tensors,
@@ -285,6 +286,18 @@ def measure_threadlet(
     """What a threadlet costs the training thread: one call, and a training that publishes every step."""
     plan = threadlet.ThreadletPlan(rounds, procs=procs, pairs=pairs, pairs_alone=alone)
     _report(lambda say: threadlet.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("run")
+def measure_run(
+    rounds: Rounds = run.RunPlan.rounds,
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """What `loom run` costs a training: the time within its hooks in a step, and the later start."""
+    plan = run.RunPlan(rounds)
+    _report(lambda say: run.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("spans")

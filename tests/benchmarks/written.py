@@ -34,6 +34,8 @@ BUDGETS = {
     "dead process to failed": Budget("at most", 0.5),
     "status report": Budget("at most", 1.0),
     "check for updates": Budget("at most", 0.3),
+    "hooks of a step under loom run": Budget("at most", 50.0),
+    "later start under loom run": Budget("at most", 0.3),
     "update of the page": Budget("at most", 16.0),
     "growth of the page's memory": Budget("at most", 256.0),
     "bytes a second to the page": Budget("at most", 200.0),
