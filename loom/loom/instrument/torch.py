@@ -44,15 +44,9 @@ _NOT_OFFERED = ("params", "lr", "initial_lr")
 
 def hook(optimizers: ModuleType) -> None:
     """Hook ``torch.optim.optimizer``."""
-    stepped = OptimizerSteps().stepped
-    registered = optimizers.register_optimizer_step_post_hook(stepped)
-
-    def untraced(dynamo: ModuleType) -> None:
-        """Let a compiled step call the hook, instead of tracing it."""
-        registered.remove()
-        optimizers.register_optimizer_step_post_hook(dynamo.disable(stepped))
-
-    when_imported("torch._dynamo", untraced)
+    optimizers.register_optimizer_step_post_hook(OptimizerSteps().stepped)
+    # A compiled step calls the hook, instead of having it compiled.
+    when_imported("torch._dynamo.trace_rules", lambda rules: rules.add("loom"))
 
 
 class OptimizerSteps:
@@ -199,7 +193,12 @@ class Samples:
 
     def __init__(self) -> None:
         self._next = 0.0  # when the next samples are due
-        self._kinds: list[Callable[[Any], Mapping[str, Any]]] = [_gradient_norm, _memory, SampleRate().sample]
+        self._kinds: list[Callable[[Any], Mapping[str, Any]]] = [
+            _learning_rate,
+            _gradient_norm,
+            _memory,
+            SampleRate().sample,
+        ]
 
     def take(self, optimizer: Any) -> dict[str, Any] | None:
         """Return samples if they are due."""
@@ -216,6 +215,12 @@ class Samples:
                     _log.debug("not sampled any more: %r", error)
         self._next = now + max(SAMPLE_EVERY, (monotonic() - now) / MOST_OF_TIME)
         return values
+
+
+def _learning_rate(optimizer: Any) -> Mapping[str, Any]:
+    """Return the learning rate of the first group; a tensor on a device is read later, by another thread."""
+    value = optimizer.param_groups[0].get("lr")
+    return {} if value is None else {"learning_rate": value.detach().clone() if hasattr(value, "detach") else value}
 
 
 def _gradient_norm(optimizer: Any) -> Mapping[str, Any]:

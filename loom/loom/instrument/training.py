@@ -19,6 +19,7 @@ from enum import IntEnum
 from importlib import import_module
 from multiprocessing.util import Finalize
 from pathlib import PurePath
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loom.control.address import weaver_address
@@ -37,6 +38,9 @@ AUTO_VARIABLE = "LOOM_AUTO"
 
 ANSWER_WITHIN = 5.0
 """Seconds that the gateway has, at the first step of a training that nobody has told of a weaver."""
+
+READ_EVERY = 0.25
+"""Seconds between two reads of the present values of the keys, at least."""
 
 MAX_WAITING = 1000
 """Names of metrics that wait for the first step, or for the next one."""
@@ -69,6 +73,7 @@ class Training:
         self._step: int | None = None
         self._readers: dict[str, Callable[[], Any]] = {}
         self._config: dict[str, Any] = {}  # as last published
+        self._read_next = 0.0  # when the values of the keys are read again, at the next status
         self._stop: Callable[[], object] | None = None
         self._stopped = False
 
@@ -90,12 +95,12 @@ class Training:
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """Publish a step that was made, with the metrics given since the last one, and what changed of the keys."""
-        with self._lock:
-            waiting, self._metrics = self._metrics, {}
+        waiting = self._take_metrics()
         if metrics:
             waiting.update(metrics)
         self._step = step
-        self.threadlet.publish_status(step, epoch, max_step, waiting or None, self._changed())
+        config = self._changed() if monotonic() >= self._read_next else None
+        self.threadlet.publish_status(step, epoch, max_step, waiting or None, config)
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Let metrics join the next status. ``step`` is the tracker's own number, which is not the training's."""
@@ -110,11 +115,12 @@ class Training:
         Args:
             key: the key, such as ``learning_rate``.
             type: the type of its values, such as ``float`` or ``float | None``.
-            read: returns the present value; called at each step, so it has to be quick.
+            read: returns the present value; called at a step every `READ_EVERY` seconds.
             write: applies a value, at a step boundary, and raises to refuse it, or returns a `Deferred`; None if
                 the key can only be read.
         """
         self._readers[key] = read
+        self._read_next = 0.0
         if write is None:
             return
 
@@ -144,7 +150,8 @@ class Training:
             SystemExit: with code 0, if the training is to stop and its owner has no way of its own.
         """
         threadlet = self.threadlet
-        threadlet.check_and_apply_updates()
+        if threadlet.check_and_apply_updates():
+            self._read_next = 0.0
         threadlet.wait_while_paused()
         if threadlet.should_stop and not self._stopped:
             self._stopped = True
@@ -153,11 +160,20 @@ class Training:
             self._stop()
 
     def close(self) -> None:
-        """Publish what was logged since the last status; the threadlet says goodbye by itself."""
-        if self._metrics and self._step is not None:
-            self.publish(self._step)
+        """Publish what has changed since the last status; the threadlet says goodbye by itself."""
+        if self._step is None or self.pid != os.getpid():  # a fork may have taken over the lock
+            return
+        config, metrics = self._changed(), self._take_metrics()
+        if config or metrics:
+            self.threadlet.publish_status(self._step, metrics=metrics, config=config)
+
+    def _take_metrics(self) -> dict[str, Any]:
+        with self._lock:
+            waiting, self._metrics = self._metrics, {}
+        return waiting
 
     def _changed(self) -> dict[str, Any] | None:
+        self._read_next = monotonic() + READ_EVERY
         present = {key: read() for key, read in self._readers.items()}
         if present == self._config:
             return None
@@ -177,6 +193,13 @@ def training() -> Training:
     Raises:
         NotHere: this process is a fork of one that trains, or loads data for one.
     """
+    made = _make() if _training is None else _training
+    if made.pid != os.getpid():
+        raise NotHere("this process is a fork of one that trains")
+    return made
+
+
+def _make() -> Training:
     global _training
     with _making:
         if _training is None:
@@ -192,9 +215,7 @@ def training() -> Training:
             else:  # before the threadlet's own
                 Finalize(made, made.close, exitpriority=20)
             _training = made
-    if _training.pid != os.getpid():
-        raise NotHere("this process is a fork of one that trains")
-    return _training
+        return _training
 
 
 def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -226,8 +247,9 @@ _forked_group: object = None
 
 
 def _note_fork() -> None:
-    global _forked, _forked_group
+    global _forked, _forked_group, _making
     _forked, _forked_group = True, _process_group()
+    _making = threading.Lock()  # another thread may have held it
 
 
 os.register_at_fork(after_in_child=_note_fork)

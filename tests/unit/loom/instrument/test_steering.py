@@ -196,6 +196,7 @@ def test_further_optimizers_are_named_by_their_index(hooked: OptimizerSteps) -> 
     assert (rates(first), rates(second)) == ([0.01], [0.02])
     step(first, second)
     assert here()._step == 2
+    here().close()
     assert (here()._config["learning_rate"], here()._config["learning_rate@1"]) == (0.01, 0.02)
 
 

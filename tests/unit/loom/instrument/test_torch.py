@@ -74,6 +74,7 @@ def test_what_is_logged_after_the_last_step_is_published_at_the_end(weaver: Fake
 
     trainings.log({"accuracy": 0.9})
     here().close()
+    here().close()
 
     assert statuses(connection, 1)[0][5] == {"accuracy": 0.9}
 
@@ -220,8 +221,8 @@ def test_samples_that_cannot_be_had_are_left_out(monkeypatch: pytest.MonkeyPatch
     step(optimizer)
     monkeypatch.setattr(torch.nn.utils, "get_total_norm", None)
 
-    assert set(samples.take(optimizer) or {}) == {"memory_bytes"}
-    assert len(samples._kinds) == 2
+    assert set(samples.take(optimizer) or {}) == {"learning_rate", "memory_bytes"}
+    assert len(samples._kinds) == 3
 
 
 def test_scaled_gradients_have_no_norm() -> None:
