@@ -18,6 +18,7 @@ HOOKS = {
     "mlflow.tracking.client": "loom.instrument.trackers:hook_mlflow",
     "trackio.run": "loom.instrument.trackers:hook_trackio",
     "accelerate.accelerator": "loom.instrument.accelerate:hook",
+    "torchft.manager": "loom.instrument.torchft:hook",
     "torchtitan.trainer": "loom.instrument.torchtitan:hook",
     "transformers.trainer": "loom.instrument.transformers:hook",
 }

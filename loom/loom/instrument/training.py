@@ -51,9 +51,10 @@ class Source(IntEnum):
 
     TORCH = 0
     ACCELERATE = 1
-    TORCHTITAN = 2
-    LIGHTNING = 3
-    TRANSFORMERS = 4
+    TORCHFT = 2
+    TORCHTITAN = 3
+    LIGHTNING = 4
+    TRANSFORMERS = 5
 
 
 class Training:
@@ -286,11 +287,24 @@ def _find_weaver() -> str | None:
         return None
 
 
+_replica_group = 0
+
+
+def set_replica_group(number: int) -> None:
+    """Set the number of torchft's replica group of this process: each group counts its ranks from 0."""
+    global _replica_group
+    _replica_group = number
+
+
 def global_rank() -> int:
-    """Return ``RANK``, else the rank in torch.distributed's default group at this moment, else 0."""
+    """Return ``RANK``, else the rank in torch.distributed's default group at this moment, else 0.
+
+    The ranks of torchft's replica groups follow one another.
+    """
+    before = _replica_group * int(os.environ.get("WORLD_SIZE", "1"))
     if (rank := os.environ.get("RANK", "")).isdecimal():
-        return int(rank)
-    return int(sys.modules["torch.distributed"].get_rank()) if _process_group() is not None else 0
+        return before + int(rank)
+    return before + (int(sys.modules["torch.distributed"].get_rank()) if _process_group() is not None else 0)
 
 
 def _merge(into: dict[str, Any], metrics: Mapping[str, Any]) -> None:

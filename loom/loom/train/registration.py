@@ -14,21 +14,17 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
-import weakref
-from collections.abc import Callable, Mapping
-from time import monotonic
+from collections.abc import Mapping
 from typing import Any
 
 from torchft.manager import Manager
 
-from loom.errors import Conflict, WrongArguments
+from loom.errors import WrongArguments
+from loom.instrument.torchft import LEFT_QUORUM, follow, followed
 from loom.threadlet import Threadlet
 
-_log = logging.getLogger("loom")
-
-_registered: weakref.WeakSet[Manager] = weakref.WeakSet()
+__all__ = ["LEFT_QUORUM", "register"]
 
 
 def register(
@@ -67,13 +63,18 @@ def register(
     """
     if not isinstance(manager, Manager):
         raise WrongArguments(f"register takes a torchft Manager, not {type(manager).__name__}")
-    if manager in _registered:
+    if manager in followed:
         raise WrongArguments(f"the manager of {manager._replica_id!r} is registered already")
     replica, job = _names(manager)
     group = group or os.environ.get("LOOM_GROUP") or job
     threadlet = Threadlet(replica, group=group, weaver=weaver, config=config)
-    _registered.add(manager)
-    _report_steps(manager, threadlet, DeviceFailureExit(manager, threadlet))
+    _close_at_shutdown(manager, threadlet)
+
+    def apply() -> None:
+        threadlet.check_and_apply_updates()
+        threadlet.wait_while_paused()
+
+    follow(manager, threadlet, threadlet.publish_status, apply)
     return threadlet
 
 
@@ -86,83 +87,12 @@ def _names(manager: Manager) -> tuple[str | None, str | None]:
     return f"{group}_{manager._group_rank}" if several else group, group.rstrip("0123456789").rstrip("_-") or group
 
 
-LEFT_QUORUM = 75
-"""The exit code of a process that has left its quorum because its device failed: EX_TEMPFAIL, "try again"."""
-
-
-EARLIER_WITHIN = 0.5
-"""Seconds from the registration of a process in which the weaver tells it of failures from before."""
-
-
-class DeviceFailureExit:
-    """The end of a process whose device has failed, between two steps, so that its launcher starts another one.
-
-    A process that was started on a device that had failed before stays there: its launcher has no better place.
-    """
-
-    def __init__(self, manager: Manager, threadlet: Threadlet) -> None:
-        self._manager = manager
-        self._threadlet = threadlet
-        self._failure: str | None = None
-        self._registered: float | None = None  # when this was first seen
-        threadlet.on_device_failure(self.leave_quorum)
-
-    def leave_quorum(self, device: str, reason: str) -> None:
-        """Let the process end before its next step; raise `Conflict` if its device had failed before it started."""
-        if len(self._threadlet.device_failure_functions) > 1:
-            return  # the script's own function acts
-        if self._registered is None or monotonic() < self._registered + EARLIER_WITHIN:
-            raise Conflict(f"device {device} had failed before this process was started on it, and it stays there")
-        self._failure = f"device {device} failed ({reason or 'no reason given'})"
-
-    def begin_step(self, apply: Callable[[], None]) -> None:
-        """Apply commands between two steps, and leave if they say that a device has failed.
-
-        Raises:
-            SystemExit: with `LEFT_QUORUM`.
-        """
-        if self._registered is None and self._threadlet.registered:
-            self._registered = monotonic()
-        apply()
-        if self._failure is None:
-            return
-        step = self._manager.current_step()
-        text = f"{self._failure}: {self._threadlet.replica_id} left its quorum after step {step}"
-        _log.warning("%s; a process that is started in its place joins the others again", text)
-        self._threadlet.close(RuntimeError(text))
-        self._manager.shutdown(wait=False)
-        raise SystemExit(LEFT_QUORUM)
-
-
-def _report_steps(manager: Manager, threadlet: Threadlet, leaving: DeviceFailureExit) -> None:
-    """Let a manager's own methods report to a threadlet: torchft's wrappers of optimizers call them, too."""
-    start_quorum, should_commit, shutdown = manager.start_quorum, manager.should_commit, manager.shutdown
-    counts = {"commits": 0, "failed_commits": 0}
-
-    def apply() -> None:
-        threadlet.check_and_apply_updates()
-        threadlet.wait_while_paused()
-
-    @functools.wraps(start_quorum)
-    def start_step(*args: Any, **kwargs: Any) -> None:
-        leaving.begin_step(apply)
-        start_quorum(*args, **kwargs)
-
-    @functools.wraps(should_commit)
-    def end_step(*args: Any, **kwargs: Any) -> bool:
-        commits = bool(should_commit(*args, **kwargs))
-        counts["commits" if commits else "failed_commits"] += 1
-        metrics = {
-            "participants": manager.num_participants(),
-            "batches_committed": manager.batches_committed(),
-            **counts,
-        }
-        threadlet.publish_status(manager.current_step(), metrics=metrics)
-        return commits
+def _close_at_shutdown(manager: Manager, threadlet: Threadlet) -> None:
+    shutdown = manager.shutdown
 
     @functools.wraps(shutdown)
     def end(*args: Any, **kwargs: Any) -> None:
         threadlet.close()
         shutdown(*args, **kwargs)
 
-    manager.start_quorum, manager.should_commit, manager.shutdown = start_step, end_step, end
+    manager.shutdown = end
