@@ -203,7 +203,8 @@ def _left(ranks: Sequence[ReplicaInfo]) -> str:
     seconds = [
         (one.max_step - one.step) * one.step_time
         for one in ranks
-        if one.state in LIVING and None not in (one.max_step, one.step, one.step_time)
+        if one.state in LIVING
+        if one.max_step is not None and one.step is not None and one.step_time is not None
     ]
     left = max(seconds, default=0.0)
     return f"{timedelta(seconds=math.ceil(left))}" if left > 0 else ""
