@@ -28,8 +28,8 @@ from loom_gateway.access.sessions import Principal
 from loom_gateway.dashboard.files import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.offload import OFFLOAD
+from loom_gateway.relay.endpoint import DrainState, Relay
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
-from loom_gateway.relay.relay import DrainState, Relay
 from loom_gateway.rest.errors import answer_errors
 from loom_gateway.rest.metrics import CONTENT_TYPE, metrics_text
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus

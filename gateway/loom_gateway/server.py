@@ -31,7 +31,7 @@ from loom_gateway.access.origins import AllowedHosts
 from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.access.tokens import Issuer, OwnTokenFile, TokenAuthority, TokenMemory
 from loom_gateway.app import create_app
-from loom_gateway.relay.relay import MAX_HELLO
+from loom_gateway.relay.endpoint import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
 from loom_gateway.sessions.manager import SessionManager

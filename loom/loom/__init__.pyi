@@ -37,8 +37,8 @@ from loom.shape import Shape as Shape
 from loom.threadlet import Threadlet as Threadlet
 from loom_proxy.code_sync.folders import SyncResult as SyncResult
 from loom_proxy.futures.future import FutureProxy as FutureProxy
-from loom_proxy.futures.waiting import as_completed as as_completed
-from loom_proxy.futures.waiting import wait as wait
+from loom_proxy.futures.waiting_for_many import as_completed as as_completed
+from loom_proxy.futures.waiting_for_many import wait as wait
 from loom_proxy.job import Job as Job
 from loom_proxy.kubernetes.job import KubernetesJob as KubernetesJob
 from loom_proxy.local import local as local

@@ -15,7 +15,7 @@ from loom.chaos.plans.files import parse_plan
 from loom.chaos.plans.plan import Plan
 from loom.chaos.runs.progress import PlanProgress
 from loom.chaos.runs.run import PlanExecution
-from loom.control.faults import Place
+from loom.control.fault_kinds import Place
 from loom.errors import (
     Denied,
     LimitReached,

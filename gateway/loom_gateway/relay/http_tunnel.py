@@ -33,8 +33,8 @@ from loom.wire.framing import CONTENT_TYPE, ENDED_HEADER, LENGTH, MAX_BATCH, TUN
 from loom.wire.messages import Buffer
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.sessions import Principal
+from loom_gateway.relay.endpoint import MAX_HELLO
 from loom_gateway.relay.links import MESSAGES, DriverLink, RelayTurns
-from loom_gateway.relay.relay import MAX_HELLO
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from loom.control.faults import Place, check_fault
+from loom.control.fault_kinds import Place, check_fault
 from loom.control.operations import GetUsers, GiveCommand, InjectFault, Operation
 from loom.errors import Denied, NotFound, WeaverUnavailable, WrongArguments
 from loom.token_file import ADMIN

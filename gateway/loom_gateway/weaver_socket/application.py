@@ -37,7 +37,7 @@ from loom.wire.plain import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.credentials import PAGE_PROTOCOL
 from loom_gateway.access.sessions import Principal
-from loom_gateway.relay.relay import CLOSE_REFUSED, DISCONNECT_TIMEOUT
+from loom_gateway.relay.endpoint import CLOSE_REFUSED, DISCONNECT_TIMEOUT
 from loom_gateway.rest.weaver_changes import WeaverChanges, whose
 from loom_gateway.weaver_socket.commands import SocketCommands
 from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, PageReader

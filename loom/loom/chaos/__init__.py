@@ -9,7 +9,7 @@
 
 `read_plan` reads a plan from a file. In a test, the fixture ``loom_chaos`` of `loom.chaos.pytest_plugin` runs one.
 
-`loom.control.faults` has the list. `loom.chaos.training` has the faults inside a training process. Processes,
+`loom.control.fault_kinds` has the list. `loom.chaos.training` has the faults inside a training process. Processes,
 hosts, networks and disks have a module each, which works on the machine that it runs on. `loom.chaos.host.agent` is
 the process that holds such a fault until its time is over. `loom.chaos.plans` reads a plan; `loom.chaos.runs`
 carries it out through a gateway and reports the outcome.

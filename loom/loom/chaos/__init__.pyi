@@ -7,7 +7,7 @@ from loom.chaos.plans import When as When
 from loom.chaos.plans import read_plan as read_plan
 from loom.chaos.runs.reports import Report as Report
 from loom.chaos.runs.reports import run as run
-from loom.control.faults import FAULTS as FAULTS
-from loom.control.faults import FaultKind as FaultKind
-from loom.control.faults import Place as Place
-from loom.control.faults import check_fault as check_fault
+from loom.control.fault_kinds import FAULTS as FAULTS
+from loom.control.fault_kinds import FaultKind as FaultKind
+from loom.control.fault_kinds import Place as Place
+from loom.control.fault_kinds import check_fault as check_fault

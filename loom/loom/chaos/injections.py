@@ -14,7 +14,7 @@ from loom.chaos.host import agent
 from loom.chaos.injected import Evidence, Injected
 from loom.chaos.training import EachStep, Strike
 from loom.control.commands import Command, CommandKind
-from loom.control.faults import FAULTS, FaultKind, Place, check_fault
+from loom.control.fault_kinds import FAULTS, FaultKind, Place, check_fault
 from loom.errors import FaultRefused
 
 MAX_WITHDRAWN = 256  # removals that are remembered for injections which come after them

@@ -38,7 +38,7 @@ PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan in YAML, 
 @app.command("list")
 def list_faults(as_json: Json = False) -> None:
     """List the kinds of faults, and what they do."""
-    from loom.control.faults import FAULTS
+    from loom.control.fault_kinds import FAULTS
 
     rows = []
     for kind in FAULTS.values():
@@ -165,7 +165,7 @@ def once(
     """Inject one fault, and show the evidence. Exits with 1 if no replica has it."""
     from loom.chaos.durations import parse_time
     from loom.chaos.targets import Target, check_target, chosen
-    from loom.control.faults import Place, check_fault
+    from loom.control.fault_kinds import Place, check_fault
 
     kind, given, seconds = check_fault(
         fault,

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from loom.control import arguments as check
 from loom.control.commands import CommandKind
-from loom.control.faults import MAX_DURATION
+from loom.control.fault_kinds import MAX_DURATION
 from loom.control.latencies import BOUNDS
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.control.torchloom_names import ALIASES, translate

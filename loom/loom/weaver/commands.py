@@ -15,7 +15,7 @@ from typing import Any
 
 from loom.control.arguments import check_name
 from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind
-from loom.control.faults import check_fault
+from loom.control.fault_kinds import check_fault
 from loom.control.frame import pack_value
 from loom.errors import Denied, NotFound, TooLarge, WrongArguments
 from loom.weaver.replicas import Replica

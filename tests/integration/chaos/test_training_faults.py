@@ -16,7 +16,7 @@ import pytest
 
 from loom.chaos import training
 from loom.chaos.injected import Injected
-from loom.control.faults import check_fault
+from loom.control.fault_kinds import check_fault
 from loom.errors import FaultRefused
 from loom.threadlet import Threadlet
 from tests.integration.chaos.conftest import Struck

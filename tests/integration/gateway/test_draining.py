@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import loom
-from loom_gateway.relay.relay import DrainState
+from loom_gateway.relay.endpoint import DrainState
 from loom_gateway.sessions.manager import SessionManager
 from loom_proxy.local import LocalCluster
 from loom_proxy.session.events import Event

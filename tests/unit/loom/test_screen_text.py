@@ -28,7 +28,7 @@ SEQUENCES = (
     "\u200f", "\ud800", "\udfff", "\x7f", "\x00", "\x0b", "\x0c", "\u2060", "\U000e0041",
 )  # fmt: skip
 LINE = st.lists(st.one_of(st.sampled_from(SEQUENCES), st.text(), st.characters()), max_size=8).map("".join)
-LOGGERS = ("loom", "loom.weaver", "loom_proxy", "loom_proxy.session.calls", "loom_gateway.relay.relay")
+LOGGERS = ("loom", "loom.weaver", "loom_proxy", "loom_proxy.session.calls", "loom_gateway.relay.endpoint")
 
 
 def obeyed(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-/** The kinds of faults and their parameters: the table of `loom.control.faults`. A test compares it with its documentation. */
+/** The kinds of faults and their parameters: the table of `loom.control.fault_kinds`. A test compares it with its documentation. */
 
 export interface FaultParam {
   name: string;

@@ -25,7 +25,7 @@ from loom.chaos.host.processes import ProcessId
 from loom.chaos.host.records import HostFaultRecord
 from loom.chaos.host.sweep import repair, sweep
 from loom.chaos.injected import Evidence, Injected
-from loom.control.faults import FAULTS
+from loom.control.fault_kinds import FAULTS
 from loom.errors import FaultRefused, NotFound
 
 REMOVED_WITHIN = 30.0  # seconds that the removal of a fault may take; restarting a worker takes longest
@@ -47,7 +47,7 @@ _OF_HOSTS: Mapping[str, Callable[..., Injected]] = {
     "full_disk": disks.fill,
     "corrupt_checkpoint": disks.corrupt,
 }
-"""Functions of the parameters that `loom.control.faults` lists."""
+"""Functions of the parameters that `loom.control.fault_kinds` lists."""
 
 
 def keep(

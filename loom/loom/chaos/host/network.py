@@ -21,7 +21,7 @@ from loom.chaos.host.commands import run, run_at_end
 from loom.chaos.host.processes import ProcessId
 from loom.chaos.host.records import LinkDown, Qdisc, Table, network_namespace, note
 from loom.chaos.injected import Evidence, Injected
-from loom.control.faults import MAX_DELAY
+from loom.control.fault_kinds import MAX_DELAY
 from loom.errors import FaultRefused
 
 NETEM_LIMIT = 100_000

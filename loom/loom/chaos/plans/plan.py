@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from loom.chaos.durations import parse_rate, parse_time
 from loom.chaos.targets import Target
-from loom.control.faults import FaultKind, check_duration, check_params, fault_kind
+from loom.control.fault_kinds import FaultKind, check_duration, check_params, fault_kind
 from loom.errors import BadPlan, LoomError, WrongArguments
 
 

@@ -16,7 +16,7 @@ from loom.chaos.plans.plan import RECOVERED, Plan, PlannedFault
 from loom.chaos.runs.observer import AWAY, Observer
 from loom.chaos.runs.tracker import Struck, Tracker, Victim
 from loom.chaos.targets import ENDED, Target, check_target, chosen, living, matching
-from loom.control.faults import FaultKind, Place
+from loom.control.fault_kinds import FaultKind, Place
 from loom.errors import LoomError, because, describe_error
 
 if TYPE_CHECKING:

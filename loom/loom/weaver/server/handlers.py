@@ -15,7 +15,7 @@ import msgpack
 
 from loom.control import operations
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
-from loom.control.faults import Place, fault_kind
+from loom.control.fault_kinds import Place, fault_kind
 from loom.control.frame import MAX_FRAME
 from loom.control.introduction import Device
 from loom.control.latencies import BOUNDS, LatencyCounts

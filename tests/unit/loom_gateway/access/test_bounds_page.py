@@ -31,7 +31,7 @@ MODULES = [
     "loom_gateway.driver.output.spool",
     "loom_gateway.offload",
     "loom_gateway.relay.links",
-    "loom_gateway.relay.relay",
+    "loom_gateway.relay.endpoint",
     "loom_gateway.relay.links",
     "loom_gateway.server",
     "loom_gateway.sessions.log_reader",

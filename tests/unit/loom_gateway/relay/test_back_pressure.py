@@ -24,8 +24,8 @@ from loom.process.listen import listen
 from loom.wire.framing import LENGTH, MAX_FRAME
 from loom.wire.messages import Buffer
 from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection
+from loom_gateway.relay.endpoint import MAX_HELLO
 from loom_gateway.relay.links import MAX_DRIVER_FRAME, DriverLink
-from loom_gateway.relay.relay import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.sessions.session import Traffic
 from tests.support.garbage import pieces

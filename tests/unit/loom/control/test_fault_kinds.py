@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.control.faults import FAULTS, MAX_DURATION, check_fault
+from loom.control.fault_kinds import FAULTS, MAX_DURATION, check_fault
 
 
 @pytest.mark.parametrize(

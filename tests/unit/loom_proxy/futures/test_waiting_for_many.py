@@ -16,7 +16,7 @@ import uvloop
 import loom
 from loom.errors import ActorError, OperationCancelled, WaitTimeout
 from loom_proxy.futures.future import FutureProxy, _cancelled
-from loom_proxy.futures.waiting import as_completed, wait
+from loom_proxy.futures.waiting_for_many import as_completed, wait
 from tests.unit.loom_proxy.session.silence import Silence
 
 SOON = 0.02

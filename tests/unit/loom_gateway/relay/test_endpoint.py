@@ -19,8 +19,8 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.relay.endpoint import Relay
 from loom_gateway.relay.links import DriverLink
-from loom_gateway.relay.relay import Relay
 from loom_gateway.sessions.session import SessionState, Traffic
 
 BOUND = 10.0
