@@ -1,0 +1,380 @@
+"""Every interleaving of the ranks of a cohort: all that decide, decide the same, and nothing waits for ever.
+
+The threads of the ranks are generators here, of which hypothesis resumes one at a time. Time passes as it likes: a
+wait may end before anything has come.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from loom.threadlet.cohort import (
+    Count,
+    Decide,
+    Forget,
+    Gate,
+    Hear,
+    Letter,
+    Look,
+    Meeting,
+    Operation,
+    Place,
+    Put,
+    Read,
+    StoreFailed,
+    Word,
+    confer,
+)
+
+RANKS = 3
+BLOCKED = object()
+
+THREADS = ("side", "side", "training", "hurried side")
+
+
+class ModelStore:
+    """The job's store as one dict; it never loses anything, but a rank's line to it may break for good."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
+
+    def do(self, operation: Operation, impatient: bool) -> Any:
+        match operation:
+            case Put(key, value):
+                self.values[key] = value
+            case Count(key):
+                self.counts[key] = self.counts.get(key, 0) + 1
+                return self.counts[key]
+            case Decide(key, value):
+                return self.values.setdefault(key, value)
+            case Look(key, seconds):
+                if key in self.values or impatient or not seconds:
+                    return self.values.get(key)
+                return BLOCKED
+            case Read(keys):
+                return [self.values.get(key) for key in keys]
+            case Forget(keys):
+                for key in keys:
+                    self.values.pop(key, None)
+                    self.counts.pop(key, None)
+
+
+@dataclass
+class Given:
+    """A command of the model."""
+
+    id: str
+    confirms: bool
+    refuses: frozenset[int]
+    """The ranks that refuse when they are asked."""
+    raises: frozenset[int]
+    """The ranks whose handlers raise."""
+    hurried: Letter
+    """The round in which a rank may lose its patience."""
+    waiting: set[int] = field(default_factory=lambda: set(range(RANKS)))
+    """The ranks that have not acknowledged it."""
+    kept: dict[int, int] = field(default_factory=dict)
+    """The boundary where each rank applied it for good."""
+    unkept: set[int] = field(default_factory=set)
+    """The ranks that did not apply it, or took it back."""
+
+
+class Rank:
+    """A rank with its two threads, as generators."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.gate = Gate()
+        self.alive, self.store_works = True, True
+        self.inbox: list[Given] = []
+        self.now: Given | None = None
+        self.meeting: Meeting | None = None
+        self.side: Generator[Operation, Any, Word] | None = None
+        self.operation: Operation | None = None
+        self.between = False  # whether the training thread has counted a boundary, and not looked at the gate
+        self.training: Generator[float, bool, Any] | None = None
+        self.confirming = False
+        self.step_skew = 0
+
+    @property
+    def confirm_waits(self) -> bool:
+        return self.confirming or not (self.now and self.now.confirms)
+
+
+class Cohort(RuleBasedStateMachine):
+    """Three ranks, the weaver's commands to them, and everything that can go wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = ModelStore()
+        self.ranks = [Rank(number) for number in range(RANKS)]
+        self.commands: list[Given] = []
+        self.ids = itertools.count()
+
+    # The weaver: one command at a time, until all ranks that live have acknowledged it.
+
+    @property
+    def idle(self) -> bool:
+        return all(not one.waiting & self.living for one in self.commands)
+
+    @property
+    def living(self) -> set[int]:
+        return {rank.number for rank in self.ranks if rank.alive}
+
+    @initialize(skew=st.sampled_from([0, 0, 0, 1]))
+    def begin(self, skew: int) -> None:
+        self.ranks[1].step_skew = skew
+
+    @precondition(lambda self: self.idle)
+    @rule(
+        confirms=st.booleans(),
+        refuses=st.sampled_from([frozenset(), frozenset(), frozenset(), frozenset({0}), frozenset({2})]),
+        raises=st.sampled_from([frozenset(), frozenset(), frozenset({1})]),
+        lost=st.sampled_from([None, None, None, *range(RANKS)]),
+        hurried=st.sampled_from(list(Letter)),
+    )
+    def give(
+        self,
+        confirms: bool,
+        refuses: frozenset[int] = frozenset(),
+        raises: frozenset[int] = frozenset(),
+        lost: int | None = None,
+        hurried: Letter = Letter.COME,
+    ) -> None:
+        given = Given(f"k{next(self.ids)}", confirms, refuses, raises, hurried)
+        self.commands.append(given)
+        for rank in self.ranks:
+            if rank.alive and rank.number != lost:
+                rank.inbox.append(given)
+
+    @rule(number=st.integers(0, RANKS - 1))
+    def give_again(self, number: int) -> None:
+        """After a reconnect."""
+        rank = self.ranks[number]
+        for given in self.commands[-1:]:
+            if rank.alive and number in given.waiting and given is not rank.now and given not in rank.inbox:
+                rank.inbox.append(given)
+
+    # A rank's side thread.
+
+    @rule(seed=st.integers(0, 1 << 32), moves=st.integers(1, 60))
+    def go(self, seed: int, moves: int) -> None:
+        """Let the threads make moves in some order, several of a thread without another's at times."""
+        choose = random.Random(seed)
+        for _ in range(moves):
+            number, thread = choose.randrange(RANKS), choose.choice(THREADS)
+            for _ in range(choose.choice((1, 1, 2, 3, 4, 8))):
+                if thread == "training":
+                    self.train(number)
+                else:
+                    self.side(number, thread == "hurried side" and self.may_hurry(self.ranks[number]))
+                self.all_decide_the_same()
+
+    @staticmethod
+    def may_hurry(rank: Rank) -> bool:
+        looks, given = rank.operation, rank.now
+        return given is not None and isinstance(looks, Look) and looks.key.endswith(given.hurried.value)
+
+    def side(self, number: int, impatient: bool) -> None:
+        rank = self.ranks[number]
+        if not rank.alive:
+            return
+        if rank.side is None:
+            if rank.inbox:
+                self.begin_meeting(rank, rank.inbox.pop(0))
+            return
+        assert rank.operation is not None
+        try:
+            if isinstance(rank.operation, Hear):
+                assert rank.meeting is not None
+                result = rank.meeting.words.get(rank.operation.letter)
+            elif not rank.store_works:
+                return self.resume_side(rank, lambda side: side.throw(StoreFailed("gone")))
+            else:
+                result = self.store.do(rank.operation, impatient)
+        except StoreFailed:
+            raise AssertionError from None
+        if result is not BLOCKED:
+            self.resume_side(rank, lambda side: side.send(result))
+
+    def begin_meeting(self, rank: Rank, given: Given) -> None:
+        rank.now = given
+        rank.meeting = rank.gate.hold(given.id, given.confirms)
+        refused = "no handler" if rank.number in given.refuses else None
+        rank.side = confer(rank.gate, rank.meeting, Place("c", rank.number, RANKS), refused, 5.0)
+        self.resume_side(rank, next)
+
+    def resume_side(self, rank: Rank, go: Any) -> None:
+        try:
+            rank.operation = go(rank.side)
+        except StopIteration:
+            rank.side, rank.operation = None, None
+            assert rank.meeting is not None and rank.now is not None
+            if not rank.meeting.applies:  # else the training thread acknowledges it
+                self.acknowledge(rank, None)
+
+    def acknowledge(self, rank: Rank, at: int | None) -> None:
+        given = rank.now
+        assert given is not None
+        if at is None:
+            given.unkept.add(rank.number)
+        else:
+            given.kept[rank.number] = at
+        given.waiting.discard(rank.number)
+        rank.now = rank.meeting = None
+
+    # A rank's training thread.
+
+    def train(self, number: int) -> None:
+        rank = self.ranks[number]
+        if not rank.alive:
+            return
+        if rank.training is not None:
+            self.resume_training(rank, True)
+        elif not rank.between:
+            rank.gate.passed += 1
+            rank.between = True
+        else:
+            rank.between = False
+            if rank.gate.meeting is not None:
+                rank.training = rank.gate.attend(rank.gate.passed + rank.step_skew, 5.0)
+                self.resume_training(rank, None)
+
+    @rule(number=st.integers(0, RANKS - 1))
+    def lose_patience(self, number: int) -> None:
+        """The training thread waits longer than a store that works ever takes; it may, before it has applied it."""
+        rank = self.ranks[number]
+        if rank.alive and rank.training is not None and (not rank.store_works or not rank.confirm_waits):
+            self.resume_training(rank, False)
+
+    def resume_training(self, rank: Rank, heard: bool | None) -> None:
+        assert rank.training is not None
+        try:
+            rank.training.send(heard)  # type: ignore[arg-type]
+        except StopIteration as ended:
+            rank.training = None
+            if rank.confirming:
+                rank.confirming = False
+                self.acknowledge(rank, rank.gate.passed if ended.value.refused is None else None)
+            elif ended.value is not None:
+                self.apply(rank, ended.value)
+
+    def apply(self, rank: Rank, meeting: Meeting) -> None:
+        assert rank.now is not None
+        if not meeting.confirms:
+            return self.acknowledge(rank, rank.gate.passed)
+        rank.confirming = True
+        raised = "the handler raised" if rank.number in rank.now.raises else None
+        rank.training = rank.gate.confirm(meeting, raised, 5.0)
+        self.resume_training(rank, None)
+
+    # Faults.
+
+    @rule(number=st.integers(0, RANKS - 1), sure=st.integers(0, 9))
+    def die(self, number: int, sure: int) -> None:
+        if sure == 0:
+            self.ranks[number].alive = False
+
+    @rule(number=st.integers(0, RANKS - 1), sure=st.integers(0, 9))
+    def lose_the_store(self, number: int, sure: int) -> None:
+        if sure == 0:
+            self.ranks[number].store_works = False
+
+    # What has to hold.
+
+    @invariant()
+    def all_decide_the_same(self) -> None:
+        for given in self.commands:
+            kept = {rank: at for rank, at in given.kept.items()}
+            assert len(set(kept.values())) <= 1, f"{given.id} was applied at {kept}"
+            sound = {rank.number for rank in self.ranks if rank.alive and rank.store_works}
+            assert not (kept and given.unkept & sound), f"{given.id}: {kept} applied it, {given.unkept} did not"
+            if given.confirms and given.raises:
+                assert not kept
+            if given.refuses & given.unkept:
+                assert not kept
+
+    def teardown(self) -> None:
+        """Whatever has happened, everything that waits ends, if time passes."""
+        for _ in range(80):
+            for rank in self.ranks:
+                self.give_again(rank.number)
+                self.side(rank.number, False)
+                self.train(rank.number)
+        for _ in range(60):
+            for rank in self.ranks:
+                self.side(rank.number, True)
+                self.train(rank.number)
+                if not rank.store_works:
+                    self.lose_patience(rank.number)
+        for rank in self.ranks:
+            if rank.alive:
+                assert rank.side is None and rank.gate.meeting is None, "a rank waits for the others for ever"
+                assert rank.training is None
+        self.all_decide_the_same()
+
+
+Cohort.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestCohort = Cohort.TestCase
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    moves=st.lists(st.tuples(st.integers(0, RANKS - 1), st.sampled_from("st")), max_size=200),
+    ahead=st.lists(st.integers(0, 3), min_size=RANKS, max_size=RANKS),
+    confirms=st.booleans(),
+)
+def test_without_a_fault_all_apply_it(moves: list[tuple[int, str]], ahead: list[int], confirms: bool) -> None:
+    cohort = Cohort()
+    for rank, count in zip(cohort.ranks, ahead, strict=True):
+        rank.gate.passed = count
+    cohort.give(confirms)
+    for number, move in [*moves, *(itertools.product(range(RANKS), "st"))] * 60:
+        if move == "s":
+            cohort.side(number, False)
+        else:
+            cohort.train(number)
+
+    (given,) = cohort.commands
+    assert len(given.kept) == RANKS
+    assert set(given.kept.values()) == {max(given.kept.values())}
+
+
+def explore(seed: int) -> None:
+    """Give one command, and let everything happen in some order, a fault in the middle of it at times."""
+    choose = random.Random(seed)
+    cohort = Cohort()
+    cohort.give(choose.random() < 0.5, hurried=choose.choice(list(Letter)))
+    for _ in range(choose.randint(1, 6)):
+        cohort.go(choose.getrandbits(32), choose.randint(5, 20))
+        match choose.randrange(12):
+            case 0:
+                cohort.die(choose.randrange(RANKS), 0)
+            case 1:
+                cohort.lose_the_store(choose.randrange(RANKS), 0)
+            case 2 | 3:
+                cohort.lose_patience(choose.randrange(RANKS))
+    cohort.teardown()
+
+
+def test_many_orders() -> None:
+    for seed in range(1000):
+        explore(seed)
+
+
+@pytest.mark.slow
+def test_very_many_orders() -> None:
+    for seed in range(1000, 40_000):
+        explore(seed)
