@@ -59,6 +59,9 @@ FAULT_COMMANDS = frozenset((CommandKind.INJECT, CommandKind.REMOVE_FAULT))
 DEVICE_COMMANDS = frozenset((CommandKind.DEVICE_FAILED, CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE))
 """Commands about a ``device``."""
 
+COHORT_COMMANDS = frozenset(CommandKind) - FAULT_COMMANDS - DEVICE_COMMANDS
+"""Commands that all ranks of a cohort apply at one step; the others concern a process by itself."""
+
 
 USER_COMMANDS = frozenset(CommandKind) - FAULT_COMMANDS - {CommandKind.DEVICE_FAILED}
 """Commands that users give; the others follow from an injected fault or a device's failure."""
@@ -76,8 +79,8 @@ class UnknownCommandKind(ProtocolMismatch):
 class Command(Frame, kind="command"):
     """``["command", id, kind, params]``, to a threadlet: do something at the next step boundary.
 
-    ``true`` follows if the command is announced. The weaver sends the frame again after each reconnect, until an
-    `Acknowledged` with its id comes.
+    ``true`` follows if the command is announced; for a cohort ``true`` or ``false``, and its id. The
+    weaver sends the frame again after each reconnect, until an `Acknowledged` with its id comes.
     """
 
     id: str
@@ -85,20 +88,28 @@ class Command(Frame, kind="command"):
     params: Mapping[str, Any]
     announced: bool = False
     """True if it is news of a configuration, such as on ``config.info`` of NATS, and nobody's command."""
+    cohort: str | None = None
+    """Id of the cohort whose ranks apply it at one step, or none of them; None if the replica applies it alone."""
 
     def to_body(self) -> list[Any]:
         body = [self.KIND, self.id, self.kind.value, self.params]
+        if self.cohort is not None:
+            return [*body, self.announced, self.cohort]
         return [*body, True] if self.announced else body
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Command:
         match body:
-            case [_, str(id), str(kind), dict(params), *rest] if rest in ([], [True]):
+            case [_, str(id), str(kind), dict(params), *rest] if rest in ([], [True]) or _of_cohort(rest):
                 try:
-                    return cls(id, CommandKind(kind), params, bool(rest))
+                    return cls(id, CommandKind(kind), params, *rest)
                 except ValueError:
                     raise UnknownCommandKind(id, kind) from None
         raise cls.mismatch(body)
+
+
+def _of_cohort(rest: list[Any]) -> bool:
+    return len(rest) == 2 and type(rest[0]) is bool and type(rest[1]) is str
 
 
 class Change(NamedTuple):

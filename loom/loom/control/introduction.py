@@ -20,9 +20,12 @@ MAX_KEY = 4096
 MAX_DEVICES = 1024
 """Devices of one process, at most."""
 
+MAX_RANKS = 1_000_000
+"""Ranks of the largest cohort."""
+
 _LONGEST_BEAT = 3600.0
 
-_TAKES = ("spent", "changes", "health", "endings", "status_types", "exits")
+_TAKES = ("spent", "changes", "health", "endings", "status_types", "exits", "cohorts")
 
 
 class Activity(str, Enum):
@@ -80,6 +83,28 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class CohortPlace(Frame, kind="cohort"):
+    """``["cohort", id, rank, world]``, from a threadlet: the place of its process among the ranks of its job.
+
+    The ranks of a cohort apply a command at one step. A ``world`` of 0: the process is in none any more.
+    """
+
+    id: str
+    """Id of the cohort, on which its ranks have agreed."""
+    rank: int
+    world: int
+    """The number of ranks."""
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> CohortPlace:
+        match body:
+            case [_, str(id), int(rank), int(world)] if len(id) <= MAX_NAME and 0 <= rank < MAX_RANKS:
+                if 0 <= world <= MAX_RANKS:
+                    return cls(id, rank, world)
+        raise cls.mismatch(body)
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadletHello(Frame, kind="hello"):
     """``["hello", {…}]``, the first frame from a threadlet: its identity, and the key that authenticates it.
 
@@ -122,11 +147,16 @@ class ThreadletHello(Frame, kind="hello"):
     """True if the threadlet tells commands from what is only `Command.announced`."""
     asks: bool = False
     """True to register nothing: the answer, a `Refusal`, says whether replicas of the group live."""
+    cohort: CohortPlace | None = None
+    """The place of the process among the ranks of its job; None if it has none yet."""
+    restarted: bool = False
+    """True if a launcher has started the process again in the place of one that had failed."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
         fields["devices"] = [device.to_body() for device in self.devices]
         fields["state"] = None if self.state is None else self.state.value
+        fields["cohort"] = None if self.cohort is None else self.cohort.to_body()[1:]
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
@@ -143,6 +173,9 @@ class ThreadletHello(Frame, kind="hello"):
             raise ProtocolMismatch(f"procs is a name or a number, not {procs!r:.80}")
         if type(devices) is not list or len(devices) > MAX_DEVICES:
             raise ProtocolMismatch(f"devices is a list of at most {MAX_DEVICES}, not {devices!r:.80}")
+        cohort = fields.get("cohort")
+        if cohort is not None and type(cohort) is not list:
+            raise ProtocolMismatch(f"cohort is a place in one, not {cohort!r:.80}")
         state = optional_text(fields, "state")
         removed = [
             FaultRemoved.from_body([FaultRemoved.KIND, *one])
@@ -172,6 +205,8 @@ class ThreadletHello(Frame, kind="hello"):
             respawns=fields.get("respawns") is True,
             announced=fields.get("announced") is True,
             asks=fields.get("asks") is True,
+            cohort=None if cohort is None else CohortPlace.from_body([CohortPlace.KIND, *cohort]),
+            restarted=fields.get("restarted") is True,
         )
 
 
@@ -246,6 +281,8 @@ class ThreadletWelcome(Frame, kind="welcome"):
     """True if the weaver takes what a status is about, the eighth item of a report."""
     exits: bool = False
     """True if the weaver takes `Leaving`, `ExitCode` and `Silent`."""
+    cohorts: bool = False
+    """True if the weaver takes `CohortPlace`."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}

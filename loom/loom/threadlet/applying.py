@@ -19,6 +19,8 @@ from loom.control.commands import (
 )
 from loom.control.reports import MAX_REASON, Draining, Phase
 from loom.errors import describe_error
+from loom.threadlet.cohort import Way
+from loom.threadlet.cohort_member import CohortMember
 from loom.threadlet.handlers import Deferred, HandlerRegistry, Outcome, Settlement
 from loom.threadlet.inbox import Application, AwaitedEffects, CommandInbox
 from loom.threadlet.reporting import StatusReporter
@@ -58,6 +60,8 @@ _ACTIONS = {CommandKind.SAVE: ("saves", "checkpoint"), CommandKind.EVALUATE: ("e
 _NOTHING = "nothing here {}: the training offers no function for it, as @t.on_{} makes one"
 _ENDS = (CommandKind.STOP, CommandKind.DRAIN)
 _PAUSES = (CommandKind.PAUSE,)
+_EVICTED = "its worker is about to end, and it saves its state"
+_CHECK, _WAIT, _TAKE = Way.CHECK, Way.WAIT, Way.TAKE  # one name lookup less in each step
 
 
 class CommandApplier(StatusReporter):
@@ -92,12 +96,15 @@ class CommandApplier(StatusReporter):
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
         self.injectable = injectable
         """True if failures may be injected into this process."""
+        self._took = False  # whether the last `get_config_update` has returned a command
+        self._cohort = CohortMember(self._refusal, self._refuse, self._inbox.wake)
+        self._gate = self._cohort.gate
+        self._inbox.at_once = self._take_over
         self._hooks: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
         self._each_step: list[Callable[[], None]] = []  # functions that faults run in each step
         self._injections: FaultInjections | None = None
         if injectable:
             self._injections = Part.INJECTIONS.load()(self._hooks, self._each_step, self._report_removed)
-            self._inbox.at_once = self._inject_at_once
 
     def spent(self, reason: str, beyond: float = 0.0) -> TimedBlock:
         """Return a ``with`` block around work that is not part of a step; its time is reported by this reason.
@@ -124,12 +131,19 @@ class CommandApplier(StatusReporter):
         """
         if self._each_step and not self._in_steps:
             self._run_each_step()
+        gate, met = self._gate, False
+        if gate.way is _CHECK or gate.counts(_CHECK):
+            gate.passed += 1
+            if gate.meeting is not None:
+                met = self._meet() is not None
+        elif gate.waits and gate.meeting is not None:
+            met = self._meet() is not None
         if not self._pending and self._drain_published is None and not self._unsettled:
-            return False
+            return met
         with self._applying:
             if self._drain_published is not None:
                 self._stop = True
-            return self._advance(updates=True)
+            return self._advance(updates=True) or met
 
     def get_config_update(self) -> dict[str, Any] | None:
         """Apply the next command and return it; return None if there is none.
@@ -141,6 +155,17 @@ class CommandApplier(StatusReporter):
         is a dict of the values alone. Injected faults are carried out and not returned, and neither are commands
         that a step or `wait_while_paused` applied.
         """
+        gate, taken = self._gate, None
+        if self._took:  # the program asks whether there is another one, at the same boundary
+            self._took = False
+        elif gate.way is _TAKE or gate.counts(_TAKE):
+            gate.passed += 1
+            if gate.meeting is not None:
+                taken = self._meet(by_program=True)
+        elif gate.waits and gate.meeting is not None:
+            taken = self._meet(by_program=True)
+        if taken is not None:
+            return self._given_to_program(taken)
         if not self._pending and self._drain_published is None and not self._unsettled:
             return None
         with self._applying:
@@ -150,13 +175,17 @@ class CommandApplier(StatusReporter):
             self._look()
             while (command := self._inbox.pop()) is not None:
                 self._apply(command, by_program=True)
-                if command.announced:
-                    return dict(command.params)
-                if command.kind not in FAULT_COMMANDS:
-                    what = {"command_type": command.kind.value, "params": dict(command.params)}
-                    return {**what, "_is_weaver_command": True}
+                if command.announced or command.kind not in FAULT_COMMANDS:
+                    return self._given_to_program(command)
             self._note_poll()
             return None
+
+    def _given_to_program(self, command: Command) -> dict[str, Any]:
+        self._took = True
+        if command.announced:
+            return dict(command.params)
+        what = {"command_type": command.kind.value, "params": dict(command.params)}
+        return {**what, "_is_weaver_command": True}
 
     def _dispatch_handlers(self, params: Mapping[str, Any]) -> dict[str, str]:
         """Call the handlers for new values, as torchLoom's loops do with what `get_config_update` returned.
@@ -214,6 +243,11 @@ class CommandApplier(StatusReporter):
         During a pause updates are applied if there are handlers; stop and drain end the pause.
         """
         self._effects.waits = True
+        gate = self._gate
+        if gate.way is not _CHECK and (gate.way is _WAIT or gate.counts(_WAIT)):
+            gate.passed += 1
+            if gate.meeting is not None:
+                self._meet()
         if not self._paused and not self._pending:
             return
         # Read the count before applying: a command that comes in between then ends the wait below at once.
@@ -231,6 +265,8 @@ class CommandApplier(StatusReporter):
             with self.spent("waiting"):
                 while self._paused and self._inbox.wait(arrived):
                     arrived = self._inbox.arrived
+                    if gate.meeting is not None:
+                        self._meet()
                     with self._applying:
                         self._advance(updates=bool(self._registry))
         finally:
@@ -283,12 +319,78 @@ class CommandApplier(StatusReporter):
         self._paused = False
         self._inbox.wake()
 
+    def _meet(self, by_program: bool = False) -> Command | None:
+        """Come to a boundary while a command of the cohort is under way; return the command if it was applied here.
+
+        Wait for the other ranks, within bounds.
+        """
+        meeting = self._cohort.attend(self._step if type(self._step) is int else None)
+        if meeting is None:
+            return None
+        command = meeting.command
+        made = Application(command)
+        with self._applying:
+            before = {key: self._config[key] for key in command.params if key in self._config}
+            try:
+                self._carry_out(made, by_program)
+            finally:
+                if meeting.confirms:
+                    failed = made.reason or "; ".join(made.refused.values()) or None
+                    refused = self._cohort.confirm(meeting, failed)
+                    if refused is not None:
+                        self._take_back(made, before, refused)
+                self._acknowledge_when_decided(made)
+        return command if made.reason is None else None
+
+    def _take_back(self, made: Application, before: Mapping[str, Any], reason: str) -> None:
+        """Give handlers the values before an update that another rank has not applied."""
+        made.reason = reason
+        for key in made.changes:
+            if key not in before:
+                del self._config[key]
+            if key in made.taken:
+                continue  # the program has not got it
+            if key in before:
+                refused = self._registry.apply(key, before[key]).refused
+            else:
+                refused = f"{key}: the value before is unknown: name it in the threadlet's config"
+            if refused is not None:
+                made.reason += f"; and this rank keeps the new value, since {refused}"
+        self._config.update(before)
+        for _, change in made.deferred.values():
+            change.refuse(reason)
+        made.changes, made.taken, made.deferred = {}, [], {}
+
+    def _refusal(self, command: Command) -> str | None:
+        """Return why a command of the cohort cannot be applied here, if that shows without the program's code."""
+        kind, by_program = command.kind, self._gate.is_way(_TAKE)
+        if kind is CommandKind.PAUSE and self._evicted:
+            return _EVICTED
+        if kind in _ACTIONS and kind not in self._actions and not by_program:
+            return _NOTHING.format(_ACTIONS[kind][0], kind)
+        if kind is not CommandKind.UPDATE_CONFIG:
+            return None
+        known = self._registry
+        refusals = [known.refusal(*one) for one in command.params.items() if not by_program or one[0] in known]
+        return "; ".join(one for one in refusals if one is not None) or None
+
+    def _refuse(self, command: Command, reason: str) -> None:
+        self._acknowledge(Application(command, reason))
+
+    def _take_over(self, command: Command) -> bool:
+        """Take a command over from the step boundary, if it does not wait for one; the link's thread calls this."""
+        if command.cohort is not None:
+            self._cohort.take(command)
+            return True
+        return self._injections is not None and self._inject_at_once(command)
+
     def _apply_and_wait(self) -> None:
         self.check_and_apply_updates()
         self.wait_while_paused()
 
     def _enter_phase(self, phase: Phase) -> None:
         self._phase = phase
+        self._cohort.pause(phase is Phase.PAUSED)
         if self._link is not None:
             self._link.beat_now()
 
@@ -359,7 +461,14 @@ class CommandApplier(StatusReporter):
             return self._inject(command)
         made = Application(command)
         try:
-            match command.kind:
+            self._carry_out(made, by_program)
+        finally:
+            self._acknowledge_when_decided(made)
+
+    def _carry_out(self, made: Application, by_program: bool) -> None:
+        """Do what a command tells; the caller acknowledges it."""
+        try:
+            match made.command.kind:
                 case CommandKind.UPDATE_CONFIG:
                     self._update(made, by_program)
                 case CommandKind.PAUSE | CommandKind.RESUME | CommandKind.STOP | CommandKind.DRAIN:
@@ -374,8 +483,6 @@ class CommandApplier(StatusReporter):
             made.reason = f"the training was interrupted: {describe_error(error)}"
             made.deferred.clear()
             raise
-        finally:
-            self._acknowledge_when_decided(made)
 
     def _update(self, made: Application, by_program: bool) -> None:
         self._handled = {}
@@ -399,7 +506,7 @@ class CommandApplier(StatusReporter):
         kind = made.command.kind
         if kind is CommandKind.PAUSE:
             if self._evicted:
-                made.reason = "its worker is about to end, and it saves its state"
+                made.reason = _EVICTED
                 return
             self._paused, self._applies_in = True, threading.get_ident()
         else:
@@ -535,7 +642,7 @@ class CommandApplier(StatusReporter):
         self._send(acknowledged)
 
     def _inject_at_once(self, command: Command) -> bool:
-        """Start a command that does not wait for a step boundary; return False if it has to wait for one."""
+        """Start a fault that does not wait for a step boundary; return False if it has to wait for one."""
         assert self._injections is not None
         if not self._injections.at_once(command):
             return False

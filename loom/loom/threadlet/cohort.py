@@ -24,6 +24,9 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from loom.control.commands import Command, CommandKind
+from loom.control.introduction import CohortPlace
+
 POLL = 0.25
 """Seconds between two looks for a verdict, in a rank whose training thread has no word to say yet."""
 
@@ -128,24 +131,20 @@ T = TypeVar("T")
 Steps = Generator[Operation, Any, T]
 
 
-@dataclass(frozen=True)
-class Place:
-    """A rank's place in its cohort."""
+class Way(Enum):
+    """The ways in which a loop comes to a step boundary. One of them counts in each program, so a step has one."""
 
-    cohort: str
-    """Id of the cohort."""
-    rank: int
-    world: int
-    """The number of ranks."""
+    STEP = "the end of `with t.step(…)`"
+    CHECK = "check_and_apply_updates"
+    WAIT = "wait_while_paused"
+    TAKE = "get_config_update"
 
 
 @dataclass
 class Meeting:
     """A command under way in one rank: what its two threads tell each other."""
 
-    command: str
-    confirms: bool
-    """True if the ranks confirm before the command counts as applied."""
+    command: Command
     own: int = -1
     """The boundaries that the rank had passed when it answered."""
     words: dict[Letter, Word] = field(default_factory=dict)
@@ -154,6 +153,11 @@ class Meeting:
     """What the store has decided."""
     left: bool = False
     """True if the training thread went on from the boundary, because no verdict came."""
+
+    @property
+    def confirms(self) -> bool:
+        """True if the ranks confirm that they have applied it: their handlers may refuse, and old values return."""
+        return self.command.kind is CommandKind.UPDATE_CONFIG
 
     @property
     def applies(self) -> bool:
@@ -178,10 +182,37 @@ class Gate:
         the threads sees the other's write."""
         self.waits = False
         """True while the training thread waits at a boundary, in a pause: it has not passed that one."""
+        self.way: Way | None = None
+        """The call that is the step boundary; None while the training waits, and before its first step."""
+        self._way_before: Way | None = None
+        self._other: tuple[Way, int] | None = None  # another call, and the boundaries passed then
 
-    def hold(self, command: str, confirms: bool) -> Meeting:
+    def counts(self, way: Way) -> bool:
+        """Return whether a call that was no boundary before is one: the first is, and later one without others.
+
+        All ranks run the same program, so all count the same calls.
+        """
+        if self.waits or self.way is Way.STEP:
+            return False
+        if self.way is None or self._other == (way, self.passed):
+            self.way, self._other = way, None
+            return True
+        self._other = way, self.passed
+        return False
+
+    def is_way(self, way: Way) -> bool:
+        """Return whether the program comes to its boundaries in this way, in a pause too."""
+        return (self._way_before if self.waits else self.way) is way
+
+    def wait(self, waits: bool) -> None:
+        """Note that the training begins or ends a pause: calls in it are no further boundaries."""
+        if waits != self.waits:
+            self.waits = waits
+            self.way, self._way_before = self._way_before, self.way
+
+    def hold(self, command: Command) -> Meeting:
         """Begin a command: the training thread stops at its next boundary."""
-        self.meeting = meeting = Meeting(command, confirms)
+        self.meeting = meeting = Meeting(command)
         meeting.own = self.passed - self.waits
         return meeting
 
@@ -222,7 +253,7 @@ def _await_verdict(meeting: Meeting, letter: Letter, seconds: float) -> Generato
     return meeting.verdicts.get(letter)
 
 
-def confer(gate: Gate, meeting: Meeting, place: Place, refused: str | None, bound: float) -> Steps[Word]:
+def confer(gate: Gate, meeting: Meeting, place: CohortPlace, refused: str | None, bound: float) -> Steps[Word]:
     """Bring a command that this rank holds for to its end; return the last verdict.
 
     Args:
@@ -231,7 +262,7 @@ def confer(gate: Gate, meeting: Meeting, place: Place, refused: str | None, boun
     """
 
     def round_of(letter: Letter, word: Word, judge: Callable[[Sequence[Word]], Word]) -> Steps[Word]:
-        return _round(f"{meeting.command}/{letter.value}", place, word, judge, bound, _MISSING[letter])
+        return _round(f"{meeting.command.id}/{letter.value}", place, word, judge, bound, _MISSING[letter])
 
     def ended(letter: Letter, verdict: Word) -> bool:
         meeting.verdicts[letter] = verdict
@@ -242,7 +273,7 @@ def confer(gate: Gate, meeting: Meeting, place: Place, refused: str | None, boun
         if ended(Letter.NAME, verdict):
             return verdict
         for letter in (Letter.COME, Letter.CONFIRM) if meeting.confirms else (Letter.COME,):
-            key = f"{meeting.command}/{letter.value}"
+            key = f"{meeting.command.id}/{letter.value}"
             while (said := (yield Hear(letter, POLL))) is None:
                 if (text := (yield Look(key, 0.0))) is not None:
                     verdict = Word.from_text(text)
@@ -262,7 +293,7 @@ def confer(gate: Gate, meeting: Meeting, place: Place, refused: str | None, boun
 
 
 def _round(
-    key: str, place: Place, word: Word, judge: Callable[[Sequence[Word]], Word], bound: float, missing: str
+    key: str, place: CohortPlace, word: Word, judge: Callable[[Sequence[Word]], Word], bound: float, missing: str
 ) -> Steps[Word]:
     """Say this rank's word and return the verdict of all."""
     keys = tuple(f"{key}{rank}" for rank in range(place.world))
@@ -327,8 +358,8 @@ def _judged(words: Sequence[Word]) -> Word:
     return Word(step=next(iter(steps), None))
 
 
-def keys_of(command: str, place: Place) -> tuple[str, ...]:
-    """Return the keys of a command that this rank deletes, once no rank needs them: its own, and rank 0 the common."""
+def keys_of(command: str, place: CohortPlace) -> tuple[str, ...]:
+    """Return the keys of a command that this rank deletes when no rank needs them any more."""
     bases = [f"{command}/{letter.value}" for letter in Letter]
     own = [f"{base}{place.rank}" for base in bases]
     return tuple(own if place.rank else [*own, *bases, *(f"{base}#" for base in bases)])

@@ -281,17 +281,23 @@ class HandlerRegistry:
         """Return the name of each key's type."""
         return {key: type_name(wanted) for key, (_, wanted) in self._handlers.items()}
 
-    def apply(self, key: str, value: Any) -> Outcome:
-        """Call a key's handler with a value; return the outcome."""
+    def refusal(self, key: str, value: Any) -> str | None:
+        """Return why a value is refused before its handler is called, or None."""
         if key not in self._handlers:
             known = ", ".join(sorted(self._handlers)) or "none"
-            text = f"{key}: no handler for it in this replica; it has handlers for: {known}"
+            return f"{key}: no handler for it in this replica; it has handlers for: {known}"
+        try:
+            convert(value, self._handlers[key][1])
+        except BadValue as error:
+            return f"{key}: {error}"
+        return None
+
+    def apply(self, key: str, value: Any) -> Outcome:
+        """Call a key's handler with a value; return the outcome."""
+        if (text := self.refusal(key, value)) is not None:
             return Outcome(key, value, text, sent=value)
         function, wanted = self._handlers[key]
-        try:
-            new = convert(value, wanted)
-        except BadValue as error:
-            return Outcome(key, value, f"{key}: {error}", sent=value)
+        new = convert(value, wanted)
         try:
             answer = function(new)
         except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training

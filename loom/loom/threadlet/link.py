@@ -23,7 +23,15 @@ from typing import Any
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
-from loom.control.introduction import Bye, Leaving, Refusal, ThreadletHello, ThreadletWelcome, TrainingEnding
+from loom.control.introduction import (
+    Bye,
+    CohortPlace,
+    Leaving,
+    Refusal,
+    ThreadletHello,
+    ThreadletWelcome,
+    TrainingEnding,
+)
 from loom.control.profiles import ProfileRequest
 from loom.control.reports import (
     DeviceFailed,
@@ -44,6 +52,7 @@ from loom.control.reports import (
 from loom.devices import DeviceFailure
 from loom.errors import LoomError, ProtocolMismatch
 from loom.process.backoff import Backoff
+from loom.threadlet.cohort_member import CohortMember
 from loom.threadlet.exit_code import tell_at_exit
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.profiling import Profiler
@@ -186,7 +195,7 @@ class WeaverLink:
     """The connection of this process with the weaver, in a thread of its own.
 
     ``hello`` returns the first frame of each connection from the key, ``beat`` a heartbeat's step and phase;
-    ``peers`` takes failures of peers.
+    ``peers`` takes failures of peers; ``cohort`` looks for the process group, and is None if it is not to.
     """
 
     def __init__(
@@ -198,6 +207,7 @@ class WeaverLink:
         beat: Callable[[], tuple[int | None, Phase]],
         account: Callable[[], TimeAccount],
         peers: Callable[[PeerFailures], None],
+        cohort: CohortMember | None = None,
     ) -> None:
         self._address = address
         self._inbox = inbox
@@ -206,6 +216,10 @@ class WeaverLink:
         self._beat = beat
         self._account = account
         self._peers = peers
+        self._cohort = cohort
+        if cohort is not None:
+            cohort.changed = self.beat_now
+        self._place: CohortPlace | None = None  # the place in a cohort that the connected weaver knows
         self._profiler = Profiler(self.send)
         self._frames: deque[Frame] = deque()  # to send; a signal handler may append while this thread does
         self._open = False  # whether frames can be queued for a connection
@@ -334,7 +348,11 @@ class WeaverLink:
         # Queue frames from here on, so that a change made after the hello is built is sent after it.
         self._frames.clear()
         self._open = True
-        connection.put(self._hello(address.key))
+        if self._cohort is not None:
+            self._cohort.look(wait=True)
+        hello = self._hello(address.key)
+        self._place = hello.cohort
+        connection.put(hello)
         welcome, rest = self._welcome(connection)
         self._reports.resume(welcome.seq)
         self._asked = None
@@ -381,6 +399,8 @@ class WeaverLink:
                 self._beat_due = False
                 next_beat = now + welcome.beat
                 # The weaver would read a heartbeat only after the bytes that it leaves unread.
+                if self._cohort is not None:
+                    self._look_for_cohort(self._cohort, connection, welcome)
                 if connection.waiting < HIGH_WATER:
                     connection.put(Heartbeat(now_of_system(), *self._beat()))
                     if welcome.spent:
@@ -397,6 +417,14 @@ class WeaverLink:
             self._check_answers()
             while self._flushes and not (self._frames or connection.waiting):
                 self._flushes.popleft().set()
+
+    def _look_for_cohort(
+        self, cohort: CohortMember, connection: ThreadletConnection, welcome: ThreadletWelcome
+    ) -> None:
+        cohort.look()
+        if welcome.cohorts and self._place != cohort.place:
+            self._place = cohort.place
+            connection.put(self._place or CohortPlace("", 0, 0))
 
     def _check_answers(self) -> None:
         """Raise `ConnectionOver` if reports leave and no answer comes: something on the way may lose bytes."""

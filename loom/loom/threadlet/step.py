@@ -8,9 +8,10 @@ from typing import Any
 
 from loom.control.reports import Phase
 from loom.threadlet.applying import CommandApplier
+from loom.threadlet.cohort import Way
 from loom.threadlet.reports import now_of_system
 
-_STEP, _BETWEEN = Phase.STEP, Phase.BETWEEN  # one name lookup less in each step
+_STEP, _BETWEEN, _END = Phase.STEP, Phase.BETWEEN, Way.STEP  # one name lookup less in each step
 
 
 class Step:
@@ -79,5 +80,10 @@ class Step:
             if threadlet._asleep:
                 threadlet._asleep = False
                 threadlet._wakes.put(None)
+            gate = threadlet._gate
+            gate.way = _END
+            gate.passed += 1
+            if gate.meeting is not None:
+                threadlet._meet()
             if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:
                 threadlet._apply_and_wait()

@@ -49,6 +49,7 @@ from loom.errors import Conflict, WrongArguments, describe_error
 from loom.process.threads import keep_going
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
+from loom.threadlet.cohort_member import CohortMember
 from loom.threadlet.device_watch import watch_devices
 from loom.threadlet.inbox import AwaitedEffects, CommandInbox
 from loom.threadlet.link import WeaverLink
@@ -129,6 +130,9 @@ class Threadlet(CommandApplier):
             None: whether ``LOOM_INJECTABLE`` is 1.
         respawns: whether something starts another process in this one's place when it dies, so that the time until
             then counts as respawn; None: whether ``LOOM_RESPAWNS`` is 1.
+        cohort: whether a process of torch.distributed's default process group takes commands with all of its ranks,
+            at one step. False: it takes them by itself, for a program that agrees with its other ranks by its own
+            means.
 
     Raises:
         InvalidAddress: the weaver's address has another form.
@@ -145,6 +149,7 @@ class Threadlet(CommandApplier):
         config: Mapping[str, Any] | None = None,
         injectable: bool | None = None,
         respawns: bool | None = None,
+        cohort: bool = True,
     ) -> None:
         text = weaver_address() if weaver is None else weaver
         address = parse_weaver_address(text) if text else None
@@ -178,6 +183,7 @@ class Threadlet(CommandApplier):
                 self._heartbeat,
                 self._account,
                 self._peers.receive,
+                self._cohort if cohort else None,
             )
             self._begin(self._link)
 
@@ -373,6 +379,8 @@ class Threadlet(CommandApplier):
             mesh=os.environ.get("LOOM_MESH"),
             respawns=self._respawns,
             announced=True,
+            cohort=self._cohort.place,
+            restarted=_is_restarted(),
         )
 
     def _plain_config(self) -> dict[str, Any]:
@@ -414,6 +422,7 @@ class Threadlet(CommandApplier):
         if exits and goodbye.ending is not TrainingEnding.FAILED:
             goodbye = Leaving(goodbye.reason, goodbye.ending)
         self._settle_all(goodbye.ending is TrainingEnding.FAILED)
+        self._cohort.close(CLOSE_TIMEOUT / 4)
         self._ended.set()
         self._wakes.put(None)
         self._inbox.close()
@@ -460,6 +469,8 @@ class Threadlet(CommandApplier):
         self._given = deque(maxlen=0)
         self._inbox = CommandInbox()
         self._inbox.close()
+        self._cohort = CohortMember(self._refusal, self._refuse, self._inbox.wake)
+        self._gate = self._cohort.gate
         self._pending = self._inbox.pending
         self._paused = self._unsettled = False
         self._effects = AwaitedEffects(self._acknowledge)
@@ -537,6 +548,12 @@ def _name(what: str, given: Any) -> str:
     if isinstance(name, str) and name.isprintable() and len(name) <= MAX_NAME:
         return name
     raise WrongArguments(f"{what}: {MAX_NAME} printable characters at most name it, not {name!r:.80}")
+
+
+def _is_restarted() -> bool:
+    """Return whether a launcher tells that it has started this process again."""
+    restarts = (os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return any(text.isdecimal() and int(text) > 0 for text in restarts)
 
 
 def _number_in(variable: str) -> int | None:

@@ -106,6 +106,8 @@ class GivenCommand:
     acknowledgements: dict[str, Acknowledgement] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)
     """The replicas that have not acknowledged the command, in order."""
+    cohorts: Mapping[str, str] = field(default_factory=dict)
+    """The cohort of each replica that applies the command together with the other ranks of its job."""
 
     @property
     def id(self) -> str:
@@ -119,6 +121,10 @@ class GivenCommand:
     def done(self) -> bool:
         return not self.waiting
 
+    def ranks(self, cohort: str) -> list[str]:
+        """Return the replicas of a cohort that the command was given to."""
+        return [id for id, one in self.cohorts.items() if one == cohort]
+
     def to_dict(self) -> Mapping[str, object]:
         what: dict[str, object] = {
             "id": self.command.id,
@@ -127,6 +133,8 @@ class GivenCommand:
         }
         if self.command.announced:
             what["announced"] = True
+        if self.cohorts:
+            what["cohorts"] = self.cohorts
         return what | {name: getattr(self, name) for name in ("target", "by", "time", "replicas", "event")}
 
     @classmethod

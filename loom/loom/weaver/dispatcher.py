@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
+from loom.control.introduction import CohortPlace
 from loom.control.latencies import Latencies
 from loom.errors import CommandIdTaken, LimitReached, NotFound, WrongArguments, because
+from loom.weaver.cohorts import Cohorts
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.commit_output import Outbox
 from loom.weaver.failure_policy import Action
@@ -38,6 +40,8 @@ class CommandDispatcher:
     def __init__(self, known: Registry, outbox: Outbox) -> None:
         self._known = known
         self._outbox = outbox
+        self._cohorts = Cohorts(known)
+        self._advancing = False  # whether the commands of a cohort are being ended that cannot go to it any more
         self.latencies = Latencies()
         """Seconds from giving a command to its acknowledgement."""
         self._notified: dict[str, tuple[WeaverEvent, set[str]]] = {}
@@ -134,9 +138,11 @@ class CommandDispatcher:
         for replica in there:
             if replica.state not in LIVING:
                 acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
+        cohorts, refused_cohorts = self._cohorts.sort(command.kind, there)
+        acknowledgements |= refused_cohorts
         unknown = (id for id in acknowledgements if id not in self._known.replicas)
         names = [*(replica.id for replica in there), *unknown]
-        given = GivenCommand(command, target, by, now, names)
+        given = GivenCommand(command, target, by, now, names, cohorts=cohorts)
         about: dict[str, object] = {
             "command": command.id,
             "do": command.kind.value,
@@ -150,18 +156,52 @@ class CommandDispatcher:
             about |= {"refused": refused, "refused_more": len(acknowledgements) - len(refused)}
         given.event = self._known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
         self._known.commands.add(given, acknowledgements)
-        plain = replace(command, announced=False) if command.announced else command
-        for replica in there:
-            if replica.link is not None and replica.id in given.waiting:
-                # One object for all replicas, so that the server packs it once.
-                self._outbox.send(replica, command if replica.announced else plain)
+        self._send_frames(given, [one for one in there if one.id in given.waiting and one.id not in cohorts])
+        for cohort in dict.fromkeys(cohorts.values()):
+            if self._cohorts.next_of(cohort, given.ranks(cohort)) is given:
+                self._send_to_cohort(given, cohort)
         self._outbox.urgent = True
         return given
 
     def send_again(self, replica: Replica) -> None:
         """Send a replica that has connected the commands that it has not acknowledged."""
         for given in self._known.commands.unacknowledged(replica.id):
-            self._outbox.send(replica, replica.command(given.command))
+            cohort = given.cohorts.get(replica.id)
+            if cohort is None or self._cohorts.next_of(cohort, given.ranks(cohort)) is given:
+                self._send_frames(given, [replica], cohort)
+
+    def join(self, replica: Replica, place: CohortPlace, now: float) -> None:
+        """Take a replica's word on its place in a cohort."""
+        replica.join(place)
+        self._known.save(replica)
+        self._outbox.output.described.append(replica)
+
+    def _send_frames(self, given: GivenCommand, replicas: Iterable[Replica], cohort: str | None = None) -> None:
+        # One object for all replicas, so that the server packs it once.
+        command = given.command if cohort is None else replace(given.command, cohort=cohort)
+        plain = replace(command, announced=False) if command.announced else command
+        for replica in replicas:
+            if replica.link is not None:
+                self._outbox.send(replica, command if replica.announced else plain)
+
+    def _send_to_cohort(self, given: GivenCommand, cohort: str) -> None:
+        ranks = [self._known.replicas[id] for id in given.ranks(cohort) if id in given.waiting]
+        self._send_frames(given, ranks, cohort)
+
+    def _advance(self, cohort: str, ranks: list[str], now: float) -> None:
+        """Send the ranks of a cohort their next command, or refuse it if some ranks are gone by now."""
+        if self._advancing:
+            return
+        self._advancing = True
+        while (given := self._cohorts.next_of(cohort, ranks)) is not None:
+            reason = self._cohorts.missing(self._cohorts.ranks(cohort))
+            if reason is None:
+                self._send_to_cohort(given, cohort)
+                break
+            for id in given.ranks(cohort):
+                if id in given.waiting:
+                    self._end(given, self._known.replicas[id], reason, now)
+        self._advancing = False
 
     def remove_fault(self, injection: str, by: str, now: float) -> GivenCommand:
         """Remove a fault early, through any injectable replica on its hosts: one that it stopped cannot."""
@@ -244,8 +284,8 @@ class CommandDispatcher:
         what = {"device": device, "reason": reason}
         wanted = (
             (CommandKind.DEVICE_FAILED, [replica.id for replica in living]),
-            (CommandKind.PAUSE, by_action.get(Action.PAUSE)),
-            (CommandKind.STOP, by_action.get(Action.STOP)),
+            (CommandKind.PAUSE, self._cohorts.whole(by_action.get(Action.PAUSE, ()))),
+            (CommandKind.STOP, self._cohorts.whole(by_action.get(Action.STOP, ()))),
         )
         return [self.give(kind, what, ids, by, now, cause) for kind, ids in wanted if ids]
 
@@ -261,7 +301,7 @@ class CommandDispatcher:
 
     def take(self, replica: Replica, acknowledged: Acknowledged, now: float) -> None:
         made = acknowledged.acknowledgement
-        command = self._acknowledge(replica, acknowledged.command, made)
+        command = self._acknowledge(replica, acknowledged.command, made, now)
         if command is None:
             return
         self.latencies.add(now - command.time)
@@ -278,11 +318,15 @@ class CommandDispatcher:
             if made.step is not None and command.kind is CommandKind.PAUSE:
                 replica.paused_at = max(made.step, replica.paused_at or 0)
 
-    def _acknowledge(self, replica: Replica, id: str, made: Acknowledgement) -> GivenCommand | None:
+    def _acknowledge(self, replica: Replica, id: str, made: Acknowledgement, now: float) -> GivenCommand | None:
         command = self._known.commands.acknowledge(id, replica.id, made)
         if command is not None:
             self._outbox.urgent = True
             self._outbox.output.acknowledged.append(command)
+            if (cohort := command.cohorts.get(replica.id)) is not None:
+                ranks = command.ranks(cohort)
+                if not any(one in command.waiting for one in ranks):
+                    self._advance(cohort, ranks, now)
         return command
 
     def end_before(self, replica: Replica, since: float, reason: str, now: float) -> None:
@@ -300,7 +344,7 @@ class CommandDispatcher:
             self._end(command, replica, reason, now)
 
     def _end(self, command: GivenCommand, replica: Replica, reason: str, now: float) -> None:
-        self._acknowledge(replica, command.id, Acknowledgement.failed(reason))
+        self._acknowledge(replica, command.id, Acknowledgement.failed(reason), now)
         about = {"command": command.id, "do": command.kind.value, "cause": command.event, "reason": reason}
         self._known.events.append(now, "unanswered", replica.id, **about)
 

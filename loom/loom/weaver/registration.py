@@ -124,6 +124,7 @@ class ThreadletRegistration:
             self._dispatcher.end_before(replica, since, reason, now)
         job, last_sign = replica.job, replica.heard
         self._known.describe(replica, hello)
+        replica.join(hello.cohort)
         if replica.job != job:
             self._known.goodput.finished(job, replica.id, now)
         if again:
@@ -159,5 +160,6 @@ class ThreadletRegistration:
                 endings=True,
                 status_types=True,
                 exits=True,
+                cohorts=True,
             ),
         )

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from loom.control.commands import Command
-from loom.control.introduction import Leaving
+from loom.control.introduction import CohortPlace, Leaving
 from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState
 from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 
@@ -134,6 +133,7 @@ class Replica:
     end_reason: str | None = None
     exit: Mapping[str, Any] | None = None
     respawns: bool = False
+    cohort: Mapping[str, Any] | None = None
 
     # The fields from here on are not stored.
     short_name: str = field(init=False)
@@ -190,6 +190,11 @@ class Replica:
         if self.state is ReplicaState.FAILED:
             self.died_of = end.reason
 
+    def join(self, place: CohortPlace | None) -> None:
+        """Record the place of its process in a cohort."""
+        joined = place is not None and place.world > 0
+        self.cohort = {name: getattr(place, name) for name in ("id", "rank", "world")} if joined else None
+
     @property
     def made_its_steps(self) -> bool:
         """True if the replica has made its last step, or has named none. Steps count from 0 or from 1."""
@@ -199,10 +204,6 @@ class Replica:
     def _goes_on(self) -> bool:
         """True if it has made a step since it was paused."""
         return self.paused_at is not None and self.step is not None and self.step > self.paused_at
-
-    def command(self, command: Command) -> Command:
-        """Return a command in the form that the replica's threadlet takes."""
-        return command if self.announced or not command.announced else replace(command, announced=False)
 
     def take_step(self, step: int, time: float, now: float) -> bool:
         """Record the step that the replica has reached; return whether that is progress.
@@ -253,7 +254,7 @@ class Replica:
         self.instance = instance
         self.seq = 0
         self.step = self.epoch = self.max_step = self.reported = None
-        self.status_type = self.paused_at = None
+        self.status_type = self.paused_at = self.cohort = None
         self.metrics = {}
         self._stepped = 0.0
         self._step_times.clear()

@@ -151,6 +151,9 @@ class ReplicaInfo(_View):
     """True if something starts another process in the replica's place when its process dies."""
     injectable: bool = False
     """True if failures may be injected into the replica."""
+    cohort: Mapping[str, Any] | None = None
+    """The place of the replica among the ranks of its job, which take commands at one step: ``id``, ``rank`` and
+    ``world``, the number of ranks. None if it takes commands by itself."""
     connected: bool = False
     step_time: float | None = None
     """Median seconds of the replica's last steps; None before there are a few."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from loom.control.commands import Acknowledged
 from loom.control.frame import Frame
-from loom.control.introduction import Bye, ExitCode, Leaving, Silent, TrainingEnding
+from loom.control.introduction import Bye, CohortPlace, ExitCode, Leaving, Silent, TrainingEnding
 from loom.control.operations import ReportEnded, ReportSpawned
 from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile
@@ -80,6 +80,7 @@ class Weaver:
         takers: dict[type[Frame], Taker] = {
             **self.reports.takers,
             Acknowledged: self.dispatcher.take,
+            CohortPlace: self.dispatcher.join,
             DeviceFailed: self._device_failed,
             Stack: self.stacks.take_from,
             Profile: self.profiles.take_from,

@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from loom.control.commands import Command, CommandKind
+from loom.control.introduction import CohortPlace
 from loom.threadlet.cohort import (
     Count,
     Decide,
@@ -27,7 +29,6 @@ from loom.threadlet.cohort import (
     Look,
     Meeting,
     Operation,
-    Place,
     Put,
     Read,
     StoreFailed,
@@ -87,6 +88,10 @@ class Given:
     """The boundary where each rank applied it for good."""
     unkept: set[int] = field(default_factory=set)
     """The ranks that did not apply it, or took it back."""
+
+    @property
+    def command(self) -> Command:
+        return Command(self.id, CommandKind.UPDATE_CONFIG if self.confirms else CommandKind.PAUSE, {})
 
 
 class Rank:
@@ -161,9 +166,9 @@ class Cohort(RuleBasedStateMachine):
     def give_again(self, number: int) -> None:
         """After a reconnect."""
         rank = self.ranks[number]
-        for given in self.commands[-1:]:
-            if rank.alive and number in given.waiting and given is not rank.now and given not in rank.inbox:
-                rank.inbox.append(given)
+        for last in self.commands[-1:]:
+            if rank.alive and number in last.waiting and last is not rank.now and last not in rank.inbox:
+                rank.inbox.append(last)
 
     # A rank's side thread.
 
@@ -209,9 +214,9 @@ class Cohort(RuleBasedStateMachine):
 
     def begin_meeting(self, rank: Rank, given: Given) -> None:
         rank.now = given
-        rank.meeting = rank.gate.hold(given.id, given.confirms)
+        rank.meeting = rank.gate.hold(given.command)
         refused = "no handler" if rank.number in given.refuses else None
-        rank.side = confer(rank.gate, rank.meeting, Place("c", rank.number, RANKS), refused, 5.0)
+        rank.side = confer(rank.gate, rank.meeting, CohortPlace("c", rank.number, RANKS), refused, 5.0)
         self.resume_side(rank, next)
 
     def resume_side(self, rank: Rank, go: Any) -> None:
@@ -219,7 +224,7 @@ class Cohort(RuleBasedStateMachine):
             rank.operation = go(rank.side)
         except StopIteration:
             rank.side, rank.operation = None, None
-            assert rank.meeting is not None and rank.now is not None
+            assert rank.meeting is not None
             if not rank.meeting.applies:  # else the training thread acknowledges it
                 self.acknowledge(rank, None)
 
@@ -294,14 +299,12 @@ class Cohort(RuleBasedStateMachine):
 
     @invariant()
     def all_decide_the_same(self) -> None:
-        for given in self.commands:
-            kept = {rank: at for rank, at in given.kept.items()}
-            assert len(set(kept.values())) <= 1, f"{given.id} was applied at {kept}"
-            sound = {rank.number for rank in self.ranks if rank.alive and rank.store_works}
-            assert not (kept and given.unkept & sound), f"{given.id}: {kept} applied it, {given.unkept} did not"
-            if given.confirms and given.raises:
-                assert not kept
-            if given.refuses & given.unkept:
+        sound = {rank.number for rank in self.ranks if rank.alive and rank.store_works}
+        for one in self.commands:
+            kept = one.kept
+            assert len(set(kept.values())) <= 1, f"{one.id} was applied at {kept}"
+            assert not (kept and one.unkept & sound), f"{one.id}: {kept} applied it, {one.unkept} did not"
+            if (one.confirms and one.raises) or one.refuses & one.unkept:
                 assert not kept
 
     def teardown(self) -> None:
@@ -319,7 +322,8 @@ class Cohort(RuleBasedStateMachine):
                     self.lose_patience(rank.number)
         for rank in self.ranks:
             if rank.alive:
-                assert rank.side is None and rank.gate.meeting is None, "a rank waits for the others for ever"
+                assert rank.side is None, "a rank waits for the others for ever"
+                assert rank.gate.meeting is None
                 assert rank.training is None
         self.all_decide_the_same()
 
@@ -347,9 +351,9 @@ def test_without_a_fault_all_apply_it(moves: list[tuple[int, str]], ahead: list[
         else:
             cohort.train(number)
 
-    (given,) = cohort.commands
-    assert len(given.kept) == RANKS
-    assert set(given.kept.values()) == {max(given.kept.values())}
+    (one,) = cohort.commands
+    assert len(one.kept) == RANKS
+    assert set(one.kept.values()) == {max(one.kept.values())}
 
 
 def explore(seed: int) -> None:

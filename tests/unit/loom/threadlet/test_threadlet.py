@@ -57,6 +57,8 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "injectable": False,
         "removed": {},
         "respawns": False,
+        "cohort": None,
+        "restarted": False,
     }
     assert len(made.instance) == 32
 

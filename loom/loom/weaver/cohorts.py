@@ -1,0 +1,116 @@
+"""Cohorts: the replicas that are the ranks of one job, and take commands together.
+
+A replica says which cohort it is in, at which rank (`loom.control.introduction.CohortPlace`). The weaver sends a
+cohort one command at a time, and only while all of its ranks are connected. The ranks themselves decide at which
+step they apply it (`loom.threadlet.cohort`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+from loom.control.commands import COHORT_COMMANDS, Acknowledgement, CommandKind
+from loom.weaver.commands import GivenCommand
+from loom.weaver.registry import Registry
+from loom.weaver.replicas import Replica
+from loom.weaver.states import LIVING
+from loom.weaver.views import few
+
+
+def cohort_of(replica: Replica) -> str | None:
+    """Return the id of a replica's cohort; None if it takes commands by itself."""
+    return None if replica.cohort is None else str(replica.cohort["id"])
+
+
+class Cohorts:
+    """The cohorts of the known replicas."""
+
+    def __init__(self, known: Registry) -> None:
+        self._known = known
+
+    def ranks(self, cohort: str) -> dict[int, Replica]:
+        """Return the replicas of a cohort by rank, also those that have ended."""
+        there = [one for one in self._known.replicas.values() if cohort_of(one) == cohort]
+        found: dict[int, Replica] = {}
+        for one in sorted(there, key=lambda one: one.state in LIVING):
+            assert one.cohort is not None
+            found[one.cohort["rank"]] = one
+        return dict(sorted(found.items()))
+
+    def sort(
+        self, kind: CommandKind, there: Iterable[Replica]
+    ) -> tuple[dict[str, str], dict[str, Acknowledgement]]:
+        """Return the cohort of each replica that a command goes to together with others, and refusals by replica.
+
+        A cohort is refused if the command names only some of its ranks, or if not all of them are connected.
+        """
+        cohorts: dict[str, str] = {}
+        refused: dict[str, Acknowledgement] = {}
+        if kind not in COHORT_COMMANDS:
+            return cohorts, refused
+        named: dict[str, list[Replica]] = {}
+        for replica in there:
+            if replica.state in LIVING and (cohort := cohort_of(replica)) is not None:
+                named.setdefault(cohort, []).append(replica)
+        for cohort, replicas in named.items():
+            ranks = self.ranks(cohort)
+            living = [one for one in ranks.values() if one.state in LIVING]
+            reason = _name_all(living) if len(replicas) < len(living) else self.missing(ranks)
+            if reason is None:
+                cohorts |= {one.id: cohort for one in replicas}
+            else:
+                refused |= {one.id: Acknowledgement.failed(reason) for one in replicas}
+        return cohorts, refused
+
+    def whole(self, ids: Iterable[str]) -> list[str]:
+        """Return the ids with those of the living ranks of their cohorts."""
+        found: dict[str, None] = {}
+        for id in ids:
+            cohort = cohort_of(self._known.replicas[id])
+            ranks = {} if cohort is None else self.ranks(cohort)
+            found |= dict.fromkeys([id, *(one.id for one in ranks.values() if one.state in LIVING)])
+        return list(found)
+
+    def missing(self, ranks: Mapping[int, Replica]) -> str | None:
+        """Return why not all ranks of a cohort can take a command now; None if they can."""
+        world = _world(ranks)
+        connected = [rank for rank, one in ranks.items() if one.connected and one.state in LIVING]
+        absent = world - len(connected)
+        if not absent:
+            return None
+        there = frozenset(connected)
+        names = [
+            ranks[rank].id if rank in ranks else f"rank {rank}"
+            for rank in itertools.islice((rank for rank in range(world) if rank not in there), 6)
+        ]
+        more = f" and {absent - 5} more" if absent > 5 else ""
+        are = "is" if absent == 1 else "are"
+        text = f"{', '.join(names[:5])}{more} {are} not connected, and all {world} ranks change at one step"
+        if len(ranks) == 1:
+            text += (
+                ": make a threadlet in each rank, or this one with cohort=False if the program tells the other "
+                "ranks itself"
+            )
+        return text
+
+    def next_of(self, cohort: str, replicas: Iterable[str]) -> GivenCommand | None:
+        """Return the oldest command of a cohort that some of its replicas have not acknowledged."""
+        first: list[GivenCommand] = []
+        for id in replicas:
+            waiting = self._known.commands.unacknowledged(id)
+            first += itertools.islice((one for one in waiting if one.cohorts.get(id) == cohort), 1)
+        return min(first, key=lambda given: given.event, default=None)
+
+
+def _world(ranks: Mapping[int, Replica]) -> int:
+    return max((one.cohort["world"] for one in ranks.values() if one.cohort is not None), default=0)
+
+
+def _name_all(living: list[Replica]) -> str:
+    """Return the refusal of a command that names only some of a cohort's living ranks."""
+    names = [one.id for one in living]
+    all_of_them = f"{names[0]} … {names[-1]}" if len(names) > 2 else " and ".join(names)
+    groups = {one.group for one in living}
+    cure = f"name the group {groups.pop()!r}" if len(groups) == 1 else f"name all of them: {few(names)}"
+    return f"the ranks {all_of_them} average gradients: {cure}"

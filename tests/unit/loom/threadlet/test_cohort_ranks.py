@@ -1,0 +1,455 @@
+"""Ranks of a cohort in one process: threadlets with real threads, a store of the test's own, and a fake weaver."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loom.control.introduction import CohortPlace
+from loom.threadlet import Threadlet, cohort_member
+from loom.threadlet.cohort_member import CohortMember, bound_below
+from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, Loop, Make, eventually
+
+Values = list[tuple[int, float]]
+
+
+class JobStore:
+    """The methods of a c10d store that the protocol uses, which a test may break."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self.broken = False
+
+    def _use(self) -> threading.Lock:
+        if self.broken:
+            raise RuntimeError("Broken pipe")
+        return self._lock
+
+    def set(self, key: str, value: str) -> None:
+        with self._use():
+            self._values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        with self._use():
+            return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        with self._use():
+            return all(key in self._values for key in keys)
+
+    def add(self, key: str, number: int) -> int:
+        with self._use():
+            self._values[key] = str(int(self._values.get(key, b"0")) + number).encode()
+            return int(self._values[key])
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        with self._use():
+            return self._values.setdefault(key, desired.encode())
+
+    def delete_key(self, key: str) -> bool:
+        with self._use():
+            return self._values.pop(key, None) is not None
+
+    @property
+    def size(self) -> int:
+        return len(self._values)
+
+
+class Rank:
+    """A rank: its threadlet, its loop, and the weaver's end of its line."""
+
+    def __init__(self, threadlet: Threadlet, line: Connection, rank: int) -> None:
+        self.threadlet = threadlet
+        self.line = line
+        self.values: Values = []
+        self.skew = 0
+        self.raises: Exception | None = None
+        self.loop = Loop(self.body)
+
+        @threadlet.handler("learning_rate")
+        def set_learning_rate(value: float) -> None:
+            if self.raises is not None and value > 0.1:
+                raise self.raises
+            self.values.append((threadlet._step, value))
+
+    def body(self, number: int) -> None:
+        with self.threadlet.step(number + self.skew):
+            pass
+
+    @property
+    def holds(self) -> bool:
+        return self.threadlet._gate.meeting is not None
+
+
+class Job:
+    """Two ranks."""
+
+    def __init__(self, store: JobStore, ranks: list[Rank]) -> None:
+        self.store = store
+        self.ranks = ranks
+        self.numbers = 0
+
+    def give(self, kind: str, **params: Any) -> str:
+        self.numbers += 1
+        id = f"k{self.numbers}"
+        for rank in self.ranks:
+            rank.line.send("command", id, kind, params, False, self.cohort)
+        return id
+
+    @property
+    def cohort(self) -> str:
+        place = self.ranks[0].threadlet._cohort.place
+        assert place is not None
+        return place.id
+
+    def await_named(self) -> None:
+        """Wait until all ranks know the boundary of the command under way."""
+        eventually(lambda: all(one.holds and one.threadlet._gate.meeting.verdicts for one in self.ranks), "naming")  # type: ignore[union-attr]
+
+    def answers(self, id: str) -> list[list[Any]]:
+        return [rank.line.ack(id) for rank in self.ranks]
+
+    def step(self) -> None:
+        """Let both make a step."""
+        for rank in self.ranks:
+            rank.loop.go()
+        for rank in self.ranks:
+            rank.loop.done.get(timeout=BOUND)
+
+    def apply(self, kind: str, **params: Any) -> list[list[Any]]:
+        """Give a command, let both ranks make steps until they have answered; return the answers."""
+        id = self.give(kind, **params)
+        self.await_named()
+        self.step()
+        return self.answers(id)
+
+
+@pytest.fixture
+def job(weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setenv("LOOM_COHORT_BOUND", "0.5")
+    monkeypatch.setattr(CohortMember, "look", lambda self, wait=False: None)
+    store, ranks = JobStore(), []
+    monkeypatch.setattr(cohort_member, "_clone_of_store", lambda group: (store, 60.0))
+    for number in range(2):
+        made = threadlet(f"train_{number}", group="train", config={"learning_rate": 0.05})
+        line, _ = weaver.welcome(cohorts=True)
+        made._cohort._join(SimpleNamespace(rank=lambda number=number: number, size=lambda: 2), 1)
+        assert line.expect("cohort")[2:] == [number, 2]
+        ranks.append(Rank(made, line, number))
+    job = Job(store, ranks)
+    yield job
+    for rank in ranks:
+        rank.threadlet.evict()  # which ends a pause
+        rank.loop.end()
+
+
+def outcomes(answers: list[list[Any]]) -> list[tuple[int | None, bool, Any]]:
+    return [(step, rest["ok"], rest["reason"]) for step, rest in answers]
+
+
+def test_both_apply_it_after_the_same_step_though_one_is_ahead(job: Job) -> None:
+    job.step()
+    job.ranks[0].loop.step()  # nothing holds it: it is one step ahead
+    id = job.give("update_config", learning_rate=0.01)
+    job.await_named()
+    job.ranks[0].loop.go()
+    assert job.ranks[1].loop.step() == 1  # it is behind, and does not wait
+    job.ranks[1].loop.go()
+
+    answers = job.answers(id)
+
+    assert outcomes(answers) == [(2, True, None)] * 2
+    assert [one.values for one in job.ranks] == [[(2, 0.01)]] * 2
+    assert answers[0][1]["changes"] == {"learning_rate": {"old": 0.05, "new": 0.01}}
+
+
+def test_a_handler_that_raises_in_one_rank_is_undone_in_the_others(job: Job) -> None:
+    job.ranks[1].raises = ValueError("too high")
+
+    answers = job.apply("update_config", learning_rate=0.2)
+
+    reason = "rank 1: learning_rate: the handler raised ValueError: too high"
+    assert outcomes(answers) == [(0, False, reason)] * 2
+    assert [one.values for one in job.ranks] == [[(0, 0.2), (0, 0.05)], []]
+    assert job.ranks[0].threadlet._config["learning_rate"] == 0.05
+
+
+def test_one_refused_key_refuses_all_of_them(job: Job) -> None:
+    id = job.give("update_config", learning_rate=0.01, momentum=0.9)
+
+    answers = outcomes(job.answers(id))
+
+    assert {ok for _, ok, _ in answers} == {False}
+    assert "momentum: no handler for it" in str(answers[0][2])
+    assert [one.values for one in job.ranks] == [[], []]
+
+
+def test_nobody_waits_long_for_a_rank_whose_line_is_cut(job: Job) -> None:
+    job.numbers += 1
+    job.ranks[0].line.send("command", "k1", "update_config", {"learning_rate": 0.01}, False, job.cohort)
+
+    assert outcomes([job.ranks[0].line.ack("k1")]) == [(None, False, "rank 1 did not answer within 0.5 s")]
+    job.step()
+    job.ranks[1].line.send("command", "k1", "update_config", {"learning_rate": 0.01}, False, job.cohort)
+    assert outcomes([job.ranks[1].line.ack("k1")]) == [(0, False, "rank 1 did not answer within 0.5 s")]
+    assert outcomes(job.apply("update_config", learning_rate=0.01)) == [(1, True, None)] * 2
+
+
+def test_nobody_waits_long_for_a_rank_that_does_not_come(job: Job) -> None:
+    id = job.give("pause")
+    job.await_named()
+    began = time.monotonic()
+    job.ranks[0].loop.step()
+    waited = time.monotonic() - began
+
+    answers = outcomes(job.answers(id))
+
+    assert {(ok, reason) for _, ok, reason in answers} == {
+        (False, "rank 1 did not come to the step boundary within 0.5 s")
+    }
+    assert 0.4 < waited < 5
+    job.ranks[1].loop.step()
+    assert outcomes(job.apply("update_config", learning_rate=0.01)) == [(1, True, None)] * 2
+
+
+def test_ranks_at_different_steps_refuse(job: Job) -> None:
+    job.ranks[1].skew = 7
+
+    answers = outcomes(job.apply("update_config", learning_rate=0.01))
+
+    assert [ok for _, ok, _ in answers] == [False, False]
+    assert "different steps at this boundary (rank 0 at 0, rank 1 at 7)" in str(answers[0][2])
+    assert [one.values for one in job.ranks] == [[], []]
+
+
+def test_a_pause_is_for_both_and_takes_updates(job: Job) -> None:
+    id = job.give("pause")
+    job.await_named()
+    for rank in job.ranks:
+        rank.loop.go()
+    paused = outcomes(job.answers(id))
+    changed = outcomes(job.answers(job.give("update_config", learning_rate=0.01)))
+    refused = outcomes(job.answers(job.give("update_config", learning_rate="fast")))
+    resumed = outcomes(job.answers(job.give("resume")))
+    for rank in job.ranks:
+        rank.loop.done.get(timeout=BOUND)
+
+    assert paused == changed == resumed == [(0, True, None)] * 2
+    assert {ok for _, ok, _ in refused} == {False}
+    assert [one.values for one in job.ranks] == [[(0, 0.01)]] * 2
+    assert outcomes(job.apply("update_config", learning_rate=0.02)) == [(1, True, None)] * 2
+
+
+def test_a_store_that_is_gone_refuses_and_holds_nobody(job: Job) -> None:
+    job.store.broken = True
+    id = job.give("update_config", learning_rate=0.01)
+
+    answers = outcomes(job.answers(id))
+    job.step()
+
+    assert {ok for _, ok, _ in answers} == {False}
+    assert "the store of the job's process group failed" in str(answers[0][2])
+    assert [one.values for one in job.ranks] == [[], []]
+
+
+def test_a_store_that_hangs_holds_the_training_for_a_bounded_time(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = job.give("update_config", learning_rate=0.01)
+    job.await_named()
+    over = threading.Event()
+    monkeypatch.setattr(JobStore, "add", lambda *arguments: over.wait(BOUND))
+
+    began = time.monotonic()
+    job.step()
+    took = time.monotonic() - began
+    monkeypatch.undo()
+    over.set()
+
+    assert took < 5
+    assert {ok for _, ok, _ in outcomes(job.answers(id))} == {False}
+    assert [one.values for one in job.ranks] == [[], []]
+
+
+def test_a_training_that_ends_refuses_what_is_under_way(job: Job) -> None:
+    id = job.give("update_config", learning_rate=0.01)
+    job.await_named()
+    job.ranks[1].threadlet.close()
+
+    job.ranks[0].loop.go()
+
+    assert job.ranks[0].line.ack(id)[1]["reason"] == "rank 1: its training has ended"
+    job.ranks[0].loop.done.get(timeout=BOUND)
+
+
+def test_a_command_of_an_earlier_process_group_is_refused(job: Job) -> None:
+    before = job.cohort
+    for number, rank in enumerate(job.ranks):
+        rank.threadlet._cohort._join(SimpleNamespace(rank=lambda number=number: number, size=lambda: 2), 2)
+        assert rank.line.expect("cohort")[1] != before
+
+    job.ranks[0].line.send("command", "old", "pause", {}, False, before)
+
+    assert "another one than when this was sent" in str(job.ranks[0].line.ack("old"))
+
+
+def test_a_command_that_comes_again_is_answered_again(job: Job) -> None:
+    answers = job.apply("update_config", learning_rate=0.01)
+    job.ranks[0].line.send("command", "k1", "update_config", {"learning_rate": 0.01}, False, job.cohort)
+
+    assert job.ranks[0].line.ack("k1") == answers[0]
+
+
+def test_other_commands_pass_by_a_cohort(job: Job) -> None:
+    job.ranks[0].line.send("command", "own", "device_failed", {"device": "GPU-a", "reason": "Xid"})
+    eventually(lambda: job.ranks[0].threadlet._pending)
+    job.step()
+
+    assert "nobody acts on it" in str(job.ranks[0].line.ack("own"))
+
+
+def test_the_store_does_not_grow(job: Job) -> None:
+    sizes = []
+    for _ in range(24):
+        job.apply("pause" if job.ranks[0].threadlet.draining else "update_config", learning_rate=0.01)
+        sizes.append(job.store.size)
+
+    assert sizes[-1] == sizes[-6]
+
+
+def test_an_evicted_rank_is_not_paused_nor_are_the_others(job: Job) -> None:
+    job.ranks[1].threadlet.evict()
+    id = job.give("pause")
+
+    assert {ok for _, ok, _ in outcomes(job.answers(id))} == {False}
+
+
+Body = Callable[[Threadlet, int, list[Any]], None]
+
+
+def check(t: Threadlet, number: int, taken: list[Any]) -> None:
+    t.publish_status(number)
+    t.check_and_apply_updates()
+    t.wait_while_paused()
+
+
+def check_often(t: Threadlet, number: int, taken: list[Any]) -> None:
+    t.check_and_apply_updates()
+    t.publish_status(number)
+    t.check_and_apply_updates()
+
+
+def wait_only(t: Threadlet, number: int, taken: list[Any]) -> None:
+    t.publish_status(number)
+    t.wait_while_paused()
+
+
+def take(t: Threadlet, number: int, taken: list[Any]) -> None:
+    t.publish_status(number)
+    while (command := t.get_config_update()) is not None:
+        taken.append(command)
+    t.wait_while_paused()
+
+
+def check_then_block(t: Threadlet, number: int, taken: list[Any]) -> None:
+    t.check_and_apply_updates()
+    with t.step(number):
+        t.check_and_apply_updates()
+        t.check_and_apply_updates()
+
+
+@pytest.mark.parametrize("body", [check, check_often, wait_only, take, check_then_block])
+def test_each_way_of_a_loop_has_its_boundaries(job: Job, body: Body) -> None:
+    taken: list[list[Any]] = [[], []]
+    for number, rank in enumerate(job.ranks):
+        rank.body = lambda step, rank=rank, number=number: body(rank.threadlet, step, taken[number])  # type: ignore[method-assign]
+        rank.loop._body = rank.body
+    for _ in range(3):
+        job.step()
+    steps = []
+    for value in (0.01, 0.02, 0.03):
+        first, second = outcomes(job.apply("update_config", learning_rate=value))
+        assert first == second
+        assert first[1:] == (True, None)
+        steps.append(first[0])
+
+    assert steps == list(range(steps[0], steps[0] + 3))
+    assert job.ranks[0].values == job.ranks[1].values
+    assert [value for _, value in job.ranks[0].values] == [0.01, 0.02, 0.03]
+    assert len(taken[0]) == len(taken[1]) == (3 if body is take else 0)
+
+
+def test_a_value_without_a_handler_is_the_programs_in_all_ranks(job: Job) -> None:
+    taken: list[list[Any]] = [[], []]
+    for number, rank in enumerate(job.ranks):
+        rank.loop._body = lambda step, rank=rank, number=number: take(rank.threadlet, step, taken[number])
+    job.step()
+    id = job.give("update_config", clip=0.5)
+    job.await_named()
+    job.step()
+    job.step()
+
+    assert outcomes(job.answers(id)) == [(1, True, None)] * 2
+    assert [one[0]["params"] for one in taken] == [{"clip": 0.5}] * 2
+
+
+def test_an_older_weaver_hears_of_no_cohort(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CohortMember, "look", lambda self, wait=False: None)
+    made = threadlet()
+    line, _ = weaver.welcome()
+    made._cohort.place = CohortPlace("c", 0, 2)
+    line.expect("beat")
+    line.expect("beat")
+
+    assert "cohort" not in [frame[0] for frame in line.skipped]
+
+
+def test_a_process_group_is_found_without_importing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        def size(self) -> int:
+            return 2
+
+        def rank(self) -> int:
+            return 1
+
+    group = Group()
+    fake = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, group=SimpleNamespace(WORLD=group)
+    )
+    store = JobStore()
+    monkeypatch.setattr(cohort_member, "_clone_of_store", lambda group: (store, 60.0))
+    monkeypatch.setattr(CohortMember, "_of_process", None)
+    first, second = (CohortMember(lambda c: None, lambda c, r: None, lambda: None) for _ in range(2))
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    first.look()
+    none = first.place
+    monkeypatch.setitem(sys.modules, "torch.distributed", fake)  # type: ignore[arg-type]
+    first.look(wait=True)
+    second.look(wait=True)  # another threadlet of this process
+    found, other = first.place, second.place
+    fake.is_initialized = lambda: False
+    first.look()
+
+    assert none is other is first.place is None
+    assert found is not None
+    assert (found.rank, found.world) == (1, 2)
+    first.close(1.0)
+    second.close(1.0)
+
+
+def test_the_bound_is_below_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOOM_COHORT_BOUND", raising=False)
+    assert [bound_below(seconds) for seconds in (2.0, 8.0, 1800.0)] == [0.5, 2.0, 5.0]
+    monkeypatch.setenv("LOOM_COHORT_BOUND", "12")
+    assert bound_below(8.0) == 12.0
+    monkeypatch.setenv("LOOM_COHORT_BOUND", "soon")
+    assert bound_below(8.0) == 2.0

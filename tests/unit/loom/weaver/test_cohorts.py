@@ -1,0 +1,207 @@
+"""The weaver's part in cohorts: whom a command goes to, when, and what is refused at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loom.control.commands import Command, CommandKind
+from loom.control.introduction import CohortPlace, Device, ThreadletHello
+from loom.errors import ProtocolMismatch
+from loom.weaver.commands import GivenCommand, Target
+from tests.unit.loom.weaver.bench import Bench, Threadlet
+from tests.unit.loom.weaver.raw_threadlet import hello_of
+
+GPU = Device("GPU-0", "gpu", "host", "Model", 1)
+LR = {"learning_rate": 0.01}
+
+
+def ranks(bench: Bench, world: int = 4, there: int | None = None, cohort: str = "c1") -> list[Threadlet]:
+    """The ranks of a job, of which only so many are there."""
+    return [
+        Threadlet(bench, f"train_{rank}", group="train", devices=[], cohort=[cohort, rank, world])
+        for rank in range(world if there is None else there)
+    ]
+
+
+def give(bench: Bench, target: Target | None, kind: CommandKind = CommandKind.UPDATE_CONFIG) -> GivenCommand:
+    params = LR if kind is CommandKind.UPDATE_CONFIG else {}
+    given = bench.weaver.dispatcher.give(kind, params, target, "ann", bench.now)
+    bench.commit()
+    return given
+
+
+def frames(threadlet: Threadlet) -> list[list[Any]]:
+    return [frame for frame in threadlet.told if frame[0] == "command"]
+
+
+@pytest.mark.parametrize("target", ["train", "train_*", "*", None, ["train_3", "train_0", "train_2", "train_1"]])
+def test_a_command_to_all_ranks_goes_to_them_as_a_cohort(bench: Bench, target: Target | None) -> None:
+    there = ranks(bench)
+
+    given = give(bench, target)
+
+    assert [frames(one) for one in there] == [[["command", given.id, "update_config", LR, False, "c1"]]] * 4
+    assert Command.from_body(frames(there[0])[0]).cohort == "c1"
+
+
+@pytest.mark.parametrize("target", ["train_0", ["train_0", "train_3"], "train_[12]"])
+def test_a_command_to_some_ranks_is_refused_with_the_cure(bench: Bench, target: Target) -> None:
+    there = ranks(bench)
+
+    given = give(bench, target)
+
+    assert given.done
+    reasons = {made.reason for made in given.acknowledgements.values()}
+    assert reasons == {"the ranks train_0 … train_3 average gradients: name the group 'train'"}
+    assert not any(frames(one) for one in there)
+
+
+def test_ranks_without_a_group_are_named_one_by_one(bench: Bench) -> None:
+    for rank in range(2):
+        Threadlet(bench, f"digits_{rank}", group=f"digits_{rank}", cohort=["c1", rank, 2])
+
+    given = give(bench, "digits_1")
+
+    reason = given.acknowledgements["digits_1"].reason
+    assert reason == "the ranks digits_0 and digits_1 average gradients: name all of them: digits_0, digits_1"
+
+
+def test_a_command_is_refused_while_ranks_are_missing(bench: Bench) -> None:
+    there = ranks(bench)
+    there[2].lose()
+
+    given = give(bench, "train")
+
+    assert given.done
+    assert {made.reason for made in given.acknowledgements.values()} == {
+        "train_2 is not connected, and all 4 ranks change at one step"
+    }
+    assert not any(frames(one) for one in there)
+
+
+def test_ranks_that_never_came_are_named_by_their_numbers(bench: Bench) -> None:
+    ranks(bench, there=2)
+
+    assert "rank 2, rank 3 are not connected" in str(give(bench, "train").acknowledgements["train_0"].reason)
+
+
+def test_one_rank_alone_is_told_how_to_take_commands_by_itself(bench: Bench) -> None:
+    ranks(bench, there=1)
+
+    assert "cohort=False" in str(give(bench, "train").acknowledgements["train_0"].reason)
+
+
+def test_a_cohort_gets_one_command_at_a_time(bench: Bench) -> None:
+    there = ranks(bench)
+    first, second = give(bench, "train"), give(bench, "train", CommandKind.PAUSE)
+
+    for one in there[:3]:
+        one.ack(first.id)
+    before = [len(frames(one)) for one in there]
+    there[3].ack(first.id, ok=False, reason="no")
+
+    assert before == [1] * 4
+    assert [frames(one)[-1][1] for one in there] == [second.id] * 4
+
+
+def test_a_command_in_the_queue_is_refused_if_a_rank_has_gone_meanwhile(bench: Bench) -> None:
+    there = ranks(bench)
+    first = give(bench, "train")
+    others = [give(bench, "train") for _ in range(3)]
+    there[3].lose()
+    for one in there[:3]:
+        one.ack(first.id)
+    bench.wait(20, *there[:3])  # the rank has failed, so the first command is done
+
+    assert all(one.done for one in [first, *others])
+    assert "train_3 is not connected" in str(others[0].acknowledgements["train_0"].reason)
+    assert [len(frames(one)) for one in there[:3]] == [1] * 3
+
+
+def test_a_rank_that_reconnects_gets_the_command_again_and_no_later_one(bench: Bench) -> None:
+    there = ranks(bench)
+    first = give(bench, "train")
+    give(bench, "train")
+    there[1].lose()
+
+    again = Threadlet(bench, "train_1", group="train", cohort=["c1", 1, 4], instance=there[1].instance)
+
+    assert [(frame[1], frame[5]) for frame in frames(again)] == [(first.id, "c1")]
+
+
+def test_a_restarted_weaver_knows_the_cohort_and_its_commands(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.db")
+    there = ranks(bench)
+    first = give(bench, "train")
+    bench.restart()
+    early = give(bench, "train")
+
+    again = [
+        Threadlet(bench, f"train_{rank}", group="train", cohort=["c1", rank, 4], instance=one.instance)
+        for rank, one in enumerate(there)
+    ]
+
+    assert "are not connected, and all 4 ranks" in str(early.acknowledgements["train_0"].reason)
+    assert [[(frame[1], frame[5]) for frame in frames(one)] for one in again] == [[(first.id, "c1")]] * 4
+
+
+def test_a_rank_says_later_that_it_is_in_a_cohort_or_no_longer(bench: Bench) -> None:
+    there = [Threadlet(bench, f"train_{rank}", group="train") for rank in range(2)]
+    for rank, one in enumerate(there):
+        one.say("cohort", "c1", rank, 2)
+
+    together = give(bench, "train")
+    for one in there:
+        one.ack(together.id)
+        one.say("cohort", "", 0, 0)
+    alone = give(bench, "train_1")
+
+    assert frames(there[1]) == [
+        ["command", together.id, "update_config", LR, False, "c1"],
+        ["command", alone.id, "update_config", LR],
+    ]
+
+
+def test_commands_about_devices_are_for_single_ranks(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    bench.weaver.known.register_devices(bench.weaver.known.replicas["train_0"], [GPU])
+
+    bench.weaver.dispatcher.give(CommandKind.DEACTIVATE_DEVICE, {"device": "GPU-0"}, None, "ann", bench.now)
+    bench.commit()
+
+    assert [[frame[4:] for frame in frames(one)] for one in there] == [[[]], []]
+
+
+def test_a_policy_pauses_all_ranks_and_not_one(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    bench.weaver.known.register_devices(bench.weaver.known.replicas["train_0"], [GPU])
+    bench.weaver.set_policy("train", "pause", "ann", bench.now)
+
+    bench.weaver.dispatcher.fail_device("GPU-0", "Xid 79", "ann", bench.now)
+    bench.commit()
+
+    paused = [[frame for frame in frames(one) if frame[2] == "pause"] for one in there]
+    assert [one[0][5] for one in paused] == ["c1", "c1"]
+
+
+def test_the_replica_shows_its_place(bench: Bench) -> None:
+    ranks(bench, world=2)
+
+    info = bench.weaver.known.replicas["train_1"].info("ann", [])
+
+    assert info["cohort"] == {"id": "c1", "rank": 1, "world": 2}
+
+
+@pytest.mark.parametrize("place", [["c1", -1, 2], ["c1", 0], ["c1", 0, 10**9], [1, 0, 2], "c1", ["x" * 300, 0, 2]])
+def test_a_place_that_makes_no_sense_is_refused(place: object) -> None:
+    with pytest.raises(ProtocolMismatch):
+        ThreadletHello.from_body(["hello", hello_of("any", "train_0", "i", cohort=place)])
+
+
+def test_a_place_goes_there_and_back() -> None:
+    place = CohortPlace("c1", 3, 4)
+
+    assert CohortPlace.from_body(place.to_body()) == place
