@@ -11,9 +11,8 @@ And in a third one, with the same variables::
     loom config set learning_rate=0.01 --replica 'digits_*'
     loom stop --replica 'digits_*'
 
-Without LOOM_WEAVER it trains all the same. Each process trains a network of its own here. Where processes average
-their gradients, have only rank 0 make a threadlet and broadcast what it is told, so that all ranks change at the
-same step.
+Without LOOM_WEAVER it trains all the same. Each process trains a network of its own here. Processes that average
+their gradients need nothing more: with a process group, all ranks change at one step.
 """
 
 import os

@@ -145,8 +145,10 @@ class Ranks:
         return (self._folder / f"errors_{rank}").read_text()
 
     def changes(self, rank: int) -> list[tuple[int, float]]:
-        """The steps after which a rank's learning rate changed, with the new values."""
-        return [(line["step"], line["lr"]) for line in self.lines(rank) if "lr" in line]
+        """The steps after which a rank's learning rate was another one than before, with the new values."""
+        after: dict[int, float] = {line["step"]: line["lr"] for line in self.lines(rank) if "lr" in line}
+        values = [0.01, *after.values()]
+        return [(step, value) for (step, value), old in zip(after.items(), values, strict=False) if value != old]
 
     def check_equal(self) -> int:
         """Check that the ranks' parameters are equal at each step with digests; return the number of these."""

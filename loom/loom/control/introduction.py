@@ -149,8 +149,9 @@ class ThreadletHello(Frame, kind="hello"):
     """True to register nothing: the answer, a `Refusal`, says whether replicas of the group live."""
     cohort: CohortPlace | None = None
     """The place of the process among the ranks of its job; None if it has none yet."""
-    restarted: bool = False
-    """True if a launcher has started the process again in the place of one that had failed."""
+    restarted: int = 0
+    """The number of ranks of a job that its launcher has started again, of which this process is one; 0 if it has
+    not."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -206,7 +207,7 @@ class ThreadletHello(Frame, kind="hello"):
             announced=fields.get("announced") is True,
             asks=fields.get("asks") is True,
             cohort=None if cohort is None else CohortPlace.from_body([CohortPlace.KIND, *cohort]),
-            restarted=fields.get("restarted") is True,
+            restarted=check_count("restarted", fields.get("restarted")) or 0,
         )
 
 

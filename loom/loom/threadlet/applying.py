@@ -366,6 +366,8 @@ class CommandApplier(StatusReporter):
         kind, by_program = command.kind, self._gate.is_way(_TAKE)
         if kind is CommandKind.PAUSE and self._evicted:
             return _EVICTED
+        if not self._gate.passed:  # what the program offers may still come
+            return None
         if kind in _ACTIONS and kind not in self._actions and not by_program:
             return _NOTHING.format(_ACTIONS[kind][0], kind)
         if kind is not CommandKind.UPDATE_CONFIG:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from loom.control.commands import Command
 from loom.control.introduction import CohortPlace
 from loom.errors import describe_error
+from loom.process.threads import keep_going
 from loom.threadlet.cohort import (
     Count,
     Decide,
@@ -235,15 +236,14 @@ class CohortMember:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="loom-cohort", daemon=True)
+            self._thread = threading.Thread(
+                target=keep_going, args=("meet the other ranks", self._run), name="loom-cohort", daemon=True
+            )
             self._thread.start()
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
-            try:
-                task()
-            except Exception:  # noqa: BLE001 - logged; no error may end this thread or reach the training
-                _log.exception("a rank's part in its cohort failed")
+            task()
 
     def _join(self, group: Any, number: int) -> None:
         """Agree with the other ranks of a process group on the cohort's id."""

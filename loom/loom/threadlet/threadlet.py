@@ -380,7 +380,7 @@ class Threadlet(CommandApplier):
             respawns=self._respawns,
             announced=True,
             cohort=self._cohort.place,
-            restarted=_is_restarted(),
+            restarted=_ranks_started_again(),
         )
 
     def _plain_config(self) -> dict[str, Any]:
@@ -550,10 +550,10 @@ def _name(what: str, given: Any) -> str:
     raise WrongArguments(f"{what}: {MAX_NAME} printable characters at most name it, not {name!r:.80}")
 
 
-def _is_restarted() -> bool:
-    """Return whether a launcher tells that it has started this process again."""
-    restarts = (os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
-    return any(text.isdecimal() and int(text) > 0 for text in restarts)
+def _ranks_started_again() -> int:
+    """Return the number of ranks of this job, if its launcher tells that it has started it again, else 0."""
+    again = any(map(_number_in, ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")))
+    return (_number_in("WORLD_SIZE") or 1) if again else 0
 
 
 def _number_in(variable: str) -> int | None:

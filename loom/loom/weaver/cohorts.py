@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from loom.control.commands import COHORT_COMMANDS, Acknowledgement, CommandKind
+from loom.control.introduction import ThreadletHello
 from loom.weaver.commands import GivenCommand
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Replica
@@ -101,6 +103,49 @@ class Cohorts:
             waiting = self._known.commands.unacknowledged(id)
             first += itertools.islice((one for one in waiting if one.cohorts.get(id) == cohort), 1)
         return min(first, key=lambda given: given.event, default=None)
+
+
+class Overrides:
+    """The values that commands had set in processes that their launcher has started again."""
+
+    def __init__(self, known: Registry, cohorts: Cohorts) -> None:
+        self._known = known
+        self._cohorts = cohorts
+        self._kept: dict[str, tuple[int, dict[str, Any]]] = {}
+        """By replica: the number of ranks that were started again, and the values."""
+
+    def keep(self, replica: Replica, hello: ThreadletHello) -> None:
+        """Keep the values of a replica's process before its next one takes over."""
+        self._kept.pop(replica.id, None)
+        if not hello.restarted or replica.group != hello.group:
+            return
+        values: dict[str, Any] = {}
+        for given in self._known.commands:
+            if given.kind is CommandKind.UPDATE_CONFIG and given.time >= replica.registered:
+                made = given.acknowledgements.get(replica.id)
+                if made is not None:
+                    values |= {key: change.new for key, change in made.changes.items()}
+                elif replica.id in given.waiting and given.by == "weaver":  # kept from a process still before
+                    values |= given.command.params
+        if values:
+            self._kept[replica.id] = hello.restarted, values
+
+    def due(self, replica: Replica) -> tuple[list[str], dict[str, Any]] | None:
+        """Return the replicas that get values now, and these, once all ranks that were started again are there."""
+        kept = self._kept.get(replica.id)
+        if kept is None:
+            return None
+        cohort = cohort_of(replica)
+        if cohort is None:
+            return ([replica.id], self._kept.pop(replica.id)[1]) if kept[0] == 1 else None
+        ranks = self._cohorts.ranks(cohort)
+        if self._cohorts.missing(ranks) is not None:
+            return None
+        ids = [one.id for one in ranks.values()]
+        values: dict[str, Any] = {}
+        for id in ids:
+            values |= self._kept.pop(id, (0, {}))[1]
+        return ids, values
 
 
 def _world(ranks: Mapping[int, Replica]) -> int:

@@ -13,7 +13,7 @@ from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement,
 from loom.control.introduction import CohortPlace
 from loom.control.latencies import Latencies
 from loom.errors import CommandIdTaken, LimitReached, NotFound, WrongArguments, because
-from loom.weaver.cohorts import Cohorts
+from loom.weaver.cohorts import Cohorts, Overrides
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.commit_output import Outbox
 from loom.weaver.failure_policy import Action
@@ -41,6 +41,7 @@ class CommandDispatcher:
         self._known = known
         self._outbox = outbox
         self._cohorts = Cohorts(known)
+        self.overrides = Overrides(known, self._cohorts)
         self._advancing = False  # whether the commands of a cohort are being ended that cannot go to it any more
         self.latencies = Latencies()
         """Seconds from giving a command to its acknowledgement."""
@@ -175,6 +176,13 @@ class CommandDispatcher:
         replica.join(place)
         self._known.save(replica)
         self._outbox.output.described.append(replica)
+        self.restore(replica, now)
+
+    def restore(self, replica: Replica, now: float) -> None:
+        """Give a replica that was started again, or its cohort, the values that commands had set before, once."""
+        if (due := self.overrides.due(replica)) is not None:
+            ids, values = due
+            self.give(CommandKind.UPDATE_CONFIG, values, ids, "weaver", now)
 
     def _send_frames(self, given: GivenCommand, replicas: Iterable[Replica], cohort: str | None = None) -> None:
         # One object for all replicas, so that the server packs it once.

@@ -81,6 +81,7 @@ class ThreadletRegistration:
         self._dispatcher.send_again(replica)
         if not again:
             self._dispatcher.tell_of_devices(replica, event, now)
+        self._dispatcher.restore(replica, now)
         self._outbox.urgent = True
         self._liveness.schedule(replica, now + min(self._silence, self._timing.stall_least))
 
@@ -119,6 +120,7 @@ class ThreadletRegistration:
     def _enter(self, replica: Replica, peer: OutboxPeer, hello: ThreadletHello, again: bool, now: float) -> int:
         """Enter a process as a replica, or the same process ``again``; return the id of the event of that."""
         if not again:
+            self._dispatcher.overrides.keep(replica, hello)
             since = replica.begin_instance(hello.instance, now)
             reason = f"a new process became {replica.id!r} before it had applied this"
             self._dispatcher.end_before(replica, since, reason, now)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cohort_training import WAYS, training
+from tests.support.cohort_training import WAYS, Ranks, ranks_of, training
+from tests.support.gateways import await_true
 from tests.unit.loom.weaver.raw_threadlet import RawGateway, WeaverProcess, running_weaver
 
 WAIT = 30.0
@@ -37,6 +40,7 @@ def applied_at(answers: dict[str, Any]) -> int | None:
     return step  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_all_ranks_change_at_one_step(weaver: WeaverProcess, tmp_path: Path, way: str) -> None:
     with training(weaver, tmp_path / way, world=2, way=way) as ranks:
@@ -59,3 +63,126 @@ def test_all_ranks_change_at_one_step(weaver: WeaverProcess, tmp_path: Path, way
         assert len({ranks.lines(rank)[-1]["step"] for rank in range(2)}) == 1
         assert ranks.check_equal() > 3
         assert [ranks.errors(rank) for rank in range(2)] == ["", ""]
+
+
+def begin(asking: RawGateway, kind: str = "update_config", **params: Any) -> str:
+    return str(asking.ask("command", kind=kind, target="train", params=params)["id"])
+
+
+def outcome(asking: RawGateway, id: str) -> dict[str, Any]:
+    state = asking.ask("command_state", id=id, timeout=WAIT)
+    assert state["done"], state
+    return dict(state["outcomes"])
+
+
+def check_changes(ranks: Ranks, of: list[int] | None = None) -> None:
+    """Check that some ranks, or all of them, have changed at the same steps."""
+    there = of if of is not None else list(range(ranks.world))
+    changes = [ranks.changes(rank) for rank in there]
+    for rank, found in zip(there[1:], changes[1:], strict=True):
+        assert found == changes[0], f"rank {rank} differs from rank {there[0]}"
+
+
+def change_at_random(weaver: WeaverProcess, ranks: Ranks, count: int, chance: random.Random) -> int:
+    """Change values at random times; some are refused by one rank. Return how many changes were applied."""
+    asking, applied = weaver.gateway(), 0
+    for number in range(count):
+        refused = chance.random() < 0.1
+        value = 1000.0 + chance.randrange(ranks.world) if refused else 0.001 + number * 1e-5
+        step = applied_at(give(asking, "update_config", learning_rate=value))
+        assert step is None or not refused
+        applied += step is not None
+        time.sleep(chance.choice([0.0, 0.01, 0.05]))
+        if number % 20 == 0:
+            ranks.check_equal()
+    ranks.await_steps(1)
+    ranks.check_equal()
+    check_changes(ranks)
+    return applied
+
+
+@pytest.mark.slow
+def test_a_thousand_changes(weaver: WeaverProcess, tmp_path: Path) -> None:
+    with training(weaver, tmp_path / "ranks", world=4, bound=5.0) as ranks:
+        applied = change_at_random(weaver, ranks, 1000, random.Random(58))
+
+        assert applied > 800
+
+
+def cut_lines(weaver: WeaverProcess, ranks: Ranks, count: int, chance: random.Random) -> int:
+    """Cut one rank's line in the middle of each change; return how many changes were applied."""
+    asking, applied = weaver.gateway(), 0
+    for number in range(count):
+        await_true(lambda: ranks_of(asking) == ranks.world)
+        id = begin(asking, learning_rate=0.001 + number * 1e-5)
+        time.sleep(chance.choice([0.0, 0.001, 0.005, 0.02, 0.05]))
+        ranks.gates[chance.randrange(ranks.world)].cut()
+        applied += applied_at(outcome(asking, id)) is not None
+        check_changes(ranks)
+    ranks.await_steps(1)
+    ranks.check_equal()
+    return applied
+
+
+@pytest.mark.slow
+def test_lines_cut_in_the_middle_of_changes(weaver: WeaverProcess, tmp_path: Path) -> None:
+    with training(weaver, tmp_path / "ranks", world=4) as ranks:
+        assert cut_lines(weaver, ranks, 50, random.Random(1)) > 10
+
+
+def kill_weavers(weaver: WeaverProcess, ranks: Ranks, count: int, chance: random.Random) -> int:
+    """Kill the weaver in the middle of each change; return how many changes were applied."""
+    applied = 0
+    for number in range(count):
+        asking = weaver.gateway()
+        await_true(lambda asking=asking: ranks_of(asking) == ranks.world)
+        id = begin(asking, learning_rate=0.001 + number * 1e-5)
+        time.sleep(chance.choice([0.0, 0.001, 0.005, 0.02, 0.05]))
+        weaver.end()
+        weaver.start()
+        applied += applied_at(outcome(weaver.gateway(), id)) is not None
+        check_changes(ranks)
+    ranks.await_steps(1)
+    ranks.check_equal()
+    return applied
+
+
+@pytest.mark.slow
+def test_weavers_killed_in_the_middle_of_changes(weaver: WeaverProcess, tmp_path: Path) -> None:
+    with training(weaver, tmp_path / "ranks", world=4) as ranks:
+        assert kill_weavers(weaver, ranks, 50, random.Random(2)) > 10
+
+
+def kill_a_rank(weaver: WeaverProcess, ranks: Ranks, chance: random.Random) -> None:
+    """Kill a rank in the middle of a change: the others have all made it or none, and end as without Loom."""
+    asking = weaver.gateway()
+    id = begin(asking, learning_rate=0.002)
+    time.sleep(chance.choice([0.0, 0.005, 0.01, 0.02, 0.05]))
+    dead = chance.randrange(ranks.world)
+    ranks.processes[dead].kill()
+    others = [rank for rank in range(ranks.world) if rank != dead]
+    for rank in others:
+        ranks.processes[rank].wait(WAIT)  # in a collective without the dead one
+    answers = outcome(asking, id)
+
+    assert len(answers) == ranks.world
+    check_changes(ranks, others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50))
+def test_a_rank_killed_in_the_middle_of_a_change(weaver: WeaverProcess, tmp_path: Path, seed: int) -> None:
+    with training(weaver, tmp_path / "ranks", world=3) as ranks:
+        kill_a_rank(weaver, ranks, random.Random(seed))
+
+
+def test_some_of_everything(weaver: WeaverProcess, tmp_path: Path) -> None:
+    chance = random.Random(3)
+    with training(weaver, tmp_path / "ranks", world=2, bound=1.0) as ranks:
+        assert change_at_random(weaver, ranks, 15, chance) > 5
+        asking = weaver.gateway()
+        assert None not in [applied_at(give(asking, kind)) for kind in ("pause", "resume", "save")]
+        cut_lines(weaver, ranks, 2, chance)
+        kill_weavers(weaver, ranks, 1, chance)
+        await_true(lambda: ranks_of(weaver.gateway()) == 2)
+        kill_a_rank(weaver, ranks, chance)

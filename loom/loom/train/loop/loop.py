@@ -236,10 +236,12 @@ class TrainingLoop:
         replica, job = self._assignment.replica, self._assignment.job
         if self._rank > 0:
             name, group = f"{replica}.{self._rank}", f"{job.name}.members"
-            threadlet = Threadlet(name, group=group, injectable=job.injectable, respawns=True)
+            threadlet = Threadlet(name, group=group, injectable=job.injectable, respawns=True, cohort=False)
         else:
             config = dataclasses.asdict(job.config)
-            threadlet = Threadlet(replica, group=job.name, config=config, injectable=job.injectable, respawns=True)
+            threadlet = Threadlet(
+                replica, group=job.name, config=config, injectable=job.injectable, respawns=True, cohort=False
+            )
             self._config.register(threadlet)
 
         @threadlet.on_device_change

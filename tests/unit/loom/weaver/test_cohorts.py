@@ -26,6 +26,10 @@ def ranks(bench: Bench, world: int = 4, there: int | None = None, cohort: str = 
     ]
 
 
+def started_again(bench: Bench, rank: int, cohort: str) -> Threadlet:
+    return Threadlet(bench, f"train_{rank}", group="train", devices=[], cohort=[cohort, rank, 4], restarted=4)
+
+
 def give(bench: Bench, target: Target | None, kind: CommandKind = CommandKind.UPDATE_CONFIG) -> GivenCommand:
     params = LR if kind is CommandKind.UPDATE_CONFIG else {}
     given = bench.weaver.dispatcher.give(kind, params, target, "ann", bench.now)
@@ -185,6 +189,48 @@ def test_a_policy_pauses_all_ranks_and_not_one(bench: Bench) -> None:
 
     paused = [[frame for frame in frames(one) if frame[2] == "pause"] for one in there]
     assert [one[0][5] for one in paused] == ["c1", "c1"]
+
+
+def test_ranks_started_again_get_what_commands_had_set(bench: Bench) -> None:
+    before = ranks(bench)
+    given = give(bench, "train")
+    for one in before:
+        one.ack(given.id, changes={"learning_rate": {"old": 0.1, "new": 0.01}})
+        one.say("bye", "exit code 1", "failed")
+    bench.now += 5
+    after = [started_again(bench, rank, "c2") for rank in range(4)]
+    first = [frames(one) for one in after]
+    for one in after:
+        one.ack(one.last_command(), changes={"learning_rate": {"old": 0.1, "new": 0.01}})
+        one.say("bye", "exit code 1", "failed")
+    bench.now += 5
+    once_more = [started_again(bench, rank, "c3") for rank in range(4)]
+
+    assert [[frame[2:] for frame in told] for told in first] == [[["update_config", LR, False, "c2"]]] * 4
+    assert [[frame[2:] for frame in frames(one)] for one in once_more] == [[["update_config", LR, False, "c3"]]] * 4
+
+
+def test_a_new_run_of_the_name_gets_nothing(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    for one in there:
+        one.ack(given.id, changes={"learning_rate": {"old": 0.1, "new": 0.01}})
+        one.say("bye", "over", "finished")
+
+    again = ranks(bench, world=2, cohort="c2")
+
+    assert [frames(one) for one in again] == [[], []]
+
+
+def test_a_single_process_started_again_gets_its_values(bench: Bench) -> None:
+    there = Threadlet(bench, "alone", group="alone")
+    given = give(bench, "alone")
+    there.ack(given.id, changes={"learning_rate": {"old": 0.1, "new": 0.01}})
+    there.say("bye", "exit code 1", "failed")
+
+    again = Threadlet(bench, "alone", group="alone", restarted=1)
+
+    assert [frame[2:] for frame in frames(again)] == [["update_config", LR]]
 
 
 def test_the_replica_shows_its_place(bench: Bench) -> None:
