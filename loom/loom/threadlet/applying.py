@@ -96,7 +96,7 @@ class CommandApplier(StatusReporter):
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
         self.injectable = injectable
         """True if failures may be injected into this process."""
-        self._took = False  # whether the last `get_config_update` has returned a command
+        self._took: int | None = None  # `_published` when `get_config_update` returned a command last
         self._cohort = CohortMember(self._refusal, self._refuse, self._inbox.wake)
         self._gate = self._cohort.gate
         self._inbox.at_once = self._take_over
@@ -156,8 +156,8 @@ class CommandApplier(StatusReporter):
         that a step or `wait_while_paused` applied.
         """
         gate, taken = self._gate, None
-        if self._took:  # the program asks whether there is another one, at the same boundary
-            self._took = False
+        if self._took == self._published:  # the program asks whether there is another one, at the same boundary
+            self._took = None
         elif gate.way is _TAKE or gate.counts(_TAKE):
             gate.passed += 1
             if gate.meeting is not None:
@@ -181,7 +181,7 @@ class CommandApplier(StatusReporter):
             return None
 
     def _given_to_program(self, command: Command) -> dict[str, Any]:
-        self._took = True
+        self._took = self._published
         if command.announced:
             return dict(command.params)
         what = {"command_type": command.kind.value, "params": dict(command.params)}

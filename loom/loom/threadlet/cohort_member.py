@@ -322,10 +322,9 @@ def _clone_of_store(group: Any) -> tuple[Any, float]:
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     store = c10d._world.pg_map[group][1]
     timeout = store.timeout.total_seconds()
-    for device in group._device_types:
-        options = getattr(group._get_backend(device), "options", None)
-        if options is not None:
-            timeout = min(timeout, options._timeout.total_seconds())
+    with contextlib.suppress(Exception):  # a backend that tells no timeout
+        for device in group._device_types:
+            timeout = min(timeout, group._get_backend(device).options._timeout.total_seconds())
     clone = store.clone()
     clone.set_timeout(timedelta(seconds=max(1.0, bound_below(timeout))))
     return clone, timeout

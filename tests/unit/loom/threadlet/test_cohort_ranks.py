@@ -182,6 +182,7 @@ def test_a_handler_that_raises_in_one_rank_is_undone_in_the_others(job: Job) -> 
 
 
 def test_one_refused_key_refuses_all_of_them(job: Job) -> None:
+    job.step()
     id = job.give("update_config", learning_rate=0.01, momentum=0.9)
 
     answers = outcomes(job.answers(id))
@@ -189,6 +190,17 @@ def test_one_refused_key_refuses_all_of_them(job: Job) -> None:
     assert {ok for _, ok, _ in answers} == {False}
     assert "momentum: no handler for it" in str(answers[0][2])
     assert [one.values for one in job.ranks] == [[], []]
+
+
+def test_before_the_first_step_a_handler_may_still_come(job: Job) -> None:
+    id = job.give("update_config", momentum=0.9)
+    job.await_named()
+    job.step()
+
+    reasons = {rest["reason"] for _, rest in job.answers(id)}
+
+    assert len(reasons) == 1
+    assert "momentum: no handler for it" in reasons.pop()
 
 
 def test_nobody_waits_long_for_a_rank_whose_line_is_cut(job: Job) -> None:
