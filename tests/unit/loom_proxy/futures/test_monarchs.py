@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import textwrap
 import threading
 from typing import Any
 
@@ -14,7 +15,7 @@ from monarch.actor import Future
 
 import loom
 from loom_proxy.futures.future import FutureProxy
-from loom_proxy.futures.waiting_for_many import as_completed, wait, watch
+from loom_proxy.futures.waiting_for_many import as_completed, wait
 from tests.unit.loom_proxy.session.silence import Silence
 
 SOON = 0.02
@@ -92,42 +93,55 @@ def test_a_wait_that_is_given_up_leaves_the_future_as_it_was() -> None:
     assert future.get(IN_TIME) == 4
 
 
-BODY = f"""
-import asyncio
-from monarch.actor import Future
-from loom_proxy.futures.waiting_for_many import wait
-
-runs = []
-
-@returns_future
-async def body():
-    runs.append(1)
-    await asyncio.sleep(0)
-    return len(runs)
-
-future = body()
-assert wait([future, Future._resolved(7)], {IN_TIME}).not_done == set()
-assert future.get({IN_TIME}) == 1
-assert runs == [1]
+IMPORTS = """
+from monarch.actor import Future, returns_future
+from loom_proxy.futures.waiting_for_many import wait, watch
 """
 
 
+def in_a_process_of_its_own(program: str) -> None:
+    """Run a program. Its futures make their process a root client, which would prefix later log lines here."""
+    subprocess.run([sys.executable, "-c", IMPORTS + textwrap.dedent(program)], check=True, timeout=60)
+
+
 def test_a_future_with_a_body_runs_it_once() -> None:
-    # In a process of its own: such a future makes its process a root client.
-    subprocess.run([sys.executable, "-c", BODY], check=True, timeout=60)
+    in_a_process_of_its_own(
+        f"""
+        import asyncio
+
+        runs = []
+
+        @returns_future
+        async def body():
+            runs.append(1)
+            await asyncio.sleep(0)
+            return len(runs)
+
+        future = body()
+        assert wait([future, Future._resolved(7)], {IN_TIME}).not_done == set()
+        assert future.get({IN_TIME}) == 1
+        assert runs == [1]
+        """
+    )
 
 
 def test_a_consumed_future_is_an_error_for_the_caller() -> None:
-    pytokio = pytest.importorskip(
+    pytest.importorskip(
         "monarch._rust_bindings.monarch_hyperactor.pytokio", reason="only futures of torchmonarch 0.7 are consumed"
     )
+    in_a_process_of_its_own(
+        """
+        import pytest
+        from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
 
-    async def nothing() -> None: ...
+        async def nothing(): ...
 
-    future: Future[None] = Future._from_coro(pytokio.PythonTask.from_coroutine(nothing()))
-    future._take_inner().block_on()
-    with pytest.raises(ValueError, match="consumed"):
-        watch([future])
+        future = Future._from_coro(PythonTask.from_coroutine(nothing()))
+        future._take_inner().block_on()
+        with pytest.raises(ValueError, match="consumed"):
+            watch([future])
+        """
+    )
 
 
 def test_what_is_no_future_is_refused() -> None:
