@@ -208,7 +208,8 @@ def _make() -> Training:
             from loom.threadlet.threadlet import Threadlet  # which processes that never train have no need of
 
             group = os.environ.get(NAME_VARIABLE) or _name_of_program()
-            made = Training(Threadlet(f"{group}_{global_rank()}", group=group, weaver=_find_weaver()))
+            about = _describe_group()
+            made = Training(Threadlet(f"{group}_{global_rank()}", group=group, weaver=_find_weaver(), config=about))
             made.log(_waiting)
             _waiting.clear()
             if multiprocessing.parent_process() is None:
@@ -262,6 +263,14 @@ def _process_group() -> object:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.group.WORLD
     return None
+
+
+def _describe_group() -> dict[str, Any]:
+    """Return what is known of torch.distributed's default group, for the configuration."""
+    if _process_group() is None:
+        return {}
+    distributed = sys.modules["torch.distributed"]
+    return {"backend": str(distributed.get_backend()), "world_size": distributed.get_world_size()}
 
 
 def _in_process_group() -> bool:

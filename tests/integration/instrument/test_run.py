@@ -15,8 +15,9 @@ import pytest
 from loom.weaver.views import ReplicaInfo
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.support.gateways import await_true
+from tests.support.gateways import BOUND, TOKEN, await_true, gateway_of
 from tests.support.paths import ROOT
+from tests.support.weavers import await_weaver
 
 LOOP = """
 import sys, time
@@ -54,7 +55,7 @@ def start(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def run(name: str, *command: str, **options: Any) -> subprocess.Popen[str]:
         loom = str(Path(sys.executable).with_name("loom"))
-        environment = {**os.environ, "LOOM_URL": cluster.url, "LOOM_TOKEN": cluster.token}
+        environment = {**os.environ, "LOOM_URL": cluster.url, "LOOM_TOKEN": cluster.token, **options.pop("env", {})}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.PIPE, "text": True}
         arguments = [loom, "run", "--name", name, "--", *command]
         process = subprocess.Popen(
@@ -271,10 +272,15 @@ def test_the_ranks_of_a_torchrun_are_replicas_of_one_group(
     process = start("ranks", torchrun, "--nproc-per-node", "2", "ranks.py", stderr=None)
 
     for id in ("ranks_0", "ranks_1"):
-        assert await_step(weaver, id, 3).group == "ranks"
+        found = await_step(weaver, id, 3)
+        assert (found.group, found.config["backend"], found.config["world_size"]) == ("ranks", "gloo", 2)
     answers = weaver.command("update_config", {"learning_rate": 0.05}, "ranks").get(60)
     assert {id: one.ok for id, one in answers.items()} == {"ranks_0": True, "ranks_1": True}
     assert len({one.step for one in answers.values()}) == 1
+    one_rank = weaver.command("update_config", {"learning_rate": 0.5}, "ranks_1").get(60)["ranks_1"]
+    assert "name the group 'ranks'" in str(one_rank.reason)
+    assert all(one.ok for one in weaver.command("pause", target="ranks").get(60).values())
+    assert all(one.ok for one in weaver.command("resume", target="ranks").get(60).values())
     assert all(one.ok for one in weaver.command("stop", target="ranks").get(60).values())
 
     assert process.wait(120) == 0
@@ -301,3 +307,27 @@ def test_a_variable_does_the_same_without_the_command(
 
     assert (done.returncode, done.stderr) == (0, "")
     await_true(lambda: getattr(find(weaver, "auto_0"), "step", None) == 5)
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_without_a_gateway_and_reports_again(
+    cluster: LocalCluster, start: Start, script: str
+) -> None:
+    with gateway_of(cluster) as gateway:
+        process = start(
+            "lone", sys.executable, script, "1000000", env={"LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN}
+        )
+        there = WeaverProxy(gateway.url, TOKEN)
+        before = await_step(there, "lone_0", 3)
+        gateway.end()
+        for one in gateway.weavers():
+            one.kill()
+            one.wait(BOUND)
+        gateway.start()
+
+        await_weaver(there)
+        again = await_step(there, "lone_0", (before.step or 0) + 3)
+        assert (again.pid, again.state) == (process.pid, "running")
+        assert there.command("update_config", {"learning_rate": 0.5}, "lone").get(60)["lone_0"].ok
+        assert there.command("stop", target="lone").get(60)["lone_0"].ok
+        assert process.wait(60) == 0
