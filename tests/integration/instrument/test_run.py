@@ -214,6 +214,7 @@ def test_a_program_ends_and_prints_as_without_it(kind: str, start: Start, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_an_error_in_a_training_reads_as_without_it(start: Start, tmp_path: Path, weaver: WeaverProxy) -> None:
     (tmp_path / "raises.py").write_text(RAISES)
     plain = subprocess.run([sys.executable, "raises.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -227,6 +228,7 @@ def test_an_error_in_a_training_reads_as_without_it(start: Start, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_forks_loaders_and_children_take_no_part(start: Start, tmp_path: Path, weaver: WeaverProxy) -> None:
     (tmp_path / "children.py").write_text(CHILDREN)
     plain = subprocess.run(
@@ -264,6 +266,7 @@ for n in range(100_000):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_ranks_of_a_torchrun_are_replicas_of_one_group(
     start: Start, tmp_path: Path, weaver: WeaverProxy
 ) -> None:
@@ -310,6 +313,7 @@ def test_a_variable_does_the_same_without_the_command(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_training_goes_on_without_a_gateway_and_reports_again(
     cluster: LocalCluster, start: Start, script: str
 ) -> None:
