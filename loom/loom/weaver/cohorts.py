@@ -122,11 +122,13 @@ class Overrides:
         values: dict[str, Any] = {}
         for given in self._known.commands:
             if given.kind is CommandKind.UPDATE_CONFIG and given.time >= replica.registered:
-                made = given.acknowledgements.get(replica.id)
+                made, later = given.acknowledgements.get(replica.id), {}
                 if made is not None:
-                    values |= {key: change.new for key, change in made.changes.items()}
+                    later = {key: change.new for key, change in made.changes.items()}
                 elif replica.id in given.waiting and given.by == "weaver":  # kept from a process still before
-                    values |= given.command.params
+                    later = dict(given.command.params)
+                # In the order in which they were set last: one may take another's place.
+                values = {key: value for key, value in values.items() if key not in later} | later
         if values:
             self._kept[replica.id] = hello.restarted, values
 

@@ -17,9 +17,10 @@ _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [_path for _path in sys.path if os.path.abspath(_path or ".") != _here]
 _own = sys.modules.pop("sitecustomize", None)
 try:
-    import sitecustomize  # noqa: F401
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401
 except ImportError as error:
     if error.name != "sitecustomize":
         raise
 finally:
-    sys.modules.setdefault("sitecustomize", _own)
+    if _own is not None:
+        sys.modules.setdefault("sitecustomize", _own)

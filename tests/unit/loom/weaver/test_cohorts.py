@@ -233,6 +233,19 @@ def test_a_single_process_started_again_gets_its_values(bench: Bench) -> None:
     assert [frame[2:] for frame in frames(again)] == [["update_config", LR]]
 
 
+def test_values_come_again_in_the_order_in_which_they_were_set(bench: Bench) -> None:
+    there = Threadlet(bench, "alone", group="alone")
+    for key in ("learning_rate", "learning_rate_factor", "learning_rate"):
+        given = give(bench, "alone")
+        there.ack(given.id, changes={key: {"old": None, "new": 0.5}})
+    there.say("bye", "exit code 1", "failed")
+
+    again = Threadlet(bench, "alone", group="alone", restarted=1)
+
+    (told,) = frames(again)
+    assert list(told[3]) == ["learning_rate_factor", "learning_rate"]
+
+
 def test_the_replica_shows_its_place(bench: Bench) -> None:
     ranks(bench, world=2)
 
