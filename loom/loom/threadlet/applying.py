@@ -126,8 +126,8 @@ class CommandApplier(StatusReporter):
     def check_and_apply_updates(self) -> bool:
         """Apply the commands that came since the last call, in order, between two steps; return whether any did.
 
-        The call never waits, not even during a pause: a loop that goes on without `wait_while_paused` refuses the
-        pause.
+        The call does not wait during a pause: a loop that goes on without `wait_while_paused` refuses the pause. It
+        waits for the other ranks of the job, within bounds, while they decide about a command.
         """
         if self._each_step and not self._in_steps:
             self._run_each_step()
