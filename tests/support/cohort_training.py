@@ -1,8 +1,9 @@
 """A training on several ranks that average their gradients, for the tests of cohorts.
 
-``python -m tests.support.cohort_training WAY FILE`` is one rank, started as torchrun starts it. It trains until it
+``python -m tests.support.cohort_training WAY FILES`` is one rank, started as torchrun starts it. It trains until it
 is stopped, stalls at random, and writes a line of JSON into its file when its learning rate changes, and every few
-steps with the digest of its parameters. Its file ends with the step at which it stopped.
+steps with the digest of its parameters. The file ends with the step at which it stopped. Rank 1 of torchrun crashes
+when there is a file ``CRASH``, but not again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CHECKED_EVERY = 5
 """Steps between two digests of the parameters."""
 
 
-def train(way: str, file: str) -> None:  # noqa: C901 - a script, as users write it
+def train(way: str, files: str) -> None:  # noqa: C901 - a script, as users write it
     """The rank's process."""
     import torch
     from torch import distributed, nn
@@ -49,7 +50,7 @@ def train(way: str, file: str) -> None:  # noqa: C901 - a script, as users write
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     chance = random.Random(f"{os.environ['STALLS']} {rank}")
     threadlet = loom.Threadlet(f"train_{rank}", group="train", config={"learning_rate": 0.01})
-    written = open(file, "a", buffering=1)  # noqa: SIM115 - until the process ends
+    written = open(f"{files}_{rank}", "a", buffering=1)  # noqa: SIM115 - until the process ends
     number = 0
 
     def write(**line: Any) -> None:
@@ -84,7 +85,13 @@ def train(way: str, file: str) -> None:  # noqa: C901 - a script, as users write
             data = b"".join(one.detach().numpy().tobytes() for one in state)
             write(digest=hashlib.sha256(data).hexdigest())
 
+    def crash_if_told() -> None:
+        told = rank == 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if told and Path(os.environ["CRASH"]).exists():
+            os._exit(1)
+
     while not threadlet.should_stop:
+        crash_if_told()
         if way == "block":
             with threadlet.step(number):
                 step()
@@ -132,7 +139,7 @@ class Ranks:
                 "LOOM_WEAVER": f"tcp://127.0.0.1:{gate.port}/{key}",
             }
             with (folder / f"errors_{rank}").open("w") as errors:
-                arguments = ["-m", "tests.support.cohort_training", way, str(folder / f"rank_{rank}")]
+                arguments = ["-m", "tests.support.cohort_training", way, str(folder / "rank")]
                 self.processes.append(start(*arguments, env=environment, stderr=errors))
 
     def lines(self, rank: int) -> list[dict[str, Any]]:

@@ -16,9 +16,9 @@
             break
 
 No method that the training thread calls waits for the network, for a GPU or for a lock that another thread holds
-for long. The exceptions are `Threadlet.wait_while_paused`, which exists to wait, and a step boundary while a command
-to all ranks of the job is under way: it waits for the other ranks, for a bounded time (`loom.threadlet.cohort`).
-Problems on the way to the weaver are logged, under the name ``loom``, and never raised.
+for long. The exceptions are `Threadlet.wait_while_paused`, which exists to wait, and a step boundary while a
+command to all ranks of the job is under way: it waits for the other ranks, for a bounded time, as in
+`loom.threadlet.cohort`. Problems on the way to the weaver are logged, under the name ``loom``, and never raised.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 
 from tests.support.cohort_training import WAYS, Ranks, ranks_of, training
 from tests.support.gateways import await_true
+from tests.support.processes import start
 from tests.unit.loom.weaver.raw_threadlet import RawGateway, WeaverProcess, running_weaver
 
 WAIT = 30.0
@@ -174,6 +177,34 @@ def kill_a_rank(weaver: WeaverProcess, ranks: Ranks, chance: random.Random) -> N
 def test_a_rank_killed_in_the_middle_of_a_change(weaver: WeaverProcess, tmp_path: Path, seed: int) -> None:
     with training(weaver, tmp_path / "ranks", world=3) as ranks:
         kill_a_rank(weaver, ranks, random.Random(seed))
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts_again_get_their_values(weaver: WeaverProcess, tmp_path: Path) -> None:
+    crash = tmp_path / "crash"
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "-m"]
+    arguments = [*run, "tests.support.cohort_training", "block", str(tmp_path / "rank")]
+    environment = {**os.environ, "LOOM_WEAVER": weaver.address, "STALLS": "", "CRASH": str(crash)}
+    torchrun = start(*arguments, env=environment)
+    asking = weaver.gateway()
+
+    def changes() -> list[list[float]]:
+        files = [tmp_path / f"rank_{rank}" for rank in range(2)]
+        lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        return [[line["lr"] for line in one if "lr" in line] for one in lines]
+
+    try:
+        await_true(lambda: ranks_of(asking) == 2)
+        step = applied_at(give(asking, "update_config", learning_rate=0.02))
+        crash.touch()
+        await_true(lambda: changes() == [[0.02, 0.02]] * 2)
+        again = [one for one in asking.ask("replicas") if one["config"]["learning_rate"] == 0.02]
+    finally:
+        torchrun.terminate()
+        torchrun.communicate(timeout=WAIT)
+
+    assert step is not None
+    assert len(again) == 2
 
 
 def test_some_of_everything(weaver: WeaverProcess, tmp_path: Path) -> None:

@@ -458,6 +458,26 @@ def test_a_process_group_is_found_without_importing_torch(monkeypatch: pytest.Mo
     second.close(1.0)
 
 
+@pytest.mark.parametrize(
+    ("variables", "ranks"),
+    [
+        ({}, 0),
+        ({"WORLD_SIZE": "4"}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "4"}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "2", "WORLD_SIZE": "4"}, 4),
+        ({"SLURM_RESTART_COUNT": "1"}, 1),
+    ],
+)
+def test_hello_says_that_a_launcher_has_started_the_ranks_again(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ranks: int
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    threadlet()
+
+    assert weaver.accept()[1]["restarted"] == ranks
+
+
 def test_the_bound_is_below_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOOM_COHORT_BOUND", raising=False)
     assert [bound_below(seconds) for seconds in (2.0, 8.0, 1800.0)] == [0.5, 2.0, 5.0]
