@@ -224,8 +224,9 @@ class Cohort(RuleBasedStateMachine):
             rank.operation = go(rank.side)
         except StopIteration:
             rank.side, rank.operation = None, None
-            assert rank.meeting is not None
-            if not rank.meeting.applies:  # else the training thread acknowledges it
+            meeting, rank.meeting = rank.meeting, None
+            assert meeting is not None
+            if not meeting.applies:  # else the training thread acknowledges it, or has done so
                 self.acknowledge(rank, None)
 
     def acknowledge(self, rank: Rank, at: int | None) -> None:
@@ -236,7 +237,7 @@ class Cohort(RuleBasedStateMachine):
         else:
             given.kept[rank.number] = at
         given.waiting.discard(rank.number)
-        rank.now = rank.meeting = None
+        rank.now = None
 
     # A rank's training thread.
 
