@@ -1,8 +1,8 @@
-"""``python -m tests.support.native_sessions SESSIONS ROUNDS``: what clients that come and go cost workers.
+"""`NativeCluster`: the soak's sessions by Monarch alone, on workers of its own, for what Monarch keeps of each.
 
-The soak's sessions without Loom: root clients, each a process of its own, eight at a time, attach to two workers
-of Monarch's own, spawn, call, echo 4 MiB and stop, and leave. ROUNDS are all rounds of all clients, dealt evenly.
-Prints by how many bytes each worker has grown a round.
+Loom's settings of Monarch hold (`loom_gateway.workers.monarch_env`). A worker keeps the connection to each client
+and process that it has had, with room for as many messages as went over it, and the settings say how many they are.
+A client is ``python -m tests.support.native_sessions PAUSE SECONDS,… ADDRESS…``.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 
 import psutil
 
 from loom.process.listen import free_ports
+from loom_gateway.workers.host import UNDELIVERABLE_AFTER
+from loom_gateway.workers.monarch_env import MONARCH_ENVIRONMENT
 
-AT_ONCE = 8
-
-WARM_UP = 2 * AT_ONCE
-"""Clients before the measured ones: what is made once is made then."""
+__all__ = ["NativeCluster"]
 
 WORKER = """
 import os
 import sys
 from monarch.actor import ChannelTransport, enable_transport, run_worker_loop_forever
 
-from loom.process.listen import free_ports
 from loom.process.parent_pipe import when_parent_ends
 from loom_gateway.workers.monarch_env import service_address
 
@@ -42,41 +40,70 @@ BOUND = 120.0
 ATTACH_TIMEOUT = "30s"
 """How long a worker has to answer a client that attaches: Monarch's 10 s are too few for eight at once."""
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 """A worker may never answer a new client (see `loom.WorkersSilent`); `loom.connect` tries another then, too."""
 
 NOT_ATTACHED = 3
 """Exit code of a client that no worker answered."""
 
 
-def main(sessions: int, rounds: int) -> None:
-    ports = free_ports(2)
-    addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
-    nothing = subprocess.DEVNULL
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, address], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing
-        )
-        for address in addresses
-    ]
-    try:
-        held = [psutil.Process(worker.pid) for worker in workers]
-        for process, port in zip(held, ports, strict=True):
-            wait_until_listens(process, port)
-        sizes = []
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            dealt = [rounds * (n + 1) // sessions - rounds * n // sessions for n in range(sessions)]
-            for each in ([1] * WARM_UP, dealt):
-                list(pool.map(lambda own: session(addresses, own), each))
-                for process in held:
-                    wait_until_alone(process)
-                sizes.append([process.memory_info().rss for process in held])
-        before, after = sizes
-        print(*((is_now - was) // rounds for was, is_now in zip(before, after, strict=True)))
-    finally:
-        for worker in workers:
+class NativeCluster:
+    """Two workers of Monarch's own; a context manager. ``environment``: more variables of theirs."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+        self._clients = {
+            **os.environ,
+            **MONARCH_ENVIRONMENT,
+            "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": ATTACH_TIMEOUT,
+        }
+        # Otherwise a client that has not taken every message at its end ends the worker of all.
+        delivery = {"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": UNDELIVERABLE_AFTER}
+        self._environment = {**os.environ, **MONARCH_ENVIRONMENT, **delivery, **environment}
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> NativeCluster:
+        nothing = subprocess.DEVNULL
+        self._workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, address],
+                stdin=subprocess.PIPE,
+                stdout=nothing,
+                stderr=nothing,
+                env=self._environment,
+            )
+            for address in self._addresses
+        ]
+        for worker, address in zip(self._workers, self._addresses, strict=True):
+            wait_until_listens(psutil.Process(worker.pid), int(address.rpartition(":")[2]))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self._workers:
             worker.kill()
             worker.communicate()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.pid for worker in self._workers]
+
+    def settle(self) -> None:
+        """Wait until no session's process is left on the workers."""
+        deadline = time.monotonic() + BOUND
+        while any(psutil.Process(pid).children() for pid in self.pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def session(self, rounds: Sequence[float], pause: float) -> None:
+        """Run a client whose rounds of work take so many seconds, with ``pause`` seconds from one to the next."""
+        arguments = [str(pause), ",".join(map(str, rounds)), *self._addresses]
+        command = [sys.executable, "-m", "tests.support.native_sessions", *arguments]
+        for _ in range(ATTEMPTS):
+            code = subprocess.run(command, env=self._clients, timeout=BOUND * len(rounds)).returncode
+            if code != NOT_ATTACHED:
+                break
+        assert code == 0
 
 
 def wait_until_listens(process: psutil.Process, port: int) -> None:
@@ -86,26 +113,7 @@ def wait_until_listens(process: psutil.Process, port: int) -> None:
         time.sleep(0.05)
 
 
-def wait_until_alone(process: psutil.Process) -> None:
-    """Wait until none of the worker's procs is left."""
-    deadline = time.monotonic() + BOUND
-    while process.children():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def session(addresses: list[str], rounds: int) -> None:
-    """Run a client in a process of its own."""
-    command = [sys.executable, "-m", "tests.support.native_sessions", "client", str(rounds), *addresses]
-    environment = {**os.environ, "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": ATTACH_TIMEOUT}
-    for _ in range(ATTEMPTS):
-        code = subprocess.run(command, env=environment, timeout=BOUND * rounds).returncode
-        if code != NOT_ATTACHED:
-            break
-    assert code == 0
-
-
-def client(rounds: int, addresses: list[str]) -> None:
+def client(pause: float, rounds: Sequence[float], addresses: Sequence[str]) -> None:
     from monarch.actor import ChannelTransport, attach_to_workers, enable_transport
 
     from loom_gateway.workers.monarch_env import service_address
@@ -121,19 +129,20 @@ def client(rounds: int, addresses: list[str]) -> None:
         print(error, file=sys.stderr, flush=True)
         os._exit(NOT_ATTACHED)
     data = os.urandom(4 << 20)
-    for number in range(rounds):
+    for number, seconds in enumerate(rounds):
+        until = time.monotonic() + seconds
         procs = hosts.spawn_procs(per_host={"gpus": 1})
         counters = procs.spawn("counters", Counter, number)
         answers = counters.add.call(1).get(timeout=BOUND)
         assert [answer for _, answer in answers] == [number + 1] * len(addresses)
         assert counters.slice(hosts=1).echo.call_one(data).get(timeout=BOUND) == data
+        time.sleep(max(0.0, until - time.monotonic()))
         procs.stop().get(timeout=BOUND)
+        if number < len(rounds) - 1:
+            time.sleep(pause)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "client":
-        client(int(sys.argv[2]), sys.argv[3:])
-    else:
-        main(int(sys.argv[1]), int(sys.argv[2]))
+    client(float(sys.argv[1]), [float(seconds) for seconds in sys.argv[2].split(",")], sys.argv[3:])
     sys.stdout.flush()
     os._exit(0)  # Monarch's threads may keep a root client
