@@ -30,6 +30,7 @@ from loom.weaver.views import (
     GoodputRecord,
     InjectionState,
     MetricPoint,
+    NewPoints,
     ProfileInfo,
     QueryResult,
     ReplicaInfo,
@@ -359,6 +360,31 @@ class GetHistory(
     since: float | None = None
     until: float | None = None
     points: Annotated[int, ArgumentBounds(ge=1, le=20_000)] = 500
+
+
+@dataclass(frozen=True)
+class GetPoints(
+    Operation,
+    name="points",
+    route=RestRoute("GET", "replicas/{replica}/points"),
+    result=NewPoints,
+    reach=SHOWN,
+    about="replica",
+    large=True,
+):
+    """The points of all metrics of a replica that came after a cursor, each in one answer of a chain of cursors.
+
+    They are stored when the answer comes, so that no restart makes another point of one.
+    """
+
+    replica: str
+    cursor: Annotated[str, ArgumentBounds(max_length=15_000)] = ""
+    """That of the answer before; empty to begin with the oldest points."""
+    since: float | None = None
+    """The time of the last point so far, if there is one: of points that were made coarser before they were asked
+    for, only later ones come."""
+    limit: Annotated[int, ArgumentBounds(ge=1, le=20_000)] = 5000
+    """Points in the answer, about."""
 
 
 @dataclass(frozen=True)

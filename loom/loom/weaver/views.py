@@ -284,6 +284,26 @@ class InjectionState(CommandState):
 
 
 @dataclass(frozen=True)
+class NewPoints(_View):
+    """The points of a replica's metrics after a cursor."""
+
+    metrics: Mapping[str, tuple[MetricPoint, ...]]
+    """The points of each metric that has some, in the order in which they were reported."""
+    cursor: str
+    """The cursor with which to ask for what follows."""
+    more: bool
+    """True if more points are there already."""
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> NewPoints:
+        metrics = {
+            name: tuple(MetricPoint(at, step, float(value)) for at, step, value in points)
+            for name, points in body["metrics"].items()
+        }
+        return super().from_body({**body, "metrics": metrics})
+
+
+@dataclass(frozen=True)
 class QueryResult(_View):
     """The result of a query. Values are numbers, texts and None; a blob is the text of its hexadecimal digits."""
 

@@ -16,6 +16,7 @@ from loom.weaver.views import (
     DeviceInfo,
     GoodputRecord,
     MetricPoint,
+    NewPoints,
     ProfileInfo,
     QueryResult,
     ReplicaInfo,
@@ -217,6 +218,22 @@ class WeaverMethods:
         """
         found = self._ask("history", replica=replica, metric=metric, since=since, until=until, points=points)
         return [MetricPoint(at, step, float(value)) for at, step, value in found]
+
+    def points(self, replica: str, cursor: str = "", since: float | None = None, limit: int = 5000) -> NewPoints:
+        """Return the points of all of a replica's metrics after a cursor, each in one answer of a chain of cursors.
+
+        Args:
+            replica: id of the replica.
+            cursor: that of the answer before; empty to begin with the oldest points.
+            since: the time of the last point so far, in seconds since the epoch: of points averaged before
+                they were asked for, only later ones come.
+            limit: number of points in the answer, about.
+
+        Raises:
+            UnknownReplica, WrongArguments: there is no such replica, or it is no cursor.
+            Unavailable: the weaver can store nothing now.
+        """
+        return NewPoints.from_body(self._ask("points", replica=replica, cursor=cursor, since=since, limit=limit))
 
     def query(self, sql: str) -> QueryResult:
         """Return the result of a SELECT statement over the history of your replicas, in SQLite's words.

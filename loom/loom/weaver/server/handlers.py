@@ -32,6 +32,8 @@ from loom.weaver.views import (
     CommandState,
     DeviceInfo,
     GoodputRecord,
+    MetricPoint,
+    NewPoints,
     ProfileInfo,
     QueryResult,
     WeaverEvent,
@@ -156,6 +158,7 @@ class RequestHandler:
             operations.GetEvents: self._events,
             operations.GetMetrics: self._metrics,
             operations.GetHistory: self._history,
+            operations.GetPoints: self._points,
             operations.QueryHistory: self._query,
             operations.GetStacks: self._stacks,
             operations.GetProfile: self._profile,
@@ -289,6 +292,16 @@ class RequestHandler:
             )
         points = min(max(1, asked.points), _MAX_POINTS)
         return self._known.history.between(replica, metric, *_span(asked.since, asked.until), points)
+
+    def _points(self, asked: operations.GetPoints, asker: Asker, now: float) -> NewPoints:
+        self.check_stores(asked.name)  # a point that is not stored may come again as another one
+        self._weaver.outbox.urgent = True  # the answer follows the commit
+        since, limit = _span(asked.since, None)[0], min(max(1, asked.limit), _MAX_POINTS)
+        replica = self._known.replica(asked.replica).id
+        metrics, cursor, more = self._known.history.after(replica, asked.cursor, since, limit)
+        return NewPoints(
+            {name: tuple(MetricPoint(*one) for one in points) for name, points in metrics.items()}, cursor, more
+        )
 
     async def _query(self, asked: operations.QueryHistory, asker: Asker, now: float) -> QueryResult:
         async with self._querying:

@@ -11,12 +11,12 @@ import itertools
 import math
 import sqlite3
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from loom.errors import ProtocolMismatch
+from loom.errors import ProtocolMismatch, WrongArguments
 from loom.weaver.storage.store import Commit, Store
 
 CHUNK = 128
@@ -31,6 +31,7 @@ COMMITS = 200
 
 _MAX_NAME = 200
 _POINT = 3  # time, step, value: three doubles
+_POINT_BYTES = 8 * _POINT
 
 _Row = tuple[int, int, int, float, float, bytes]
 
@@ -49,17 +50,26 @@ LEVELS = (HistoryLevel(3600.0, 10.0), HistoryLevel(86_400.0, 60.0), HistoryLevel
 class _Series:
     """One metric of one replica."""
 
-    __slots__ = ("chunk", "id", "open", "stored", "upto")
+    __slots__ = ("before", "chunk", "id", "open", "stored", "upto")
 
-    def __init__(self, id: int, upto: int) -> None:
+    def __init__(self, id: int, upto: int, before: int = 0) -> None:
         self.id = id
+        self.open = array("d")
+        """The points of the chunk that is not full."""
+        self.before = before
+        """The number of points, ever, before those."""
         self.upto = upto
         """The journal row up to which the points were in chunks when the weaver started."""
         self.begin_chunk()
 
+    @property
+    def total(self) -> int:
+        """The number of points, ever."""
+        return self.before + len(self.open) // _POINT
+
     def begin_chunk(self) -> None:
+        self.before = self.total
         self.open = array("d")
-        """The points of the chunk that is not full."""
         self.chunk = 0
         """The id of the row that holds a part of that chunk; 0 while none does."""
         self.stored = 0
@@ -93,8 +103,11 @@ class MetricHistory:
         (self._next_series,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM series").fetchone()
         (stored,) = db.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM chunks").fetchone()
         self._bytes: int = stored
-        for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series"):
-            self._series.setdefault(replica, {})[metric] = _Series(id, upto)
+        totals = Counter(dict(db.execute("SELECT series, points FROM aged")))
+        whole = "SELECT series, SUM(LENGTH(data)) FROM chunks WHERE level = 0 GROUP BY series"
+        totals.update({series: size // _POINT_BYTES for series, size in db.execute(whole)})
+        for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series ORDER BY id"):
+            self._series.setdefault(replica, {})[metric] = _Series(id, upto, totals[id])
         self._new_series: list[tuple[int, str, str, int]] = []
         self._full: dict[_Series, list[_Row]] = {}
         """The rows of full chunks that wait for a commit, the first one first."""
@@ -181,6 +194,77 @@ class MetricHistory:
         every = max(1, -(-len(chosen) // max(1, points)))
         return [_mean(found, chosen[start : start + every]) for start in range(0, len(chosen), every)]
 
+    def after(
+        self, replica: str, cursor: str, since: float = -math.inf, limit: int = 5000
+    ) -> tuple[dict[str, list[tuple[float, int | None, float]]], str, bool]:
+        """Return the points of a replica's metrics after a cursor, the cursor after these, and whether more follow.
+
+        Each point is in one answer of a chain of cursors, in the order in which it was reported. Of those that were
+        made coarser before they were asked for there are means, at times after ``since`` only.
+
+        Args:
+            cursor: that of the answer before; empty to begin with the oldest points. It has for each series
+                ``SERIES:POINTS``, its id and how many of its points are passed, with commas between them.
+            limit: points in one answer, about.
+        """
+        known = self._series.get(replica, {})
+        passed = dict(_read_cursor(cursor))
+        passed = {one.id: passed.get(one.id, 0) for one in known.values()}
+        # The count of a series that was forgotten, or of another store, may be above what there is.
+        passed = {one.id: passed[one.id] if passed[one.id] <= one.total else 0 for one in known.values()}
+        news = {metric: one for metric, one in known.items() if passed[one.id] < one.total}
+        most = max(1, limit // max(1, len(news)))
+        found = {}
+        for metric, series in news.items():
+            points, passed[series.id] = self._points_after(series, passed[series.id], since, most)
+            found[metric] = [_mean(points, [place]) for place in range(len(points) // _POINT)]
+        more = any(passed[one.id] < one.total for one in news.values())
+        return found, ",".join(f"{id}:{count}" for id, count in passed.items()), more
+
+    def _points_after(self, series: _Series, passed: int, since: float, most: int) -> tuple[array[float], int]:
+        """Return at most so many points of a series after those that were passed, and how many are passed then."""
+        held = [*self._written.get(series, ()), *self._full.get(series, ())]
+        in_memory = {series.chunk, *(row[0] for row in held)}
+        chunks: list[tuple[int, int, bytes | None]] = [(row[0], len(row[-1]), row[-1]) for row in held]
+        chunks.append((0, len(series.open) * series.open.itemsize, series.open.tobytes()))
+        if passed < series.total - sum(size for _, size, _ in chunks) // _POINT_BYTES:
+            stored = self._db.execute(
+                "SELECT id, LENGTH(data) FROM chunks WHERE series = ? AND level = 0 ORDER BY id", (series.id,)
+            )
+            chunks = [(id, size, None) for id, size in stored if id not in in_memory] + chunks
+        found = array("d")
+        at = series.total - sum(size for _, size, _ in chunks) // _POINT_BYTES
+        if passed < at:  # those until there were made coarser
+            found, passed = self._coarse(series, since, most), at
+        for id, size, data in chunks:
+            count = size // _POINT_BYTES
+            if at + count > passed and len(found) < most * _POINT:
+                points = array("d", self._data(id) if data is None else data)
+                first = passed - at
+                taken = points[first * _POINT : (first + most) * _POINT - len(found)]
+                found += taken
+                passed += len(taken) // _POINT
+            at += count
+        return found, passed
+
+    def _data(self, chunk: int) -> bytes:
+        (data,) = self._db.execute("SELECT data FROM chunks WHERE id = ?", (chunk,)).fetchone()
+        return bytes(data)
+
+    def _coarse(self, series: _Series, since: float, most: int) -> array[float]:
+        """Return at most so many means of a series's points that were made coarser, after a time."""
+        rows = self._db.execute(
+            "SELECT data FROM chunks WHERE series = ? AND level > 0 AND last > ? ORDER BY first", (series.id, since)
+        )
+        points = array("d", b"".join(data for (data,) in rows))
+        later = [place for place in range(len(points) // _POINT) if points[place * _POINT] > since]
+        every = max(1, -(-len(later) // most))
+        means = array("d")
+        for start in range(0, len(later), every):
+            time, step, value = _mean(points, later[start : start + every])
+            means.extend((time, math.nan if step is None else step, value))
+        return means
+
     def forget(self, commit: Commit, replica: str) -> None:
         """Delete the history of a replica with a commit."""
         forgotten = list(self._series.pop(replica, {}).values())
@@ -196,6 +280,7 @@ class MetricHistory:
         self._new_series = [entry for entry in self._new_series if entry[0] not in ids]
         commit.delete("chunks", "series", ids)
         commit.delete("series", "id", ids)
+        commit.delete("aged", "series", ids)
 
     def write(self, commit: Commit, now: float) -> int:
         """Add what is due to a commit, and make old points coarser; return the first needed row of the journal.
@@ -256,6 +341,7 @@ class MetricHistory:
             written: chunks that the commit writes, which are not as old as they were.
         """
         deleted: dict[int, None] = {}
+        aged: Counter[int] = Counter()
         steps = []
         for level, (age, bucket) in enumerate(self._levels):
             for id, series, data in self._db.execute(
@@ -265,17 +351,25 @@ class MetricHistory:
                 if id not in written and self._may_delete(id):
                     deleted[id] = None
                     self._bytes -= len(data)
+                    if level == 0:
+                        aged[series] += len(data) // _POINT_BYTES
                     steps.append(partial(self._add_coarse, commit, series, level + 1, data, bucket))
         for level in range(len(self._levels), -1, -1):
             if self._bytes <= self._max_bytes:
                 break
-            for id, size in self._db.execute(
-                "SELECT id, LENGTH(data) FROM chunks WHERE level = ? ORDER BY last LIMIT ?", (level, at_most)
+            for id, series, size in self._db.execute(
+                "SELECT id, series, LENGTH(data) FROM chunks WHERE level = ? ORDER BY last LIMIT ?",
+                (level, at_most),
             ).fetchall():
                 gone = id in written or id in deleted
                 if self._bytes > self._max_bytes and not gone and self._may_delete(id):
                     deleted[id] = None
                     self._bytes -= size
+                    if level == 0:
+                        aged[series] += size // _POINT_BYTES
+        add = "INSERT INTO aged VALUES (?, ?) ON CONFLICT (series) DO UPDATE SET points = points + excluded.points"
+        for series, points in aged.items():
+            commit.execute(add, series, points)
         # First of all, because nothing may be added to a chunk that goes.
         commit.delete("chunks", "id", list(deleted))
         for step in steps:
@@ -313,6 +407,15 @@ class MetricHistory:
 
     def _grow(self, size: int) -> None:
         self._bytes += size
+
+
+def _read_cursor(cursor: str) -> Iterator[tuple[int, int]]:
+    """Yield the number of each series and of its passed points. Raise `WrongArguments` if it is no cursor."""
+    for part in cursor.split(",") if cursor else ():
+        series, colon, points = part.partition(":")
+        if not (colon and series.isdecimal() and points.isdecimal()):
+            raise WrongArguments(f"{cursor!r:.80} is no cursor of points: it is empty, or that of an answer before")
+        yield int(series), int(points)
 
 
 def _begun_by(unwritten: dict[_Series, int], row: int) -> Iterator[_Series]:

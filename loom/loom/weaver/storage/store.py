@@ -123,7 +123,7 @@ _PASSES = 5
 
 _WAIT = 300.0  # seconds that a statement waits for another connection
 
-# Version 1 had no goodput at first. A missing table is added; an older Loom ignores it.
+# Version 1 had neither goodput nor aged at first. A missing table is added; an older Loom ignores it.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outcomes (
     command TEXT, replica TEXT, data BLOB NOT NULL, PRIMARY KEY (command, replica)
@@ -139,6 +139,7 @@ CREATE TABLE IF NOT EXISTS chunks (
     id INTEGER PRIMARY KEY, series INTEGER NOT NULL, level INTEGER NOT NULL, first REAL NOT NULL,
     last REAL NOT NULL, data BLOB NOT NULL
 );
+CREATE TABLE IF NOT EXISTS aged (series INTEGER PRIMARY KEY, points INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS chunks_of_series ON chunks (series, first);
 CREATE INDEX IF NOT EXISTS chunks_by_age ON chunks (level, last);
 """ + "".join(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loom.errors import ProtocolMismatch, UnsafeStateFolder
+from loom.errors import ProtocolMismatch, UnsafeStateFolder, WrongArguments
 from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import CHUNK, HistoryLevel, MetricHistory
 from loom.weaver.storage.store import Store
@@ -386,3 +386,78 @@ def test_only_the_last_events_are_kept() -> None:
     (kept,) = store.db.execute("SELECT COUNT(*) FROM events").fetchone()
     assert 90 <= kept <= 101
     assert EventStore(store).last == 991
+
+
+def read_on(recorder: Recorder, cursor: str, read: list[int | None], limit: int = 7) -> str:
+    """Read all points after a cursor, whose steps are added to those that were read."""
+    more = True
+    while more:
+        found, cursor, more = recorder.history.after("train_0", cursor, limit=limit)
+        read += [step for _, step, _ in found.get("loss", ())]
+    return cursor
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_point_comes_once_after_cursors_over_commits_restarts_and_clocks_that_go_back(
+    tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    recorder = Recorder(tmp_path / "w.sqlite", write_after=20.0)
+    cursor, read, stored = "", list[int | None](), 0
+    for step in range(700):
+        recorder.record(step, every=rng.choice([1.0, 1.0, 0.5]), loss=step, other=step)
+        if rng.random() < 0.2:
+            recorder.commit(START + step)
+            stored = step + 1
+            if rng.random() < 0.4:
+                cursor = read_on(recorder, cursor, read, rng.choice([1, 7, 500]))
+                assert read == list(range(stored))
+            if rng.random() < 0.1:
+                recorder = Recorder(tmp_path / "w.sqlite", write_after=20.0)
+    recorder.commit(START + 700)
+    read_on(recorder, cursor, read)
+
+    assert read == list(range(700))
+
+
+def test_points_that_became_coarser_are_passed_and_their_later_means_come(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "w.sqlite", levels=(HistoryLevel(100.0, 10.0),), write_after=0.0)
+    read: list[int | None] = []
+    for step in range(300):
+        recorder.record(step, loss=step)
+    recorder.commit(START + 50)
+    cursor = read_on(recorder, "", read)
+    for step in range(300, 1000):
+        recorder.record(step, loss=step)
+        if step % 10 == 9:
+            recorder.commit(START + step)
+    for _ in range(20):
+        recorder.commit(START + 1000)
+    recorder = Recorder(tmp_path / "w.sqlite", levels=(HistoryLevel(100.0, 10.0),), write_after=0.0)
+
+    found, cursor, more = recorder.history.after("train_0", cursor, since=START + 299, limit=10_000)
+    steps = [step for _, step, _ in found["loss"]]
+
+    assert read == list(range(300))
+    assert not more
+    assert steps[0] == 309
+    assert steps[-100:] == list(range(900, 1000))
+    assert len(steps) < 300
+    assert sorted(set(steps)) == steps
+    assert recorder.history.after("train_0", cursor) == ({}, cursor, False)
+
+
+def test_a_cursor_of_another_store_or_of_a_forgotten_replica_begins_anew() -> None:
+    recorder = Recorder()
+    for step in range(5):
+        recorder.record(step, loss=step)
+    recorder.commit()
+
+    for cursor in ("9:3", "1:50"):
+        found, after, _ = recorder.history.after("train_0", cursor)
+        assert [step for _, step, _ in found["loss"]] == [0, 1, 2, 3, 4]
+        assert after == "1:5"
+    for wrong in ("x", "1", "1:-1", "1:2,", ":", "1:2:3"):
+        with pytest.raises(WrongArguments):
+            recorder.history.after("train_0", wrong)
+    assert recorder.history.after("nobody", "1:2") == ({}, "", False)
