@@ -27,6 +27,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.dashboard.files import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
+from loom_gateway.exports import Exports
 from loom_gateway.offload import OFFLOAD
 from loom_gateway.relay.endpoint import DrainState, Relay
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
@@ -90,6 +91,7 @@ def create_app(
     manager: SessionManager,
     access: AccessControl,
     supervisor: WeaverSupervisor,
+    exports: Exports | None = None,
     tunnel_idle: float = IDLE,
     injectable: bool = False,
     page_path: str = "/",
@@ -97,6 +99,7 @@ def create_app(
     """Return the gateway's application, to be wrapped in an `AccessMiddleware`.
 
     Args:
+        exports: those to trackers.
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
         injectable: whether injected faults may kill the gateway, its weaver and its drivers.
         page_path: the path under which browsers reach the page on an origin that is the gateway's alone.
@@ -114,7 +117,11 @@ def create_app(
         manager.on_end = access.session_ended
         watching = tasks.keep_running("watch tokens", lambda: access.watch(manager))
         auditing = tasks.keep_running("audit commands", lambda: audit_session_commands(weaver, access.audit))
+        exporting = exports.start() if exports is not None else []
         yield
+        for export in exporting:
+            export.cancel()
+        await asyncio.gather(*exporting, return_exceptions=True)
         watching.cancel()
         auditing.cancel()
         await supervisor.close(manager.end_sessions)

@@ -31,6 +31,7 @@ from loom_gateway.access.origins import AllowedHosts
 from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.access.tokens import Issuer, OwnTokenFile, TokenAuthority, TokenMemory
 from loom_gateway.app import create_app
+from loom_gateway.exports import Exports
 from loom_gateway.relay.endpoint import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
@@ -144,8 +145,15 @@ def serve(settings: GatewaySettings) -> None:
     )
     if settings.exit_with_parent:
         when_parent_ends(lambda: _abandon(manager, supervisor))
+    exports = Exports.checked(
+        settings.export,
+        settings.export_project,
+        settings.export_folder or _export_folder(settings, listener.getsockname()[1]),
+        supervisor.socket,
+        lambda: supervisor.keys().gateway(),
+    )
     allowed = AllowedHosts(listener.getsockname()[0], settings.allow_host, bool(settings.trusted_proxy))
-    _Server(settings, generated, manager, access, supervisor, allowed).run(sockets=[listener])
+    _Server(settings, generated, manager, access, supervisor, exports, allowed).run(sockets=[listener])
 
 
 def _own_token(settings: GatewaySettings) -> str | OwnTokenFile | None:
@@ -199,6 +207,11 @@ def _state_folder(settings: GatewaySettings, port: int) -> StateFolder | None:
     return StateFolder.open(settings.state_dir or default_state_dir(port, separate), separate)
 
 
+def _export_folder(settings: GatewaySettings, port: int) -> Path:
+    """Return the folder of files that trackers keep, which stays when a gateway has no state folder."""
+    return Path(settings.state_dir or default_state_dir(port, settings.driver_uids is not None)) / "export"
+
+
 def _abandon(manager: SessionManager, supervisor: WeaverSupervisor) -> None:
     """End at once. The drivers end with this process, and the sessions' processes with them."""
     supervisor.abandon()
@@ -214,6 +227,7 @@ class _Server(uvicorn.Server):
         manager: SessionManager,
         access: AccessControl,
         supervisor: WeaverSupervisor,
+        exports: Exports,
         hosts: AllowedHosts,
     ) -> None:
         self._settings = settings
@@ -221,7 +235,9 @@ class _Server(uvicorn.Server):
         self._manager = manager
         self._supervisor = supervisor
         page_path = f"/{settings.page_path.strip('/')}/" if settings.page_path.strip("/") else "/"
-        self._app = create_app(manager, access, supervisor, settings.tunnel_idle, settings.injectable, page_path)
+        self._app = create_app(
+            manager, access, supervisor, exports, settings.tunnel_idle, settings.injectable, page_path
+        )
         self._draining: Future[None] | None = None  # set by the first SIGTERM
         level = settings.log_level
         super().__init__(

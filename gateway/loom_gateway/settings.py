@@ -189,6 +189,24 @@ class GatewaySettings(Limits):
         [], "Name by which a gateway on a loopback address may be asked, besides localhost.", metavar="HOST"
     )
     trusted_proxy: list[str] = _option([], "A proxy whose X-Forwarded-For is believed.", metavar="ADDRESS")
+    export: list[str] = _option(
+        [],
+        "Write every user's metrics into this tracker: wandb, mlflow, trackio or tensorboard; once for each.",
+        metavar="TRACKER",
+        envvar="LOOM_GATEWAY_EXPORT",
+    )
+    export_project: str = _option(
+        "loom",
+        "The project, or experiment, of the runs in trackers.",
+        metavar="NAME",
+        envvar="LOOM_GATEWAY_EXPORT_PROJECT",
+    )
+    export_folder: Path | None = _option(
+        None,
+        "Where trackers keep files, and what is exported is noted. Default: in the state folder.",
+        metavar="FOLDER",
+        envvar="LOOM_GATEWAY_EXPORT_FOLDER",
+    )
     audit: Path | None = _option(None, "Record the actions of clients, as JSON lines.", metavar="FILE")
     audit_size: int = _option(64 << 20, "Size of one audit file.", metavar="BYTES", min=1)
     audit_required: bool = _option(False, "Refuse what cannot be written into the audit.")

@@ -73,6 +73,11 @@ class WeaverSupervisor:
     def process(self) -> DriverProcess | None:
         return None if self._process is None or self._process.exited.is_set() else self._process
 
+    @property
+    def socket(self) -> str:
+        """The path of the weaver's socket."""
+        return self._files.socket
+
     def keys(self) -> Keys:
         """Return the keys to the weaver."""
         return Keys(self._secret or self._share_secret())

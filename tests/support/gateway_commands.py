@@ -29,6 +29,7 @@ ARGUMENTS = {
     "weaver": "",
     "events": "",
     "metrics": "none",
+    "export": "--to tensorboard --once --folder {folder} --state {folder}/state",
     "query": "select(1)",
     "stacks": "none",
     "profile": "none",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import logging
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +16,10 @@ import typer
 from loom.cli.options import Json, UserAccess, asking
 from loom.cli.output import counted, print_json, print_table, say
 from loom.errors import WrongArguments
+from loom.exporters.tracker import TrackerKind, check_installed
 from loom.extras import require
+from loom.process.listen import announce
+from loom.token_file import state_folder
 
 if TYPE_CHECKING:
     from loom.weaver.views import QueryResult
@@ -48,6 +55,42 @@ def query(
         print_json(found.to_body())
     else:
         print_table(counted(len(found.rows), "row"), list(found.columns), found.rows)
+
+
+@asking
+def export(
+    access: UserAccess,
+    to: Annotated[TrackerKind, typer.Option(help="The tracker; its package is an extra of its name.")],
+    project: Annotated[str, typer.Option(help="The project, or experiment, of the runs.")] = "loom",
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where a tracker keeps files here: TensorBoard's log folder.")
+    ] = Path("loom-export"),
+    replica: Annotated[str, typer.Option(metavar="NAME", help="A replica, a group, or a glob over both.")] = "*",
+    state: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to note what is exported. Default: the user's own.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Export what is there, and end.")] = False,
+) -> None:
+    """Write the metrics, configurations, events and commands of your replicas into a tracker. Runs until Ctrl-C.
+
+    Each point comes once, however often the export, the gateway or the weaver is started again.
+    """
+    check_installed(to)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    gateway, ended = access.gateway(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    if once:
+        ended.set()
+    if state is None:
+        about = f"{gateway.url}\n{access.user}\n{project}\n{folder.absolute()}\n{replica}"
+        state = state_folder() / f"export-{to.value}-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+
+    from loom.exporters.exporter import GatewaySource, export_to
+    from loom.exporters.tracker import Destination
+
+    announce("exporting", tracker=to.value, project=project)
+    export_to(to, Destination(project, folder), GatewaySource(gateway, access.user), state, ended, replica)
 
 
 def _write_parquet(found: QueryResult, path: Path) -> None:

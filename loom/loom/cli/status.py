@@ -9,6 +9,7 @@ from loom.cli.options import Access, Json, asking
 from loom.cli.output import counted, print_json, print_table, say, when
 from loom.errors import WeaverUnavailable, because
 
+LINKS_SHOWN = 20  # replicas whose runs in trackers `status` shows
 ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
 
 
@@ -84,6 +85,8 @@ def _print_replicas(replicas: list[Mapping[str, Any]]) -> None:
     known = sorted(map(ReplicaInfo.from_body, replicas), key=lambda one: one.place)
     rows = (row.cells for row in table_rows(known))
     print_table(counted(len(replicas), "replica"), REPLICA_COLUMNS, rows)
+    for one in [one for one in known if one.links][:LINKS_SHOWN]:
+        say(f"{one.id}: {', '.join(f'{tracker} {url}' for tracker, url in one.links.items())}")
     ended = [one for one in known if one.ending not in (None, ReplicaEnding.COMPLETED)]
     for one in sorted(ended, key=lambda one: one.changed)[-ENDED_SHOWN:]:
         say(because(f"{one.id} {how_ended(one)}", one.end_reason))

@@ -571,6 +571,25 @@ class GiveCommand(
 
 
 @dataclass(frozen=True)
+class LinkReplica(
+    Operation,
+    name="link",
+    route=RestRoute("POST", "replicas/{replica}/links", "links"),
+    result=dict[str, str],
+    about="replica",
+):
+    """Show the address of a replica's run in a tracker with the replica; an empty one takes it away."""
+
+    replica: str
+    tracker: Annotated[str, ArgumentBounds(min_length=1, max_length=40)]
+    url: Annotated[str, ArgumentBounds(max_length=2000)] = ""
+    """Of http or https."""
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        return "commanded", {"replica": self.replica, "tracker": self.tracker}
+
+
+@dataclass(frozen=True)
 class InjectFault(
     Operation,
     name="inject",

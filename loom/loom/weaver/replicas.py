@@ -125,6 +125,7 @@ class Replica:
     reported: float | None = None
     phase: str = "between"
     status_type: str | None = None
+    links: dict[str, str] = field(default_factory=dict)
     registered: float = 0.0
     changed: float = 0.0
     died_of: str | None = None

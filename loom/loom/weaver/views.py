@@ -161,6 +161,8 @@ class ReplicaInfo(_View):
     """Id of the process; each process that takes the replica's name has another."""
     seq: int = 0
     """Number of the replica's last status report."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of the replica's run in trackers, by the tracker's name."""
     user: str = ""
     """The user that the replica belongs to."""
 

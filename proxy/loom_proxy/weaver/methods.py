@@ -235,6 +235,19 @@ class WeaverMethods:
         """
         return NewPoints.from_body(self._ask("points", replica=replica, cursor=cursor, since=since, limit=limit))
 
+    def link(self, replica: str, tracker: str, url: str = "") -> dict[str, str]:
+        """Show the address of a replica's run in a tracker with the replica; return all its links, by tracker.
+
+        Args:
+            replica: id of the replica.
+            tracker: name of the tracker.
+            url: the address, of http or https; an empty one takes the link away.
+
+        Raises:
+            UnknownReplica, WrongArguments: there is no such replica, or it is no such address.
+        """
+        return dict(self._ask("link", replica=replica, tracker=tracker, url=url))
+
     def query(self, sql: str) -> QueryResult:
         """Return the result of a SELECT statement over the history of your replicas, in SQLite's words.
 

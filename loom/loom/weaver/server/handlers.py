@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -16,12 +17,12 @@ import msgpack
 from loom.control import operations
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.fault_kinds import Place, fault_kind
-from loom.control.frame import MAX_FRAME
+from loom.control.frame import MAX_FRAME, MAX_NAME
 from loom.control.introduction import Device
 from loom.control.latencies import BOUNDS, LatencyCounts
 from loom.control.operations import Operation, Storing
 from loom.control.profiles import LEAST_SECONDS, MOST_SECONDS
-from loom.errors import Denied, LoomError, Unavailable, WrongArguments
+from loom.errors import Denied, LimitReached, LoomError, Unavailable, WrongArguments
 from loom.weaver.commands import GivenCommand, select
 from loom.weaver.commit_output import CommittedOutput
 from loom.weaver.replicas import Replica
@@ -113,6 +114,10 @@ KEPT_IN_METRICS = 600.0
 _A_NUMBER, _A_REPLICA, _A_DEVICE, _A_JOB = 12, 60, 40, 800
 """Bytes that a number, a replica, a device and a job take in an answer, about, beside names and statuses."""
 
+MAX_LINKS = 16
+"""Links of one replica."""
+
+_ADDRESS = re.compile(r"https?://[!-~]{1,2000}")
 _MAX_EVENTS = 10_000
 _MAX_POINTS = 20_000
 
@@ -169,6 +174,7 @@ class RequestHandler:
             operations.GiveCommand: self._give,
             operations.GetCommand: self._command_state,
             operations.InjectFault: self._inject,
+            operations.LinkReplica: self._link,
             operations.RemoveFault: self._remove_fault,
             operations.FailDevice: self._fail_device,
             operations.ReportSpawned: lambda asked, asker, now: weaver.spawned(asked, now),
@@ -348,6 +354,20 @@ class RequestHandler:
 
     def _remove_fault(self, asked: operations.RemoveFault, asker: Asker, now: float) -> Mapping[str, object]:
         return _given(self._weaver.dispatcher.remove_fault(asked.injection, asker.by, now))
+
+    def _link(self, asked: operations.LinkReplica, asker: Asker, now: float) -> Mapping[str, str]:
+        replica = self._known.replica(asked.replica)
+        links = {name: url for name, url in replica.links.items() if name != asked.tracker}
+        if asked.url:
+            if not _ADDRESS.fullmatch(asked.url) or len(asked.tracker) > MAX_NAME:
+                raise WrongArguments(f"url is one of http or https without blanks, not {asked.url!r:.80}")
+            links[asked.tracker] = asked.url
+        if len(links) > MAX_LINKS:
+            raise LimitReached(f"replica {replica.id!r} has {MAX_LINKS} links, the most that one has")
+        replica.links = links
+        self._known.save(replica)
+        self._weaver.outbox.urgent = True
+        return links
 
     def _fail_device(self, asked: operations.FailDevice, asker: Asker, now: float) -> WeaverEvent:
         dispatcher = self._weaver.dispatcher

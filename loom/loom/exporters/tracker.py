@@ -1,0 +1,152 @@
+"""`Tracker` and `TrackedRun`: what a tracker's module offers to the exporter.
+
+A run tells what it holds already, which it reads in the tracker itself. So the exporter sends nothing twice,
+however it, or what it was writing, has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from loom.extras import require
+from loom.weaver.views import ReplicaInfo
+
+
+class TrackerKind(str, Enum):
+    """The trackers, by the names of their extras."""
+
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+    TRACKIO = "trackio"
+    TENSORBOARD = "tensorboard"
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where runs are written."""
+
+    project: str = "loom"
+    """The project, or the experiment, of the runs."""
+    folder: Path = Path("loom-export")
+    """The folder of files that a tracker writes on this machine."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The values of one status report."""
+
+    time: float
+    """Seconds since the epoch."""
+    step: int | None
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event of a replica."""
+
+    event: int
+    """The event's id."""
+    time: float
+    """Seconds since the epoch."""
+    step: int | None
+    kind: str
+    text: str
+
+    @property
+    def line(self) -> str:
+        """The mark as a text, from which `event_of` reads the id."""
+        return f"#{self.event} {self.kind} {self.text}".rstrip()
+
+
+def event_of(line: str) -> int:
+    """Return the id of the event of a mark's line; 0 if it is none."""
+    first = line.partition(" ")[0].removeprefix("#")
+    return int(first) if first.isdecimal() else 0
+
+
+@dataclass
+class Written:
+    """The contents of a run."""
+
+    points: Counter[str] = field(default_factory=Counter)
+    """The number of points of each metric, by the tracker's name for it."""
+    event: int = 0
+    """The id of the last event that is marked."""
+
+
+class TrackedRun(ABC):
+    """A replica's run in a tracker."""
+
+    url: str | None = None
+    """The address of the run for a browser, if it has one."""
+
+    @abstractmethod
+    def written(self) -> Written:
+        """Read what the run holds."""
+
+    @abstractmethod
+    def log(self, rows: Sequence[Row]) -> None:
+        """Add points, in this order, of which any may be the last if the process dies."""
+
+    @abstractmethod
+    def mark(self, marks: Sequence[Mark]) -> None:
+        """Add marks, likewise."""
+
+    @abstractmethod
+    def set_config(self, config: Mapping[str, Any]) -> None:
+        """Set the run's configuration to the replica's present one."""
+
+    @abstractmethod
+    def close(self, replica: ReplicaInfo) -> None:
+        """End the run, or the work on it, if the replica has not ended."""
+
+
+class Tracker(ABC):
+    """A tracker."""
+
+    def name_of(self, metric: str) -> str:
+        """Return the tracker's name for a metric. Different metrics have different ones."""
+        return metric
+
+    @abstractmethod
+    def open(self, replica: ReplicaInfo) -> TrackedRun:
+        """Return a replica's run, which is made if there is none yet."""
+
+
+_NEEDED = {
+    TrackerKind.WANDB: {"wandb": "wandb"},
+    TrackerKind.MLFLOW: {"mlflow": "mlflow-skinny"},
+    TrackerKind.TRACKIO: {"trackio": "trackio"},
+    TrackerKind.TENSORBOARD: {"tensorboard": "tensorboard"},
+}
+
+
+def check_installed(kind: TrackerKind) -> None:
+    """Raise `MissingDependency` unless a tracker's package is installed."""
+    require(_NEEDED[kind], f"the export to {kind.value}", extra=kind.value)
+
+
+def open_tracker(kind: TrackerKind, destination: Destination) -> Tracker:
+    """Return a tracker. Raise `MissingDependency` unless its package is installed."""
+    check_installed(kind)
+    make: Callable[[Destination], Tracker] = import_module(f"loom.exporters.{kind.value}").open_tracker
+    return make(destination)
+
+
+def run_id(replica: ReplicaInfo) -> str:
+    """Return the id of a replica's run: always the same, so that a run is found again."""
+    return hashlib.sha256(f"{replica.user}\n{replica.id}".encode()).hexdigest()[:24]
+
+
+def escaped(name: str, allowed: Callable[[str], bool]) -> str:
+    """Return a name in which each character that a tracker refuses is the number of it, in hexadecimal digits."""
+    return "".join(one if allowed(one) else f"_{ord(one):x}_" for one in name)
