@@ -38,6 +38,7 @@ from loom_gateway.rest.sessions import session_routes, user_routes
 from loom_gateway.rest.weaver import alias_routes, weaver_routes
 from loom_gateway.rest.weaver_changes import Components, WeaverChanges
 from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.trainer_status import trainer_routes
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.weaver_socket.application import WeaverSocket
 from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, WorkerInfo, check_workers
@@ -203,6 +204,7 @@ def create_app(
     changes = WeaverChanges(weaver, Components(access, supervisor, injectable))
     app.state.plans = Part.FAULT_PLANS.load()(app, weaver, changes, access)
     app.include_router(user_routes(weaver, access))
+    app.include_router(trainer_routes(weaver))
     app.include_router(weaver_routes(weaver, access, changes))
     app.include_router(alias_routes(changes))
     relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))

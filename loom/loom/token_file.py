@@ -22,6 +22,9 @@ from loom.process.state_file import locked, replace_file
 
 SCOPES = ("view", "operate", "drive", "admin")  # the scopes of tokens; each includes the ones before it
 
+REPORT = "report"
+"""The scope of a token of one replica, which reports the replica's status, and reads nothing."""
+
 ADMIN = "admin"
 """The user of a gateway's own token, and the scope that reaches what is other users'."""
 
@@ -32,6 +35,7 @@ MAX_NAME = 100
 """Characters of the name of a user, or of a token."""
 
 _VERSION = 1
+_LONGEST_REPLICA = 200  # characters
 
 _ALPHABETS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE")
 """Alphabets with letters that look the same."""
@@ -73,6 +77,8 @@ class Token:
     revoked: float | None = None
     user: str = ""
     """The user whom it belongs to; by default, as in a file of an older Loom, the one with its name."""
+    replica: str | None = None
+    """The one replica of a token of scope `REPORT`."""
 
     def __post_init__(self) -> None:
         if not self.user:
@@ -129,17 +135,24 @@ class TokenFile:
             raise self._unusable(f"it is not a file of tokens: {error!r}") from error
 
     def create(
-        self, name: str, scope: str, expires_in: float | None = None, user: str | None = None
+        self,
+        name: str,
+        scope: str,
+        expires_in: float | None = None,
+        user: str | None = None,
+        replica: str | None = None,
     ) -> tuple[Token, str]:
         """Make a token of a user, by default the one with its name; return its record and the token itself.
 
-        It expires in ``expires_in`` seconds, or never.
+        It expires in ``expires_in`` seconds, or never. One of scope `REPORT` is for one ``replica``, and no other.
 
         Raises:
             WrongArguments: the scope or the time makes no sense, or the user or the name looks like another's.
         """
         user = name if user is None else user
-        if scope not in SCOPES:
+        if replica is not None:
+            _check_replica(replica)
+        if scope not in SCOPES and (scope != REPORT or replica is None):
             raise WrongArguments(f"there is no scope {scope!r}; choose one of {', '.join(SCOPES)}")
         _check_name("user", user)
         _check_name("name", name)
@@ -148,7 +161,7 @@ class TokenFile:
         now = time.time()
         text = generate_token()
         expires = None if expires_in is None else now + expires_in
-        token = Token(secrets.token_hex(4), name, scope, digest(text), now, expires, user=user)
+        token = Token(secrets.token_hex(4), name, scope, digest(text), now, expires, user=user, replica=replica)
         with self._changing() as tokens:
             for other in (_OWN, *tokens):
                 _check_distinct(token, other)
@@ -227,15 +240,21 @@ def _check_distinct(token: Token, other: Token) -> None:
 
 
 def _token(entry: dict[str, object]) -> Token:
-    entry = {"user": entry["name"], **entry}  # a file of an older Loom has no users
+    entry = {"user": entry["name"], "replica": None, **entry}  # a file of an older Loom has neither
     token = Token(**{field.name: entry[field.name] for field in fields(Token)})  # type: ignore[arg-type]
     texts = (token.id, token.name, token.scope, token.sha256, token.user)
     times = (token.created, token.expires, token.revoked)
-    if not all(isinstance(text, str) for text in texts) or token.scope not in SCOPES:
+    scopes = SCOPES if token.replica is None else (REPORT,)
+    if not all(isinstance(text, str) for text in texts) or token.scope not in scopes:
         raise ValueError(f"the token {token.id!r:.40} has a strange text or scope")
     if not all(moment is None or isinstance(moment, (int, float)) for moment in times):
         raise ValueError(f"the token {token.id!r:.40} has a strange time")
     return token
+
+
+def _check_replica(replica: str) -> None:
+    if not replica or not replica.isprintable() or len(replica) > _LONGEST_REPLICA:
+        raise WrongArguments(f"a replica's name has 1 to {_LONGEST_REPLICA} printable characters")
 
 
 def _check_name(what: str, name: str) -> None:

@@ -28,7 +28,7 @@ from loom.mutual_auth.exchange import checked_nonce
 from loom.mutual_auth.forwarded import key_id
 from loom.process import tasks
 from loom.process.tasks import Turns
-from loom.token_file import Token, digest
+from loom.token_file import REPORT, Token, digest
 from loom.wire.framing import TUNNELS
 from loom.wire.handshake import MODES, Hello
 from loom_gateway.access.audit import Audit
@@ -185,6 +185,8 @@ class AccessControl(SessionAccess):
     async def sign_in(self, principal: Principal, in_cookie: bool) -> tuple[SignIn, str]:
         """Sign a page in, for a principal of `exchange`; return the sign-in and the text that the page shows."""
         token = principal.token
+        if token.scope == REPORT:
+            raise ScopeError(f"this token reports the status of the replica {token.replica!r} alone")
         await self.audit.ask(token, principal.peer, page="sign in")
         key = key_id(token.sha256)
         issuer_key = token.key if isinstance(token, SignedToken) else ""

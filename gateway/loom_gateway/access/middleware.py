@@ -14,12 +14,21 @@ from functools import partial
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loom.errors import LoomError, RateLimited, ScopeError, TooLarge
+from loom.token_file import REPORT
 from loom.wire.framing import MAX_BATCH, SLOWEST_BATCH
 from loom_gateway.access.budgets import Budget
 from loom_gateway.access.connections import admit, when_read
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.origins import READS, AllowedHosts
-from loom_gateway.access.route_scopes import FOR_EVERY_SCOPE, PLANS, continues_tunnel, drives, is_open, is_tunnel
+from loom_gateway.access.route_scopes import (
+    FOR_EVERY_SCOPE,
+    PLANS,
+    TRAINER_STATUS,
+    continues_tunnel,
+    drives,
+    is_open,
+    is_tunnel,
+)
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.errors import error_response
 
@@ -240,7 +249,10 @@ class AccessMiddleware:
         try:
             principal = scope["loom.principal"] = await self._access.enter(scope, counts=not continues_tunnel(path))
             await admit(scope, principal.user)
-            if scope["type"] == "http":
+            if principal.token.scope == REPORT:
+                self._check_reports(path, principal)
+                reads = True  # no entry of the audit for each report
+            elif scope["type"] == "http":
                 self._access.require(principal, "view" if small else "operate", f"{scope['method']} over REST")
             if drives(path) and principal.sign_in is not None:
                 raise ScopeError("a page drives no session: a program does, with a token")
@@ -251,6 +263,13 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
         else:
             await self._serve(scope, receive, send, principal, reads)
+
+    def _check_reports(self, path: str, principal: Principal) -> None:
+        """Raise `ScopeError` if a token of one replica is shown for something else than its status."""
+        if path != TRAINER_STATUS:
+            error = ScopeError(f"this token reports the status of the replica {principal.token.replica!r} alone")
+            self._access.audit.refused(error, principal.token, principal.peer)
+            raise error
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, principal: Principal, reads: bool) -> None:
         """Serve a request whose bodies are within their bounds."""

@@ -15,6 +15,9 @@ FOR_EVERY_SCOPE = frozenset({f"{PAGE}/code", f"{PAGE}/sign-out"})
 PLANS = frozenset({"/api/v1/weaver/plans", "/api/v1/weaver/plans/check"})
 """Take a plan of faults, which is longer than what other requests tell."""
 
+TRAINER_STATUS = "/api/v1/weaver/trainer-status"
+"""Takes the status of a replica, with a token of scope ``report``, which has no other use."""
+
 _TUNNEL = "/api/v1/tunnel"
 """The tunnel replaces a WebSocket: the hello decides what its client may do, and the paths below continue it."""
 

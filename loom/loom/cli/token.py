@@ -14,7 +14,7 @@ import typer
 from loom.cli.options import Json
 from loom.cli.output import print_json, say, say_lines, show, when
 from loom.errors import WrongArguments
-from loom.token_file import Token, TokenFile, default_path
+from loom.token_file import REPORT, Token, TokenFile, default_path
 
 app = typer.Typer(help="Make, list and revoke tokens of the gateways that read a file.", no_args_is_help=True)
 
@@ -29,30 +29,39 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @app.command()
 def create(
     scope: Annotated[
-        Literal["view", "operate", "drive", "admin"],
+        Literal["view", "operate", "drive", "admin"] | None,
         typer.Option(
             help="view reads; operate also sends commands and ends sessions; drive also opens them; admin reaches "
-            "what is other users', too."
+            "what is other users', too. Needed without --replica."
         ),
-    ],
+    ] = None,
     user: Annotated[str | None, typer.Option(help="The user whose token it is. Default: --name.")] = None,
     name: Annotated[str | None, typer.Option(help="A name for lists and logs. Default: --user.")] = None,
     expires: Annotated[
         str | None, typer.Option(metavar="7d", help="How long it is valid: a number and s, m, h, d or w.")
     ] = None,
+    replica: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Make a token that only reports this replica's status, for pods without Loom."
+        ),
+    ] = None,
     tokens: File = None,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it. It cannot be shown again."""
+    if (scope is None) == (replica is None):
+        raise WrongArguments("say what the token may do, with --scope, or whose status it reports, with --replica")
     name = user if name is None else name
     if name is None:
         raise WrongArguments("say whose token it is, with --user NAME")
     file = TokenFile(tokens or default_path())
-    token, text = file.create(name, scope, None if expires is None else _seconds(expires), user)
+    token, text = file.create(name, scope or REPORT, None if expires is None else _seconds(expires), user, replica)
     if as_json:
         print_json({"id": token.id, "user": token.user, "token": text, "expires": token.expires})
         return
-    about = f"{token.name!r} of user {token.user!r}, {token.scope}"
+    what = token.scope if token.replica is None else f"status of replica {token.replica!r}"
+    about = f"{token.name!r} of user {token.user!r}, {what}"
     say(f"token {token.id} ({about}) in {file.path}; it is not shown again:", err=True)
     say_lines(text)
 
