@@ -16,12 +16,14 @@ __all__ = ["PAGES", "commands", "page"]
 
 OF_TRAINING = frozenset(
     (
-        *("watch", "pause", "resume", "stop", "drain", "save", "evaluate", "config", "events", "metrics"),
-        *("run", "query", "export"),
-        *("bridge", "demo"),
+        *("watch", "pause", "resume", "stop", "drain", "save", "evaluate", "config"),
+        *("run", "bridge", "demo"),
     )
 )
 """First words of the commands that have the page about training."""
+
+OF_HISTORY = frozenset(("query", "export", "events", "metrics"))
+"""First words of the commands that have the page about the history of replicas."""
 
 OF_ACCESS = frozenset(("context", "token"))
 """First words of the commands that have the page about contexts and tokens."""
@@ -55,8 +57,9 @@ CLUSTER = """\
 # The command line
 
 This page has the commands for clusters and sessions; there are others about [contexts and tokens](cli-access.md),
-[training](cli-training.md), [failures on purpose](cli-faults.md), [devices, meshes and processes](cli-devices.md)
-and [where time goes](cli-timing.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version` the
+[training](cli-training.md), [histories](cli-history.md), [failures on purpose](cli-faults.md),
+[devices, meshes and processes](cli-devices.md) and [where time goes](cli-timing.md). `loom --help` and
+`loom COMMAND --help` print the same, `loom --version` the
 version. Every command has the same [exit codes](exit-codes.md). A table folds what is too wide for the terminal; in
 a file or a pipe, each row is one line. `tests/support/cli_page.py` writes these pages.
 """
@@ -74,6 +77,14 @@ TRAINING = """\
 These commands watch and steer a training, and show one. [The page about failures](cli-faults.md) has those that
 break it, and [that about clusters](cli.md) those for clusters and sessions, and the options of every
 command that asks a gateway: `--url`, `--token` and `--ca`.
+"""
+
+HISTORY = """\
+# The command line for histories
+
+These commands show the history of replicas, and give it to [other programs](../guide/trackers.md).
+[The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and
+`--ca`.
 """
 
 FAULTS = """\
@@ -134,7 +145,7 @@ def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def page(begins: str) -> str:
-    """The page that begins with a text: `CLUSTER`, `ACCESS`, `TRAINING`, `FAULTS`, `DEVICES` or `TIMING`."""
+    """The page that begins with one of the texts of `PAGES`."""
     sections = [_section(name, command) for name, command in commands().items() if _begins(name) == begins]
     return "\n".join([begins, *([SHARED_HELP] if begins == CLUSTER else []), *sections])
 
@@ -145,6 +156,7 @@ def _begins(name: str) -> str:
     pages = {
         ACCESS: OF_ACCESS,
         TRAINING: OF_TRAINING,
+        HISTORY: OF_HISTORY,
         FAULTS: OF_FAULTS,
         DEVICES: OF_DEVICES,
         TIMING: OF_TIMING,
@@ -156,6 +168,7 @@ PAGES = {
     ROOT / "docs" / "reference" / "cli.md": CLUSTER,
     ROOT / "docs" / "reference" / "cli-access.md": ACCESS,
     ROOT / "docs" / "reference" / "cli-training.md": TRAINING,
+    ROOT / "docs" / "reference" / "cli-history.md": HISTORY,
     ROOT / "docs" / "reference" / "cli-faults.md": FAULTS,
     ROOT / "docs" / "reference" / "cli-devices.md": DEVICES,
     ROOT / "docs" / "reference" / "cli-timing.md": TIMING,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import logging
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loom.cli.options import Json, UserAccess, asking
-from loom.cli.output import counted, print_json, print_table, say
+from loom.cli.output import counted, print_json, print_table, say, say_lines
 from loom.errors import WrongArguments
 from loom.exporters.tracker import TrackerKind, check_installed
 from loom.extras import require
@@ -48,9 +48,9 @@ def query(
         _write_parquet(found, parquet)
         say(f"{parquet}: {counted(len(found.rows), 'row')}")
     elif as_csv:
-        lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow(found.columns)
-        lines.writerows(found.rows)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([found.columns, *found.rows])
+        say_lines(text.getvalue(), nl=False)
     elif as_json:
         print_json(found.to_body())
     else:

@@ -132,7 +132,8 @@ class Exporter:
         """Export until the event is set, and then what is there.
 
         Raises:
-            Denied: the token is not good, or not any more. Other errors of the gateway are waited out.
+            Denied: the token is not good, or not any more.
+            LoomError: what is there at the end cannot be exported. Before, such errors are waited out.
         """
         waits = iter(_AGAIN)
         last_passes = 2  # events are asked for before replicas, of whose user the first pass may not have known
@@ -144,6 +145,8 @@ class Exporter:
             except (Denied, WrongArguments):
                 raise
             except LoomError as error:
+                if ended.is_set():
+                    raise
                 wait = next(waits)
                 _log.warning("the export goes on later: %s", error)
             ended.wait(wait)

@@ -89,6 +89,10 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/weaver/replicas/{replica}/metrics/{metric}": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/stacks": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/profile": Rule("view", whose="weaver"),
+    "GET /api/v1/weaver/replicas/{replica}/points": Rule("view", whose="weaver"),
+    "POST /api/v1/weaver/replicas/{replica}/links": Rule("operate", {"tracker": "mlflow"}, whose="weaver"),
+    "GET /api/v1/weaver/query": Rule("view", whose="weaver"),
+    "POST /api/v1/weaver/trainer-status": Rule("operate"),  # and a token of one replica, which has no other use
     "GET /api/v1/weaver/address": Rule("operate", whose="weaver"),
     "POST /api/v1/weaver/commands": Rule("operate", {"kind": "pause"}, whose="weaver"),
     "GET /api/v1/weaver/commands/{command}": Rule("view", whose="weaver"),
