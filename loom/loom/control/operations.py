@@ -574,7 +574,7 @@ class GiveCommand(
 class LinkReplica(
     Operation,
     name="link",
-    route=RestRoute("POST", "replicas/{replica}/links", "links"),
+    route=RestRoute("POST", "links/{replica}", "links"),
     result=dict[str, str],
     about="replica",
 ):

@@ -90,7 +90,7 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/weaver/replicas/{replica}/stacks": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/profile": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/points": Rule("view", whose="weaver"),
-    "POST /api/v1/weaver/replicas/{replica}/links": Rule("operate", {"tracker": "mlflow"}, whose="weaver"),
+    "POST /api/v1/weaver/links/{replica}": Rule("operate", {"tracker": "mlflow"}, whose="weaver"),
     "GET /api/v1/weaver/query": Rule("view", whose="weaver"),
     "POST /api/v1/weaver/trainer-status": Rule("operate"),  # and a token of one replica, which has no other use
     "GET /api/v1/weaver/address": Rule("operate", whose="weaver"),
