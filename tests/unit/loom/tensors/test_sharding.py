@@ -97,6 +97,28 @@ def test_in_one_process_a_placement_means_nothing() -> None:
     assert x.tolist() == [[1.0, 1.0]] * 4
 
 
+@pytest.mark.parametrize("size", [(3, 1), (2, 0)])
+def test_what_is_spread_lies_in_rows_where_a_size_is_one_or_none(line: Tensors, size: tuple[int, int]) -> None:
+    spread = line.zeros(size[::-1]).T.redistribute([Shard(0)])
+    assert spread.strides == torch.zeros(size).stride()
+    assert spread.movedim(0, 0).strides == spread.strides  # of the first one the workers tell
+
+
+@pytest.mark.parametrize("placements", [(Shard(0), Replicate()), (Replicate(), Shard(0)), (Shard(1), Shard(0))])
+def test_second_gradients_of_a_layer_norm(line: Tensors, placements: tuple[Any, Any]) -> None:
+    def second(m: Any, x: Any, weight: Any) -> Any:
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        norm, grad = (m.layer_norm, m.grad) if m is line else (torch.nn.functional.layer_norm, torch.autograd.grad)
+        grads = grad((norm(x, (4,), weight) ** 2).sum(), [x, weight], create_graph=True)
+        (grads[0] ** 2).sum().add((grads[1] ** 2).sum()).backward()
+        return x.grad, weight.grad
+
+    x, weight = rows(8, 4).double().sin(), torch.linspace(1, 2, 4, dtype=torch.float64)
+    given = (line.tensor(each, placements=[how]) for each, how in zip((x, weight), placements, strict=True))
+    for found, wanted in zip(second(line, *given), second(torch, x, weight), strict=True):
+        assert torch.allclose(to_torch(found), wanted)
+
+
 def test_what_is_redistributed_has_memory_of_its_own(lt: Tensors) -> None:
     for placement in (Shard(0), Replicate()):
         for other in (Shard(0), Replicate()):
