@@ -17,6 +17,7 @@ from torch import overrides
 from torchgen.packaged.autograd.gen_variable_type import DONT_REQUIRE_DERIVATIVE
 
 import loom.tensors
+from loom.tensors.nn.layers import MADE, PLAIN
 
 WHERE = Path(loom.tensors.__path__[0]) / "names.py"
 
@@ -104,6 +105,9 @@ def text() -> str:
         f"VIEWING = frozenset({viewing!r})",
         '"""Functions whose result has the memory of their first tensor."""',
         "",
+        f"MODULES = frozenset({modules()!r})",
+        '"""Modules of ``torch.nn`` that the workers compute, but for those that are written here."""',
+        "",
         f"DYNAMIC = frozenset({dynamic!r})",
         '"""Functions whose layouts depend on elements."""',
         "",
@@ -120,6 +124,25 @@ DYNAMIC = (
     "tensor_split", "unique", "unique_consecutive", "where",
 )  # fmt: skip
 """Functions whose layouts depend on elements."""
+
+
+OTHER_MODULES = (
+    "Lazy", "Container", "CrossMapLRN2d", "DataParallel", "Module", "NLLLoss2d", "Parameter", "RNNBase",
+    "RNNCellBase", "SyncBatchNorm",
+)  # fmt: skip
+"""Beginnings of names of modules that lazy tensors have not: their shapes come late, or they are no layers."""
+
+
+def modules() -> list[str]:
+    """Return the modules of ``torch.nn`` that are not written by hand."""
+    return sorted(
+        name
+        for name, kind in vars(torch.nn).items()
+        if isinstance(kind, type)
+        and issubclass(kind, torch.nn.Module)
+        and not name.startswith(OTHER_MODULES)
+        and name not in {**PLAIN, **MADE}
+    )
 
 
 def without_gradient(methods: Iterable[str]) -> list[str]:

@@ -114,7 +114,7 @@ def call(home: Any, function: Function, args: Sequence[Any], kwargs: Mapping[str
             key.append(kind)
         else:
             key.append(_part(each, tensors))
-    kwargs = _sendable(kwargs) if kwargs else {}
+    kwargs = sendable(kwargs) if kwargs else {}
     for name, each in kwargs.items():
         key.append(name)
         if varying and type(each) in PLAIN:
@@ -209,11 +209,15 @@ def _part(value: Any, tensors: list[Tensor]) -> Any:
         return value._meta
     if isinstance(value, (tuple, list)) and type(value) is not Constant:
         return (type(value), *[_part(each, tensors) for each in value])
-    return hashable(_sent(value))
+    return hashable(sent(value))
 
 
-def _sent(value: Any) -> Any:
-    """Return an argument that is no tensor as it travels."""
+def sent(value: Any) -> Any:
+    """Return an argument that is no tensor as it travels.
+
+    Raises:
+        TypeError: it is an object of torch's that does not.
+    """
     kind = type(value)
     if kind is type:
         return dtype_named(value)
@@ -227,7 +231,12 @@ def _sent(value: Any) -> Any:
     return plain(value)
 
 
-def _sendable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def sendable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return named arguments as they travel: the device is that of the workers.
+
+    Raises:
+        NotSupported: they want the result in a tensor that is given.
+    """
     if kwargs.get("out") is not None:
         raise NotSupported("out= is not supported on lazy tensors: use the result")
     found = {name: each for name, each in kwargs.items() if name not in ("device", "out")}
@@ -242,7 +251,7 @@ def _mapped(value: Any, of_tensor: Callable[[Tensor], Any]) -> Any:
         return of_tensor(value)
     if isinstance(value, (tuple, list)) and type(value) is not Constant:
         return (list if isinstance(value, list) else tuple)([_mapped(each, of_tensor) for each in value])
-    return _sent(value)
+    return sent(value)
 
 
 def _meta_of(tensor: Tensor) -> Meta:

@@ -1377,6 +1377,48 @@ VIEWING = frozenset(
 )
 """Functions whose result has the memory of their first tensor."""
 
+MODULES = frozenset(
+    [
+        "AdaptiveLogSoftmaxWithLoss",
+        "AlphaDropout",
+        "Bilinear",
+        "ChannelShuffle",
+        "EmbeddingBag",
+        "FeatureAlphaDropout",
+        "FractionalMaxPool2d",
+        "FractionalMaxPool3d",
+        "GRU",
+        "GRUCell",
+        "GroupNorm",
+        "InstanceNorm1d",
+        "InstanceNorm2d",
+        "InstanceNorm3d",
+        "LSTM",
+        "LSTMCell",
+        "LinearCrossEntropyLoss",
+        "MaxUnpool1d",
+        "MaxUnpool2d",
+        "MaxUnpool3d",
+        "MultiheadAttention",
+        "PReLU",
+        "RMSNorm",
+        "RNN",
+        "RNNCell",
+        "RReLU",
+        "Softmax2d",
+        "Transformer",
+        "TransformerDecoder",
+        "TransformerDecoderLayer",
+        "TransformerEncoder",
+        "TransformerEncoderLayer",
+        "TripletMarginWithDistanceLoss",
+        "Unflatten",
+        "UpsamplingBilinear2d",
+        "UpsamplingNearest2d",
+    ]
+)
+"""Modules of ``torch.nn`` that the workers compute, but for those that are written here."""
+
 DYNAMIC = frozenset(
     [
         "argwhere",

@@ -34,7 +34,7 @@ from loom.tensors.nn.layers import Layers
 from loom.tensors.nn.module import Module
 from loom.tensors.placements import WHOLE, Placement, spread, unpacked
 from loom.tensors.sending.dispatcher import Dispatcher
-from loom.tensors.sending.encoding import Constant, Form, Numbered, T
+from loom.tensors.sending.encoding import Constant, Form, Numbered, T, hashable
 from loom.tensors.tensor import GRAPHED, PRESENT, UNKNOWN, Tensor, Value
 from loom.tensors.watching import TensorWatch, Watches, Watching
 
@@ -322,9 +322,15 @@ class Tensors(Making):
         return call(self, function_at(function.removeprefix("torch.")), args, kwargs)  # type: ignore[no-any-return]
 
     def _structure(self, form: Form, tensors: Sequence[Tensor]) -> tuple[Any, int]:
-        """Wait for the shape of what a function returns, and how many tensors that has."""
-        found, outs = self._asked(form._replace(function=".structure", args=(form.function, *form.args)), tensors)
-        return found, outs
+        """Wait for the shape of what a function returns, and how many tensors that has; once for a module."""
+        key = (".structure", hashable(form)) if form.function == ".forward" else None
+        found: tuple[Any, int] | None = self._known.get(key)
+        if found is None:
+            asked = form._replace(function=".structure", args=(form.function, *form.args))
+            found = self._asked(asked, tensors)
+            if key is not None:
+                self._known[key] = found
+        return found
 
     def _evaluate(self, function: Function, args: Sequence[Any], kwargs: Any) -> Any:
         """Wait for what a function returns that is no tensor."""

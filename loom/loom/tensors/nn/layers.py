@@ -8,9 +8,10 @@ from math import prod, sqrt
 from typing import Any
 
 from loom.errors import NotSupported
-from loom.tensors.call import call, function_at
+from loom.tensors.names import MODULES
 from loom.tensors.nn import utils
 from loom.tensors.nn.module import Module, ModuleList, Parameter, Sequential
+from loom.tensors.nn.torch_module import TorchModule
 from loom.tensors.tensor import Tensor
 
 
@@ -82,43 +83,6 @@ class LayerNorm(_Made):
         return self._lt.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
 
 
-class RMSNorm(_Made):
-    """Each group of the last dimensions divided by its root mean square, then scaled."""
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float | None = None,
-        elementwise_affine: bool = True,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        self.normalized_shape, self.eps = shape, eps
-        weight = Parameter(self._lt.ones(shape, dtype=dtype)) if elementwise_affine else None
-        self.register_parameter("weight", weight)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self._lt.rms_norm(input, self.normalized_shape, self.weight, self.eps)  # type: ignore[no-any-return]
-
-
-class GroupNorm(_Made):
-    """Each group of channels with mean 0 and variance 1, then each channel scaled and moved."""
-
-    def __init__(
-        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, dtype: Any = None,
-        *, bias: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        if num_channels % num_groups:
-            raise ValueError("num_channels must be divisible by num_groups")
-        self.num_groups, self.eps = num_groups, eps
-        self._scale(num_channels, affine, affine and bias, dtype)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self._lt.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
-
-
 class _BatchNorm(_Made):
     """Each channel with mean 0 and variance 1 over the batch, then scaled and moved."""
 
@@ -154,30 +118,6 @@ class _BatchNorm(_Made):
     def _normed(self, input: Tensor, by_batch: bool, momentum: float) -> Tensor:
         running = self.running_mean, self.running_var
         return self._lt.batch_norm(  # type: ignore[no-any-return]
-            input, *running, self.weight, self.bias, by_batch, momentum, self.eps
-        )
-
-
-class _InstanceNorm(_BatchNorm):
-    """Each channel of each element of a batch with mean 0 and variance 1, then scaled and moved if wanted."""
-
-    dimensions: int
-
-    def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False,
-        track_running_stats: bool = False, dtype: Any = None, *, bias: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype, bias=bias)
-
-    def forward(self, input: Tensor) -> Tensor:
-        by_batch = self.training or not self.track_running_stats
-        alone = input.dim() == self.dimensions + 1
-        found = self._normed(input.unsqueeze(0) if alone else input, by_batch, self.momentum or 0.0)
-        return found.squeeze(0) if alone else found
-
-    def _normed(self, input: Tensor, by_batch: bool, momentum: float) -> Tensor:
-        running = self.running_mean, self.running_var
-        return self._lt.instance_norm(  # type: ignore[no-any-return]
             input, *running, self.weight, self.bias, by_batch, momentum, self.eps
         )
 
@@ -231,137 +171,6 @@ class _ConvTransposed(_Conv):
     ) -> None:  # fmt: skip
         shape = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
         super().__init__(*shape, bias, padding_mode, dtype, output_padding=output_padding)
-
-
-class _Recurrent(_Made):
-    """Layers that go through a sequence, each with what it has seen so far."""
-
-    function: str
-    gates: int
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__()
-        if proj_size and self.function != "lstm":
-            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
-        self.hidden_size, self.num_layers, self.batch_first = hidden_size, num_layers, batch_first
-        self._sizes = proj_size or hidden_size, hidden_size
-        """Of the two parts of a state: the second one only LSTMs have."""
-        self.bias, self.dropout, self.bidirectional = bias, dropout, bidirectional
-        self._names: list[str] = []
-        ways = 2 if bidirectional else 1
-        for layer in range(num_layers):
-            size = input_size if layer == 0 else self._sizes[0] * ways
-            for way in ("", "_reverse")[:ways]:
-                rows = self.gates * hidden_size
-                shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, size)}
-                shapes["weight_hh"] = rows, self._sizes[0]
-                if bias:
-                    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
-                if proj_size:
-                    shapes["weight_hr"] = proj_size, hidden_size
-                for name, shape in shapes.items():
-                    key = f"{name}_l{layer}{way}"
-                    bound = 1 / sqrt(hidden_size) if hidden_size else 0.0
-                    self._names.append(key)
-                    self.register_parameter(key, self._uniform(shape, bound, dtype))
-
-    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        """Return the results of each place of the sequence, and the state after the last one."""
-        alone = input.dim() == 2
-        batch = 0 if self.batch_first else 1
-        x = input.unsqueeze(batch) if alone else input
-        several = self.function == "lstm"
-        if hx is None:
-            ways = self.num_layers * (2 if self.bidirectional else 1)
-            sizes = self._sizes if several else self._sizes[:1]
-            states = [self._lt.zeros(ways, x.shape[batch], size, dtype=x.dtype) for size in sizes]
-        else:
-            states = [each.unsqueeze(1) if alone else each for each in (hx if several else (hx,))]
-        weights = [getattr(self, name) for name in self._names]
-        how = (self.bias, self.num_layers, self.dropout, self.training, self.bidirectional, self.batch_first)
-        given = tuple(states) if several else states[0]
-        out, *after = call(self._lt, function_at(self.function, "3" if several else "2"), (x, given, weights, *how))
-        if alone:
-            out, after = out.squeeze(batch), [each.squeeze(1) for each in after]
-        return out, tuple(after) if several else after[0]
-
-
-class _RNN(_Recurrent):
-    """Layers that go through a sequence with a function of what they see and have seen."""
-
-    gates = 1
-
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", *args: Any,
-        **kwargs: Any,
-    ) -> None:  # fmt: skip
-        if nonlinearity not in ("tanh", "relu"):
-            raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
-        self.__dict__["function"] = f"rnn_{nonlinearity}"
-        super().__init__(input_size, hidden_size, num_layers, *args, **kwargs)
-
-
-class MultiheadAttention(_Made):
-    """Attention of several heads, as `torch.nn.MultiheadAttention`."""
-
-    def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
-        add_zero_attn: bool = False, kdim: int | None = None, vdim: int | None = None, batch_first: bool = False,
-        dtype: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        if embed_dim % num_heads:
-            raise AssertionError("embed_dim must be divisible by num_heads")
-        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
-        self.add_zero_attn = add_zero_attn
-        sizes = embed_dim, embed_dim if kdim is None else kdim, embed_dim if vdim is None else vdim
-        one = set(sizes) == {embed_dim}
-        bound = sqrt(6 / (4 * embed_dim))
-        for name, size in zip("qkv", sizes, strict=True):
-            weight = None if one else self._uniform((embed_dim, size), sqrt(6 / (embed_dim + size)), dtype)
-            self.register_parameter(f"{name}_proj_weight", weight)
-        whole = self._uniform((3 * embed_dim, embed_dim), bound, dtype) if one else None
-        self.register_parameter("in_proj_weight", whole)
-        zeros = Parameter(self._lt.zeros(3 * embed_dim, dtype=dtype)) if bias else None
-        self.register_parameter("in_proj_bias", zeros)
-        for name in ("bias_k", "bias_v"):
-            kept = self._uniform((1, 1, embed_dim), sqrt(3 / embed_dim), dtype) if add_bias_kv else None
-            self.register_parameter(name, kept)
-        self.out_proj = self._lt.nn.Linear(embed_dim, embed_dim, bias=bias, dtype=dtype)
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the result, and the weights if they are wanted: the mean of the heads', or those of each."""
-        turned = self.batch_first and query.dim() == 3
-        given = [each.transpose(0, 1) if turned else each for each in (query, key, value)]
-        found, weights = call(
-            self._lt, function_at("nn.functional.multi_head_attention_forward", "2" if need_weights else "?"),
-            (*given, self.embed_dim, self.num_heads, self.in_proj_weight, self.in_proj_bias, self.bias_k,
-             self.bias_v, self.add_zero_attn, self.dropout, self.out_proj.weight, self.out_proj.bias, self.training,
-             key_padding_mask, need_weights, attn_mask, self.in_proj_weight is None, self.q_proj_weight,
-             self.k_proj_weight, self.v_proj_weight, None, None, average_attn_weights, is_causal),
-        )  # fmt: skip
-        return found.transpose(0, 1) if turned else found, weights
 
 
 class _Dropping(Module):
@@ -470,18 +279,13 @@ for _dimensions in (1, 2, 3):
         PLAIN[_name] = type(_name, (_Padding,), {"dimensions": _dimensions, "mode": _mode})
 """Modules without parameters of their own, and what modules are made with."""
 
-MADE: dict[str, type] = {
-    each.__name__: each for each in (Embedding, GroupNorm, LayerNorm, Linear, MultiheadAttention, RMSNorm)
-}
+MADE: dict[str, type] = {each.__name__: each for each in (Embedding, LayerNorm, Linear)}
 for _dimensions in (1, 2, 3):
     _name = f"BatchNorm{_dimensions}d"
     MADE[_name] = type(_name, (_BatchNorm,), {})
-    for _prefix, _kind in (("Conv", _Conv), ("ConvTranspose", _ConvTransposed), ("InstanceNorm", _InstanceNorm)):
+    for _prefix, _kind in (("Conv", _Conv), ("ConvTranspose", _ConvTransposed)):
         _name = f"{_prefix}{_dimensions}d"
         MADE[_name] = type(_name, (_kind,), {"dimensions": _dimensions})
-for _name, _gates in (("LSTM", 4), ("GRU", 3)):
-    MADE[_name] = type(_name, (_Recurrent,), {"function": _name.lower(), "gates": _gates})
-MADE["RNN"] = type("RNN", (_RNN,), {})
 
 
 class Layers:
@@ -500,15 +304,17 @@ class Layers:
 
     def __getattr__(self, name: str) -> Any:
         found = PLAIN.get(name)
-        if found is None:
-            if name not in MADE:
-                raise AttributeError(f"there is no module {name!r} here; there are {', '.join(dir(self))}")
+        if found is None and name in MADE:
             found = _placed(MADE[name], self._lt)
+        elif found is None and name in MODULES:
+            found = type(name, (TorchModule,), {"_lt": self._lt, "__doc__": f"See ``torch.nn.{name}``."})
+        if found is None:
+            raise AttributeError(f"there is no module {name!r} here; there are {', '.join(dir(self))}")
         self.__dict__[name] = found
         return found
 
     def __dir__(self) -> list[str]:
-        return sorted((*PLAIN, *MADE, "functional", "utils"))
+        return sorted({*PLAIN, *MADE, *MODULES, "functional", "utils"})
 
 
 def _placed(kind: type, lt: Any) -> type:

@@ -80,7 +80,7 @@ class TensorWorker(Actor):
     @endpoint
     def kept(self, program: str) -> dict[str, Any]:
         """Return the layouts of the tensors with a name."""
-        from loom.tensors.worker.values import layout
+        from loom.tensors.worker.layouts import layout
 
         self._of(program)
         return {name: (layout(tensor), needs) for name, (tensor, needs) in self._kept.items()}

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from loom.tensors.layouts import contiguous_strides, is_dense
 from loom.tensors.sending.encoding import Failure
-from loom.tensors.worker import summaries
+from loom.tensors.worker import modules, summaries
 
 RESET = Failure(-1, 0, "RuntimeError", "it was freed by lt.reset(): make it again")
 """The state of a tensor after `reset`."""
@@ -29,7 +30,7 @@ CHANGING_NOTHING = frozenset(
 def own(values: Any, name: str) -> Callable[..., Any]:
     """Return a function by its name. Functions that need the worker get it first."""
     if name in _OF_WORKER:
-        return lambda *args, **kwargs: _OF_WORKER[name](values, *args, **kwargs)
+        return partial(_OF_WORKER[name], values)
     return _OWN[name]
 
 
@@ -306,12 +307,15 @@ def threads(number: int) -> None:
 _OF_WORKER: dict[str, Callable[..., Any]] = {
     ".backward": backward,
     ".data": data,
+    ".described": modules.described,
     ".forget": forget,
+    ".forward": modules.forward,
     ".grads": grads,
     ".keep": keep,
     ".kept": kept,
     ".made": made,
     ".made_spread": made_spread,
+    ".module": modules.module,
     ".requires_grad": requires_grad,
     ".reset": reset,
     ".set_grad": set_grad,

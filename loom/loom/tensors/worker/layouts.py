@@ -1,4 +1,4 @@
-"""The shapes of what functions of torch return: tensors within tuples and lists, and what is no tensor."""
+"""The layouts of tensors, and the shapes of what functions of torch return: tensors within tuples, and values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from loom.tensors.sending.encoding import T
+from loom.tensors.sending.encoding import Failure, T
+
+Layout = tuple[str, tuple[int, ...], tuple[int, ...], bool]
+
+
+def layout(value: Any) -> Layout | Failure:
+    """Return a tensor's dtype, shape, strides and whether its gradient is wanted; a failure as it is."""
+    if isinstance(value, Failure):
+        return value
+    return dtype_name(value), tuple(value.shape), tuple(value.stride()), value.requires_grad
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def flat(call: Callable[..., Any], only_shape: bool) -> Callable[..., Any]:
@@ -29,7 +43,8 @@ def flat(call: Callable[..., Any], only_shape: bool) -> Callable[..., Any]:
                 fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
                 with warnings.catch_warnings(), fake as mode:
                     warnings.simplefilter("ignore")  # it asks for gradients of tensors that are no leaves
-                    packed = shape_of(call(list(map(mode.from_tensor, plain)), numbers), found)
+                    given = [mode.from_tensor(each, static_shapes=True) for each in plain]
+                    packed = shape_of(call(given, numbers), found)
             except RuntimeError:  # it reads elements, or it fails: then with torch's own words
                 found.clear()
                 packed = shape_of(call(tensors, numbers), found)

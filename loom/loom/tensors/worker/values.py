@@ -12,11 +12,10 @@ import torch
 from loom.tensors.layouts import DType
 from loom.tensors.sending.encoding import CommandDecoder, Constant, Failure, Form, S, T
 from loom.tensors.worker import functions
-from loom.tensors.worker.layouts import flat
+from loom.tensors.worker.layouts import dtype_name, flat, layout
 from loom.tensors.worker.summaries import Watched
 
 Elements = tuple[str, tuple[int, ...], bytes]
-Layout = tuple[str, tuple[int, ...], tuple[int, ...], bool]
 
 
 def elements(value: Any) -> Elements | Failure:
@@ -24,21 +23,10 @@ def elements(value: Any) -> Elements | Failure:
     if isinstance(value, Failure):
         return value
     plain = value.detach().resolve_conj().resolve_neg().cpu()
-    kind = _name(plain)
+    kind = dtype_name(plain)
     if plain.dtype is torch.bfloat16:
         plain = plain.view(torch.int16)  # numpy has no bfloat16
     return kind, tuple(plain.shape), plain.numpy(force=True).tobytes()
-
-
-def layout(value: Any) -> Layout | Failure:
-    """Return a tensor's dtype, shape, strides and whether its gradient is wanted; a failure as it is."""
-    if isinstance(value, Failure):
-        return value
-    return _name(value), tuple(value.shape), tuple(value.stride()), value.requires_grad
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 class PreparedCall(NamedTuple):
@@ -83,6 +71,8 @@ class Values:
         """The data of the batch that runs, in the order in which its commands take it."""
         self.grad_mode = True
         """True if commands build a graph, until one says otherwise."""
+        self.modules: dict[str, Any] = {}
+        """The modules without elements that were called: see `loom.tensors.worker.modules`."""
         self.handles: dict[Any, Any] = {}
         """The hooks of tensors, by their number, or by the name under which a tensor is watched."""
         self._told: list[tuple[int, list[Any]]] = []

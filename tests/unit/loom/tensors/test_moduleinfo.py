@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from inspect import isroutine
 from typing import Any
 
 import pytest
 import torch
 
+from loom.errors import NotSupported, OperationFailed
+from loom.tensors.names import MODULES as MODULES_OF_TORCH
 from loom.tensors.tensors import Tensors
 from tests.support.near_tensors import near_tensors
 from tests.support.torch_agreement import PROCESSES, settled, to_torch
 
 pytest.importorskip("expecttest", reason="torch's database of modules needs it")
 
+from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 
 from tests.support.opinfo import Operands, different, different_gradients, flat
@@ -24,12 +28,9 @@ pytestmark = [
 
 DTYPES = (torch.float32, torch.float64, torch.complex64)
 ABSENT = {
-    "Bilinear", "FractionalMaxPool2d", "FractionalMaxPool3d", "GRUCell", "LSTMCell", "LazyConv1d", "LazyConv2d",
-    "LazyConv3d", "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d", "LinearCrossEntropyLoss",
-    "PReLU", "RNNCell", "Softmax2d", "Transformer", "TransformerDecoderLayer", "TransformerEncoder",
-    "TransformerEncoderLayer",
+    "LazyConv1d", "LazyConv2d", "LazyConv3d", "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d",
 }  # fmt: skip
-"""Modules of torch that lazy tensors do not have."""
+"""Modules whose parameters have no shape until they see an input, and which the laptop could not list."""
 
 
 MANY = ("nn.CrossEntropyLoss", "nn.CTCLoss", "nn.LSTM", "nn.MultiheadAttention", "nn.NLLLoss", "nn.RNN")
@@ -48,11 +49,40 @@ def named(info: ModuleInfo) -> str:
 MODULES = [each for each in module_db if named(each) not in ABSENT]
 
 
+def ours_of(operands: Operands, lt: Tensors, value: Any) -> Any:
+    """Return an argument of a module for lazy tensors; a layer of an encoder is made anew."""
+    if not isinstance(value, torch.nn.TransformerEncoderLayer):
+        return operands.ours(value)
+    width, wide = value.linear1.in_features, value.linear1.out_features
+    options = {"batch_first": value.self_attn.batch_first, "norm_first": value.norm_first}
+    options |= {
+        "activation": ("relu", "relu", "gelu")[value.activation_relu_or_gelu],
+        "bias": value.linear1.bias is not None,
+        "layer_norm_eps": value.norm1.eps,
+    }
+    layer = lt.nn.TransformerEncoderLayer(width, value.self_attn.num_heads, wide, value.dropout.p, **options)
+    layer.load_state_dict(value.state_dict())
+    return layer
+
+
+def is_refused(name: str, value: Any) -> bool:
+    """Whether an argument of a module that the workers make does not travel: a tensor, a function or options."""
+    odd = isinstance(value, (torch.Tensor, LinearCrossEntropyOptions)) or isroutine(value)
+    return name in MODULES_OF_TORCH and odd
+
+
 def problem(lt: Tensors, info: ModuleInfo, dtype: torch.dtype, training: bool, given: ModuleInput) -> str:
     """Return how a module disagrees with torch's; an empty text if it agrees."""
     operands, made, to = Operands(lt), given.constructor_input, given.forward_input
     theirs = info.module_cls(*operands.theirs(made.args), **operands.theirs(made.kwargs))
-    ours = getattr(lt.nn, named(info))(*operands.ours(made.args), **operands.ours(made.kwargs))
+    kind = getattr(lt.nn, named(info))
+    args = [ours_of(operands, lt, each) for each in made.args]
+    kwargs = {key: ours_of(operands, lt, each) for key, each in made.kwargs.items()}
+    if any(is_refused(named(info), each) for each in (*made.args, *made.kwargs.values())):
+        with pytest.raises((NotSupported, TypeError), match="is no argument of"):
+            kind(*args, **kwargs)
+        return ""
+    ours = kind(*args, **kwargs)
     theirs, ours = theirs.to(dtype).train(training), ours.to(operands.ours(dtype)).train(training)
     state = theirs.state_dict()
     if list(state) != list(ours.state_dict()):
@@ -145,3 +175,48 @@ def test_modules_in_place(own: Tensors) -> None:
         for layer in (m.nn.ReLU(True), m.nn.ReLU(inplace=True), m.nn.Sequential(m.nn.ReLU(True))):
             x = m.tensor([-1.0, 2.0])
             assert layer(x).tolist() == x.tolist() == [0.0, 2.0]
+
+
+def test_parts_of_a_module_of_the_workers(own: Tensors) -> None:
+    layer = own.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    encoder = own.nn.TransformerEncoder(layer, 2)
+    assert len(encoder.layers) == 2
+    assert encoder.layers[1].linear1.weight.tolist() == layer.linear1.weight.tolist()
+    x = own.randn(2, 3, 4)
+    assert to_torch(encoder(x)).allclose(to_torch(encoder.layers[1](encoder.layers[0](x))), atol=1e-6)
+    assert own.nn.LSTM(3, 5, num_layers=2).hidden_size == 5
+    with pytest.raises(NotSupported, match="it has no part 'linear1' of yours"):
+        layer.linear1 = own.nn.Linear(4, 8)
+    with pytest.raises(NotSupported, match="a Linear is no argument of a module"):
+        own.nn.TransformerEncoder(own.nn.Linear(2, 2), 2)
+    with pytest.raises(OperationFailed, match="embed_dim must be divisible by num_heads"):
+        own.nn.MultiheadAttention(5, 2)
+
+
+def test_a_module_of_the_workers_asks_once(own: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    read = own._dispatcher.read
+    monkeypatch.setattr(own._dispatcher, "read", lambda *args: asked.append(args) or read(*args))
+    for length in (3, 4, 5):
+        lstm = own.nn.LSTM(2, 4)
+        found, (hidden, cell) = lstm(own.randn(length, 1, 2))
+        (found.sum() + hidden.sum() + cell.sum()).backward()
+    assert len(asked) == 2  # the names of its parameters, and how many results it has
+
+
+def test_a_compiled_step_of_a_module_of_the_workers(own: Tensors) -> None:
+    lstm = own.nn.LSTM(2, 4)
+    optimizer = own.optim.SGD(lstm.parameters(), 0.1)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        loss = lstm(x)[0].square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    compiled = own.compile(step)
+    x = own.randn(3, 1, 2)
+    losses = [compiled(x).item() for _ in range(6)]
+    assert losses == sorted(losses, reverse=True)
+    assert compiled._bodies
