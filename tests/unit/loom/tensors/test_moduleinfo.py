@@ -24,6 +24,7 @@ from tests.support.opinfo import Operands, different, different_gradients, flat
 pytestmark = [
     pytest.mark.skipif(PROCESSES > 1, reason="operations are compared on several processes, not modules"),
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(900),
 ]
 
 DTYPES = (torch.float32, torch.float64, torch.complex64)
@@ -33,8 +34,15 @@ ABSENT = {
 """Modules whose parameters have no shape until they see an input, and which the laptop could not list."""
 
 
-MANY = ("nn.CrossEntropyLoss", "nn.CTCLoss", "nn.LSTM", "nn.MultiheadAttention", "nn.NLLLoss", "nn.RNN")
-"""Modules of which the database has more than a hundred inputs."""
+MANY = (
+    "nn.CrossEntropyLoss", "nn.CTCLoss", "nn.LinearCrossEntropyLoss", "nn.LSTM", "nn.MultiheadAttention",
+    "nn.NLLLoss", "nn.RNN", "nn.Transformer", "nn.TransformerDecoderLayer", "nn.TransformerEncoder",
+    "nn.TransformerEncoderLayer",
+)  # fmt: skip
+"""Modules of which the database has more than a hundred inputs, or inputs that take long."""
+
+
+PARTS = 12
 
 
 @pytest.fixture
@@ -127,9 +135,9 @@ def test_some_inputs_of_a_module_agree(own: Tensors, info: ModuleInfo) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_all_inputs_of_modules_agree(own: Tensors, part: int) -> None:
-    found = {named(info): problems(own, info, 0, 1) for info in MODULES[part::4]}
+    found = {named(info): problems(own, info, 0, 1) for info in MODULES[part::PARTS]}
     assert not {name: each for name, each in found.items() if each}
 
 
