@@ -213,6 +213,11 @@ class CohortMember:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    @classmethod
+    def forget(cls) -> None:
+        """Let another threadlet of this process be a rank, in a forked child."""
+        cls._of_process = None
+
     @property
     def _patience(self) -> float:
         """Seconds that the training thread waits for the side thread: longer than that waits for other ranks."""

@@ -470,6 +470,7 @@ class Threadlet(CommandApplier):
         self._given = deque(maxlen=0)
         self._inbox = CommandInbox()
         self._inbox.close()
+        CohortMember.forget()
         self._cohort = CohortMember(self._refusal, self._refuse, self._inbox.wake)
         self._gate = self._cohort.gate
         self._pending = self._inbox.pending

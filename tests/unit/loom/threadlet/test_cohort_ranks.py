@@ -425,21 +425,42 @@ def test_an_older_weaver_hears_of_no_cohort(
     assert "cohort" not in [frame[0] for frame in line.skipped]
 
 
-def test_a_process_group_is_found_without_importing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Group:
-        def size(self) -> int:
-            return 2
+class Group:
+    """A process group of two ranks."""
 
-        def rank(self) -> int:
-            return 1
+    def size(self) -> int:
+        return 2
 
-    group = Group()
+    def rank(self) -> int:
+        return 1
+
+
+def distributed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stand in for torch.distributed, initialized, until the test ends."""
+    group, store = Group(), JobStore()
     fake = SimpleNamespace(
         is_available=lambda: True, is_initialized=lambda: True, group=SimpleNamespace(WORLD=group)
     )
-    store = JobStore()
     monkeypatch.setattr(cohort_member, "_clone_of_store", lambda group: (store, 60.0))
     monkeypatch.setattr(CohortMember, "_of_process", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", fake)  # type: ignore[arg-type]
+    return fake
+
+
+@pytest.mark.parametrize("cohort", [True, False])
+def test_hello_has_the_place_of_a_process_that_has_one_already(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, cohort: bool
+) -> None:
+    distributed(monkeypatch)
+    threadlet(cohort=cohort)
+
+    place = weaver.accept()[1]["cohort"]
+
+    assert (place and place[1:]) == ([1, 2] if cohort else None)
+
+
+def test_a_process_group_is_found_without_importing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = distributed(monkeypatch)
     first, second = (CohortMember(lambda c: None, lambda c, r: None, lambda: None) for _ in range(2))
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     first.look()
