@@ -2,8 +2,7 @@
 
 ``python -m tests.support.cohort_training WAY FILES`` is one rank, started as torchrun starts it. It trains until it
 is stopped, stalls at random, and writes a line of JSON into its file when its learning rate changes, and every few
-steps with the digest of its parameters. The file ends with the step at which it stopped. Rank 1 of torchrun crashes
-when there is a file ``CRASH``, but not again.
+steps with the digest of its parameters. The file ends with the step at which it stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def train(way: str, files: str) -> None:  # noqa: C901 - a script, as users writ
     import loom
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = distributed.get_rank()
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4))
@@ -85,13 +85,7 @@ def train(way: str, files: str) -> None:  # noqa: C901 - a script, as users writ
             data = b"".join(one.detach().numpy().tobytes() for one in state)
             write(digest=hashlib.sha256(data).hexdigest())
 
-    def crash_if_told() -> None:
-        told = rank == 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-        if told and Path(os.environ["CRASH"]).exists():
-            os._exit(1)
-
     while not threadlet.should_stop:
-        crash_if_told()
         if way == "block":
             with threadlet.step(number):
                 step()
@@ -113,7 +107,14 @@ class Ranks:
     """The ranks' processes, each with a line of its own to the weaver."""
 
     def __init__(
-        self, weaver: WeaverProcess, folder: Path, world: int, way: str, stalls: str, bound: float
+        self,
+        weaver: WeaverProcess,
+        folder: Path,
+        world: int,
+        way: str,
+        stalls: str,
+        bound: float,
+        restarts: int,
     ) -> None:
         self.world = world
         self._folder = folder
@@ -130,6 +131,7 @@ class Ranks:
             "STALLS": stalls,
             "LOOM_COHORT_BOUND": str(bound),
             "OMP_NUM_THREADS": "1",
+            "TORCHELASTIC_RESTART_COUNT": str(restarts),
         }
         self.processes: list[subprocess.Popen[str]] = []
         for rank, gate in enumerate(self.gates):
@@ -184,16 +186,23 @@ class Ranks:
 
 @contextmanager
 def training(
-    weaver: WeaverProcess, folder: Path, world: int = 4, way: str = "block", stalls: str = "1", bound: float = 2.0
+    weaver: WeaverProcess,
+    folder: Path,
+    world: int = 4,
+    way: str = "block",
+    stalls: str = "1",
+    bound: float = 2.0,
+    restarts: int = 0,
 ) -> Iterator[Ranks]:
     """A training whose ranks have formed their cohort. Its processes are killed in the end.
 
     Args:
         stalls: the seed of the random stalls; none without one.
         bound: ``LOOM_COHORT_BOUND``.
+        restarts: how often the launcher has started the ranks before.
     """
     folder.mkdir(exist_ok=True)
-    ranks = Ranks(weaver, folder, world, way, stalls, bound)
+    ranks = Ranks(weaver, folder, world, way, stalls, bound, restarts)
     asking = weaver.gateway()
     try:
         await_true(lambda: ranks_of(asking) == world)

@@ -256,7 +256,9 @@ class CohortMember:
             clone, timeout = _clone_of_store(group)
             self._bound = bound_below(timeout)
             self._store = JobStore(clone)
-            id = self._store.do(Decide(f"cohort/{number}", uuid.uuid4().hex))
+            # torchrun may start ranks again with the store that they had.
+            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            id = self._store.do(Decide(f"cohort/{restarts}/{number}", uuid.uuid4().hex))
         except Exception as error:  # noqa: BLE001 - such as of a process group without a store
             _log.warning("this process takes commands by itself: its process group has no store: %s", error)
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -14,7 +12,6 @@ import pytest
 
 from tests.support.cohort_training import WAYS, Ranks, ranks_of, training
 from tests.support.gateways import await_true
-from tests.support.processes import start
 from tests.unit.loom.weaver.raw_threadlet import RawGateway, WeaverProcess, running_weaver
 
 WAIT = 30.0
@@ -180,32 +177,18 @@ def test_a_rank_killed_in_the_middle_of_a_change(weaver: WeaverProcess, tmp_path
 
 
 @pytest.mark.slow
-def test_ranks_that_torchrun_starts_again_get_their_values(weaver: WeaverProcess, tmp_path: Path) -> None:
-    crash = tmp_path / "crash"
-    run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "-m"]
-    arguments = [*run, "tests.support.cohort_training", "block", str(tmp_path / "rank")]
-    environment = {**os.environ, "LOOM_WEAVER": weaver.address, "STALLS": "", "CRASH": str(crash)}
-    with (tmp_path / "errors").open("w") as errors:
-        torchrun = start(*arguments, env=environment, stderr=errors)
-    asking = weaver.gateway()
-
-    def changes() -> list[list[float]]:
-        files = [tmp_path / f"rank_{rank}" for rank in range(2)]
-        lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-        return [[line["lr"] for line in one if "lr" in line] for one in lines]
-
-    try:
-        await_true(lambda: ranks_of(asking) == 2)
-        step = applied_at(give(asking, "update_config", learning_rate=0.02))
-        crash.touch()
-        await_true(lambda: changes() == [[0.02, 0.02]] * 2, 120.0)  # torch is imported once more
-        again = [one for one in asking.ask("replicas") if one["config"]["learning_rate"] == 0.02]
-    finally:
-        torchrun.terminate()
-        torchrun.communicate(timeout=WAIT)
+def test_ranks_that_are_started_again_get_their_values(weaver: WeaverProcess, tmp_path: Path) -> None:
+    with training(weaver, tmp_path / "before", world=2) as ranks:
+        step = applied_at(give(weaver.gateway(), "update_config", learning_rate=0.02))
+    with training(weaver, tmp_path / "after", world=2, restarts=1) as ranks:
+        await_true(lambda: all(ranks.changes(rank) for rank in range(2)))
+        ranks.await_steps(1)
+        check_changes(ranks)
+        ranks.check_equal()
+        values = [value for _, value in ranks.changes(0)]
 
     assert step is not None
-    assert len(again) == 2
+    assert values == [0.02]
 
 
 def test_some_of_everything(weaver: WeaverProcess, tmp_path: Path) -> None:
