@@ -80,7 +80,8 @@ def test_an_acknowledgement_says_no_more_than_there_is(schemas: dict[str, Any]) 
 def test_only_what_people_may_tell_replicas_is_a_command_of_rest(schemas: dict[str, Any]) -> None:
     kinds = schemas["GiveCommand"]["properties"]["kind"]["enum"]
 
-    assert kinds == ["update_config", "pause", "resume", "stop", "drain", "deactivate_device", "reactivate"]
+    of_devices = ["deactivate_device", "reactivate"]
+    assert kinds == ["update_config", "pause", "resume", "stop", "drain", "save", "evaluate", *of_devices]
 
 
 def test_a_newer_gateway_may_say_more() -> None:
