@@ -81,6 +81,11 @@ def find(weaver: WeaverProxy, id: str) -> ReplicaInfo | None:
     return weaver.replicas().get(id)
 
 
+def config_of(weaver: WeaverProxy, id: str) -> dict[str, Any]:
+    found = find(weaver, id)
+    return {} if found is None else dict(found.config)
+
+
 def await_step(weaver: WeaverProxy, id: str, step: int = 1) -> ReplicaInfo:
     def is_there() -> bool:
         found = find(weaver, id)
@@ -310,6 +315,61 @@ def test_a_variable_does_the_same_without_the_command(
 
     assert (done.returncode, done.stderr) == (0, "")
     await_true(lambda: getattr(find(weaver, "auto_0"), "step", None) == 5)
+
+
+RESTARTS = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 10**6)
+if os.path.exists("state.pt"):
+    state = torch.load("state.pt")
+    optimizer.load_state_dict(state["optimizer"])
+    scheduler.load_state_dict(state["scheduler"])
+for n in range(100_000):
+    model(torch.ones(2) * dist.get_rank()).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+    if os.path.exists("crash") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if dist.get_rank() == 0:
+            torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, "state.pt")
+        dist.barrier()
+        sys.exit(1)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_factor_survives_a_restart_once(start: Start, tmp_path: Path, weaver: WeaverProxy) -> None:
+    (tmp_path / "restarts.py").write_text(RESTARTS)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    # Not the static rendezvous: it keeps the store, and with it the addresses of ranks that have not ended in order.
+    command = [torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "restarts.py"]
+    process = start("restarts", *command, stderr=None)
+    ranks = ("restarts_0", "restarts_1")
+    before = {id: await_step(weaver, id, 3).pid for id in ranks}
+    answers = weaver.command("update_config", {"learning_rate_factor": 3.0}, "restarts").get(60)
+    assert all(one.ok for one in answers.values())
+
+    (tmp_path / "crash").touch()
+    for id in ranks:
+        await_true(lambda id=id: getattr(find(weaver, id), "pid", 0) not in (0, before[id]), 120)
+        await_true(lambda id=id: config_of(weaver, id).get("learning_rate_factor") == 3.0, 60)
+
+    for id in ranks:
+        found = await_step(weaver, id, 3)
+        assert found.config["learning_rate_schedule"] == pytest.approx(0.05)
+        assert found.config["learning_rate"] == pytest.approx(0.15)
+    assert all(one.ok for one in weaver.command("stop", target="restarts").get(60).values())
+    assert process.wait(120) == 0
 
 
 @pytest.mark.slow
