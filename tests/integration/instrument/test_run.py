@@ -351,9 +351,10 @@ for n in range(100_000):
 def test_a_factor_survives_a_restart_once(start: Start, tmp_path: Path, weaver: WeaverProxy) -> None:
     (tmp_path / "restarts.py").write_text(RESTARTS)
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    # Not the static rendezvous: it keeps the store, and with it the addresses of ranks that have not ended in order.
     command = [torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "restarts.py"]
-    process = start("restarts", *command, stderr=None)
+    # A store for each attempt: a shared one keeps the addresses of ranks that were killed, with Loom or without.
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    process = start("restarts", *command, stderr=None, env=own_store)
     ranks = ("restarts_0", "restarts_1")
     before = {id: await_step(weaver, id, 3).pid for id in ranks}
     answers = weaver.command("update_config", {"learning_rate_factor": 3.0}, "restarts").get(60)
