@@ -93,7 +93,7 @@ class TrainerStatus(BaseModel):
         return found
 
 
-class TrainerReport(BaseModel):
+class TrainerStatusReport(BaseModel):
     """What the callback posts."""
 
     trainerStatus: TrainerStatus  # noqa: N815
@@ -104,7 +104,7 @@ def trainer_routes(weaver: WeaverClient) -> APIRouter:
     router, statuses = APIRouter(tags=["weaver"]), TrainerStatuses(weaver)
 
     @router.post(TRAINER_STATUS)
-    async def trainer_status(report: TrainerReport, request: Request) -> dict[str, str]:
+    async def trainer_status(report: TrainerStatusReport, request: Request) -> dict[str, str]:
         """Take the status of a training that runs without Loom, and pass it on: the training waits for the answer.
 
         That to the last report comes when the weaver has stored all. The body and the answer are those of
@@ -239,15 +239,17 @@ class _Reported:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, splitter: FrameSplitter, first: list[Any]
     ) -> None:
         """Answer the weaver until the connection is over."""
-        with contextlib.suppress(OSError, LoomError):
-            for frame in first:
-                self._receive(frame, writer)
-            while data := await reader.read(1 << 16):
-                for frame in unpack_all(splitter.feed(data)):
+        try:
+            with contextlib.suppress(OSError, LoomError):
+                for frame in first:
                     self._receive(frame, writer)
-        writer.transport.abort()
-        if self._writer is writer:
-            self._close()
+                while data := await reader.read(1 << 16):
+                    for frame in unpack_all(splitter.feed(data)):
+                        self._receive(frame, writer)
+        finally:
+            writer.transport.abort()
+            if self._writer is writer:
+                self._close()
 
     def _receive(self, frame: list[Any], writer: asyncio.StreamWriter) -> None:
         match frame[0]:

@@ -1,4 +1,4 @@
-"""`Exporter`: follows the weaver, and writes each point, event and configuration of replicas into a tracker, once.
+"""`HistoryExporter`: writes each point, event and configuration of replicas into a tracker, once.
 
 The weaver numbers the points of a replica: the cursor of a request says which ones have come. An exporter notes
 the cursor after each pass, with the number of points that the tracker's run has then. An exporter that was killed
@@ -22,7 +22,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loom.errors import Conflict, Denied, LoomError, NotFound, UnsafeStateFolder, WrongArguments
-from loom.exporters.tracker import Destination, Mark, Row, TrackedRun, Tracker, TrackerKind, open_tracker
+from loom.exporters.tracker import (
+    Destination,
+    TrackedRun,
+    TrackerKind,
+    TrackerMark,
+    TrackerRow,
+    TrackerSink,
+    open_tracker,
+)
 from loom.process.backoff import Backoff
 from loom.process.state_file import write_json
 from loom.rest_client import Gateway
@@ -47,7 +55,7 @@ _UNMARKED = frozenset(("reconnected",))
 """Kinds of events that are no marks."""
 
 
-class Source(Protocol):
+class HistorySource(Protocol):
     """The weaver's answers."""
 
     def ask(self, operation: str, user: str | None = None, **arguments: Any) -> Any:
@@ -105,7 +113,7 @@ class _Followed:
         """The part of the replica's state after the last pass in which news show."""
 
 
-class Exporter:
+class HistoryExporter:
     """An export to one tracker.
 
     Args:
@@ -113,7 +121,9 @@ class Exporter:
         only: a glob on the replicas' ids and groups.
     """
 
-    def __init__(self, source: Source, tracker: Tracker, name: str, state: Path, only: str = "*") -> None:
+    def __init__(
+        self, source: HistorySource, tracker: TrackerSink, name: str, state: Path, only: str = "*"
+    ) -> None:
         self._source = source
         self._tracker = tracker
         self._name = name
@@ -197,7 +207,7 @@ class Exporter:
     def _wants(self, replica: ReplicaInfo) -> bool:
         return any(fnmatchcase(name, self._only) for name in (replica.id, replica.group))
 
-    def _export(self, key: str, replica: ReplicaInfo, marks: Sequence[Mark]) -> None:
+    def _export(self, key: str, replica: ReplicaInfo, marks: Sequence[TrackerMark]) -> None:
         followed = self._followed.get(key)
         if followed is None:
             run = self._tracker.open(replica)
@@ -239,9 +249,9 @@ class Exporter:
         place.cursor = given.cursor
         return given.more
 
-    def _new_marks(self) -> tuple[Mapping[str, Sequence[Mark]], dict[str, int]]:
+    def _new_marks(self) -> tuple[Mapping[str, Sequence[TrackerMark]], dict[str, int]]:
         """Return the new marks of each replica, and the last event of each user."""
-        marks: dict[str, list[Mark]] = defaultdict(list)
+        marks: dict[str, list[TrackerMark]] = defaultdict(list)
         last: dict[str, int] = {}
         for user in self._users:
             after = self._events.get(user, 0)
@@ -272,7 +282,7 @@ class Exporter:
 def export_to(
     kind: TrackerKind,
     destination: Destination,
-    source: Source,
+    source: HistorySource,
     state: Path,
     ended: threading.Event,
     only: str = "*",
@@ -281,7 +291,7 @@ def export_to(
 
     Args:
         state: the folder in which the export's places are noted, held by one exporter at a time.
-        only: as for `Exporter`.
+        only: as for `HistoryExporter`.
 
     Raises:
         MissingDependency: the tracker's package is not installed.
@@ -289,7 +299,7 @@ def export_to(
     """
     tracker = open_tracker(kind, destination)
     with held(state):
-        exporter = Exporter(source, tracker, kind.value, state / "places.json", only)
+        exporter = HistoryExporter(source, tracker, kind.value, state / "places.json", only)
         exporter.run(ended)
         exporter.close()
 
@@ -331,14 +341,14 @@ def _read(state: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _rows(metrics: Mapping[str, Sequence[MetricPoint]]) -> Iterator[Row]:
+def _rows(metrics: Mapping[str, Sequence[MetricPoint]]) -> Iterator[TrackerRow]:
     """Yield the points of metrics, those of one report in one row, each metric's in their order."""
     left = {name: iter(points) for name, points in metrics.items()}
     heads = {name: point for name, points in left.items() if (point := next(points, None)) is not None}
     while heads:
         time, step, _ = min(heads.values(), key=lambda one: (one.time, -1 if one.step is None else one.step))
         row = {name: point.value for name, point in heads.items() if point.time == time and point.step == step}
-        yield Row(time, step, row)
+        yield TrackerRow(time, step, row)
         for name in row:
             following = next(left[name], None)
             if following is None:
@@ -347,7 +357,7 @@ def _rows(metrics: Mapping[str, Sequence[MetricPoint]]) -> Iterator[Row]:
                 heads[name] = following
 
 
-def _mark(event: WeaverEvent) -> Mark:
+def _mark(event: WeaverEvent) -> TrackerMark:
     """Return an event as a mark: what it did, by whom, and the changed values."""
     data = dict(event.data)
     step = data.pop("step", None)
@@ -357,4 +367,4 @@ def _mark(event: WeaverEvent) -> Mark:
         words.append(f"by {data['by']}")
     if isinstance(changes, Mapping):
         words += [f"{key}: {one.get('old')} → {one.get('new')}" for key, one in changes.items()]
-    return Mark(event.id, event.time, step, event.kind, " ".join(words)[:_LONGEST_MARK])
+    return TrackerMark(event.id, event.time, step, event.kind, " ".join(words)[:_LONGEST_MARK])

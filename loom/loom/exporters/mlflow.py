@@ -14,10 +14,10 @@ from mlflow.exceptions import MlflowException
 
 from loom.exporters.tracker import (
     Destination,
-    Mark,
-    Row,
     TrackedRun,
-    Tracker,
+    TrackerMark,
+    TrackerRow,
+    TrackerSink,
     Written,
     escaped,
     run_id,
@@ -50,7 +50,7 @@ class _Run(TrackedRun):
         found.event = max((int(event) for event in events if event.isdecimal()), default=0)
         return found
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[TrackerRow]) -> None:
         metrics = []
         for row in rows:
             self._step = self._step if row.step is None else row.step
@@ -59,7 +59,7 @@ class _Run(TrackedRun):
         for start in range(0, len(metrics), _METRICS):
             self._client.log_batch(self._id, metrics=metrics[start : start + _METRICS])
 
-    def mark(self, marks: Sequence[Mark]) -> None:
+    def mark(self, marks: Sequence[TrackerMark]) -> None:
         at = (time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(mark.time)) for mark in marks)
         self._set_tags(
             {f"{EVENT}{mark.event:08}": f"{when} UTC {mark.line}" for when, mark in zip(at, marks, strict=True)}
@@ -87,7 +87,7 @@ class _Run(TrackedRun):
             self._client.log_batch(self._id, tags=some)
 
 
-class _MLflow(Tracker):
+class _MLflow(TrackerSink):
     def __init__(self, client: MlflowClient, project: str) -> None:
         self._client = client
         self._project = project
@@ -121,7 +121,7 @@ def _allowed(character: str) -> bool:
     return (character.isascii() and character.isalnum()) or character in "_-. /"
 
 
-def open_tracker(destination: Destination) -> Tracker:
+def open_tracker(destination: Destination) -> TrackerSink:
     """Return the MLflow of ``MLFLOW_TRACKING_URI``, else a database in the destination's folder."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if uri is None:

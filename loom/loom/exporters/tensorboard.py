@@ -15,7 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from loom.exporters.tracker import Destination, Mark, Row, TrackedRun, Tracker, Written, event_of
+from loom.exporters.tracker import Destination, TrackedRun, TrackerMark, TrackerRow, TrackerSink, Written, event_of
 from loom.weaver.views import ReplicaInfo
 
 EVENTS, CONFIG = "loom/events", "loom/config"
@@ -42,14 +42,14 @@ class _Run(TrackedRun):
                 found.points[value.tag] += 1
         return found
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[TrackerRow]) -> None:
         for row in rows:
             self._step = self._step if row.step is None else row.step
             values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
             self._add(row.time, self._step, Summary(value=values))
         self._flush()
 
-    def mark(self, marks: Sequence[Mark]) -> None:
+    def mark(self, marks: Sequence[TrackerMark]) -> None:
         for mark in marks:
             self._add(mark.time, self._step if mark.step is None else mark.step, text_pb(EVENTS, mark.line))
         self._flush()
@@ -87,7 +87,7 @@ def _text(value: Summary.Value) -> str:
     return bytes(value.tensor.string_val[0]).decode(errors="replace")
 
 
-class _TensorBoard(Tracker):
+class _TensorBoard(TrackerSink):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -96,6 +96,6 @@ class _TensorBoard(Tracker):
         return _Run(self._folder.joinpath(*parts))
 
 
-def open_tracker(destination: Destination) -> Tracker:
+def open_tracker(destination: Destination) -> TrackerSink:
     """Return TensorBoard, whose ``--logdir`` is the destination's folder."""
     return _TensorBoard(destination.folder)

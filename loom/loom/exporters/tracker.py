@@ -1,4 +1,4 @@
-"""`Tracker` and `TrackedRun`: what a tracker's module offers to the exporter.
+"""`TrackerSink` and `TrackedRun`: what a tracker's module offers to the exporter.
 
 A run tells what it holds already, which it reads in the tracker itself. So the exporter sends nothing twice,
 however it, or what it was writing, has ended.
@@ -40,7 +40,7 @@ class Destination:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrackerRow:
     """The values of one status report."""
 
     time: float
@@ -50,7 +50,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TrackerMark:
     """An event of a replica."""
 
     event: int
@@ -94,11 +94,11 @@ class TrackedRun(ABC):
         """Read what the run holds."""
 
     @abstractmethod
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[TrackerRow]) -> None:
         """Add points, in this order, of which any may be the last if the process dies."""
 
     @abstractmethod
-    def mark(self, marks: Sequence[Mark]) -> None:
+    def mark(self, marks: Sequence[TrackerMark]) -> None:
         """Add marks, likewise."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class TrackedRun(ABC):
         """End the run, or the work on it, if the replica has not ended."""
 
 
-class Tracker(ABC):
+class TrackerSink(ABC):
     """A tracker."""
 
     def name_of(self, metric: str) -> str:
@@ -135,10 +135,10 @@ def check_installed(kind: TrackerKind) -> None:
     require(_NEEDED[kind], f"the export to {kind.value}", extra=kind.value)
 
 
-def open_tracker(kind: TrackerKind, destination: Destination) -> Tracker:
+def open_tracker(kind: TrackerKind, destination: Destination) -> TrackerSink:
     """Return a tracker. Raise `MissingDependency` unless its package is installed."""
     check_installed(kind)
-    make: Callable[[Destination], Tracker] = import_module(f"loom.exporters.{kind.value}").open_tracker
+    make: Callable[[Destination], TrackerSink] = import_module(f"loom.exporters.{kind.value}").open_tracker
     return make(destination)
 
 

@@ -14,10 +14,10 @@ from trackio.utils import RESERVED_KEYS
 
 from loom.exporters.tracker import (
     Destination,
-    Mark,
-    Row,
     TrackedRun,
-    Tracker,
+    TrackerMark,
+    TrackerRow,
+    TrackerSink,
     Written,
     event_of,
     run_id,
@@ -48,7 +48,7 @@ class _Run(TrackedRun):
         found.event = max((event_of(alert["title"]) for alert in alerts), default=0)
         return found
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[TrackerRow]) -> None:
         steps = []
         for row in rows:
             self._step = self._step if row.step is None else row.step
@@ -63,7 +63,7 @@ class _Run(TrackedRun):
         )
         self._config = None
 
-    def mark(self, marks: Sequence[Mark]) -> None:
+    def mark(self, marks: Sequence[TrackerMark]) -> None:
         SQLiteStorage.bulk_alert(
             self._project,
             titles=[f"#{mark.event} {mark.kind}" for mark in marks],
@@ -87,7 +87,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
-class _Trackio(Tracker):
+class _Trackio(TrackerSink):
     def __init__(self, project: str) -> None:
         self._project = project
 
@@ -99,7 +99,7 @@ class _Trackio(Tracker):
         return _Run(self._project, replica)
 
 
-def open_tracker(destination: Destination) -> Tracker:
+def open_tracker(destination: Destination) -> TrackerSink:
     """Return the trackio of this machine, whose files are in ``TRACKIO_DIR``."""
     SQLiteStorage.validate_project_name(destination.project)
     return _Trackio(destination.project)

@@ -15,7 +15,7 @@ from typing import Any
 import wandb
 from wandb.proto.wandb_internal_pb2 import HistoryRecord, Record
 
-from loom.exporters.tracker import Destination, Mark, Row, TrackedRun, Tracker, Written, run_id
+from loom.exporters.tracker import Destination, TrackedRun, TrackerMark, TrackerRow, TrackerSink, Written, run_id
 from loom.weaver.states import LIVING
 from loom.weaver.views import ReplicaInfo
 
@@ -63,12 +63,12 @@ class _Run(TrackedRun):
     def written(self) -> Written:
         return self._written
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[TrackerRow]) -> None:
         for row in rows:
             step = {} if row.step is None else {STEP: row.step}
             self._log({**row.values, **step, TIME: row.time})
 
-    def mark(self, marks: Sequence[Mark]) -> None:
+    def mark(self, marks: Sequence[TrackerMark]) -> None:
         for mark in marks:
             step = {} if mark.step is None else {STEP: mark.step}
             self._log({EVENT: mark.event, MARK: mark.line, TIME: mark.time, **step})
@@ -134,7 +134,7 @@ def _histories(log: Path) -> Iterator[HistoryRecord]:
         at = end
 
 
-class _Wandb(Tracker):
+class _Wandb(TrackerSink):
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
 
@@ -145,6 +145,6 @@ class _Wandb(Tracker):
         return _Run(self._destination.project, self._destination.folder, replica)
 
 
-def open_tracker(destination: Destination) -> Tracker:
+def open_tracker(destination: Destination) -> TrackerSink:
     """Return the W&B of ``WANDB_API_KEY``, or with ``WANDB_MODE=offline`` the files of it in the folder."""
     return _Wandb(destination)

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import ref
 
 from loom.instrument.postponed import Postponed
-from loom.instrument.training import Source, guarded, log, training
+from loom.instrument.training import StepSource, guarded, log, training
 from loom.threadlet.handlers import Deferred
 
 NAME = "Accelerate"
@@ -73,7 +73,7 @@ class AcceleratorLoop:
 
     def _offer(self) -> None:
         here, accelerator = training(), self._accelerator()
-        if here.owner > Source.ACCELERATE:
+        if here.owner > StepSource.ACCELERATE:
             return
         here.offer_action("save", self._refuse_save)
         if accelerator is not None and accelerator.distributed_type.value != "DEEPSPEED":  # whose engine does it

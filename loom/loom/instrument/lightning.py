@@ -19,7 +19,7 @@ from weakref import ref
 from loom.errors import describe_error
 from loom.instrument import bootstrap
 from loom.instrument.postponed import Postponed
-from loom.instrument.training import Source, Training, guarded, training
+from loom.instrument.training import HookedTraining, StepSource, guarded, training
 from loom.threadlet.handlers import Deferred
 
 NAME = "Lightning"
@@ -63,7 +63,7 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, module: Any) -> None:
         own = next((one for one in trainer.callbacks if isinstance(one, LightningCallback)), self)
         here = training()
-        if own is not self or not here.owns(Source.LIGHTNING):
+        if own is not self or not here.owns(StepSource.LIGHTNING):
             return
         self._trainer, self._trains, self._steps = ref(trainer), True, trainer.global_step
         most = trainer.max_steps if trainer.max_steps > 0 else _planned(trainer)
@@ -121,7 +121,7 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
 
     def _publish(self, trainer: Any, metrics: dict[str, Any] | None) -> None:
         here = training()
-        if here.owns(Source.LIGHTNING):
+        if here.owns(StepSource.LIGHTNING):
             here.publish(trainer.global_step, trainer.current_epoch, self._max_step, metrics)
 
     def _metrics(self, trainer: Any) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
         else:
             self._postponed.done("save")
 
-    def _offer_keys(self, here: Training, trainer: Any, module: Any) -> None:
+    def _offer_keys(self, here: HookedTraining, trainer: Any, module: Any) -> None:
         def offer(key: str, kind: Any, least: float) -> None:
             def write(value: Any) -> Deferred | None:
                 if value is not None and not least <= value < math.inf:

@@ -28,7 +28,7 @@ Values = list[Any]
 """The values of one key, one for each parameter group: numbers, tensors; None where it has none."""
 
 
-class Overrides:
+class OptimizerOverrides:
     """The values of one optimizer that are set from outside.
 
     Args:
@@ -123,18 +123,18 @@ def _mark(value: Any) -> Any:
     return (id(value), value._version) if isinstance(value, torch.Tensor) else value
 
 
-_overrides: WeakKeyDictionary[Any, Overrides] = WeakKeyDictionary()
+_overrides: WeakKeyDictionary[Any, OptimizerOverrides] = WeakKeyDictionary()
 
 
-def overrides_of(optimizer: Any) -> Overrides:
+def overrides_of(optimizer: Any) -> OptimizerOverrides:
     """Return the overrides of an optimizer. The first call patches torch's classes."""
     _patch()
     if optimizer not in _overrides:
-        _overrides[optimizer] = Overrides(optimizer)
+        _overrides[optimizer] = OptimizerOverrides(optimizer)
     return _overrides[optimizer]
 
 
-def _find(optimizer: Any) -> Overrides | None:
+def _find(optimizer: Any) -> OptimizerOverrides | None:
     """Return the overrides of an optimizer, or of the one that it is a wrapper of, such as Accelerate's."""
     for _ in range(3):
         if isinstance(optimizer, Optimizer) and (found := _overrides.get(optimizer)) is not None:
@@ -144,12 +144,12 @@ def _find(optimizer: Any) -> Overrides | None:
 
 
 @guarded(NAME)
-def _enter(found: Overrides) -> None:
+def _enter(found: OptimizerOverrides) -> None:
     found.enter()
 
 
 @guarded(NAME)
-def _leave(found: Overrides, state: Any = None) -> None:
+def _leave(found: OptimizerOverrides, state: Any = None) -> None:
     if isinstance(state, dict):  # which shares tensors with the groups
         for group in state.get("param_groups", ()):
             group.update((key, _taken(group[key])) for key in found._changes if key in group)

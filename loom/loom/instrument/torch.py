@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from loom.instrument.imports import when_imported
-from loom.instrument.training import Source, Training, guarded, training
+from loom.instrument.training import HookedTraining, StepSource, guarded, training
 
 if TYPE_CHECKING:
-    from loom.instrument.steering import Overrides, Values
+    from loom.instrument.steering import OptimizerOverrides, Values
 
 _log = logging.getLogger("loom")
 
@@ -53,7 +53,7 @@ class OptimizerSteps:
     """The steps of this process's optimizers, the first of which is the primary one."""
 
     def __init__(self) -> None:
-        self._optimizers: list[Optimizer] = []
+        self._optimizers: list[HookedOptimizer] = []
         self._seen: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
         self._primary: Callable[[], Any] = lambda: None
         self._count = 0
@@ -70,7 +70,7 @@ class OptimizerSteps:
         here = training()
         if (values := self._samples.take(optimizer)) is not None:
             here.log(values)
-        if here.owns(Source.TORCH):
+        if here.owns(StepSource.TORCH):
             here.publish(self._count)
         here.boundary()
 
@@ -85,10 +85,10 @@ class OptimizerSteps:
         self._seen[optimizer] = None
         if primary:
             self._primary = ref(optimizer)
-            self._optimizers[:1] = [Optimizer(optimizer)]
+            self._optimizers[:1] = [HookedOptimizer(optimizer)]
             self._optimizers[0].offer(training(), "")
         elif len(self._optimizers) < MAX_OPTIMIZERS:
-            self._optimizers.append(Optimizer(optimizer))
+            self._optimizers.append(HookedOptimizer(optimizer))
             self._optimizers[0].offer(training(), "@0")
             self._optimizers[-1].offer(training(), f"@{len(self._optimizers) - 1}")
         return primary
@@ -104,16 +104,16 @@ def _is_initialisation() -> bool:
     return False
 
 
-class Optimizer:
+class HookedOptimizer:
     """The numbers of one of torch's optimizers, as keys of the configuration."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = ref(optimizer)
-        self._overrides: Overrides | None = None
+        self._overrides: OptimizerOverrides | None = None
         self._factor: float | None = None
         self._in_backward = _steps_in_backward()
 
-    def offer(self, here: Training, suffix: str) -> None:
+    def offer(self, here: HookedTraining, suffix: str) -> None:
         """Offer the keys, each with a suffix, such as ``@1``."""
         here.offer(f"learning_rate{suffix}", float | None, partial(self._number, "lr"), self.set_learning_rate)
         here.offer(f"learning_rate_factor{suffix}", float, lambda: self._factor, self.set_factor)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from loom.errors import Conflict
-from loom.instrument.training import Source, guarded, set_replica_group, training
+from loom.instrument.training import StepSource, guarded, set_replica_group, training
 
 if TYPE_CHECKING:
     from loom.threadlet.threadlet import Threadlet
@@ -66,10 +66,10 @@ def _introduce(manager: Any) -> None:
     here = training()
 
     def publish(step: int, *, metrics: Mapping[str, Any]) -> None:
-        if here.owns(Source.TORCHFT):
+        if here.owns(StepSource.TORCHFT):
             here.publish(step, metrics=metrics)
 
-    here.owns(Source.TORCHFT)
+    here.owns(StepSource.TORCHFT)
     follow(manager, here.threadlet, publish, lambda: None)  # commands are applied when the optimizer has stepped
 
 

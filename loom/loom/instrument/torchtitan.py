@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from loom.instrument.postponed import Postponed
-from loom.instrument.training import Source, guarded, training
+from loom.instrument.training import StepSource, guarded, training
 from loom.threadlet.handlers import Deferred
 
 NAME = "torchtitan"
@@ -47,7 +47,7 @@ class TitanLoop:
     def between_steps(self) -> bool:
         """Report the step that was made; return whether to stop."""
         trainer, here = self._trainer(), training()
-        if not here.owns(Source.TORCHTITAN):
+        if not here.owns(StepSource.TORCHTITAN):
             return False
         if self._step is None:
             self._begin(trainer)

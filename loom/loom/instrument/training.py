@@ -1,4 +1,4 @@
-"""`Training`: a process that trains, as Loom sees it, for the hooks of the libraries that it trains with.
+"""`HookedTraining`: a process that trains, as Loom sees it, for the hooks of the libraries that it trains with.
 
 A process has one, which `training` makes at its first step: a process that never steps an optimizer, such as a
 launcher, is no replica. The hooks use nothing else of Loom. One that raises is logged and steps back for good, with
@@ -46,7 +46,7 @@ MAX_WAITING = 1000
 """Names of metrics that wait for the first step, or for the next one."""
 
 
-class Source(IntEnum):
+class StepSource(IntEnum):
     """The libraries that can name a training's steps. If there are several, the last one here does."""
 
     TORCH = 0
@@ -57,7 +57,7 @@ class Source(IntEnum):
     TRANSFORMERS = 5
 
 
-class Training:
+class HookedTraining:
     """A process that trains. Only the training thread calls the methods, except `log`, which any thread may call.
 
     Args:
@@ -67,7 +67,7 @@ class Training:
     def __init__(self, threadlet: Threadlet) -> None:
         self.threadlet = threadlet
         self.pid = os.getpid()
-        self.owner = Source.TORCH
+        self.owner = StepSource.TORCH
         """The richest source so far: it names the steps."""
         self._metrics: dict[str, Any] = {}
         self._lock = threading.Lock()  # guards `_metrics`
@@ -78,7 +78,7 @@ class Training:
         self._stop: Callable[[], object] | None = None
         self._stopped = False
 
-    def owns(self, source: Source) -> bool:
+    def owns(self, source: StepSource) -> bool:
         """Return whether this source names the steps: it does unless a richer one has asked before.
 
         A hook asks at each step. Its source publishes nothing if the answer is no.
@@ -183,13 +183,13 @@ class Training:
         return changed or None
 
 
-_training: Training | None = None
+_training: HookedTraining | None = None
 _waiting: dict[str, Any] = {}  # metrics that were logged before the first step
 _making = threading.Lock()
 
 
-def training() -> Training:
-    """Return this process's `Training`, which is made at the first call.
+def training() -> HookedTraining:
+    """Return this process's `HookedTraining`, which is made at the first call.
 
     Raises:
         NotHere: this process is a fork of one that trains, or loads data for one.
@@ -200,7 +200,7 @@ def training() -> Training:
     return made
 
 
-def _make() -> Training:
+def _make() -> HookedTraining:
     global _training
     with _making:
         if _training is None:
@@ -209,7 +209,9 @@ def _make() -> Training:
 
             group = os.environ.get(NAME_VARIABLE) or _name_of_program()
             about = _describe_group()
-            made = Training(Threadlet(f"{group}_{global_rank()}", group=group, weaver=_find_weaver(), config=about))
+            made = HookedTraining(
+                Threadlet(f"{group}_{global_rank()}", group=group, weaver=_find_weaver(), config=about)
+            )
             made.log(_waiting)
             _waiting.clear()
             if multiprocessing.parent_process() is None:

@@ -17,7 +17,7 @@ import transformers
 
 from loom.instrument import bootstrap
 from loom.instrument.postponed import Postponed
-from loom.instrument.training import Source, Training, guarded, log, training
+from loom.instrument.training import HookedTraining, StepSource, guarded, log, training
 from loom.threadlet.handlers import Deferred
 
 NAME = "transformers' Trainer"
@@ -76,7 +76,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     @guarded(NAME)
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         here = training()
-        if not here.owns(Source.TRANSFORMERS):
+        if not here.owns(StepSource.TRANSFORMERS):
             return
         self._step, self._resumed = state.global_step, state.global_step > 0
         here.on_stop(lambda: None)  # `on_step_end` sees it
@@ -146,7 +146,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def _publish(self, state: Any, metrics: dict[str, Any] | None = None) -> None:
         here = training()
-        if here.owns(Source.TRANSFORMERS):
+        if here.owns(StepSource.TRANSFORMERS):
             epoch = None if state.epoch is None else int(state.epoch)
             here.publish(state.global_step, epoch, state.max_steps, metrics)
 
@@ -165,7 +165,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._step is None:
             raise ValueError("the Trainer is not training")
 
-    def _offer_interval(self, here: Training, args: Any, state: Any, key: str, strategy: str) -> None:
+    def _offer_interval(self, here: HookedTraining, args: Any, state: Any, key: str, strategy: str) -> None:
         def by_steps() -> bool:
             return str(getattr(getattr(args, strategy), "value", None)) == "steps"
 
@@ -198,7 +198,7 @@ def _setter(holder: Any, key: str) -> Callable[[float], None]:
     return write
 
 
-def _offer_rewards(here: Training, trainer: Any) -> None:
+def _offer_rewards(here: HookedTraining, trainer: Any) -> None:
     """Offer the keys of TRL's trainers that generate: they hold from the next generation on."""
     made: Callable[[], Any] = ref(trainer)
 

@@ -12,8 +12,8 @@ import pytest
 
 from loom.errors import Conflict, Denied, MissingDependency, WeaverUnavailable
 from loom.exporters import exporter, tracker
-from loom.exporters.exporter import Exporter, export_to, held
-from loom.exporters.tracker import Destination, Mark, TrackedRun, Tracker, TrackerKind, open_tracker
+from loom.exporters.exporter import HistoryExporter, export_to, held
+from loom.exporters.tracker import Destination, TrackedRun, TrackerKind, TrackerMark, TrackerSink, open_tracker
 from loom.token_file import ADMIN
 from loom.weaver.registry import Registry
 from loom.weaver.states import ReplicaState
@@ -79,7 +79,7 @@ class Killed(BaseException):
     """The exporter's process was killed."""
 
 
-class Mortal(Tracker):
+class Mortal(TrackerSink):
     """TensorBoard, in a process that is killed at some time while it writes."""
 
     def __init__(self, folder: Path, rng: random.Random, deadly: float) -> None:
@@ -110,7 +110,7 @@ def test_each_point_and_mark_is_there_once_over_cuts_kills_and_restarts(tmp_path
     rng = random.Random(seed)
     weaver, files = Weaver(tmp_path / "w.sqlite"), tmp_path / "files"
     weaver.lost, weaver.random = 0.2, rng
-    exported: Exporter | None = None
+    exported: HistoryExporter | None = None
     kills, at = 0, START
     for step in range(400):
         at += rng.choice([1.0, 1.0, -0.5])  # its clock goes back, too
@@ -122,7 +122,7 @@ def test_each_point_and_mark_is_there_once_over_cuts_kills_and_restarts(tmp_path
         if rng.random() < 0.25:
             weaver.commit(START + step)
             if exported is None:
-                exported = Exporter(weaver, Mortal(files, rng, 0.3), "tensorboard", tmp_path / "places.json")
+                exported = HistoryExporter(weaver, Mortal(files, rng, 0.3), "tensorboard", tmp_path / "places.json")
             try:
                 exported.export()
             except WeaverUnavailable:
@@ -133,7 +133,9 @@ def test_each_point_and_mark_is_there_once_over_cuts_kills_and_restarts(tmp_path
                 weaver.restart()
     weaver.lost = 0.0
     weaver.commit(START + 400)
-    last = Exporter(weaver, open_tracker(KIND, Destination(folder=files)), "tensorboard", tmp_path / "places.json")
+    last = HistoryExporter(
+        weaver, open_tracker(KIND, Destination(folder=files)), "tensorboard", tmp_path / "places.json"
+    )
     last.export()
     last.export()
 
@@ -154,7 +156,7 @@ def test_an_exporter_without_its_notes_counts_what_the_run_holds(tmp_path: Path)
         if step in (9, 19, 29):
             state.write_text("{not JSON") if step == 19 else state.unlink(missing_ok=True)
             tracked = open_tracker(KIND, Destination(folder=tmp_path))
-            Exporter(weaver, tracked, "tensorboard", state).export()
+            HistoryExporter(weaver, tracked, "tensorboard", state).export()
 
     assert [step for step, _ in read_points("tensorboard", tmp_path, "train_0", "loss")] == list(range(30))
 
@@ -164,16 +166,16 @@ def test_points_that_the_tracker_has_lost_are_written_again(tmp_path: Path) -> N
     for step in range(20):
         weaver.report(step, START + step, loss=float(step))
     weaver.commit(START + 20)
-    Exporter(weaver, open_tracker(KIND, Destination(folder=tmp_path)), "tensorboard", state).export()
+    HistoryExporter(weaver, open_tracker(KIND, Destination(folder=tmp_path)), "tensorboard", state).export()
     (file,) = (tmp_path / "admin" / "train_0").glob("*tfevents*")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])  # as after a loss of power
 
-    Exporter(weaver, open_tracker(KIND, Destination(folder=tmp_path)), "tensorboard", state).export()
+    HistoryExporter(weaver, open_tracker(KIND, Destination(folder=tmp_path)), "tensorboard", state).export()
 
     assert [step for step, _ in read_points("tensorboard", tmp_path, "train_0", "loss")] == list(range(20))
 
 
-class Recording(Tracker):
+class Recording(TrackerSink):
     """A stand-in for a tracker that has addresses, and refuses what it is told to."""
 
     def __init__(self) -> None:
@@ -208,7 +210,7 @@ class Recording(Tracker):
 
 def test_a_run_is_linked_configured_marked_and_closed(tmp_path: Path) -> None:
     weaver, recording = Weaver(tmp_path / "w.sqlite"), Recording()
-    exported = Exporter(weaver, recording, "mine", tmp_path / "places.json")
+    exported = HistoryExporter(weaver, recording, "mine", tmp_path / "places.json")
     weaver.replica.config = {"lr": 0.1}
     exported.export()
     weaver.report(3, START, loss=0.5, acc=0.25)
@@ -234,7 +236,7 @@ def test_a_run_is_linked_configured_marked_and_closed(tmp_path: Path) -> None:
 
 def test_a_tracker_that_fails_gets_everything_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weaver, recording = Weaver(tmp_path / "w.sqlite"), Recording()
-    exported = Exporter(weaver, recording, "mine", tmp_path / "places.json")
+    exported = HistoryExporter(weaver, recording, "mine", tmp_path / "places.json")
     weaver.report(3, START, loss=0.5)
     recording.refuses = True
     exported.export()
@@ -258,7 +260,7 @@ def test_the_export_ends_when_it_is_refused_and_waits_while_nobody_answers(
     monkeypatch.setattr(exporter, "_AGAIN", exporter.Backoff(0.0, 0.0))
     refusing = Refusing()
     with pytest.raises(Denied):
-        Exporter(refusing, Recording(), "mine", tmp_path / "p.json").run(threading.Event())
+        HistoryExporter(refusing, Recording(), "mine", tmp_path / "p.json").run(threading.Event())
     assert not refusing.errors
 
 
@@ -275,7 +277,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_event_of_a_mark_is_read_back() -> None:
-    assert tracker.event_of(Mark(12, START, None, "applied", "pause").line) == 12
+    assert tracker.event_of(TrackerMark(12, START, None, "applied", "pause").line) == 12
     assert [tracker.event_of(text) for text in ("", "12", "#x", "#1x y")] == [0, 12, 0, 0]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from loom.instrument import training as module
 from loom.instrument.torch import OptimizerSteps
-from loom.instrument.training import Training, training
+from loom.instrument.training import HookedTraining, training
 from loom.threadlet import Threadlet
 from tests.unit.loom.threadlet.conftest import _no_environment, threadlet, weaver
 
@@ -48,5 +48,5 @@ def made() -> Threadlet:
     return here().threadlet
 
 
-def here() -> Training:
+def here() -> HookedTraining:
     return training()

@@ -126,12 +126,12 @@ def test_an_owner_stops_in_its_own_way(weaver: FakeWeaver) -> None:
 @pytest.mark.usefixtures("hooked")
 def test_a_richer_source_names_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = sgd()
-    here().owns(trainings.Source.LIGHTNING)
+    here().owns(trainings.StepSource.LIGHTNING)
 
     step(optimizer)
 
     assert here()._step is None
-    assert not here().owns(trainings.Source.TORCH)
+    assert not here().owns(trainings.StepSource.TORCH)
 
 
 @pytest.mark.usefixtures("hooked")
