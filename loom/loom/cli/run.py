@@ -18,10 +18,10 @@ from typing import Annotated
 
 import typer
 
+from loom.cli.output import say
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
 from loom.errors import Conflict, LoomError, WrongArguments
 from loom.instrument.training import NAME_VARIABLE
-from loom.screen_text import fit_line
 
 SITE = Path(__file__).parents[1] / "instrument" / "site"
 """The folder with the `sitecustomize` that Python runs at its start."""
@@ -155,7 +155,7 @@ def _is_first(command: Sequence[str]) -> bool:
 
 
 def _say(text: str) -> None:
-    typer.echo(fit_line(f"loom run: {text}"), err=True)
+    say(f"loom run: {text}", err=True)
 
 
 OPTIONS = {"allow_interspersed_args": False}

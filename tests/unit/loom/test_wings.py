@@ -11,6 +11,8 @@ from loom.wings import Part
 
 WINGS = (
     "loom.chaos",
+    "loom.exporters",
+    "loom.instrument",
     "loom.nats",
     "loom.notebook",
     "loom.rl",

@@ -124,14 +124,17 @@ async def test_a_log_is_followed_further_after_a_failed_read() -> None:
 
 SHORT = {
     "answer a request",
+    "beat for a trainer",
     "disconnect a client",
     "end a driver",
     "end a session",
     "end the session",
     "follow a command",
+    "read for a trainer",
     "talk to a debugger",
 }
-"""The names of tasks that do one thing, for a caller that would not be helped if they did it again."""
+"""The names of tasks that do one thing, for a caller that would not be helped if they did it again, or serve one
+connection, whose end the other side sees."""
 
 AWAITED = {
     "access/connections.py": "the connection that is beginning is closed with its task",
@@ -143,7 +146,7 @@ AWAITED = {
     "chaos/runs.py": "the end of the gateway waits for it",
     "pod/forwarding.py": "the forwarded connection is closed with it",
     "relay/http_tunnel.py": "the tunnel is closed with it",
-    "relay/relay.py": "the relayed connection waits for it",
+    "relay/endpoint.py": "the relayed connection waits for it",
     "rest/sessions.py": "the request waits for it",
     "sessions/driver_process.py": "the change of the record waits for it",
     "sessions/manager.py": "the session that needs a driver waits for it",
