@@ -347,11 +347,15 @@ def test_a_task_of_an_async_actor_that_exits_ends_its_process(tidied: loom.Job) 
 
     tasks: list[asyncio.Task[None]] = []
     actor = tidied.hosts.slice(hosts=0).spawn_procs(name="task").spawn("actor", Async, "task")
-    actor.do.call_one(later).get(timeout=BOUND)
+    await_true(lambda: "task" in tidied.weaver.replicas())
+
+    def call_until_it_ends() -> None:
+        actor.do.call_one(later).get(timeout=BOUND)
+        for _ in range(1000):  # some may come before the task does
+            actor.do.call_one(lambda: True).get(timeout=BOUND)
 
     with pytest.raises(loom.SupervisionError, match="exit code 6"):
-        for _ in range(1000):  # the first calls may come before the task does
-            actor.do.call_one(lambda: True).get(timeout=BOUND)
+        call_until_it_ends()
     assert _ended(tidied, "task").died_of is not None
     await_true(lambda: "exit code 6" in str(tidied.weaver.replica("task").end_reason))
 
