@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from loom.control.commands import Change, Command, CommandKind
 from loom.control.introduction import CohortPlace
-from loom.threadlet import Threadlet, cohort_member
+from loom.threadlet import Deferred, Threadlet, cohort_member
 from loom.threadlet.cohort_member import CohortMember, bound_below
+from loom.threadlet.handlers import Settlement
+from loom.threadlet.inbox import Application
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, Loop, Make, eventually
 
 Values = list[tuple[int, float]]
@@ -506,3 +509,25 @@ def test_the_bound_is_below_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None
     assert bound_below(8.0) == 12.0
     monkeypatch.setenv("LOOM_COHORT_BOUND", "soon")
     assert bound_below(8.0) == 2.0
+
+
+def test_values_that_another_rank_has_not_applied_are_taken_back_or_said_to_stay(threadlet: Make) -> None:
+    made = threadlet(config={"known": 1})
+    given: list[int] = []
+    made.handler("known")(given.append)
+    undecided = Deferred()
+    changes = {"known": Change(1, 2), "new": Change(None, 3), "own": Change(None, 4)}
+    update = Command("c", CommandKind.UPDATE_CONFIG, {key: change.new for key, change in changes.items()})
+    applied = Application(update, changes=dict(changes), deferred={"late": (5, undecided)}, taken=["own"])
+    made._config.update(known=2, new=3, own=4)
+
+    made._take_back(applied, {"known": 1}, "rank 1: no")
+
+    assert given == [1]
+    assert made._config == {"known": 1}
+    assert applied.reason == (
+        "rank 1: no; and this rank keeps the new value, since new: the value before is unknown: "
+        "name it in the threadlet's config"
+    )
+    assert undecided.verdict == Settlement(None, "rank 1: no")
+    assert (applied.changes, applied.taken, applied.deferred) == ({}, [], {})
