@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.routing import WebSocketRoute
 
 from loom._version import __version__
-from loom.mutual_auth.forwarded import PROOF_PATH
+from loom.mutual_auth.over_http import PROOF_PATH
 from loom.process import tasks
 from loom.token_file import ADMIN
 from loom.tracing import flush
@@ -40,8 +40,8 @@ from loom_gateway.rest.weaver_changes import Components, WeaverChanges
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.trainer_status import trainer_routes
 from loom_gateway.weaver_process import WeaverSupervisor
-from loom_gateway.weaver_socket.application import WeaverSocket
-from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, WorkerInfo, check_workers
+from loom_gateway.weaver_socket.endpoint import WeaverSocket
+from loom_gateway.weaver_socket.page_feed import GatewayFeed, WorkerInfo, check_workers
 
 
 class Proof(BaseModel):

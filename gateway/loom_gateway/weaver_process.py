@@ -21,8 +21,8 @@ from loom.process.child import python
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import Keys, read_secret
 from loom_gateway.driver.monarch.root_client import address_towards
-from loom_gateway.sessions.driver_files import DriverFiles, start_time
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
+from loom_gateway.sessions.state_dir import DriverFiles, start_time
 from loom_gateway.workers.sources import WorkerList
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,8 @@ FORMER_NAMES = {
     "loom.cells.records": "loom.notebook.displays",
     "loom.cells": "loom.notebook",
     "loom.rest": "loom.rest_client",
+    "loom.rl.diagnosis.folder": "loom.rl.diagnosis.analysis",
+    "loom.rl.diagnosis.run": "loom.rl.diagnosis.analysis",
     "loom.rl.generation.limits": "loom.rl.generation.completions",
     "loom.rl.generation.places": "loom.rl.generation.weight_client",
     "loom.rl.generation.urls": "loom.rl.generation.weight_client",

@@ -23,7 +23,7 @@ from loom.errors import (
     TooLarge,
     WrongArguments,
 )
-from loom.mutual_auth.forwarded import check_proof, error_in, json_object
+from loom.mutual_auth.over_http import check_proof, error_in, json_object
 from loom.process.listen import is_loopback
 from loom.tls import client_context, tls_error
 from loom.tracing.trace_ids import TRACE_HEADER, current_trace

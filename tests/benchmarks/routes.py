@@ -21,10 +21,10 @@ from typing import Any
 
 from loom.control.operations import GetStatus, GetUsers, Operation
 from loom.errors import WeaverUnavailable
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.session import SessionState, UserSession
-from loom_gateway.weaver_socket import gateway_feed
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord
+from loom_gateway.weaver_socket import page_feed
 from tests.unit.loom_gateway.access.test_routes import GUARDED, Driver, House, path_of
 from tests.unit.loom_gateway.weaver_socket.replicas import info
 
@@ -151,7 +151,7 @@ async def _look_at_the_page(house: House) -> None:
 
     async def send(message: Any) -> None:
         if '"type": "snapshot"' in message.get("text", "")[:100]:
-            asyncio.get_running_loop().call_later(3 * gateway_feed.SESSIONS_EVERY, came.set)
+            asyncio.get_running_loop().call_later(3 * page_feed.SESSIONS_EVERY, came.set)
 
     headers = [(b"authorization", f"Bearer {house.tokens['admin']}".encode()), (b"host", b"gateway")]
     scope = {

@@ -130,7 +130,7 @@ class NearWorkers:
 
 def _work(pipe: Connection, rank: int) -> None:
     """Be a worker."""
-    from loom.tensors.worker.group import Group
+    from loom.tensors.worker.process_group import Group
 
     torch.set_num_threads(1)
     group = Group(torch.device("cpu"))

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from loom.cli.demos.demo import LiveDisplay, sentence
-from loom.cli.demos.training import (
+from loom.cli.demo import LiveDisplay, sentence
+from loom.cli.demo_training import (
     DemoProgress,
     Event,
     LearningRateChanged,

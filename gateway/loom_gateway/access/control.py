@@ -25,7 +25,7 @@ from loom.errors import (
     WrongArguments,
 )
 from loom.mutual_auth.exchange import checked_nonce
-from loom.mutual_auth.forwarded import key_id
+from loom.mutual_auth.over_http import key_id
 from loom.process import tasks
 from loom.process.tasks import Turns
 from loom.token_file import REPORT, Token, digest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom.mutual_auth.forwarded import PROOF_PATH
+from loom.mutual_auth.over_http import PROOF_PATH
 from loom.rest_client import WEBSOCKET_PATH
 
 PAGE = "/api/v1/page"

@@ -2,7 +2,7 @@
 
 A browser shows a token once and gets a text in its place: who signed in, for which scope and how long, and a MAC.
 The text is not stored here, so the page stays signed in when the gateway is replaced. It is good as long as the
-token is. It has no hash of the token: who has that can pretend to be the gateway (`loom.mutual_auth.forwarded`).
+token is. It has no hash of the token: who has that can pretend to be the gateway (`loom.mutual_auth.over_http`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SignIn:
     token: str
     """The id of the token that was shown."""
     proof_key: str
-    """The token's `loom.mutual_auth.forwarded.key_id`, which changes when the gateway's own token is replaced."""
+    """The token's `loom.mutual_auth.over_http.key_id`, which changes when the gateway's own token is replaced."""
     issuer_key: str
     """The id of the key with which an issuer signed the token; empty for other tokens."""
     user: str

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Protocol
 
 from loom.errors import AuthenticationError, IssuerUnreachable, TokenFileError, TokenRevoked
-from loom.mutual_auth.forwarded import gateway_proof, key_id
+from loom.mutual_auth.over_http import gateway_proof, key_id
 from loom.process.state_file import write_json
 from loom.process.threads import DaemonExecutor
 from loom.token_file import ADMIN, OPENID_PREFIX, SCOPES, Token, TokenFile, digest
@@ -326,7 +326,7 @@ class TokenAuthority:
         """Return the `gateway_proof` with a token, for a client that asks before it shows the token.
 
         Raises:
-            AuthenticationError: no token has this `loom.mutual_auth.forwarded.key_id`.
+            AuthenticationError: no token has this `loom.mutual_auth.over_http.key_id`.
             TokenRevoked: it has, and is not good any more.
         """
         self.reload()

@@ -29,8 +29,8 @@ from loom_gateway.driver.process_link.link import PATIENCE
 from loom_gateway.driver.runs.children import keep_apart
 from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import current_run, route_output
-from loom_gateway.sessions.driver_files import DriverFiles
 from loom_gateway.sessions.driver_ids import bound_leftovers
+from loom_gateway.sessions.state_dir import DriverFiles
 from loom_gateway.workers.monarch_env import set_monarch_environment
 
 set_monarch_environment()  # before Monarch is imported

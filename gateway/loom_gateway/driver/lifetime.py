@@ -22,7 +22,7 @@ from loom.errors import UnknownSession
 from loom.process.parent_pipe import when_parent_ends
 from loom.process.state_file import is_gone
 from loom.session_alive import AliveBecause, SessionLife
-from loom_gateway.sessions.driver_files import DriverFiles, LastWords
+from loom_gateway.sessions.state_dir import DriverFiles, LastWords
 
 logger = logging.getLogger(__name__)
 

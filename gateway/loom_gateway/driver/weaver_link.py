@@ -28,7 +28,7 @@ from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
 from loom.wire.bodies import OpenSession
 from loom_gateway.driver.clients.stored_results import StoredResults
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.state_dir import DriverFiles
 
 
 class UserLimits:

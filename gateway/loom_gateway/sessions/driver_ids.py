@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from loom.errors import LimitReached, WrongArguments
 from loom.process.privileges import Capability, held, keep_only
 from loom_gateway.sessions import id_sweep
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.state_dir import DriverFiles
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from loom.errors import LoomError, SessionLost, UnknownSession, because
 from loom.process.state_file import write_json
 from loom.token_file import ADMIN
-from loom_gateway.sessions.driver_files import DriverRecord, LastWords
+from loom_gateway.sessions.state_dir import DriverRecord, LastWords
 
 KEEP = 100  # the number of ended sessions to remember of each user
 KEEP_IN_ALL = 400  # and of all users; beyond it, the oldest of the user with the most is forgotten

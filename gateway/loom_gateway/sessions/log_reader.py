@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import IO, TypedDict, cast
 
-from loom_gateway.sessions.driver_files import open_regular
+from loom_gateway.sessions.state_dir import open_regular
 
 
 class LogEntry(TypedDict, total=False):

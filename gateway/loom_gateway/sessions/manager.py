@@ -29,13 +29,12 @@ from loom.process import tasks
 from loom.process.child import python
 from loom.process.state_file import write_json
 from loom.token_file import ADMIN
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.sessions.logs import SessionLogs
 from loom_gateway.sessions.session import SessionState, UserSession
-from loom_gateway.sessions.state_dir import StateFolder
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, StateFolder
 from loom_gateway.workers.sources import WorkerHosts, WorkerList
 from loom_gateway.workers.watcher import Lease, WorkerLeases, WorkerWatch
 

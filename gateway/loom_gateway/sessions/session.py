@@ -29,9 +29,9 @@ from loom.wire.messages import Buffer, Kind
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.offload import OFFLOAD, SMALL_WORK, Work
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
-from loom_gateway.sessions.driver_files import LastWords
 from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
 from loom_gateway.sessions.ended_sessions import EndedSession
+from loom_gateway.sessions.state_dir import LastWords
 
 logger = logging.getLogger(__name__)
 

@@ -1,16 +1,201 @@
-"""The gateway's state folder, through which its drivers and the next gateway find each other again."""
+"""The gateway's state folder, through which its drivers and the next gateway find each other again.
+
+The names of one driver's files in it begin alike. The gateway removes them when the driver has ended, except for
+the log.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
 import secrets
 import shutil
+import socket
+import stat
+import struct
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any, NamedTuple
 
-from loom.process.state_file import LONGEST_SOCKET_PATH, hold
+from loom.process.state_file import LONGEST_SOCKET_PATH, hold, write_json
 from loom.token_file import state_folder
-from loom_gateway.sessions.driver_files import DriverFiles
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class UnixPeer(NamedTuple):
+    """Process and user id of a peer: of a listener, those with which it began to listen."""
+
+    pid: int
+    uid: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> UnixPeer:
+        """Return the peer of a connected unix socket."""
+        pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        return cls(pid, uid)
+
+
+OWN = "driver"  # the beginning of the names of the files in a driver's own folder
+LAST_WORDS_BYTES = 64 << 10
+OUTPUT_LINES = 50
+OUTPUT_BYTES = 16 << 10  # the limits of a driver's last output in error messages
+
+
+@dataclass(frozen=True)
+class DriverRecord:
+    """The description of a driver, or of the weaver, that a gateway leaves for its successor."""
+
+    pid: int
+    started: int
+    """The process's start by `start_time`. Another process with the same id has a later start."""
+    session: str = ""
+    """The name of its session; empty for a spare."""
+    created: float = 0.0
+    """The time at which the session was opened, in seconds since the epoch."""
+    persist: bool = False
+    """True if the session never ends for lack of a client."""
+    owner: str = ""
+    """The id of the token that opened the session; empty for a spare."""
+    driven_with: Sequence[str] = ()
+    """The ids of its user's other tokens that have driven the session, the newest last."""
+    user: str = ""
+    """The user to whom the session belongs; empty for a spare, and in the record of an older gateway."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """The users with whom the session is shared, each with the scope that they have in it."""
+    opening: str = ""
+    """The name of the session that its client has made up; see `loom.wire.handshake.Hello`."""
+    address: str = ""
+    """The address at which threadlets find the weaver."""
+    uid: int | None = None
+    """The driver's user id, if it has one of its own."""
+    hosts: Sequence[int] = ()
+    """The numbers of the workers that are leased to the session's user; empty if workers are shared."""
+    boot: str = ""
+    """The `boot_id` at its start: after another, a process with its id and start is not the driver."""
+    knows_users: bool = False
+    """True if the driver knows of users: not one that a gateway of before users has started."""
+
+    @property
+    def peer(self) -> UnixPeer:
+        """The process at the other end of its socket."""
+        return UnixPeer(self.pid, os.geteuid() if self.uid is None else self.uid)
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """The reason and exit code that a driver, or its gateway, leaves at the driver's end."""
+
+    reason: str = ""
+    """Empty if it is not known."""
+    exit_code: int | None = None
+    """Known only if the driver has ended by itself."""
+
+
+class DriverFiles:
+    """The files of one driver.
+
+    Args:
+        base: the beginning of their paths.
+        folder: of the files that a driver with a user id of its own makes and the gateway reads. The others stay
+            where only the gateway can change them.
+        closed: whether only this user can open the files, or all who can open their folder.
+    """
+
+    def __init__(self, base: str, folder: str | None = None, closed: bool = True) -> None:
+        self.base = base
+        self.folder = folder
+        own = base if folder is None else os.path.join(folder, OWN)
+        self.mode = 0o600 if closed and folder is None else 0o644
+        self.socket = f"{own}.sock"  # on which the driver takes the gateway's connections
+        self.record = f"{base}.json"  # of `DriverRecord`
+        self.workers = f"{base}.workers"  # the session's workers, if they are leased: a `WorkerList`
+        self.output = f"{base}.out"  # the driver's standard output and error
+        self.last_words = f"{own}.end"  # of `LastWords`
+        self.log = f"{own}.log"  # the session's; see `loom_gateway.driver.output.spool`
+
+    def write_record(self, record: DriverRecord) -> None:
+        write_json(self.record, record)
+
+    def read_record(self) -> DriverRecord:
+        """Return the record. Raise `OSError` if there is none, `ValueError` if it is damaged."""
+        from pydantic import TypeAdapter  # drivers use this module, and do not load pydantic
+
+        return TypeAdapter(DriverRecord).validate_json(Path(self.record).read_bytes(), strict=True)
+
+    def write_last_words(self, words: LastWords) -> None:
+        """Write the last words. The first reason stays."""
+        reason = self.read_last_words().reason or words.reason
+        with contextlib.suppress(OSError):  # the folder is gone, and so is the reader
+            write_json(self.last_words, LastWords(reason, words.exit_code), self.mode)
+
+    def read_last_words(self) -> LastWords:
+        """Return the last words, or empty ones if there are none."""
+        try:
+            with open_regular(self.last_words) as file:
+                words: Any = json.loads(file.read(LAST_WORDS_BYTES))
+            code = words["exit_code"]
+            return LastWords(str(words["reason"]), code if type(code) is int else None)
+        except (OSError, ValueError, TypeError, KeyError):
+            return LastWords()
+
+    def last_output(self) -> list[str]:
+        try:
+            with open(self.output, "rb") as output:
+                output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+                return output.read().decode(errors="replace").splitlines()[-OUTPUT_LINES:]
+        except OSError:
+            return []
+
+    def keep_log(self) -> None:
+        """Move the log out of the driver's folder, which `driver_ids.clear` has emptied, and remove the folder."""
+        assert self.folder is not None
+        log = f"{self.base}.log"
+        for part in ("", ".1"):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.log + part, log + part)
+        self.log = log
+        os.rmdir(self.folder)
+
+    def remove(self, log: bool = False) -> None:
+        """Remove the files; the log only with ``log=True``."""
+        paths = [self.socket, self.record, self.output, self.last_words, self.workers]
+        for path in paths + ([self.log, f"{self.log}.1"] if log else []):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def start_time(pid: int) -> int | None:
+    """Return a process's start in ticks since the machine's boot; None without such a process or without Linux."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(status.rpartition(")")[2].split()[19])
+
+
+def boot_id() -> str:
+    """Return an id of the machine's last start; an empty one without Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def open_regular(path: str) -> IO[bytes]:
+    """Open a file that another user id may have made, to read it. Raise `OSError` for a link, a pipe, …."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    # A second name may be that of a file that its owner can name, and not read.
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "it is no file of its own", path)
+    return open(descriptor, "rb")
+
 
 SYSTEM = Path("/var/lib/loom")
 """The parent of the state folder of a gateway whose drivers have other user ids: root's home is closed to them."""

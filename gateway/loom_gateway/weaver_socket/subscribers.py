@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Send
 
 from loom.errors import LoomError, WatcherTooSlow, WrongArguments
-from loom_gateway.weaver_socket.columns import NAMES, Column
+from loom_gateway.weaver_socket.replica_columns import NAMES, Column
 
 MAX_ROWS = 200
 """Replicas of which a page gets whole changes, and devices of which it gets the status."""
@@ -25,7 +25,7 @@ class PageSubscription(BaseModel, extra="forbid"):
 
     aggregates: bool = False
     columns: Annotated[list[str], Field(max_length=len(NAMES))] = []
-    """Names of `loom_gateway.weaver_socket.columns.Column`."""
+    """Names of `loom_gateway.weaver_socket.replica_columns.Column`."""
     rows: Annotated[list[Identity], Field(max_length=MAX_ROWS)] = []
     """Ids of replicas of which all changes come; one that does not exist may come to exist."""
     devices: Annotated[list[Identity], Field(max_length=MAX_ROWS)] = []

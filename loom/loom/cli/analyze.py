@@ -33,7 +33,7 @@ def analyze(
     Exits with 0 whatever the diagnosis is.
     """
     from loom.rl.diagnosis import sources
-    from loom.rl.diagnosis.run import analyze as analyze_logs
+    from loom.rl.diagnosis.analysis import analyze as analyze_logs
     from loom.rl.diagnosis.summary import headline
 
     if not logs and session is None:

@@ -15,6 +15,7 @@ from loom.cli import (
     bridge,
     context,
     dashboard,
+    demo,
     export,
     inject,
     logs,
@@ -29,7 +30,6 @@ from loom.cli import (
     tune,
     weaver,
 )
-from loom.cli.demos import demo
 from loom.cli.output import say
 
 app = typer.Typer(

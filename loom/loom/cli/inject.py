@@ -66,7 +66,7 @@ def check(
     plan: PlanFile,
 ) -> None:
     """Check that a plan makes sense, and that each fault has a target if there is a gateway; change nothing."""
-    from loom.chaos.plans.files import read_plan
+    from loom.chaos.plans import read_plan
     from loom.chaos.runs.run import PlanExecution
 
     read = read_plan(plan)
@@ -117,7 +117,7 @@ def from_events(
     same recoveries. Other events stand in comments, with the reason. `loom inject run` carries the plan
     out.
     """
-    from loom.chaos.incidents.replay import plan_text, read_events
+    from loom.chaos.incident_replay import plan_text, read_events
 
     if (file is None) == (since is None):
         raise WrongArguments("give a file of events, or --since TIME")

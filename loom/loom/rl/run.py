@@ -22,7 +22,7 @@ from loom.rl.generators.weight_orders import WeightOrders
 from loom.rl.process_home import process_home
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun, Weights
-from loom.rl.training import Training, restored_step
+from loom.rl.trainer import Training, restored_step
 from loom.threadlet import Deferred, Threadlet
 
 logger = logging.getLogger(__name__)

@@ -51,9 +51,9 @@ from loom.process.threads import keep_going
 from loom.threadlet import evictions
 from loom.threadlet.applying import CommandApplier
 from loom.threadlet.cohort_member import CohortMember
-from loom.threadlet.device_watch import watch_devices
 from loom.threadlet.inbox import AwaitedEffects, CommandInbox
 from loom.threadlet.link import WeaverLink
+from loom.threadlet.reporting import watch_devices
 from loom.threadlet.reports import plain
 from loom.threadlet.step import Step
 from loom.wire.plain import plain as as_sent

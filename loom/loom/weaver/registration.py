@@ -11,9 +11,8 @@ from loom.control.introduction import Activity, ThreadletHello, ThreadletWelcome
 from loom.errors import AuthenticationError, Conflict
 from loom.weaver.commit_output import Outbox, OutboxPeer
 from loom.weaver.dispatcher import CommandDispatcher
-from loom.weaver.failure_notices import PeerNotices
 from loom.weaver.inspection import Profiles
-from loom.weaver.liveness import Liveness, LivenessTimeouts
+from loom.weaver.liveness import Liveness, LivenessTimeouts, PeerNotices
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports

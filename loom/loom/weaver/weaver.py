@@ -22,9 +22,8 @@ from loom.control.reports import DeviceFailed, FailureNoted, Stack
 from loom.errors import ProtocolMismatch
 from loom.weaver.commit_output import CommittedOutput, Outbox, OutboxPeer
 from loom.weaver.dispatcher import CommandDispatcher
-from loom.weaver.failure_notices import PeerNotices
 from loom.weaver.inspection import Profiles, Stacks
-from loom.weaver.liveness import Liveness, LivenessTimeouts
+from loom.weaver.liveness import Liveness, LivenessTimeouts, PeerNotices
 from loom.weaver.registration import ThreadletRegistration
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from loom.errors import InvalidAddress, LoomError, MissingDependency, Unavailable
-from loom.mutual_auth.forwarded import note_forwarded
+from loom.mutual_auth.over_http import note_forwarded
 from loom.process.backoff import Backoff
 from loom.process.child import Child
 from loom.process.threads import keep_going

@@ -21,9 +21,8 @@ from loom.wire.framing import behind_length
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream, unnumbered_frame
-from loom_proxy.transport.base import Transport
+from loom_proxy.transport.base import SILENCE, Transport
 from loom_proxy.transport.http import HttpTransport
-from loom_proxy.transport.liveness import SILENCE
 from loom_proxy.transport.websocket import NoUpgrade, UpgradeCut, WebSocketTransport
 
 logger = logging.getLogger("loom")

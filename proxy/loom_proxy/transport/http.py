@@ -18,7 +18,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from loom.errors import ConnectionLost, LimitReached, LoomError, ProtocolMismatch, RateLimited, TooLarge
-from loom.mutual_auth.forwarded import check_proof
+from loom.mutual_auth.over_http import check_proof
 from loom.process.backoff import Backoff
 from loom.rest_client import WEBSOCKET_PATH
 from loom.tls import client_context

@@ -33,7 +33,7 @@ from loom.errors import (
     TooLarge,
     error_for_code,
 )
-from loom.mutual_auth.forwarded import check_proof
+from loom.mutual_auth.over_http import check_proof
 from loom.tls import client_context, tls_error
 from loom.wire.framing import LENGTH, MAX_FRAME
 from loom.wire.messages import TURN, Buffer, turns

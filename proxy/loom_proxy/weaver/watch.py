@@ -30,7 +30,7 @@ from loom.errors import (
     WatcherTooSlow,
     error_for_code,
 )
-from loom.mutual_auth.forwarded import check_proof, is_forwarded
+from loom.mutual_auth.over_http import check_proof, is_forwarded
 from loom.rest_client import Route, TokenSource, route_to, safe_url, token_now
 from loom.tls import client_context, tls_error
 from loom.weaver.views import Away, WeaverUpdate, read_update

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loom.chaos.plans.files import parse_plan
+from loom.chaos.plans import parse_plan
 from loom.chaos.runs.observer import Life, Observer
 from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck, Tracker

@@ -71,8 +71,8 @@ class Swallowing(DelayProxy):
 def swallowing(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a gateway behind a network that keeps what WebSockets carry."""
     monkeypatch.setattr("loom_proxy.transport.websocket.LONGEST_WAIT", 1)
-    monkeypatch.setattr("loom_proxy.transport.liveness.PING_AFTER", 0.5)
-    monkeypatch.setattr("loom_proxy.transport.liveness.SILENCE", 1.5)
+    monkeypatch.setattr("loom_proxy.transport.base.PING_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.transport.base.SILENCE", 1.5)
     with Swallowing(port_of(cluster), delay=0) as proxy:
         yield f"ws://127.0.0.1:{proxy.port}"
 

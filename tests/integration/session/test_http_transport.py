@@ -121,8 +121,8 @@ def test_a_connection_on_which_nothing_happens_is_not_lost(
     cluster: LocalCluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loom_proxy.transport.websocket.LONGEST_WAIT", 1)
-    monkeypatch.setattr("loom_proxy.transport.liveness.PING_AFTER", 0.5)
-    monkeypatch.setattr("loom_proxy.transport.liveness.SILENCE", 2.5)
+    monkeypatch.setattr("loom_proxy.transport.base.PING_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.transport.base.SILENCE", 2.5)
     with loom.connect(cluster.url, cluster.token, transport=kind) as job:
         assert not list(job.events(timeout=4.0))
 

@@ -19,7 +19,7 @@ from loom import Actor, endpoint
 from loom.session_alive import AliveBecause, SessionLife
 from loom_gateway.driver import lifetime as lifetimes
 from loom_gateway.driver.lifetime import Lifetime
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.state_dir import DriverFiles
 from loom_proxy.local import LocalCluster
 from tests.integration.session.run_functions import wait_for
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_true, gateway_of

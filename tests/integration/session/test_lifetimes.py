@@ -21,8 +21,8 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.driver import lifetime as lifetimes
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.own_log import KEPT, LIMIT, cut
-from loom_gateway.sessions.driver_files import DriverFiles, LastWords
 from loom_gateway.sessions.ended_sessions import KEEP, KEEP_IN_ALL, EndedSession, EndedSessions
+from loom_gateway.sessions.state_dir import DriverFiles, LastWords
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of

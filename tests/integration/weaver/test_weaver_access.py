@@ -18,10 +18,9 @@ import loom
 from loom.token_file import TokenFile
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.tokens import TokenAuthority
-from loom_gateway.weaver_socket import application as weaver_socket
+from loom_gateway.weaver_socket import endpoint as weaver_socket
 from loom_gateway.weaver_socket import subscribers
-from loom_gateway.weaver_socket import watches as weaver_watches
-from loom_gateway.weaver_socket.application import WeaverSocket
+from loom_gateway.weaver_socket.endpoint import WeaverSocket
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.actors import Counter
@@ -359,7 +358,7 @@ async def text_of(reader: subscribers.FeedReader) -> str:
 )
 async def test_readers_share_a_watch_and_each_begins_with_a_snapshot() -> None:
     weaver: Any = Pushing()
-    watches = weaver_watches.WeaverWatches(weaver)
+    watches = weaver_socket.WeaverWatches(weaver)
     first, second = subscribers.FeedReader(), subscribers.FeedReader()
 
     with watches.reading("admin", "admin", first):
@@ -378,9 +377,9 @@ async def test_readers_share_a_watch_and_each_begins_with_a_snapshot() -> None:
     "does not reach the others",
 )
 async def test_a_user_has_so_many_readers_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weaver_watches, "MAX_READERS", 1)
+    monkeypatch.setattr(weaver_socket, "MAX_READERS", 1)
     weaver: Any = Pushing()
-    watches = weaver_watches.WeaverWatches(weaver)
+    watches = weaver_socket.WeaverWatches(weaver)
     one, two = subscribers.FeedReader(), subscribers.FeedReader()
 
     with watches.reading("anna", "admin", one):

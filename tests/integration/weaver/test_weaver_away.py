@@ -14,7 +14,7 @@ from loom import Actor, endpoint
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, weaver_address
 from loom.wire.bodies import AskWeaver
 from loom_gateway.driver.weaver_link import FIRST_WEAVER
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.state_dir import DriverFiles
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, gateway_of
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.state_dir import DriverFiles
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, Gateway, await_true, gateway_of

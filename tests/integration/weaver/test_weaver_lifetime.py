@@ -16,7 +16,7 @@ import pytest
 
 import loom
 from loom.weaver.views import Away, Snapshot
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.state_dir import DriverFiles
 from loom_gateway.weaver_process import WeaverSupervisor
 from loom_gateway.workers.sources import WorkerList
 from loom_proxy.local import LocalCluster

@@ -13,7 +13,7 @@ import pytest
 import loom
 from loom.chaos.host import processes
 from loom.chaos.host.processes import state_of
-from loom.chaos.plans.files import parse_plan
+from loom.chaos.plans import parse_plan
 from loom.chaos.runs.reports import Report
 from loom.chaos.runs.run import PlanExecution
 from loom.errors import FaultRefused

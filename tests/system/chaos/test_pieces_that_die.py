@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.chaos.plans.files import parse_plan
+from loom.chaos.plans import parse_plan
 from loom.chaos.runs.reports import Report
 from loom.chaos.runs.run import PlanExecution
 from loom.train import CheckpointStore, FaultTolerantJob, JobStatus, JobSummary, status

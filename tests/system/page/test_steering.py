@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import loom
-from loom_gateway.sessions.driver_files import DriverFiles
+from loom_gateway.sessions.state_dir import DriverFiles
 from loom_proxy.local import LocalCluster
 from tests.support.browser import Tab, signed_in
 from tests.support.gateways import TOKEN as OWN

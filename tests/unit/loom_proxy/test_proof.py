@@ -17,9 +17,9 @@ import pytest
 
 import loom
 from loom.errors import AuthenticationError, NotAGateway
-from loom.mutual_auth import forwarded
+from loom.mutual_auth import over_http
 from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
-from loom.mutual_auth.forwarded import gateway_proof, key_id, listener_of, note_forwarded
+from loom.mutual_auth.over_http import gateway_proof, key_id, listener_of, note_forwarded
 from loom.rest_client import Gateway
 from loom.token_file import digest
 from loom_proxy.weaver.watch import WeaverWatch
@@ -78,7 +78,7 @@ def squat() -> Iterator[Callable[..., Squatter]]:
 
     yield start
     for squatter in all_of_them:
-        forwarded._forwarded.discard(squatter.port)
+        over_http._forwarded.discard(squatter.port)
         squatter.close()
 
 
@@ -167,7 +167,7 @@ def test_a_port_of_another_user_gets_nothing_at_all(
 ) -> None:
     """Which could pass the challenge on to the gateway."""
     squatter = squat(lambda asked: gateway_proof(digest(TOKEN), asked["challenge"]))
-    monkeypatch.setattr(forwarded, "listener_of", lambda port: os.getuid() + 1)
+    monkeypatch.setattr(over_http, "listener_of", lambda port: os.getuid() + 1)
 
     for token in (TOKEN, "an.openid.token"):
         with pytest.raises(NotAGateway, match="in place of kubectl"):
@@ -179,7 +179,7 @@ def test_an_openid_token_is_shown_only_where_the_listener_is_known(
     squat: Callable[..., Squatter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     squatter = squat(lambda asked: None)
-    monkeypatch.setattr(forwarded, "listener_of", lambda port: None)
+    monkeypatch.setattr(over_http, "listener_of", lambda port: None)
     with pytest.raises(NotAGateway, match="before it sees it"):
         Gateway(f"ws://127.0.0.1:{squatter.port}", "an.openid.token").status()
     assert squatter.received == b""

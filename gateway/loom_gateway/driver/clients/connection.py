@@ -39,7 +39,7 @@ from loom.wire.stream import OutOfStep, Stream, unnumbered_frame
 from loom_gateway.driver.clients.client import Client, TurnLost
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.session.session import DrivenSession
-from loom_gateway.sessions.driver_files import UnixPeer
+from loom_gateway.sessions.state_dir import UnixPeer
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from loom.chaos.plans.plan import Expectation, ExpectationKind
+from loom.chaos.plans import Expectation, ExpectationKind
 from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import judge, judge_fault, judge_run

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from loom._version import __version__
 from loom.chaos.durations import spoken
-from loom.chaos.plans.files import read_plan
-from loom.chaos.plans.plan import Plan
+from loom.chaos.plans import Plan, read_plan
 from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck
 from loom.chaos.runs.verdicts import Verdict, goodput, judge

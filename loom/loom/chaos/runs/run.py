@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loom.chaos.plans.plan import RECOVERED, Plan, PlannedFault
+from loom.chaos.plans import RECOVERED, Plan, PlannedFault
 from loom.chaos.runs.observer import AWAY, Observer
 from loom.chaos.runs.tracker import Struck, Tracker, Victim
 from loom.chaos.targets import ENDED, Target, check_target, chosen, living, matching

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.chaos.plans.plan import PlannedFault
+from loom.chaos.plans import PlannedFault
 from loom.chaos.runs.observer import DETECTS, Observer
 from loom.chaos.targets import ENDED
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from loom.chaos.durations import spoken
-from loom.chaos.plans.plan import Expectation, ExpectationKind
+from loom.chaos.plans import Expectation, ExpectationKind
 from loom.chaos.runs.observer import Life
 from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck

@@ -16,7 +16,7 @@ from loom.rl.generators.interruptible_calls import ProcessGone, result_of
 from loom.rl.generators.pool import PooledGenerator
 from loom.rl.generators.requests import GeneratorRequests
 from loom.rl.settings import Weights
-from loom.rl.training import Training
+from loom.rl.trainer import Training
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 from loom.control.commands import Acknowledgement
 from loom.errors import GatewayUnreachable, WaitTimeout, WeaverUnavailable, WrongState
 from loom.rl.diagnosis import sources
+from loom.rl.diagnosis.analysis import analyze
 from loom.rl.diagnosis.result import Analysis
-from loom.rl.diagnosis.run import analyze
 from loom.rl.tuning.changes import ORCHESTRATOR, TRAINER_JOB, OptionChange
 from loom.rl.tuning.ledger import Measurement
 from loom.weaver.states import ReplicaState

@@ -39,7 +39,7 @@ class TensorWorker(Actor):
         if prod(current_size().values()) > 1:
             import torch
 
-            from loom.tensors.worker.group import Group
+            from loom.tensors.worker.process_group import Group
 
             self._group = self._group or Group(self._device)
             torch.manual_seed(int(program[:15], 16))  # the same in each process

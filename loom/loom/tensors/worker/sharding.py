@@ -26,9 +26,9 @@ from loom.tensors.layouts import contiguous_strides
 from loom.tensors.names import VIEWING
 from loom.tensors.placements import WHOLE
 from loom.tensors.sending.encoding import Form
-from loom.tensors.worker.group import Group
-from loom.tensors.worker.parts import (
+from loom.tensors.worker.process_group import (
     SENT,
+    Group,
     as_torch,
     cut,
     everywhere,

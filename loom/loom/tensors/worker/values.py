@@ -72,7 +72,7 @@ class Values:
         self.grad_mode = True
         """True if commands build a graph, until one says otherwise."""
         self.modules: dict[str, Any] = {}
-        """The modules without elements that were called: see `loom.tensors.worker.modules`."""
+        """The modules without elements that were called: see `loom.tensors.worker.functions`."""
         self.handles: dict[Any, Any] = {}
         """The hooks of tensors, by their number, or by the name under which a tensor is watched."""
         self._told: list[tuple[int, list[Any]]] = []

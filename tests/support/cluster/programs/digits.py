@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import loom
-from loom.cli.demos.training import DemoTraining, summarize
+from loom.cli.demo_training import DemoTraining, summarize
 from loom.train import Timeouts, digits
 
 BOUND = 120.0

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from loom.chaos.incidents.replay import LEFT_OUT, parse_events, plan_text, read_events
-from loom.chaos.plans.files import parse_plan
-from loom.chaos.plans.plan import Plan, PlannedFault
+from loom.chaos.incident_replay import LEFT_OUT, parse_events, plan_text, read_events
+from loom.chaos.plans import Plan, PlannedFault, parse_plan
 from loom.chaos.targets import Target
 from loom.control.commands import CommandKind
 from loom.errors import EmptyLog, WrongArguments

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from loom.chaos.durations import parse_rate, parse_time
-from loom.chaos.plans.files import parse_plan, read_plan
-from loom.chaos.plans.plan import FORMS, ExpectationKind, Plan, PlannedFault, When, parse_expectation
+from loom.chaos.plans import (
+    FORMS,
+    ExpectationKind,
+    Plan,
+    PlannedFault,
+    When,
+    parse_expectation,
+    parse_plan,
+    read_plan,
+)
 from loom.chaos.targets import Target
 from loom.control.fault_kinds import FAULTS, check_fault
 from loom.errors import BadPlan, WrongArguments

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loom.chaos.plans.files import parse_plan
+from loom.chaos.plans import parse_plan
 from loom.chaos.runs.progress import FaultState, PlanProgress
 from loom.chaos.runs.run import PlanExecution
 from loom.chaos.runs.tracker import Struck

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from loom.chaos.plans.files import parse_plan
+from loom.chaos.plans import parse_plan
 from loom.chaos.runs.observer import Life, Observer
 from loom.chaos.runs.tracker import Struck, Tracker, Victim
 from loom.weaver.states import ReplicaState

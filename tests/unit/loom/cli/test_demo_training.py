@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loom.cli.demos.training import DemoProgress, DemoTraining
+from loom.cli.demo_training import DemoProgress, DemoTraining
 from loom.train import FaultTolerantJob
 
 

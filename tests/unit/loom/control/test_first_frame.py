@@ -10,9 +10,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from loom.control.first_frame import MAX_HEAD, FirstFrame
 from loom.control.frame import MAX_HELLO, pack
-from loom.control.introduction import MAX_KEY, PROTOCOL
+from loom.control.introduction import MAX_HEAD, MAX_KEY, PROTOCOL, FirstFrame
 from loom.errors import AuthenticationError, ProtocolMismatch
 from tests.support.garbage import pieces
 

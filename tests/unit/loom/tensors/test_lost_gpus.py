@@ -10,7 +10,7 @@ import torch
 
 import loom
 from loom.tensors.tensors import Tensors
-from loom.tensors.worker.group import check_gpus
+from loom.tensors.worker.process_group import check_gpus
 from tests.support.near_tensors import near_tensors
 
 

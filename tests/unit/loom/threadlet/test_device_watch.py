@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loom.devices import DeviceUse
-from loom.threadlet import Threadlet, device_watch
+from loom.threadlet import Threadlet, reporting
 from tests.support.nvml import Gpus, loaded
 from tests.unit.loom.threadlet.fake_weaver import BOUND, FakeWeaver
 
@@ -21,8 +21,8 @@ Make = Callable[..., Threadlet]
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_watch, "DEVICES_INTERVAL", 0.01)
-    monkeypatch.setattr(device_watch, "EVENT_TIMEOUT", 0.01)
+    monkeypatch.setattr(reporting, "DEVICES_INTERVAL", 0.01)
+    monkeypatch.setattr(reporting, "EVENT_TIMEOUT", 0.01)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -195,7 +195,7 @@ def test_the_watch_ends_with_the_threadlet(gpus: Gpus, weaver: FakeWeaver, threa
 def test_a_device_that_does_not_answer_is_said_once(
     weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(device_watch, "device_status", lambda devices: {"GPU-a": DeviceUse(error="no answer")})
+    monkeypatch.setattr(reporting, "device_status", lambda devices: {"GPU-a": DeviceUse(error="no answer")})
     threadlet()
     connection, _ = weaver.welcome()
 
@@ -213,7 +213,7 @@ def test_devices_that_cannot_be_looked_at_are_said_once(
         looked.release()
         raise RuntimeError("driver/library mismatch")
 
-    monkeypatch.setattr(device_watch, "device_status", fail)
+    monkeypatch.setattr(reporting, "device_status", fail)
     with caplog.at_level(logging.ERROR, "loom"):
         threadlet()
         connection, _ = weaver.welcome()

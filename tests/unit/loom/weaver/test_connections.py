@@ -14,7 +14,7 @@ import loom
 from loom.control.frame import pack
 from loom.token_file import ADMIN
 from loom.weaver import connection
-from loom.weaver.server import callers, handlers, threadlets, user_weaver
+from loom.weaver.server import handlers, server, threadlets, user_weaver
 from loom.weaver.states import ReplicaState
 from tests.unit.loom.weaver.raw_threadlet import BOUND, hello_of
 from tests.unit.loom.weaver.running import KEYS, running
@@ -214,7 +214,7 @@ async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "MAX_UNREAD_BY_WATCHER", 1 << 16)
+    monkeypatch.setattr(server, "MAX_UNREAD_BY_WATCHER", 1 << 16)
     async with running() as weaver:
         reader, writer = await asyncio.open_unix_connection(weaver.client._path, limit=1 << 10)
         writer.write(pack(["hello", KEYS.gateway()]) + pack(["watch", 0, ADMIN]))

@@ -36,7 +36,7 @@ MODULES = [
     "loom_gateway.server",
     "loom_gateway.sessions.log_reader",
     "loom_gateway.sessions.logs",
-    "loom_gateway.weaver_socket.application",
+    "loom_gateway.weaver_socket.endpoint",
     "loom_gateway.weaver_socket.subscribers",
 ]
 

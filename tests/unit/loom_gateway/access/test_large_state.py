@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loom.process import tasks
-from loom_gateway.weaver_socket import gateway_feed
+from loom_gateway.weaver_socket import page_feed
 from tests.benchmarks.routes import READS, SNAPSHOT, large_house, most_calls
 
 FEW = 20
@@ -19,7 +19,7 @@ async def test_more_sessions_and_replicas_make_no_round_much_longer(
     monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
     monkeypatch.setattr(tasks, "TURN", 0.0)
-    monkeypatch.setattr(gateway_feed, "SESSIONS_EVERY", 0.05)
+    monkeypatch.setattr(page_feed, "SESSIONS_EVERY", 0.05)
     calls: dict[str, list[int]] = {}
     for count in (FEW, many):
         async with large_house(sessions=count, replicas=count) as house:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import AuthenticationError, TokenFileError, TokenRevoked
-from loom.mutual_auth.forwarded import key_id
+from loom.mutual_auth.over_http import key_id
 from loom.token_file import TokenFile, digest
 from loom_gateway.access import tokens
 from loom_gateway.access.tokens import OwnTokenFile, TokenAuthority

@@ -24,11 +24,11 @@ from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.sessions import logs as session_logs
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.logs import SessionLogs
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_process import WeaverSupervisor
 

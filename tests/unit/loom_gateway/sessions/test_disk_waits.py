@@ -19,10 +19,10 @@ from loom.process.child import Child
 from loom.token_file import Token
 from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.access.tokens import TokenMemory
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess, OwnDriver
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord
 from loom_gateway.workers.sources import FileWorkers, WorkerHosts, WorkerList
 from loom_gateway.workers.watcher import WorkerWatch
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from loom_gateway.sessions import driver_process
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, start_time
 from loom_gateway.sessions.driver_process import AdoptedDriver
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, start_time
 
 BOUND = 30.0
 

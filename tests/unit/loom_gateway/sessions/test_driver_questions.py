@@ -20,9 +20,9 @@ from loom.wire.handshake import refusal
 from loom.wire.messages import Message
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.sessions import session
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.session import LONGEST, DriverQuestions
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord
 
 BOUND = 20.0
 

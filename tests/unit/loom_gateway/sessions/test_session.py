@@ -9,9 +9,9 @@ import pytest
 
 from loom.errors import SessionLost, UnknownSession
 from loom_gateway.relay.links import DriverLink
-from loom_gateway.sessions.driver_files import DriverFiles, DriverRecord, LastWords
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.session import SessionState, Traffic, UserSession
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, LastWords
 
 
 class Driver(DriverProcess):

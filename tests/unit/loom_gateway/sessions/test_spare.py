@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from loom.errors import SessionLost, Unavailable, WrongState
-from loom_gateway.sessions import driver_files
 from loom_gateway.sessions import manager as module
+from loom_gateway.sessions import state_dir
 from loom_gateway.sessions.driver_ids import DriverIds
 from loom_gateway.sessions.driver_process import OwnDriver
 from loom_gateway.sessions.manager import SessionManager
@@ -69,7 +69,7 @@ async def test_a_driver_that_cannot_be_written_down_is_ended_at_once(
     before = psutil.Process().children()
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver_files, "write_json", full_disk)
+        patched.setattr(state_dir, "write_json", full_disk)
         with pytest.raises(Unavailable, match="no space left"):
             await manager.create()
 
@@ -90,7 +90,7 @@ async def test_a_session_that_cannot_be_written_down_is_refused_and_leaves_no_dr
     spare = await manager._spare
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver_files, "write_json", full_disk)
+        patched.setattr(state_dir, "write_json", full_disk)
         with pytest.raises(Unavailable, match="no space left"):
             await manager.create()
         await asyncio.wait_for(spare.exited.wait(), 10.0)

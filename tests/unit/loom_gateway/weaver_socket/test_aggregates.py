@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loom_gateway.weaver_socket import user_replicas as module
-from loom_gateway.weaver_socket.user_replicas import Aggregates, Roster
+from loom_gateway.weaver_socket import replica_columns as module
+from loom_gateway.weaver_socket.replica_columns import Aggregates, Roster
 from tests.unit.loom_gateway.weaver_socket.replicas import info, reports
 
 

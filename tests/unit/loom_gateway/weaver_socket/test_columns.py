@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loom_gateway.weaver_socket.columns import (
+from loom_gateway.weaver_socket.replica_columns import (
     NAN,
     NO_NUMBER,
     NO_STEP,

@@ -12,8 +12,8 @@ import pytest
 
 from loom.token_file import Token
 from loom_gateway.access.sessions import Principal
-from loom_gateway.weaver_socket import gateway_feed
-from loom_gateway.weaver_socket.gateway_feed import GatewayFeed, PageReader
+from loom_gateway.weaver_socket import page_feed
+from loom_gateway.weaver_socket.page_feed import GatewayFeed, PageReader
 
 BOUND = 20.0
 
@@ -57,8 +57,8 @@ class Page:
 
 @pytest.fixture
 async def feed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayFeed]:
-    monkeypatch.setattr(gateway_feed, "SESSIONS_EVERY", 0.005)
-    monkeypatch.setattr(gateway_feed, "WORKERS_EVERY", 0.005)
+    monkeypatch.setattr(page_feed, "SESSIONS_EVERY", 0.005)
+    monkeypatch.setattr(page_feed, "WORKERS_EVERY", 0.005)
     manager: Any = SimpleNamespace(worker_watch=SimpleNamespace(hosts=SimpleNamespace(addresses=["tcp://a:1"])))
     access: Any = Access()
     made = GatewayFeed(manager, access)
@@ -74,7 +74,7 @@ def reachable(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     async def answers(address: str) -> bool:
         return found.get(address, True)
 
-    monkeypatch.setattr(gateway_feed, "answers", answers)
+    monkeypatch.setattr(page_feed, "answers", answers)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loom.process import tasks
-from loom_gateway.weaver_socket import page_feed, user_replicas
+from loom_gateway.weaver_socket import page_feed, replica_columns
 from loom_gateway.weaver_socket.page_feed import PageFeed
 from loom_gateway.weaver_socket.subscribers import PageSubscription, SubscribingReader
 from tests.support.page_frames import Frame, read_frame
@@ -95,7 +95,7 @@ async def feed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Feed]:
     monkeypatch.setattr(page_feed, "ROUND", 0.01)
     monkeypatch.setattr(page_feed, "SOONEST_TEXT", 0.0)
     monkeypatch.setattr(page_feed, "MAX_RATE", math.inf)
-    monkeypatch.setattr("loom_gateway.weaver_socket.user_replicas.MAX_SHARE", math.inf)
+    monkeypatch.setattr("loom_gateway.weaver_socket.replica_columns.MAX_SHARE", math.inf)
     died = tasks.died.total()
     made = Feed()
     await made.feed.take_snapshot([info(f"r{number}") for number in range(8)])
@@ -196,8 +196,8 @@ async def test_readers_with_the_same_position_share_what_is_encoded(
         encoded.append((column, changed))
         return once(column, values, changed)
 
-    once = user_replicas.encode_changed
-    monkeypatch.setattr(user_replicas, "encode_changed", encode)
+    once = replica_columns.encode_changed
+    monkeypatch.setattr(replica_columns, "encode_changed", encode)
     pages = [await feed.page(columns=["step"]) for _ in range(5)]
     for page in pages:
         await page.frame()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loom.errors import WrongArguments
-from loom_gateway.weaver_socket.columns import Column
+from loom_gateway.weaver_socket.replica_columns import Column
 from loom_gateway.weaver_socket.subscribers import PageSubscription, ShownSubscription, read_subscription
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from loom_gateway.weaver_socket.columns import AWAY, NOBODY, Column, encode_frame
-from loom_gateway.weaver_socket.user_replicas import STATES, Roster, loss_of
+from loom_gateway.weaver_socket.replica_columns import AWAY, NOBODY, STATES, Column, Roster, encode_frame, loss_of
 from tests.support.page_frames import Section, read_frame
 from tests.unit.loom_gateway.weaver_socket.replicas import info, reports
 

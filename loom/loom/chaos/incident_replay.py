@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from loom.chaos.durations import spoken
-from loom.chaos.incidents.troubles import Incident, Injection, Trouble, TroubleKind
-from loom.chaos.plans.files import parse_plan
+from loom.chaos.incident_troubles import Incident, Injection, Trouble, TroubleKind
+from loom.chaos.plans import parse_plan
 from loom.control.fault_kinds import MAX_DURATION, check_fault
 from loom.errors import EmptyLog, WrongArguments
 from loom.weaver.views import ReplicaInfo, WeaverEvent

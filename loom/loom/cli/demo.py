@@ -25,7 +25,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 import loom
-from loom.cli.demos.training import (
+from loom.cli.demo_training import (
     DemoProgress,
     DemoSummary,
     DemoTraining,

@@ -14,10 +14,10 @@ import loom
 from loom.token_file import ADMIN
 from loom.weaver.server import pushes
 from loom.wire.plain import exact_json
+from loom_gateway.weaver_socket import endpoint as weaver_watches
 from loom_gateway.weaver_socket import subscribers
-from loom_gateway.weaver_socket import watches as weaver_watches
+from loom_gateway.weaver_socket.endpoint import WeaverWatches
 from loom_gateway.weaver_socket.subscribers import FeedReader, Since, SubscribingReader
-from loom_gateway.weaver_socket.watches import WeaverWatches
 from tests.unit.loom.weaver.running import running
 from tests.unit.loom_gateway.weaver_socket.replicas import info
 

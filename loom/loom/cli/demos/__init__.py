@@ -1,1 +1,0 @@
-"""``loom demo`` and its kinds: what Loom does, on one machine."""
