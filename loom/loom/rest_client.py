@@ -61,6 +61,8 @@ def token_now(token: TokenSource) -> str | None:
         except Exception as error:
             raise GatewayUnreachable(f"there is no token to show: token=… raised {error!r}") from error
     shown = plain(token, "token")
+    if isinstance(shown, str) and not shown.isprintable():
+        raise WrongArguments("token: a line feed, or another character that cannot be printed, is in it")
     if shown is None or isinstance(shown, str):
         return shown
     raise WrongArguments(f"token: a text has to be given, not a {type(token).__name__}")

@@ -6,22 +6,25 @@ imported without the other commands, because they take longer than what it does.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePath
-from typing import Annotated
+from time import monotonic
+from typing import Annotated, TypeVar
 
 import typer
 
 from loom.cli.output import say
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
-from loom.errors import Conflict, LoomError, WrongArguments
-from loom.instrument.training import NAME_VARIABLE
+from loom.errors import Conflict, WrongArguments
+from loom.instrument.training import MAX_RUN_NAME, NAME_VARIABLE, as_run_name
 
 SITE = Path(__file__).parents[1] / "instrument" / "site"
 """The folder with the `sitecustomize` that Python runs at its start."""
@@ -29,10 +32,10 @@ SITE = Path(__file__).parents[1] / "instrument" / "site"
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """The exit codes of a shell for a command that it cannot start."""
 
-MAX_NAME = 200
+STARTS_WITHIN = 5.0
+"""Seconds after which the command starts, whatever name server, keyring, gateway or weaver has not answered."""
 
-ANSWER_WITHIN = 5.0
-"""Seconds that a gateway or a weaver has to answer before the command starts without it."""
+T = TypeVar("T")
 
 RANK_VARIABLES = ("RANK", "GROUP_RANK", "NODE_RANK", "PET_NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 """Variables by which launchers number the processes, or the nodes, of one job."""
@@ -53,50 +56,73 @@ def run(
     command runs all the same. Input, output, signals and the exit code are the command's.
     """
     group = _checked(default_name(command) if name is None else name)
-    if (weaver := find_weaver()) is not None:
+    until = monotonic() + STARTS_WITHIN
+    if (weaver := find_weaver(until)) is not None:
         if _is_first(command):
-            check_free(weaver, group)
+            check_free(weaver, group, until)
         os.environ.update(environment(os.environ, weaver, group))
     become(command)
 
 
-def find_weaver() -> str | None:
-    """Return the address of the weaver to report to; None if there is none, which is said on standard error."""
+def find_weaver(until: float) -> str | None:
+    """Return the address of the weaver to report to; None if there is none, which is said on standard error.
+
+    Args:
+        until: when nothing is waited for any more, on the monotonic clock.
+
+    Raises:
+        InvalidAddress: ``LOOM_WEAVER`` is no address.
+    """
     if text := os.environ.get(ADDRESS_VARIABLE):
         parse_weaver_address(text)
         return text
     from loom_proxy.contexts.file import find_gateway
 
-    if (to := find_gateway()) is None:
-        _say("nothing to report to: no LOOM_WEAVER, no LOOM_URL, no current context and no running `loom up`")
-        return None
+    to = None
     try:
-        return to.weaver_address(ANSWER_WITHIN)
-    except LoomError as error:
-        _say(f"it cannot report to {to}: {error}")
-        return None
+        if (to := _by(until, find_gateway)) is not None:
+            return _by(until, partial(to.weaver_address, STARTS_WITHIN))
+        _say("nothing to report to: no LOOM_WEAVER, no LOOM_URL, no current context and no running `loom up`")
+    except Exception as error:  # noqa: BLE001 - wherever it would report to, the command runs
+        _say(f"it cannot report{f' to {to}' if to else ''}: {error}")
+    return None
 
 
-def check_free(weaver: str, group: str) -> None:
+def _by(until: float, work: Callable[[], T]) -> T:
+    from loom.process.threads import within
+
+    return within(until - monotonic(), work)
+
+
+def check_free(weaver: str, group: str, until: float) -> None:
     """Check that no replica of a group lives, as far as the weaver answers.
 
     Raises:
         Conflict: replicas of the group live.
     """
+    try:
+        refusal = _by(until, lambda: _ask_for(weaver, group))
+    except Exception:  # noqa: BLE001 - the weaver is away, or none: the ranks report when it is back
+        return
+    if refusal is not None:
+        raise Conflict(f"{refusal}: choose another name with --name, or stop it", code="replica_taken")
+
+
+def _ask_for(weaver: str, group: str) -> str | None:
+    """Return the weaver's words on the replicas of a group that live; None if none does."""
     from loom.control.frame import MAX_FRAME, pack, unpack
     from loom.control.introduction import Refusal, group_question
     from loom.wire.framing import FrameSplitter
 
     address = parse_weaver_address(weaver)
-    with contextlib.suppress(OSError):  # the weaver is away: the ranks report when it is back
-        with socket.create_connection((address.host, address.port), ANSWER_WITHIN) as sock:
-            sock.sendall(pack(group_question(address.key, group).to_body()))
-            splitter, frames = FrameSplitter(MAX_FRAME), list[bytes]()
-            while not frames and (data := sock.recv(1 << 16)):
-                frames += splitter.feed(data)
-            answer = unpack(frames[0]) if frames else []
-        if answer and answer[0] == Refusal.KIND and (refusal := Refusal.from_body(answer)).code == "replica_taken":
-            raise Conflict(f"{refusal.text}: choose another name with --name, or stop it", code="replica_taken")
+    with socket.create_connection((address.host, address.port), STARTS_WITHIN) as sock:
+        sock.sendall(pack(group_question(address.key, group).to_body()))
+        splitter, frames = FrameSplitter(MAX_FRAME), list[bytes]()
+        while not frames and (data := sock.recv(1 << 16)):
+            frames += splitter.feed(data)
+    answer = unpack(frames[0]) if frames else []
+    refused = bool(answer) and answer[0] == Refusal.KIND
+    return refusal.text if refused and (refusal := Refusal.from_body(answer)).code == "replica_taken" else None
 
 
 def environment(given: Mapping[str, str], weaver: str, group: str) -> dict[str, str]:
@@ -110,13 +136,17 @@ def become(command: Sequence[str]) -> None:
     """Let a command take this process's place. Exit as a shell does if it cannot be started."""
     for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and the command would inherit that
         signal.signal(getattr(signal, name), signal.SIG_DFL)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # which a program has that was started with the stream closed
+            stream.flush()
     try:
         os.execvp(command[0], list(command))
-    except OSError as error:
-        _say(f"cannot run {command[0]}: {error.strerror}")
-        raise typer.Exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE) from None
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ENOEXEC:  # a script without `#!`, which shells run by themselves
+            os.execv("/bin/sh", ["sh", shutil.which(command[0]) or command[0], *command[1:]])
+        _say(f"cannot run {command[0]}: {getattr(error, 'strerror', error)}")
+        missing = isinstance(error, FileNotFoundError | ValueError)
+        raise typer.Exit(NOT_FOUND if missing else NOT_EXECUTABLE) from None
 
 
 def default_name(command: Sequence[str]) -> str:
@@ -124,20 +154,17 @@ def default_name(command: Sequence[str]) -> str:
     for before, argument in zip(["", *command], command, strict=False):
         if before in ("-m", "--module") and argument not in _LAUNCHERS:
             parts = argument.removesuffix(".__main__").split(".")
-            return _as_name(parts[-1])
+            return as_run_name(parts[-1])
         if argument.endswith((".py", ".sh")):
-            return _as_name(PurePath(argument).stem)
-    return _as_name(PurePath(command[0]).stem)
-
-
-def _as_name(text: str) -> str:
-    return re.sub(r"[^\w.-]", "_", text)[:MAX_NAME] or "train"
+            return as_run_name(PurePath(argument).stem)
+    return as_run_name(PurePath(command[0]).stem)
 
 
 def _checked(name: str) -> str:
-    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or re.search(r"[\s*?\[\]/]", name):
+    if not 0 < len(name) <= MAX_RUN_NAME or not name.isprintable() or re.search(r"[\s*?\[\]/]", name):
         raise WrongArguments(
-            f"--name: {name!r:.80} is no name: give 1 to {MAX_NAME} characters without blanks and any of * ? [ ] /"
+            f"--name: {name!r:.80} is no name: give 1 to {MAX_RUN_NAME} characters without blanks and any of "
+            "* ? [ ] /"
         )
     return name
 

@@ -12,6 +12,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -35,6 +36,9 @@ NAME_VARIABLE = "LOOM_RUN"
 
 AUTO_VARIABLE = "LOOM_AUTO"
 """The environment variable that is 1 where trainings take part without ``loom run``."""
+
+MAX_RUN_NAME = 190
+"""Characters of a run's name, to which its replicas add their ranks."""
 
 ANSWER_WITHIN = 5.0
 """Seconds that the gateway has, at the first step of a training that nobody has told of a weaver."""
@@ -207,7 +211,7 @@ def _make() -> HookedTraining:
             _check_takes_part()
             from loom.threadlet.threadlet import Threadlet  # which processes that never train have no need of
 
-            group = os.environ.get(NAME_VARIABLE) or _name_of_program()
+            group = as_run_name(os.environ.get(NAME_VARIABLE) or _name_of_program())
             about = _describe_group()
             made = HookedTraining(
                 Threadlet(f"{group}_{global_rank()}", group=group, weaver=_find_weaver(), config=about)
@@ -280,6 +284,11 @@ def _in_process_group() -> bool:
     return (group := _process_group()) is not None and group is not _forked_group
 
 
+def as_run_name(text: str) -> str:
+    """Return a text, such as the name of a script, as the name of a run: a target of commands can have it."""
+    return re.sub(r"[^\w.-]", "_", text)[:MAX_RUN_NAME] or "train"
+
+
 def _name_of_program() -> str:
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return PurePath(file).stem if file else "train"
@@ -289,11 +298,16 @@ def _find_weaver() -> str | None:
     """Return the address of the weaver of the chosen gateway if nobody has named a weaver; None leaves it open."""
     if weaver_address() or os.environ.get(AUTO_VARIABLE) != "1":
         return None
-    try:
+    from loom.process.threads import within
+
+    def look() -> str | None:
         # The laptop's side knows contexts; where only the library is needed, it is not imported.
         chosen = import_module("loom_proxy.contexts.file").find_gateway()
         return None if chosen is None else str(chosen.weaver_address(ANSWER_WITHIN))
-    except LoomError as error:
+
+    try:
+        return within(ANSWER_WITHIN, look)
+    except (LoomError, TimeoutError) as error:
         _log.warning("this training is not reported: %s", error)
         return None
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from concurrent.futures import TimeoutError as FutureTimeout  # until Python 3.11 another class
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -37,6 +38,19 @@ def keep_going(name: str, work: Callable[[], object]) -> None:
         else:
             return
         time.sleep(deaths.wait())
+
+
+def within(seconds: float, work: Callable[[], _T]) -> _T:
+    """Return what a function returns that may hang where nothing bounds it, as name servers and keyrings do.
+
+    Raises:
+        TimeoutError: it takes longer; its thread goes on by itself.
+    """
+    done = DaemonExecutor("loom-within").submit(work)
+    try:
+        return done.result(max(0.0, seconds))
+    except (TimeoutError, FutureTimeout) as error:
+        raise error if done.done() else TimeoutError(f"no answer within {seconds:.0f} s") from None
 
 
 class DaemonExecutor(Executor):

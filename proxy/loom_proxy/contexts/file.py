@@ -126,8 +126,17 @@ _VERSION = 1
 
 
 def default_path() -> Path:
-    """Return the path of this user's file, in ``XDG_CONFIG_HOME``."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "loom" / "contexts.json"
+    """Return the path of this user's file, in ``XDG_CONFIG_HOME``.
+
+    Raises:
+        ContextFileError: this user has no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "loom" / "contexts.json"
+    except RuntimeError as error:  # such as of a user id that a container was given
+        raise ContextFileError(
+            "this user has no home for the file of contexts: set HOME or XDG_CONFIG_HOME"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
-from loom.cli.run import SITE, _checked, _is_first, default_name, environment
+from loom.cli.run import SITE, _checked, _is_first, check_free, default_name, environment, find_weaver
 from loom.errors import WrongArguments
+from loom.instrument.training import MAX_RUN_NAME, as_run_name
 from tests.support.paths import ROOT
 
 LOOM = [str(Path(sys.executable).with_name("loom"))]
@@ -40,10 +45,18 @@ def test_a_run_is_named_after_its_script(command: str, name: str) -> None:
     assert default_name(command.split(" ")) == name
 
 
-@pytest.mark.parametrize("name", ["", "a b", "x*", "a/b", "[x]", "a\nb", "x" * 201])
+@pytest.mark.parametrize("name", ["", "a b", "x*", "a/b", "[x]", "a\nb", "x" * 191, "x" * 201])
 def test_a_name_that_a_target_cannot_have_is_refused(name: str) -> None:
     with pytest.raises(WrongArguments, match="--name"):
         _checked(name)
+
+
+@pytest.mark.parametrize("name", ["a b", "*", "[ab]", "../etc", "tab\tname", "\u202eevil", "x" * 300, ""])
+def test_the_name_that_a_variable_or_a_script_gives_becomes_one_that_a_target_can_have(name: str) -> None:
+    assert _checked(as_run_name(name))
+    assert len(f"{as_run_name(name)}_{10**8}") <= 200
+    assert as_run_name("naïve-模型.2") == "naïve-模型.2"
+    assert len(as_run_name("x" * 300)) == MAX_RUN_NAME
 
 
 def test_nothing_of_the_users_path_is_removed() -> None:
@@ -100,8 +113,110 @@ def test_a_gateway_that_is_away_does_not_keep_it_from_running(
     assert "cannot report to ws://127.0.0.1:1 (from LOOM_URL)" in done.stderr
 
 
+ANSWERS = {
+    "nothing": (b"", b""),
+    "a byte now and then": (b"", b"H"),
+    "a body byte by byte": (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"t"),
+    "garbage": (bytes(range(255, 0, -1)) * 9, b""),
+    "a frame byte by byte": (b"\0\1\0\0", b"x"),
+    "an end": (None, b""),
+}
+
+
+@contextlib.contextmanager
+def listener(kind: str) -> Iterator[str]:
+    """An address at which something answers that is neither a gateway nor a weaver."""
+    first, then = ANSWERS[kind]
+    ended = threading.Event()
+
+    def answer(sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            if first is not None:
+                sock.recv(1 << 16)
+                sock.sendall(first)
+                while not ended.wait(0.02):
+                    sock.sendall(then)
+
+    def accept(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=answer, args=(listening.accept()[0],)))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threads = [threading.Thread(target=accept, args=(listening,))]
+        threads[0].start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            ended.set()
+            listening.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_whatever_answers_the_command_starts_in_time(
+    kind: str, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with listener(kind) as address:
+        monkeypatch.setenv("LOOM_URL", f"ws://{address}")
+        assert find_weaver(monotonic() + 0.5) is None
+        check_free(f"tcp://{address}/k", "fit", monotonic() + 0.5)
+
+    assert capsys.readouterr().err.startswith(f"loom run: it cannot report to ws://{address} (from LOOM_URL): ")
+
+
+PLACES = {
+    "LOOM_TOKEN": "a\nb",
+    "XDG_CONFIG_HOME": "/etc/passwd",
+    "LOOM_URL": "nonsense",
+    "LOOM_CA": "/no/such/file",
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_to_report_to_that_makes_no_sense_is_told(
+    name: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name != "XDG_CONFIG_HOME":
+        monkeypatch.setenv("LOOM_URL", "wss://127.0.0.1:1" if name == "LOOM_CA" else "ws://127.0.0.1:1")
+    monkeypatch.setenv(name, PLACES[name])
+
+    done = loom_run(["echo", "started"])
+
+    assert (done.stdout, done.returncode) == ("started\n", 0)
+    assert done.stderr.startswith("loom run: it cannot report")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_command_starts_with_closed_streams(closed: Sequence[int], config: Path) -> None:
+    shut = " ".join(f"{number}>&-" for number in closed)
+    done = subprocess.run(["sh", "-c", f'"{LOOM[0]}" run sh -c "exit 3" {shut}'], timeout=60)
+
+    assert done.returncode == 3
+
+
+def test_a_script_without_an_interpreter_runs_as_a_shell_runs_it(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "start").write_text('echo "$1"; exit 5\n')
+    (tmp_path / "start").chmod(0o755)
+
+    for command in (str(tmp_path / "start"), "start"):
+        done = loom_run([command, "given"], env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+        assert (done.stdout, done.returncode) == ("given\n", 5)
+
+
+def test_a_user_without_a_home_runs_a_command(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+
+    assert find_weaver(monotonic() + 10) is None
+
+
 def test_a_command_that_cannot_be_started_is_reported_as_by_a_shell(config: Path) -> None:
     assert loom_run(["no-such-program"]).returncode == 127
+    assert loom_run([""]).returncode == 127
     done = loom_run(["/etc/passwd"])
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         126,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextvars
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from loom.process.threads import DaemonExecutor
+from loom.process.threads import DaemonExecutor, within
 
 BOUND = 30.0  # seconds
 
@@ -46,3 +47,14 @@ def test_an_error_is_the_result_s(error: BaseException) -> None:
 
 def test_a_process_ends_while_a_function_still_waits() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=BOUND)
+
+
+def test_what_hangs_is_left_alone() -> None:
+    released = threading.Event()
+    with pytest.raises(TimeoutError, match="no answer within 0 s"):
+        within(0.05, released.wait)
+    released.set()
+
+    assert within(BOUND, lambda: 3) == 3
+    with pytest.raises(TimeoutError, match="its own"):
+        within(BOUND, lambda: (_ for _ in ()).throw(TimeoutError("its own")))
