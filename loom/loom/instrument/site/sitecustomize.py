@@ -6,10 +6,22 @@ It leaves no trace but the hooks: its folder leaves `sys.path`, and the user's o
 import os
 import sys
 
+
+class _Missing:
+    """Waits for an import of torch where there is no Loom, and says once that the training is not seen."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name == "torch.optim":
+            sys.meta_path.remove(self)
+            if sys.stderr:
+                sys.stderr.write("loom run: no Loom in " + sys.prefix + ": what trains there is not reported\n")
+
+
 try:
     from loom.instrument.bootstrap import begin
 except Exception:  # noqa: BLE001 - a Python of another environment, or another version
-    pass
+    if sys.version_info > (3, 4):  # noqa: UP036 - other tools may run by an old Python
+        sys.meta_path.insert(0, _Missing())
 else:
     begin()
 
@@ -19,7 +31,7 @@ _own = sys.modules.pop("sitecustomize", None)
 try:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401
 except ImportError as error:
-    if error.name != "sitecustomize":
+    if getattr(error, "name", "sitecustomize") != "sitecustomize":  # Python 2 has no name
         raise
 finally:
     if _own is not None:

@@ -292,17 +292,51 @@ def test_a_python_without_loom_runs_as_ever() -> None:
     assert str(SITE) not in hidden.stdout
 
 
-@pytest.mark.parametrize(("value", "hooked"), [("1", True), ("", False), ("0", False)])
-def test_the_line_that_python_reads_at_its_start_looks_at_one_variable(value: str, hooked: bool) -> None:
+def test_a_python_without_loom_that_trains_says_that_it_takes_no_part(tmp_path: Path) -> None:
+    (tmp_path / "torch" / "optim").mkdir(parents=True)
+    for folder in ("torch", "torch/optim"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "loom.py").write_text("raise ImportError('there is none')\n")
+    own = {**os.environ, "PYTHONPATH": f"{SITE}:{tmp_path}"}
+
+    for code, said in (("import torch.optim, torch.optim; print(1)", 1), ("print(1)", 0)):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=own, timeout=60)
+        assert (done.stdout, done.stderr.count("what trains there is not reported")) == ("1\n", said)
+
+
+RUN = {"LOOM_RUN": "fit", "LOOM_WEAVER": "tcp://127.0.0.1:1/k"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "hooked"),
+    [
+        ({"LOOM_AUTO": "1"}, [], True),
+        ({"LOOM_AUTO": "1"}, ["-I"], True),
+        ({"LOOM_AUTO": ""}, [], False),
+        ({"LOOM_AUTO": "0"}, [], False),
+        ({"LOOM_RUN": "fit"}, [], False),
+        (RUN, [], True),  # a script of the command's has set another PYTHONPATH
+        (RUN, ["-E"], False),
+        (RUN, ["-I"], False),
+        ({**RUN, "LOOM_AUTO": "0"}, [], False),
+    ],
+)
+def test_the_line_that_python_reads_at_its_start(
+    variables: dict[str, str], options: list[str], hooked: bool
+) -> None:
     line = (ROOT / "loom" / "loom_auto.pth").read_text()
     assert line.startswith("import ")  # else Python takes it for a folder
-    code = f"import sys; exec({line!r}); print('loom.instrument.bootstrap' in sys.modules)"
+    assert line.count("\n") == 1
+    # Python reads the installed line too, which may be that of another version: not with -S.
+    path = next(path for path in sys.path if path.endswith("site-packages"))
+    code = f"import sys; sys.path += {[path, str(ROOT / 'loom')]!r}; exec({line!r}); "
+    code += "print('loom.instrument.bootstrap' in sys.modules)"
 
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-S", *options, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "LOOM_AUTO": value},
+        env={**os.environ, **variables},
         timeout=60,
     )
 
