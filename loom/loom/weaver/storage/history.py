@@ -221,6 +221,13 @@ class MetricHistory:
         more = any(passed[one.id] < one.total for one in news.values())
         return found, ",".join(f"{id}:{count}" for id, count in passed.items()), more
 
+    def is_coarse_after(self, replica: str, cursor: str) -> bool:
+        """Return whether some of the points after a cursor were made coarser."""
+        passed = dict(_read_cursor(cursor))
+        coarser = "SELECT 1 FROM aged WHERE series = ? AND points > ?"
+        ids = (one.id for one in self._series.get(replica, {}).values())
+        return any(self._db.execute(coarser, (id, passed.get(id, 0))).fetchone() for id in ids)
+
     def _points_after(self, series: _Series, passed: int, since: float, most: int) -> tuple[array[float], int]:
         """Return at most so many points of a series after those that were passed, and how many are passed then."""
         held = [*self._written.get(series, ()), *self._full.get(series, ())]
@@ -426,8 +433,17 @@ def _begun_by(unwritten: dict[_Series, int], row: int) -> Iterator[_Series]:
 def _mean(points: array[float], places: Sequence[int]) -> tuple[float, int | None, float]:
     """Return one point for several: the time and step of the last, and the mean of the values."""
     last = places[-1] * _POINT
-    value = math.fsum(points[place * _POINT + 2] for place in places) / len(places)
+    value = _average([points[place * _POINT + 2] for place in places])
     return points[last], None if math.isnan(points[last + 1]) else int(points[last + 1]), value
+
+
+def _average(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values) / len(values)
+    except ValueError:  # infinities of both signs
+        return math.nan
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
 
 
 def _means(points: array[float], bucket: float) -> array[float]:

@@ -445,6 +445,31 @@ def test_points_that_became_coarser_are_passed_and_their_later_means_come(tmp_pa
     assert len(steps) < 300
     assert sorted(set(steps)) == steps
     assert recorder.history.after("train_0", cursor) == ({}, cursor, False)
+    assert recorder.history.is_coarse_after("train_0", "")
+    assert not recorder.history.is_coarse_after("train_0", cursor)
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        ((math.inf, -math.inf), math.nan),
+        ((1e308, 1e308), 1e308),
+        ((-1e308, 1e308), 0.0),
+        ((math.inf, 1.0), math.inf),
+    ],
+)
+def test_values_without_a_sum_become_coarser(values: tuple[float, float], mean: float) -> None:
+    recorder = Recorder(levels=(HistoryLevel(100.0, 10.0),))
+    for step, value in enumerate(values):
+        recorder.record(step, loss=value)
+    for step in range(600):
+        recorder.record(10 + step, loss=0.0)
+    for _ in range(20):
+        recorder.commit(START + 10_000)
+
+    (_, _, found), *_ = recorder.history.between("train_0", "loss")
+
+    assert found == pytest.approx(mean, nan_ok=True)
 
 
 def test_a_cursor_of_another_store_or_of_a_forgotten_replica_begins_anew() -> None:
