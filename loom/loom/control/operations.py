@@ -583,7 +583,7 @@ class LinkReplica(
     replica: str
     tracker: Annotated[str, ArgumentBounds(min_length=1, max_length=40)]
     url: Annotated[str, ArgumentBounds(max_length=2000)] = ""
-    """Of http or https."""
+    """Of http or https, or ``file://HOST/PATH`` for files."""
 
     def noted(self) -> tuple[str, Mapping[str, object]]:
         return "commanded", {"replica": self.replica, "tracker": self.tracker}

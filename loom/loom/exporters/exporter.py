@@ -4,15 +4,19 @@ The weaver numbers the points of a replica: the cursor of a request says which o
 the cursor after each pass, with the number of points that the tracker's run has then. An exporter that was killed
 between writing and noting finds more points in the run than that, and passes over as many of those that it asks for
 again. One that finds fewer, because the tracker has lost some, begins with the oldest points, and passes over those
-that are there.
+that are there. If the weaver has means in the place of some of them, counts say nothing: the exporter then passes
+over all points until the time of the last one in the run.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import logging
+import math
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
-from loom.errors import Conflict, Denied, LoomError, NotFound, UnsafeStateFolder, WrongArguments
+from loom.errors import Conflict, Denied, LoomError, NotFound, Unavailable, UnsafeStateFolder, WrongArguments
 from loom.exporters.tracker import (
     Destination,
     TrackedRun,
@@ -29,6 +33,7 @@ from loom.exporters.tracker import (
     TrackerMark,
     TrackerRow,
     TrackerSink,
+    Written,
     open_tracker,
 )
 from loom.process.backoff import Backoff
@@ -49,6 +54,7 @@ MANY = 25
 """Replicas with news for each second until the next pass: far fewer than a gateway allows requests."""
 
 _AGAIN = Backoff(1.0, 30.0)  # waits while nobody answers
+_REFUSED = Backoff(INTERVAL, 600.0, at_once=True)  # waits before a run that failed is opened again
 _LONGEST_MARK = 1000  # characters
 
 _UNMARKED = frozenset(("reconnected",))
@@ -85,32 +91,115 @@ class _Place:
     """The time of the last point."""
     skip: Counter[str] = field(default_factory=Counter)
     """The points of each metric after the cursor that the run has already."""
+    last: Mapping[str, float] = field(default_factory=dict)
+    """The time of each metric's last point in the run, when it was opened."""
+    timed: set[str] = field(default_factory=set)
+    """The metrics of which the points until that time are passed over, whatever their number is."""
 
     def to_body(self) -> Mapping[str, object]:
         return {"cursor": self.cursor, "points": self.points, "since": self.since}
 
     @classmethod
-    def found(cls, noted: Mapping[str, Any] | None, written: Counter[str]) -> _Place:
-        """Return the place of a run that holds so many points, given what was noted before."""
+    def found(cls, noted: Mapping[str, Any] | None, written: Written) -> _Place:
+        """Return the place of a run that holds so much, given what was noted before."""
+        points = written.points
         if noted is not None:
             counted = Counter(noted["points"])
-            if all(written[name] >= count for name, count in counted.items()):
-                return cls(noted["cursor"], written, noted["since"], written - counted)
-        return cls("", written, None, Counter(written))
+            if all(points[name] >= count for name, count in counted.items()):
+                return cls(noted["cursor"], points, noted["since"], points - counted, written.times)
+        return cls("", points, None, Counter(points), written.times)
+
+    def left(self, name: str, points: Sequence[MetricPoint], coarse: bool) -> Sequence[MetricPoint]:
+        """Return those of a metric's points that the run does not have.
+
+        Args:
+            name: the tracker's.
+            coarse: whether there are means among them.
+        """
+        if coarse and self.skip.pop(name, 0):
+            self.timed.add(name)
+        if name in self.timed:
+            return [point for point in points if point.time > self.last.get(name, -math.inf)]
+        passed = min(self.skip[name], len(points))
+        self.skip[name] -= passed
+        return points[passed:]
 
 
 class _Followed:
     """A replica that is followed."""
 
-    def __init__(self, replica: ReplicaInfo, run: TrackedRun, noted: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, replica: ReplicaInfo, run: TrackedRun, noted: Mapping[str, Any] | None, careful: bool = False
+    ) -> None:
         self.replica = replica
         self.run = run
+        self._careful = careful
+        """Whether each metric is written by itself, so that one which the tracker refuses is found."""
+        self._refused: set[str] = set()
+        """The metrics that the tracker refuses."""
         written = run.written()
-        self.place = _Place.found(noted, written.points)
+        self.place = _Place.found(noted, written)
         self.event = written.event
         self.config: Mapping[str, Any] | None = None
         self.seen: object = None
         """The part of the replica's state after the last pass in which news show."""
+        self._trouble = ""
+        """The last error with the configuration."""
+
+    def log(self, points: Mapping[str, Sequence[MetricPoint]]) -> None:
+        """Write the points of metrics."""
+        wanted = {name: some for name, some in points.items() if some and name not in self._refused}
+        if not self._careful:
+            if rows := list(_rows(wanted)):
+                self.run.log(rows)
+            return
+        errors: dict[str, Exception] = {}
+        for name, some in wanted.items():
+            try:
+                self.run.log(list(_rows({name: some})))
+            except Exception as error:  # noqa: BLE001 - whatever a tracker's package raises
+                errors[name] = error
+        if errors and len(errors) == len(wanted):  # it takes nothing at all
+            raise next(iter(errors.values()))
+        for name, why in errors.items():
+            _log.error("the tracker refuses the metric %s of %s: %.1000r", name, self.replica.id, why)
+        self._refused.update(errors)
+        self._careful = bool(errors)
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Set the configuration. If the tracker does not take it, points and marks go on, and it is tried again."""
+        if config == self.config:
+            return
+        try:
+            self.run.set_config(config)
+            self.config, self._trouble = config, ""
+        except Exception as error:  # noqa: BLE001 - whatever a tracker's package raises
+            if repr(error) != self._trouble:
+                self._trouble = repr(error)
+                _log.error("the configuration of %s is not in the tracker: %.1000s", self.replica.id, self._trouble)
+
+
+class _Failed:
+    """A replica whose run has failed."""
+
+    def __init__(self) -> None:
+        self._waits = iter(_REFUSED)
+        self._next = 0.0
+        self.times = 0
+        self.text = ""
+        """The last error."""
+
+    @property
+    def waits(self) -> bool:
+        """True until it is time to open the run again."""
+        return time.monotonic() < self._next
+
+    def failed(self, text: str) -> bool:
+        """Note an error. Return whether it is another one than the last."""
+        self._next = time.monotonic() + next(self._waits)
+        self.times += 1
+        before, self.text = self.text, text
+        return text != before
 
 
 class HistoryExporter:
@@ -132,7 +221,10 @@ class HistoryExporter:
         noted = _read(state)
         self._places: dict[str, Mapping[str, Any]] = dict(noted.get("replicas", {}))
         self._events: dict[str, int] = dict(noted.get("events", {}))
-        """The last event of each user that is marked in every run."""
+        """The last event of each user that was asked for."""
+        self._behind: dict[str, int] = dict(noted.get("behind", {}))
+        """The last event that is marked in each run that has not taken all of these."""
+        self._failed: dict[str, _Failed] = {}
         self._users: set[str] = set()
         """The users of the replicas of the last pass."""
         self._followed: dict[str, _Followed] = {}
@@ -143,6 +235,7 @@ class HistoryExporter:
 
         Raises:
             Denied: the token is not good, or not any more.
+            Unavailable: the tracker has not taken all that is there at the end.
             LoomError: what is there at the end cannot be exported. Before, such errors are waited out.
         """
         waits = iter(_AGAIN)
@@ -160,6 +253,10 @@ class HistoryExporter:
                 wait = next(waits)
                 _log.warning("the export goes on later: %s", error)
             ended.wait(wait)
+        if self._failed:
+            names = ", ".join(sorted(key.rpartition("/")[2] for key in self._failed))
+            why = next(iter(self._failed.values())).text
+            raise Unavailable(f"{self._name} has not taken everything of {names:.200}: {why:.500}; export again")
 
     def export(self) -> int:
         """Export what has come since the last pass; return the number of replicas that had news."""
@@ -167,23 +264,54 @@ class HistoryExporter:
         asked = [ReplicaInfo.from_body(one) for one in self._source.ask("replicas")]
         replicas = {_key(one): one for one in asked if self._wants(one)}
         self._users = {one.user for one in replicas.values()}
-        count = 0
+        count, opens = 0, True
         for key, replica in replicas.items():
-            if key not in marks and not self._has_news(key, replica):
+            if key not in marks and key not in self._behind and not self._has_news(key, replica):
+                continue
+            failed = self._failed.get(key)
+            if key not in self._followed and (not opens or (failed is not None and failed.waits)):
+                self._put_off(key, replica, marks)
                 continue
             count += 1
             try:
                 self._export(key, replica, marks.get(key, ()))
+                self._took(key, replica)
             except LoomError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a tracker's package raises, other runs go on
-                _log.error("%s takes nothing of %s now: %r", self._name, replica.id, error)
-                self._leave(key)  # what it has is read again
-                events.pop(replica.user, None)
+                opens = opens and key in self._followed  # a tracker that is away is waited for once in a pass
+                self._refused(key, replica, marks, error)
         self._events.update(events)
-        self._places = {key: place for key, place in self._places.items() if key in replicas}
-        write_json(self._state, {"replicas": self._places, "events": self._events})
+        for kept in (self._places, self._behind, self._failed):
+            for key in kept.keys() - replicas.keys():
+                del kept[key]
+        self._note()
         return count
+
+    def _put_off(self, key: str, replica: ReplicaInfo, marks: Mapping[str, object]) -> None:
+        """Note that a replica's marks are still to come."""
+        if key in marks:
+            self._behind.setdefault(key, self._events.get(replica.user, 0))
+
+    def _refused(self, key: str, replica: ReplicaInfo, marks: Mapping[str, object], error: Exception) -> None:
+        """Note that a run has failed: it is opened again later, and what it holds is read again."""
+        self._put_off(key, replica, marks)
+        if self._failed.setdefault(key, _Failed()).failed(f"{error!r:.1000}"):
+            _log.error("%s takes nothing of %s now: %.1000r", self._name, replica.id, error)
+        self._leave(key)
+
+    def _took(self, key: str, replica: ReplicaInfo) -> None:
+        self._behind.pop(key, None)
+        if self._failed.pop(key, None) is not None:
+            _log.info("%s takes everything of %s again", self._name, replica.id)
+
+    def _note(self) -> None:
+        try:
+            noted = {"replicas": self._places, "events": self._events, "behind": self._behind}
+            write_json(self._state, noted)
+        except OSError as error:
+            why = error.strerror or error
+            raise Unavailable(f"cannot note in {self._state} what is exported: {why}") from error
 
     def close(self) -> None:
         """End the work on all runs."""
@@ -211,42 +339,41 @@ class HistoryExporter:
         followed = self._followed.get(key)
         if followed is None:
             run = self._tracker.open(replica)
-            followed = self._followed[key] = _Followed(replica, run, self._places.get(key))
+            careful = key in self._failed and self._failed[key].times > 1
+            followed = self._followed[key] = _Followed(replica, run, self._places.get(key), careful)
             self._link(replica, run)
-        run, place = followed.run, followed.place
-        if replica.config != followed.config:
-            run.set_config(replica.config)
-            followed.config = replica.config
+        followed.configure(replica.config)
         more = True
         while more:
-            more = self._export_points(replica, run, place)
+            more = self._export_points(followed)
+        if key in self._behind:
+            marks = self._marks_of(replica, self._behind[key])
         new = [mark for mark in marks if mark.event > followed.event]
         if new:
-            run.mark(new)
+            followed.run.mark(new)
             followed.event = new[-1].event
         followed.replica, followed.seen = replica, _state(replica)
-        self._places[key] = place.to_body()
+        self._places[key] = followed.place.to_body()
         if replica.state not in LIVING:
             self._leave(key)
             self._places[key] = {**self._places[key], "ended": _state(replica)[:2]}
 
-    def _export_points(self, replica: ReplicaInfo, run: TrackedRun, place: _Place) -> bool:
-        """Export the points after a place, which moves on; return whether more follow."""
+    def _export_points(self, followed: _Followed) -> bool:
+        """Export the points after a replica's place, which moves on; return whether more follow."""
+        replica, place = followed.replica, followed.place
         asked = {"replica": replica.id, "cursor": place.cursor, "since": place.since}
         given = NewPoints.from_body(self._source.ask("points", replica.user, **asked))
-        left: dict[str, Sequence[MetricPoint]] = {}
+        left: dict[str, list[MetricPoint]] = defaultdict(list)
         for metric, points in given.metrics.items():
             name = self._tracker.name_of(metric)
-            passed = min(place.skip[name], len(points))
-            place.skip[name] -= passed
-            left[name] = points[passed:]
-        rows = list(_rows(left))
-        if rows:
-            run.log(rows)
+            left[name] += place.left(name, points, given.coarse)
+        followed.log(left)
         place.points.update({name: len(points) for name, points in left.items()})
         times = [points[-1].time for points in given.metrics.values() if points]
         place.since = max(times, default=place.since)
         place.cursor = given.cursor
+        if not given.more:
+            place.timed.clear()
         return given.more
 
     def _new_marks(self) -> tuple[Mapping[str, Sequence[TrackerMark]], dict[str, int]]:
@@ -254,19 +381,27 @@ class HistoryExporter:
         marks: dict[str, list[TrackerMark]] = defaultdict(list)
         last: dict[str, int] = {}
         for user in self._users:
-            after = self._events.get(user, 0)
-            for _ in range(PAGES):
-                found = [
-                    WeaverEvent.from_body(one) for one in self._source.ask("events", user, after=after, limit=PAGE)
-                ]
-                for event in found:
-                    if event.replica is not None and event.kind not in _UNMARKED:
-                        marks[f"{user}/{event.replica}"].append(_mark(event))
-                after = found[-1].id if found else after
-                if len(found) < PAGE:
-                    break
-            last[user] = after
+            last[user] = self._events.get(user, 0)
+            for event in self._new_events(user, last[user], PAGES):
+                last[user] = event.id
+                if event.replica is not None and event.kind not in _UNMARKED:
+                    marks[f"{user}/{event.replica}"].append(_mark(event))
         return marks, last
+
+    def _marks_of(self, replica: ReplicaInfo, after: int) -> Sequence[TrackerMark]:
+        """Return the marks of a replica after an event."""
+        found = self._new_events(replica.user, after, None, replica=replica.id)
+        return [_mark(event) for event in found if event.kind not in _UNMARKED]
+
+    def _new_events(self, user: str, after: int, pages: int | None, **which: str) -> Iterator[WeaverEvent]:
+        """Yield a user's events after one of them, those of at most so many pages."""
+        for _ in itertools.count() if pages is None else range(pages):
+            asked = self._source.ask("events", user, after=after, limit=PAGE, **which)
+            found = [WeaverEvent.from_body(one) for one in asked]
+            yield from found
+            if len(found) < PAGE:
+                return
+            after = found[-1].id
 
     def _link(self, replica: ReplicaInfo, run: TrackedRun) -> None:
         """Show the address of a run with its replica, if the exporter may."""

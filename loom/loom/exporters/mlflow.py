@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunStatus, RunTag
@@ -20,6 +24,7 @@ from loom.exporters.tracker import (
     TrackerSink,
     Written,
     escaped,
+    local_address,
     run_id,
 )
 from loom.weaver.states import LIVING, ReplicaEnding
@@ -28,6 +33,10 @@ from loom.weaver.views import ReplicaInfo
 RUN, EVENT, CONFIG = "loom.run", "loom.event.", "loom.config."
 """The tag by which a run is found, and the beginnings of those of marks and of the present configuration."""
 
+_NO_PATH = re.compile(r"^/+|//+|/+$|^\.\.|(?<![^/])\.\.?(?![^/])")
+"""Slashes and dots that a path does not keep."""
+
+_LONGEST_NAME = 200  # characters before a hash; MLflow takes 250, with the tags' beginnings
 _METRICS, _OTHERS = 1000, 100  # of one request
 _LONGEST = 5000  # characters of a tag; servers take 8000
 
@@ -38,14 +47,14 @@ class _Run(TrackedRun):
         self._run = run
         self._id = run.info.run_id
         self._step = 0
-        server = str(client.tracking_uri)
-        if server.startswith(("http://", "https://")):
-            self.url = f"{server.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{self._id}"
+        self.url = _address(str(client.tracking_uri), f"/#/experiments/{run.info.experiment_id}/runs/{self._id}")
 
     def written(self) -> Written:
         found = Written()
         for name in self._run.data.metrics:
-            found.points[name] = len(self._client.get_metric_history(self._id, name))
+            points = self._client.get_metric_history(self._id, name)
+            latest = max((point.timestamp for point in points), default=0)
+            found.add(name, (latest + 1) / 1000, len(points))  # MLflow's times are whole milliseconds
         events = (tag.removeprefix(EVENT) for tag in self._run.data.tags if tag.startswith(EVENT))
         found.event = max((int(event) for event in events if event.isdecimal()), default=0)
         return found
@@ -55,7 +64,7 @@ class _Run(TrackedRun):
         for row in rows:
             self._step = self._step if row.step is None else row.step
             at = int(row.time * 1000)
-            metrics += [Metric(name, value, at, self._step) for name, value in row.values.items()]
+            metrics += [Metric(name, value, max(at, 0), self._step) for name, value in row.values.items()]
         for start in range(0, len(metrics), _METRICS):
             self._client.log_batch(self._id, metrics=metrics[start : start + _METRICS])
 
@@ -67,7 +76,7 @@ class _Run(TrackedRun):
 
     def set_config(self, config: Mapping[str, Any]) -> None:
         """Set the tags of the present values; parameters, which MLflow never changes, have the first ones."""
-        flat = {escaped(key, _allowed)[:200]: str(value)[:_LONGEST] for key, value in config.items()}
+        flat = {_name(key): str(value)[:_LONGEST] for key, value in config.items()}
         known = self._client.get_run(self._id).data
         new = (Param(key, value) for key, value in flat.items() if key not in known.params)
         while some := list(islice(new, _OTHERS)):
@@ -93,7 +102,7 @@ class _MLflow(TrackerSink):
         self._project = project
 
     def name_of(self, metric: str) -> str:
-        return escaped(metric, _allowed)
+        return _name(metric)
 
     def open(self, replica: ReplicaInfo) -> TrackedRun:
         client, experiment = self._client, self._experiment()
@@ -117,8 +126,25 @@ class _MLflow(TrackerSink):
             return str(self._client.get_experiment_by_name(self._project).experiment_id)
 
 
+def _name(name: str) -> str:
+    """Return MLflow's name for a metric or a key: a path that stays the same if it is made short."""
+    made = _NO_PATH.sub(lambda found: escaped(found[0], str.isalnum), escaped(name, _allowed)) or "_"
+    if len(made) > _LONGEST_NAME:
+        made = f"{made[:_LONGEST_NAME]}_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return made
+
+
 def _allowed(character: str) -> bool:
     return (character.isascii() and character.isalnum()) or character in "_-. /"
+
+
+def _address(uri: str, path: str) -> str | None:
+    """Return the address of a run for a browser, without the password of a tracking URI, or that of files."""
+    found = urlsplit(uri)
+    if found.scheme in ("http", "https"):
+        return urlunsplit((found.scheme, found.netloc.rpartition("@")[2], found.path.rstrip("/"), "", "")) + path
+    is_path = found.scheme in ("", "file", "sqlite") and found.path.startswith("/")
+    return local_address(Path("/" + found.path.lstrip("/"))) if is_path else None
 
 
 def open_tracker(destination: Destination) -> TrackerSink:

@@ -15,7 +15,17 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from loom.exporters.tracker import Destination, TrackedRun, TrackerMark, TrackerRow, TrackerSink, Written, event_of
+from loom.exporters.tracker import (
+    Destination,
+    TrackedRun,
+    TrackerMark,
+    TrackerRow,
+    TrackerSink,
+    Written,
+    event_of,
+    local_address,
+    set_apart,
+)
 from loom.weaver.views import ReplicaInfo
 
 EVENTS, CONFIG = "loom/events", "loom/config"
@@ -25,6 +35,7 @@ EVENTS, CONFIG = "loom/events", "loom/config"
 class _Run(TrackedRun):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.url = local_address(folder)
         self._config = ""
         """The configuration that was written last."""
         self._step = 0
@@ -32,14 +43,14 @@ class _Run(TrackedRun):
 
     def written(self) -> Written:
         found = Written()
-        for value, step in _values(self._folder):
+        for value, step, at in _values(self._folder):
             self._step = max(self._step, step)
             if value.tag == EVENTS:
                 found.event = max(found.event, event_of(_text(value)))
             elif value.tag == CONFIG:
                 self._config = _text(value)
             else:
-                found.points[value.tag] += 1
+                found.add(value.tag, at)
         return found
 
     def log(self, rows: Sequence[TrackerRow]) -> None:
@@ -75,12 +86,12 @@ class _Run(TrackedRun):
             self._writer.flush()
 
 
-def _values(folder: Path) -> Iterator[tuple[Summary.Value, int]]:
-    """Yield the values in a folder's files, with their steps; the end of a file that was cut off is passed over."""
+def _values(folder: Path) -> Iterator[tuple[Summary.Value, int, float]]:
+    """Yield the values in a folder's files, with steps and times; a file's end that was cut off is passed over."""
     for file in sorted(folder.glob("*tfevents*")):
         for raw in RawEventFileLoader(str(file)).Load():
             event = Event.FromString(raw)
-            yield from ((value, event.step) for value in event.summary.value)
+            yield from ((value, event.step, event.wall_time) for value in event.summary.value)
 
 
 def _text(value: Summary.Value) -> str:
@@ -90,6 +101,9 @@ def _text(value: Summary.Value) -> str:
 class _TensorBoard(TrackerSink):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def name_of(self, metric: str) -> str:
+        return set_apart(metric, "metric/", lambda name: name in (EVENTS, CONFIG))
 
     def open(self, replica: ReplicaInfo) -> TrackedRun:
         parts = (quote(part, safe=" @=,+").replace(".", "%2E") for part in (replica.user, replica.id) if part)

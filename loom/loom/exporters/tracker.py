@@ -7,6 +7,7 @@ however it, or what it was writing, has ended.
 from __future__ import annotations
 
 import hashlib
+import socket
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,9 @@ from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from loom.errors import MissingDependency
 from loom.extras import require
 from loom.weaver.views import ReplicaInfo
 
@@ -79,15 +82,22 @@ class Written:
 
     points: Counter[str] = field(default_factory=Counter)
     """The number of points of each metric, by the tracker's name for it."""
+    times: dict[str, float] = field(default_factory=dict)
+    """The latest time of a point of each metric, in seconds since the epoch."""
     event: int = 0
     """The id of the last event that is marked."""
+
+    def add(self, name: str, time: float, count: int = 1) -> None:
+        """Count points of a metric, the latest of which has this time."""
+        self.points[name] += count
+        self.times[name] = max(time, self.times.get(name, time))
 
 
 class TrackedRun(ABC):
     """A replica's run in a tracker."""
 
     url: str | None = None
-    """The address of the run for a browser, if it has one."""
+    """The address of the run: for a browser, or `local_address` of its files."""
 
     @abstractmethod
     def written(self) -> Written:
@@ -114,7 +124,7 @@ class TrackerSink(ABC):
     """A tracker."""
 
     def name_of(self, metric: str) -> str:
-        """Return the tracker's name for a metric. Different metrics have different ones."""
+        """Return the tracker's name for a metric. The points of metrics with one name are written together."""
         return metric
 
     @abstractmethod
@@ -136,15 +146,34 @@ def check_installed(kind: TrackerKind) -> None:
 
 
 def open_tracker(kind: TrackerKind, destination: Destination) -> TrackerSink:
-    """Return a tracker. Raise `MissingDependency` unless its package is installed."""
+    """Return a tracker. Raise `MissingDependency` unless its package is installed, and can be imported."""
     check_installed(kind)
-    make: Callable[[Destination], TrackerSink] = import_module(f"loom.exporters.{kind.value}").open_tracker
+    try:
+        make: Callable[[Destination], TrackerSink] = import_module(f"loom.exporters.{kind.value}").open_tracker
+    except Exception as error:
+        raise MissingDependency(
+            f"the export to {kind.value} needs its package, which cannot be imported: {error!r:.300}; install it "
+            f"again: pip install --force-reinstall 'monarch-loom[{kind.value}]'"
+        ) from error
     return make(destination)
 
 
 def run_id(replica: ReplicaInfo) -> str:
     """Return the id of a replica's run: always the same, so that a run is found again."""
     return hashlib.sha256(f"{replica.user}\n{replica.id}".encode()).hexdigest()[:24]
+
+
+def local_address(path: Path) -> str:
+    """Return the address of files on this machine, which says which one this is."""
+    return f"file://{socket.gethostname()}{quote(str(path.absolute()))}"
+
+
+def set_apart(name: str, prefix: str, is_reserved: Callable[[str], bool]) -> str:
+    """Return a metric's name, with a prefix if the tracker reserves it. Different names stay different."""
+    rest = name
+    while rest.startswith(prefix):
+        rest = rest.removeprefix(prefix)
+    return prefix + name if is_reserved(rest) else name
 
 
 def escaped(name: str, allowed: Callable[[str], bool]) -> str:

@@ -20,7 +20,9 @@ from loom.exporters.tracker import (
     TrackerSink,
     Written,
     event_of,
+    local_address,
     run_id,
+    set_apart,
 )
 from loom.weaver.views import ReplicaInfo
 
@@ -32,6 +34,7 @@ class _Run(TrackedRun):
     def __init__(self, project: str, replica: ReplicaInfo) -> None:
         self._project = project
         self._about = {"run": replica.id, "run_id": run_id(replica)}
+        self.url = local_address(SQLiteStorage.get_project_db_path(project))
         self._group = replica.group
         self._registered = replica.registered
         self._step = 0
@@ -41,7 +44,9 @@ class _Run(TrackedRun):
     def written(self) -> Written:
         found = Written()
         for log in SQLiteStorage.get_logs(self._project, **self._about):
-            found.points.update(log.keys() - {"timestamp", "step"})
+            at = datetime.fromisoformat(log["timestamp"]).timestamp()
+            for name in log.keys() - {"timestamp", "step"}:
+                found.add(name, at)
             self._step = max(self._step, log["step"])
         name, id = self._about["run"], self._about["run_id"]
         alerts = SQLiteStorage.get_alerts(self._project, run_name=name, run_id=id)
@@ -93,7 +98,7 @@ class _Trackio(TrackerSink):
 
     def name_of(self, metric: str) -> str:
         # As `trackio.Run.log` renames them.
-        return f"__{metric}" if metric in RESERVED_KEYS or metric.startswith("__") else metric
+        return set_apart(metric, "__", lambda name: name in RESERVED_KEYS or metric.startswith("__"))
 
     def open(self, replica: ReplicaInfo) -> TrackedRun:
         return _Run(self._project, replica)

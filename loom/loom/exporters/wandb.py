@@ -7,6 +7,7 @@ numbered, so that W&B, which drops a row with a number that it has, and ``wandb 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,17 @@ from typing import Any
 import wandb
 from wandb.proto.wandb_internal_pb2 import HistoryRecord, Record
 
-from loom.exporters.tracker import Destination, TrackedRun, TrackerMark, TrackerRow, TrackerSink, Written, run_id
+from loom.exporters.tracker import (
+    Destination,
+    TrackedRun,
+    TrackerMark,
+    TrackerRow,
+    TrackerSink,
+    Written,
+    local_address,
+    run_id,
+    set_apart,
+)
 from loom.weaver.states import LIVING
 from loom.weaver.views import ReplicaInfo
 
@@ -25,7 +36,8 @@ STEP, TIME, EVENT, MARK = "loom/step", "loom/time", "loom/event", "loom/mark"
 _OWN = frozenset((STEP, TIME, EVENT, MARK))
 _BLOCK, _HEADER, _FILE_HEADER = 1 << 15, 7, 7  # bytes, of the format of LevelDB's logs
 _WHOLE = (1, 4)  # types of records: a whole one, and the end of one; between them are parts
-_STEADY = 0.5  # seconds for which a log has not grown when nobody writes it any more
+_CLOSE_TIMEOUT = 20.0  # seconds that the process of wandb has to close a log
+_LOOK = 0.02  # seconds between two looks at whether a log is closed
 
 
 class _Run(TrackedRun):
@@ -51,7 +63,7 @@ class _Run(TrackedRun):
             ),
         )
         self._run.define_metric("*", step_metric=STEP)
-        self.url = None if self._run.offline else self._run.url
+        self.url = local_address(Path(self._run.dir).parent) if self._run.offline else self._run.url
         self._row = max(self._row, self._run.step)
         if self._run.resumed and not self._row_is_local:
             self._read_back_online()
@@ -90,33 +102,27 @@ class _Run(TrackedRun):
         for log in sorted((self._folder / "wandb").glob(f"*run-*-{self._id}/run-{self._id}.wandb")):
             for history in _histories(log):
                 next_row = max(next_row, history.step.num + 1)
-                for item in history.item:
-                    _add(found, item.key or "/".join(item.nested_key), json.loads(item.value_json))
+                items = ((one.key or "/".join(one.nested_key), one.value_json) for one in history.item)
+                _add(found, {key: json.loads(text) for key, text in items})
         return found, next_row
 
     def _read_back_online(self) -> None:
         """Read what W&B holds of a run whose logs are not on this machine."""
         for row in wandb.Api().run(self._run.path).scan_history():
-            for key, value in row.items():
-                if value is not None:
-                    _add(self._written, key, value)
+            _add(self._written, {key: value for key, value in row.items() if value is not None})
 
 
-def _add(found: Written, key: str, value: Any) -> None:
-    if key == EVENT:
-        found.event = max(found.event, int(value))
-    elif key not in _OWN and not key.startswith("_"):
-        found.points[key] += 1
+def _add(found: Written, row: Mapping[str, Any]) -> None:
+    if EVENT in row:
+        found.event = max(found.event, int(row[EVENT]))
+    for key in row.keys() - _OWN:
+        if not key.startswith("_"):
+            found.add(key, row.get(TIME, 0.0))
 
 
 def _histories(log: Path) -> Iterator[HistoryRecord]:
-    """Yield the rows in a run's log, once nobody writes it any more; an end that was cut off is passed over.
-
-    The process of wandb that writes it ends a moment after a killed exporter.
-    """
-    size = -1
-    while size != (size := log.stat().st_size):
-        time.sleep(_STEADY if time.time() - log.stat().st_mtime < 60.0 else 0.0)
+    """Yield the rows in a run's log, once nobody writes it any more; an end that was cut off is passed over."""
+    _await_writers(log)
     data, at, parts = log.read_bytes(), _FILE_HEADER, b""
     while True:
         left = -at % _BLOCK
@@ -134,12 +140,37 @@ def _histories(log: Path) -> Iterator[HistoryRecord]:
         at = end
 
 
+def _await_writers(log: Path) -> None:
+    """Wait until no process has a log open.
+
+    That of wandb outlives a killed exporter for a moment, and closes a log only after its run has ended. The kernel
+    tells no other process of that, which is why this looks again and again.
+
+    Raises:
+        TimeoutError: one goes on writing.
+    """
+    ends = time.monotonic() + _CLOSE_TIMEOUT
+    name = str(log.resolve())
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        while _is_open(descriptor, name):
+            if time.monotonic() > ends:
+                raise TimeoutError(f"the process {descriptor.parts[2]} still writes {log}: end it")
+            time.sleep(_LOOK)
+
+
+def _is_open(descriptor: Path, file: str) -> bool:
+    try:
+        return os.readlink(descriptor) == file
+    except OSError:  # it was closed meanwhile, or is another user's
+        return False
+
+
 class _Wandb(TrackerSink):
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
 
     def name_of(self, metric: str) -> str:
-        return f"metric{metric}" if metric.startswith("_") or metric in _OWN else metric
+        return set_apart(metric, "metric", lambda name: name.startswith("_") or name in _OWN)
 
     def open(self, replica: ReplicaInfo) -> TrackedRun:
         return _Run(self._destination.project, self._destination.folder, replica)

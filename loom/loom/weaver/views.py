@@ -295,6 +295,8 @@ class NewPoints(_View):
     """The cursor with which to ask for what follows."""
     more: bool
     """True if more points are there already."""
+    coarse: bool = False
+    """True if there are means among the points, in the place of those that were made coarser."""
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> NewPoints:

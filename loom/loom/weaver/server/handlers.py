@@ -117,7 +117,7 @@ _A_NUMBER, _A_REPLICA, _A_DEVICE, _A_JOB = 12, 60, 40, 800
 MAX_LINKS = 16
 """Links of one replica."""
 
-_ADDRESS = re.compile(r"https?://[!-~]{1,2000}")
+_ADDRESS = re.compile(r"(https?|file)://[!-~]{1,2000}")
 _MAX_EVENTS = 10_000
 _MAX_POINTS = 20_000
 
@@ -304,10 +304,10 @@ class RequestHandler:
         self._weaver.outbox.urgent = True  # the answer follows the commit
         since, limit = _span(asked.since, None)[0], min(max(1, asked.limit), _MAX_POINTS)
         replica = self._known.replica(asked.replica).id
-        metrics, cursor, more = self._known.history.after(replica, asked.cursor, since, limit)
-        return NewPoints(
-            {name: tuple(MetricPoint(*one) for one in points) for name, points in metrics.items()}, cursor, more
-        )
+        history = self._known.history
+        metrics, cursor, more = history.after(replica, asked.cursor, since, limit)
+        points = {name: tuple(MetricPoint(*one) for one in found) for name, found in metrics.items()}
+        return NewPoints(points, cursor, more, history.is_coarse_after(replica, asked.cursor))
 
     async def _query(self, asked: operations.QueryHistory, asker: Asker, now: float) -> QueryResult:
         async with self._querying:
@@ -360,7 +360,7 @@ class RequestHandler:
         links = {name: url for name, url in replica.links.items() if name != asked.tracker}
         if asked.url:
             if not _ADDRESS.fullmatch(asked.url) or len(asked.tracker) > MAX_NAME:
-                raise WrongArguments(f"url is one of http or https without blanks, not {asked.url!r:.80}")
+                raise WrongArguments(f"url is one of http, https or file, without blanks, not {asked.url!r:.80}")
             links[asked.tracker] = asked.url
         if len(links) > MAX_LINKS:
             raise LimitReached(f"replica {replica.id!r} has {MAX_LINKS} links, the most that one has")
