@@ -175,12 +175,20 @@ def make_folder(folder: str, uid: int) -> None:
     os.chown(folder, uid, os.getegid())
 
 
+_CREDENTIALS = (
+    "LOOM_TOKENS",
+    *("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "HF_TOKEN", "DATABRICKS_TOKEN"),
+    *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_URI"),
+)
+"""Variables with which a gateway asks others: trackers, whose URI may have a password."""
+
+
 def environment(folder: str) -> dict[str, str]:
-    """Return the environment of a driver that has a folder of its own."""
+    """Return the environment of a driver that has a folder of its own, without the gateway's credentials."""
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("XDG_") and name not in ("LOOM_TOKENS", "USER", "LOGNAME", "PWD", "OLDPWD")
+        if not name.startswith("XDG_") and name not in ("USER", "LOGNAME", "PWD", "OLDPWD", *_CREDENTIALS)
     }
     return {**inherited, "HOME": os.path.join(folder, "home"), "TMPDIR": os.path.join(folder, "tmp")}
 

@@ -319,3 +319,14 @@ def test_a_driver_is_bounded_in_what_it_starts_and_leaves() -> None:
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
     assert said == f"({MOST_THREADS}, {MOST_THREADS}) (0, 0)\n"
+
+
+def test_a_driver_with_its_own_id_has_none_of_the_gateways_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("LOOM_TOKENS", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "HF_TOKEN", "WANDB_PROJECT"):
+        monkeypatch.setenv(name, "secret")
+
+    given = driver_ids.environment("/folder")
+
+    assert [name for name, value in given.items() if value == "secret"] == ["WANDB_PROJECT"]
