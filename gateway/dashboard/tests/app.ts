@@ -1,15 +1,33 @@
 /** The whole page in jsdom, with a store that tests fill. */
 
 import { flushSync, mount, unmount } from 'svelte';
-import { vi } from 'vitest';
+import { afterEach, beforeEach, vi } from 'vitest';
 
 import type { Incoming, Scope } from '../src/lib/types';
 
 let app: Record<string, unknown> | null = null;
 
-/** What jsdom lacks and the page uses. */
+export class NoObserver {
+  observe(): void {}
+  unobserve(): void {}
+  disconnect(): void {}
+}
+
+/** What jsdom lacks and the page uses, and requests that nobody answers. */
 export function stubBrowser(): void {
   vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener: () => undefined }));
+  vi.stubGlobal('ResizeObserver', NoObserver);
+  vi.stubGlobal('IntersectionObserver', NoObserver);
+  vi.stubGlobal('fetch', () => new Promise(() => undefined));
+}
+
+/** Give each test of a file, or of a group, a browser of its own. */
+export function inBrowser(): void {
+  beforeEach(stubBrowser);
+  afterEach(() => {
+    closePage();
+    vi.unstubAllGlobals();
+  });
 }
 
 /** Show the page at an address, as if the gateway had sent a message. */

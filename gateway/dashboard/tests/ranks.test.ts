@@ -1,17 +1,11 @@
 import { flushSync } from 'svelte';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 
 import { configOf, differs, linesOf } from '../src/lib/ranks';
 import { Replicas, type Replica } from '../src/lib/store/replicas';
-import type { MetricPoint, ReplicaInfo } from '../src/lib/types';
-import { closePage, find, openPage, stubBrowser } from './app';
+import type { MetricPoint, ReplicaInfo, Scope } from '../src/lib/types';
+import { closePage, find, inBrowser, openPage } from './app';
 import { aggregate, event, replica, snapshot } from './objects';
-
-class NoObserver {
-  observe(): void {}
-  unobserve(): void {}
-  disconnect(): void {}
-}
 
 /** The ranks of a job, each with what is given of it. */
 function ranks(job: string, ...given: Partial<ReplicaInfo>[]): ReplicaInfo[] {
@@ -76,19 +70,9 @@ describe('the metric of a rank', () => {
 });
 
 describe('a job of several ranks on the page', () => {
-  beforeEach(() => {
-    vi.stubGlobal('ResizeObserver', NoObserver);
-    vi.stubGlobal('IntersectionObserver', NoObserver);
-    stubBrowser();
-    vi.stubGlobal('fetch', () => new Promise(() => undefined));
-  });
+  inBrowser();
 
-  afterEach(() => {
-    closePage();
-    vi.unstubAllGlobals();
-  });
-
-  async function open(hash: string): Promise<void> {
+  async function open(hash: string, scope: Scope = 'operate'): Promise<void> {
     const handlers = { learning_rate: 'float' };
     await openPage(
       hash,
@@ -102,7 +86,7 @@ describe('a job of several ranks on the page', () => {
         ),
         events: [event(1, 'registered', 'ddp_0')],
       }),
-      'operate',
+      scope,
     );
     const { store } = await import('../src/lib/page');
     store.handleWebSocketMessage({
@@ -143,6 +127,49 @@ describe('a job of several ranks on the page', () => {
     const config = find('job-config')!.textContent.replaceAll(/\s+/g, ' ');
     expect(config).toMatch(/learning_rate\s*0.05\s*override\s*0.1/);
     expect(config).toMatch(/ddp_0: 1\s*ddp_1: 2/);
+  });
+
+  it('has links to its runs in trackers where these are pages, and says where files are', async () => {
+    const cohort = { id: 'c', rank: 1, world: 2 };
+    const links = { mlflow: 'https://mlflow.example/#/runs/7', tensorboard: 'file://host/logs', evil: 'javascript:alert(1)' };
+    for (const hash of ['#/overview/ddp', '#/replicas/ddp_1']) {
+      await open(hash);
+      const { store } = await import('../src/lib/page');
+      expect(find('run-link')).toBeNull();
+      store.handleWebSocketMessage({ type: 'delta', replicas: { ddp_1: { links, cohort } } });
+      store.flush();
+      await vi.waitFor(() => expect(find('run-link')).not.toBeNull());
+      const shown = [...document.querySelectorAll('[data-testid="run-link"]')];
+      expect(shown.map((one) => one.querySelector('a')?.getAttribute('href') ?? one.textContent.replaceAll(/\s+/g, ' ').trim())).toEqual([
+        'https://mlflow.example/#/runs/7',
+        'tensorboard: file://host/logs',
+        'evil: javascript:alert(1)',
+      ]);
+      closePage();
+    }
+  });
+
+  it('is commanded as a whole: a rank that takes commands with others shows the way to it', async () => {
+    await open('#/replicas/ddp_1');
+    expect(find('why-disabled')).toBeNull();
+    const { store } = await import('../src/lib/page');
+    store.handleWebSocketMessage({ type: 'delta', replicas: { ddp_1: { cohort: { id: 'c', rank: 1, world: 2 } } } });
+    store.flush();
+    await vi.waitFor(() => expect(find('all-ranks')!.getAttribute('href')).toBe('#/overview/ddp'));
+    expect([...document.querySelectorAll<HTMLButtonElement>('.row .button')].every((one) => one.disabled)).toBe(true);
+  });
+
+  it('shows the schedule of a rank, too', async () => {
+    await open('#/replicas/ddp_0');
+    expect(find('config')!.textContent.replaceAll(/\s+/g, ' ')).toMatch(/learning_rate\s*0.05\s*override\s*0.1\s*float/);
+  });
+
+  it.each(['#/overview/ddp', '#/replicas/ddp_0'])('%s has no button that a reader could only fail with', async (hash) => {
+    await open(hash, 'view');
+    const buttons = [...document.querySelectorAll<HTMLButtonElement>('main .row .button')];
+    expect(buttons.length).toBeGreaterThan(3);
+    expect(buttons.every((one) => one.disabled)).toBe(true);
+    expect(find('why-disabled')!.textContent).toContain('scope is view');
   });
 
   it('is paused on all ranks that live', async () => {

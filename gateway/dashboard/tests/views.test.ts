@@ -1,29 +1,13 @@
 import { flushSync } from 'svelte';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 
 import type { ReplicaInfo, Scope } from '../src/lib/types';
-import { closePage, find, openPage, stubBrowser } from './app';
+import { find, inBrowser, NoObserver, openPage } from './app';
 import { aggregate, device, event, replica, snapshot } from './objects';
-
-class NoObserver {
-  observe(): void {}
-  unobserve(): void {}
-  disconnect(): void {}
-}
 
 const HOSTILE = '<img src=x onerror=alert(1)>';
 
-beforeEach(() => {
-  vi.stubGlobal('ResizeObserver', NoObserver);
-  vi.stubGlobal('IntersectionObserver', NoObserver);
-  stubBrowser();
-  vi.stubGlobal('fetch', () => new Promise(() => undefined));
-});
-
-afterEach(() => {
-  closePage();
-  vi.unstubAllGlobals();
-});
+inBrowser();
 
 async function open(hash: string, scope: Scope = 'operate'): Promise<HTMLElement> {
   return await openPage(

@@ -225,6 +225,9 @@ SOONEST_TEXT = 0.1
 MAX_RATE = 150_000
 """Bytes a second of one page's frames, on average, and characters a second of these texts."""
 
+_DESCRIBED = ("handlers", "links", "cohort")
+"""The fields of a replica that a change of its description may have."""
+
 
 class PageFeed:
     """The feed of one user's pages."""
@@ -321,10 +324,13 @@ class PageFeed:
         self._statuses.take(changes["devices"], self._at)
         states = more.get("device_states", {})
         self._statuses.forget(uuid for uuid, state in states.items() if state is None)
-        handlers = {id: {"handlers": one["handlers"]} for id, one in more.get("replicas", {}).items()}
+        described = {
+            id: {name: one[name] for name in _DESCRIBED if name in one}
+            for id, one in more.get("replicas", {}).items()
+        }
         rest = {name: value for name, value in more.items() if name != "replicas"}
-        if handlers or rest:
-            self._publish({"type": "delta", "replicas": handlers, "devices": {}, **rest})
+        if described or rest:
+            self._publish({"type": "delta", "replicas": described, "devices": {}, **rest})
 
     def _publish(self, message: Mapping[str, object]) -> None:
         text = exact_json({**message, "at": self._at})

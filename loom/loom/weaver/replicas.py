@@ -126,6 +126,8 @@ class Replica:
     phase: str = "between"
     status_type: str | None = None
     links: dict[str, str] = field(default_factory=dict)
+    unlinked: bool = False
+    """True once a link was taken away, so that those who show it are told."""
     registered: float = 0.0
     changed: float = 0.0
     died_of: str | None = None
@@ -286,6 +288,15 @@ class Replica:
         # A dict, because a snapshot has thousands.
         shown = {name: getattr(self, name) for name in _SHOWN}
         return {**shown, "user": user, "devices": devices, "step_time": self.baseline_step_time()}
+
+    def described(self) -> dict[str, object]:
+        """Return the fields that change seldom, as far as the replica has them."""
+        found: dict[str, object] = {"handlers": self.handlers}
+        if self.cohort is not None:
+            found["cohort"] = self.cohort
+        if self.links or self.unlinked:
+            found["links"] = self.links
+        return found
 
     def changing(self) -> dict[str, object]:
         """Return the fields that change often, for a `loom.weaver.views.Delta`."""

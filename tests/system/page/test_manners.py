@@ -22,6 +22,7 @@ VIEWS = (
     "sessions",
     "meshes",
     "replicas/replica_1",
+    "overview/trainers",
 )
 
 HOSTILE = "<script>alert(1)</script>" + "\u05d0\u05d1\u05d2" + "x" * 60

@@ -69,6 +69,10 @@ export interface ReplicaInfo {
   end_reason?: string | null;
   exit?: ProcessExit | null;
   injectable: boolean;
+  /** Its place among the ranks that take commands at one step; null, or not there, if it takes them by itself. */
+  cohort?: { id: string; rank: number; world: number } | null;
+  /** The addresses of its runs in trackers. */
+  links?: Record<string, string>;
   connected: boolean;
   step_time: number | null;
   instance: string;
@@ -78,7 +82,7 @@ export interface ReplicaInfo {
 
 /** The fields of a replica that a delta may have. */
 export type ReplicaChange = Partial<
-  Pick<ReplicaInfo, 'state' | 'step' | 'epoch' | 'max_step' | 'metrics' | 'phase' | 'reported' | 'connected' | 'handlers'>
+  Pick<ReplicaInfo, 'state' | 'step' | 'epoch' | 'max_step' | 'metrics' | 'phase' | 'reported' | 'connected' | 'handlers' | 'cohort' | 'links'>
 >;
 
 export interface DeviceStatus {

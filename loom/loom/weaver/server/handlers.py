@@ -364,8 +364,9 @@ class RequestHandler:
             links[asked.tracker] = asked.url
         if len(links) > MAX_LINKS:
             raise LimitReached(f"replica {replica.id!r} has {MAX_LINKS} links, the most that one has")
-        replica.links = links
+        replica.links, replica.unlinked = links, replica.unlinked or not asked.url
         self._known.save(replica)
+        self._weaver.outbox.output.described.append(replica)
         self._weaver.outbox.urgent = True
         return links
 

@@ -51,7 +51,7 @@ class FullWatch:
         self._policies: dict[str, str] = {}
         """The policies that were pushed last."""
         self._described: dict[Replica, None] = {}
-        """Replicas with handlers that were not pushed yet."""
+        """Replicas with descriptions that were not pushed yet."""
         self._goodput_pushed = 0.0
 
     def begin(self, now: float) -> None:
@@ -83,7 +83,7 @@ class FullWatch:
         return {"info": self._requests.info(replica)}
 
     def describe(self, replicas: Collection[Replica]) -> None:
-        """Note replicas that have new handlers."""
+        """Note replicas that have new handlers, links or ranks."""
         if self._wanted:
             self._described.update(dict.fromkeys(replicas))
 
@@ -91,7 +91,7 @@ class FullWatch:
         """Return what has changed since the last call."""
         changes: dict[str, object] = {}
         if self._described:
-            changes["replicas"] = {replica.id: {"handlers": replica.handlers} for replica in self._described}
+            changes["replicas"] = {replica.id: replica.described() for replica in self._described}
             self._described.clear()
         if forgotten := self._known.forgotten:
             changes["forgotten"] = list(forgotten)
@@ -204,7 +204,7 @@ class Pushes:
             self._push_parts(iter(replicas), iter(devices))
 
     def tell(self, events: Collection[WeaverEvent], described: Collection[Replica]) -> None:
-        """Push events, and note replicas that have new handlers."""
+        """Push events, and note replicas that are described anew."""
         if self._watches:
             full = self._has_full
             self._further.describe(described)

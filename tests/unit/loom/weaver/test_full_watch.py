@@ -93,6 +93,10 @@ async def test_handlers_devices_policies_and_goodput_are_pushed_when_they_change
             described = (await pushed(watch, further("replicas")))["train_0"]
             assert described == {"handlers": {"learning_rate": "float", "batch": "int"}}
 
+            for url, links in (("https://mlflow/1", {"mlflow": "https://mlflow/1"}), ("", {})):
+                await weaver.client.ask("link", replica="train_0", tracker="mlflow", url=url)
+                assert (await pushed(watch, further("replicas")))["train_0"]["links"] == links
+
             await weaver.client.ask("fail_device", device="GPU-0", reason="too hot")
             device = (await pushed(watch, further("device_states")))["GPU-0"]
             assert (device["state"], device["reason"], device["replicas"]) == ("failed", "too hot", ["train_0"])

@@ -160,7 +160,7 @@ async def test_full_readers_get_more_and_others_do_not(watched: Watched) -> None
     watched.weaver.push(event={"id": 1}, more={"info": info("train_1")})
     watched.weaver.push(changes={"replicas": {}, "devices": {}}, more={"policies": {}})
     changed = {"train_0": {**known, "step": 1}, "train_1": {**known, "step": 2}}
-    handlers = {"train_0": {"handlers": {"lr": "float"}}}
+    handlers = {"train_0": {"handlers": {"lr": "float"}, "links": {"mlflow": "https://mlflow/1"}}}
     watched.weaver.push(changes={"replicas": changed, "devices": {}}, more={"replicas": handlers})
     watched.weaver.push(changes={"replicas": changed, "devices": {}})
     watched.weaver.push(changes={"replicas": {}, "devices": {}}, more={"forgotten": ["train_0"]})

@@ -51,6 +51,8 @@ class Member implements Replica {
   end_reason: string | null = null;
   exit: ReplicaInfo['exit'] = null;
   injectable = false;
+  cohort: ReplicaInfo['cohort'] = null;
+  links: Record<string, string> = {};
   step_time: number | null = null;
   instance = '';
   seq = 0;
@@ -231,6 +233,8 @@ export class Replicas {
     if (change.phase !== undefined) known.phase = change.phase;
     if (change.reported !== undefined) known.reported = change.reported;
     if (change.handlers !== undefined) known.handlers = change.handlers;
+    if (change.cohort !== undefined) known.cohort = change.cohort;
+    if (change.links !== undefined) known.links = change.links;
     if (change.metrics !== undefined) {
       known.metrics = change.metrics;
       known.loss = lossOf(change.metrics);
