@@ -51,9 +51,9 @@ from loom_proxy.mesh.sending import as_endpoint as as_endpoint
 from loom_proxy.mesh.sending import send as send
 from loom_proxy.mesh.values import ValueMeshProxy as ValueMeshProxy
 from loom_proxy.notebook.cells import load_ipython_extension as load_ipython_extension
-from loom_proxy.ports.port import Port as Port
-from loom_proxy.ports.receiver import Channel as Channel
-from loom_proxy.ports.receiver import PortReceiver as PortReceiver
+from loom_proxy.port import Port as Port
+from loom_proxy.port_receiver import Channel as Channel
+from loom_proxy.port_receiver import PortReceiver as PortReceiver
 from loom_proxy.remote.classes import cls as cls
 from loom_proxy.remote.classes import fn as fn
 from loom_proxy.remote.objects import RemoteFunction as RemoteFunction

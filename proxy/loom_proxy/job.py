@@ -24,8 +24,8 @@ from loom_proxy.logs import LogLine, LogReceiver
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
 from loom_proxy.mesh.procs import HostMeshProxy, find_meshes, proxy_of
 from loom_proxy.notebook.html import Dashboard, job_html
-from loom_proxy.ports.port import Port
-from loom_proxy.ports.receiver import Channel, PortReceiver, Ports, open_jobs
+from loom_proxy.port import Port
+from loom_proxy.port_receiver import Channel, PortReceiver, Ports, open_jobs
 from loom_proxy.runs import KnownRuns, RunHandle
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.events import Event, FailureCallbacks, FaultHook, MeshFailure

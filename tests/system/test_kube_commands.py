@@ -16,7 +16,7 @@ import loom
 from loom.errors import PortForwardFailed
 from loom.nats.envelopes import EnvelopeKind
 from loom.weaver.views import Away
-from loom_proxy.contexts.file import ContextFile, GatewayContext
+from loom_proxy.contexts import ContextFile, GatewayContext
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy

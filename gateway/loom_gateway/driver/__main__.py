@@ -42,7 +42,7 @@ meanwhile, which would take 5 ms each with Python's default interval."""
 
 async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Namespace) -> None:
     from loom_gateway.driver.clients.connection import DriverServer
-    from loom_gateway.driver.clients.stored_results import StoredResults
+    from loom_gateway.driver.clients.unread_results import StoredResults
     from loom_gateway.driver.output.spool import LogSpool
     from loom_gateway.driver.session.session import DrivenSession
     from loom_gateway.driver.weaver_link import DriverWeaverLink

@@ -27,7 +27,7 @@ from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
 from loom.wire.bodies import OpenSession
-from loom_gateway.driver.clients.stored_results import StoredResults
+from loom_gateway.driver.clients.unread_results import StoredResults
 from loom_gateway.sessions.state_dir import DriverFiles
 
 

@@ -19,7 +19,6 @@ from loom.cli import (
     export,
     inject,
     logs,
-    meshes,
     remote_exec,
     run,
     serve,
@@ -63,7 +62,7 @@ app.add_typer(demo.app, name="demo")
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)
 app.command()(logs.logs)
-app.command()(meshes.meshes)
+app.command()(sessions.meshes)
 app.command("exec")(remote_exec.exec_)
 app.command()(remote_exec.shell)
 app.command()(remote_exec.cp)

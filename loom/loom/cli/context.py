@@ -16,7 +16,7 @@ from loom.errors import UnknownContext, WrongArguments
 from loom.rest_client import safe_url
 
 if TYPE_CHECKING:
-    from loom_proxy.contexts.file import GatewayContext
+    from loom_proxy.contexts import GatewayContext
 
 app = typer.Typer(
     help="Name gateways, and choose the one that `loom.connect()` and every command ask.", no_args_is_help=True
@@ -46,7 +46,7 @@ def add(
     The first context becomes the current one. The token is kept in the system's keyring, if the package `keyring`
     is installed and finds one, and else in the file of contexts, which only you can read.
     """
-    from loom_proxy.contexts.file import ContextFile, GatewayContext
+    from loom_proxy.contexts import ContextFile, GatewayContext
 
     _check_address(address, insecure)
     if ca is not None and not Path(ca).is_file():
@@ -64,7 +64,7 @@ def add(
 @app.command()
 def use(name: Name) -> None:
     """Make a context the current one."""
-    from loom_proxy.contexts.file import ContextFile
+    from loom_proxy.contexts import ContextFile
 
     context = ContextFile().use(name)
     say(f"the current context is {name}: {context.url}")
@@ -73,7 +73,7 @@ def use(name: Name) -> None:
 @app.command("list")
 def list_contexts(as_json: Json = False) -> None:
     """List the contexts, without their tokens; the current one is marked."""
-    from loom_proxy.contexts.file import ContextFile
+    from loom_proxy.contexts import ContextFile
 
     file = ContextFile()
     contexts = file.read()
@@ -91,7 +91,7 @@ def show_context(
     as_json: Json = False,
 ) -> None:
     """Show a context, without its token."""
-    from loom_proxy.contexts.file import ContextFile
+    from loom_proxy.contexts import ContextFile
 
     contexts = ContextFile().read()
     context = contexts.named(name or _current(contexts.current, contexts.listed))
@@ -103,7 +103,7 @@ def show_context(
 @app.command()
 def current() -> None:
     """Print the name of the current context."""
-    from loom_proxy.contexts.file import ContextFile
+    from loom_proxy.contexts import ContextFile
 
     contexts = ContextFile().read()
     say(_current(contexts.current, contexts.listed))
@@ -112,7 +112,7 @@ def current() -> None:
 @app.command()
 def remove(name: Name) -> None:
     """Remove a context and its token. The gateway still takes the token: `loom token revoke` is its end."""
-    from loom_proxy.contexts.file import ContextFile
+    from loom_proxy.contexts import ContextFile
 
     ContextFile().remove(name)
     say(f"removed context {name}")

@@ -20,7 +20,7 @@ from loom.rest_client import Gateway
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
-    from loom_proxy.contexts.file import GatewayChoice
+    from loom_proxy.contexts import GatewayChoice
     from loom_proxy.job import Job
     from loom_proxy.kubernetes.port_forward import PortForward
     from loom_proxy.weaver.client import WeaverProxy
@@ -74,14 +74,14 @@ class Access:
     @functools.cached_property
     def chosen(self) -> GatewayChoice:
         """The gateway to ask, and the token."""
-        from loom_proxy.contexts.file import choose_gateway
+        from loom_proxy.contexts import choose_gateway
 
         return choose_gateway(self.url, self.token, self.ca, self.insecure)
 
     @property
     def is_given(self) -> bool:
         """True if there is a gateway to ask, for commands that need none."""
-        from loom_proxy.contexts.file import find_gateway
+        from loom_proxy.contexts import find_gateway
 
         return find_gateway(self.url, self.token) is not None
 

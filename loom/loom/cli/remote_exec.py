@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loom.cli.meshes import tree
 from loom.cli.options import Access, Json, asking, only_session
 from loom.cli.output import say, say_lines, show
+from loom.cli.sessions import tree
 from loom.errors import LoomError, NoSuchMesh, WrongArguments
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ def find_weaver(until: float) -> str | None:
     if text := os.environ.get(ADDRESS_VARIABLE):
         parse_weaver_address(text)
         return text
-    from loom_proxy.contexts.file import find_gateway
+    from loom_proxy.contexts import find_gateway
 
     to = None
     try:

@@ -27,9 +27,9 @@ def up(
 ) -> None:
     """Start workers and a gateway on this machine, print how to connect, and end them with Ctrl-C."""
     from loom.rest_client import Gateway
-    from loom_proxy.contexts.file import default_path
-    from loom_proxy.contexts.running import announced, path_beside
+    from loom_proxy.contexts import default_path
     from loom_proxy.local import LocalCluster
+    from loom_proxy.running_cluster import announced, path_beside
 
     try:
         with (

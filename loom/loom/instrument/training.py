@@ -302,7 +302,7 @@ def _find_weaver() -> str | None:
 
     def look() -> str | None:
         # The laptop's side knows contexts; where only the library is needed, it is not imported.
-        chosen = import_module("loom_proxy.contexts.file").find_gateway()
+        chosen = import_module("loom_proxy.contexts").find_gateway()
         return None if chosen is None else str(chosen.weaver_address(ANSWER_WITHIN))
 
     try:

@@ -17,7 +17,7 @@ from loom.in_cluster import is_monarchs, monarchs
 from loom.signatures import CallSignature
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.mesh.endpoints import EndpointProxy, NotAnEndpointProxy
-from loom_proxy.ports.port import Port
+from loom_proxy.port import Port
 
 A = TypeVar("A")
 P = ParamSpec("P")

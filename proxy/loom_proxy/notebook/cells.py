@@ -33,7 +33,7 @@ from loom.wire.bodies import RECORD, STDERR, STDOUT
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.job import KubernetesJob
 from loom_proxy.logs import print_text
-from loom_proxy.ports.receiver import open_jobs
+from loom_proxy.port_receiver import open_jobs
 from loom_proxy.runs import RunHandle, RunOutput
 
 MOST_TEXT = 4 << 20

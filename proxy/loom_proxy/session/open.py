@@ -14,7 +14,7 @@ from loom.tracing.spans import recorder
 from loom.wings import Part
 from loom.wire.handshake import MODES, Hello
 from loom.wire.plain import plain
-from loom_proxy.contexts.file import choose_gateway
+from loom_proxy.contexts import choose_gateway
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.job import Job
 from loom_proxy.session.connection import Connection

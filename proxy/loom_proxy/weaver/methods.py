@@ -26,7 +26,7 @@ from loom.weaver.views import (
 )
 from loom.wire.plain import number, plain, shortened
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
-from loom_proxy.weaver.feed import WeaverFeed
+from loom_proxy.weaver.watch import WeaverFeed
 
 if TYPE_CHECKING:
     from loom_proxy.weaver.watch import WeaverWatch

@@ -13,9 +13,9 @@ import pytest
 import loom
 from loom import Actor, endpoint
 from loom_gateway.driver.monarch.port_batching import MOST_MESSAGES
+from loom_proxy import port as sending_end
+from loom_proxy import port_receiver as receiving_end
 from loom_proxy.local import LocalCluster
-from loom_proxy.ports import port as sending_end
-from loom_proxy.ports import receiver as receiving_end
 from tests.support.actors import BadLuck, Counter, NeedsCluster
 from tests.support.gateways import attach
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom.chaos.host.delay import DelayQueue
+from loom.chaos.host.network import DelayQueue
 
 
 def test_a_frame_arrives_after_its_time_and_not_before() -> None:

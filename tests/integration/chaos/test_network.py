@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from loom.chaos.host import agent, network, records
-from loom.chaos.host import delay as delaying
 from loom.errors import FaultRefused
 from tests.support.needs import skipped_if
 from tests.support.network.namespaces import Hosts, missing
@@ -246,12 +245,12 @@ def test_a_delay_holds_for_ipv6_too(here: None, hosts: Hosts) -> None:
             subprocess.run(command, check=True)
             command[command.index("add")] = "del"
             stack.callback(subprocess.run, command[:-1], check=True)
-        with paired(hosts, socket.AF_INET6, *addresses.values()) as pair, delaying.delay(50.0, "eth0"):
+        with paired(hosts, socket.AF_INET6, *addresses.values()) as pair, network.delay_without_netem(50.0, "eth0"):
             assert pair.round_trip() >= 0.05
 
 
 def test_what_is_delayed_stays_in_order_and_none_is_lost(pair: Pair) -> None:
-    with delaying.delay(100.0, "eth0") as injected:
+    with network.delay_without_netem(100.0, "eth0") as injected:
         pair.send(range(3000))
         assert pair.receive(3000) == list(range(3000))
 
@@ -262,8 +261,8 @@ def test_what_is_delayed_stays_in_order_and_none_is_lost(pair: Pair) -> None:
 
 HOLDER = """
 import json, sys
-from loom.chaos.host.delay import delay
-injected = delay(float(sys.argv[1]), "eth0")
+from loom.chaos.host.network import delay_without_netem
+injected = delay_without_netem(float(sys.argv[1]), "eth0")
 print("there", flush=True)
 sys.stdin.read()
 print(json.dumps(injected.remove()))
@@ -303,7 +302,7 @@ def test_much_data_arrive_delayed_as_they_were(pair: Pair, hosts: Hosts) -> None
 
 
 def test_what_is_under_way_when_a_delay_is_removed_is_sent_at_once(pair: Pair) -> None:
-    with delaying.delay(60_000.0, "eth0"):
+    with network.delay_without_netem(60_000.0, "eth0"):
         pair.send(range(500))
         assert pair.quiet()
 
@@ -311,7 +310,7 @@ def test_what_is_under_way_when_a_delay_is_removed_is_sent_at_once(pair: Pair) -
 
 
 def test_a_delay_of_our_own_leaves_nothing_behind(pair: Pair) -> None:
-    with delaying.delay(60_000.0, "eth0") as injected:
+    with network.delay_without_netem(60_000.0, "eth0") as injected:
         pass
 
     assert injected.removal is not None
@@ -394,7 +393,7 @@ def test_a_device_is_delayed_once_at_a_time(pair: Pair) -> None:
 )
 def test_what_cannot_be_delayed_is_refused(here: None, device: str, said: str) -> None:
     with pytest.raises(FaultRefused, match=said):
-        delaying.delay(50.0, device)
+        network.delay_without_netem(50.0, device)
 
 
 @pytest.mark.parametrize("milliseconds", [0.0, -1.0, 60_001.0, float("nan")])
@@ -404,10 +403,10 @@ def test_a_delay_of_no_sense_is_refused(here: None, milliseconds: float) -> None
 
 
 def test_a_host_without_tun_refuses_a_delay_in_words(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delaying, "TUN", "/dev/net/nosuch")
+    monkeypatch.setattr(network, "TUN", "/dev/net/nosuch")
 
     with pytest.raises(FaultRefused, match="'/dev/net/nosuch', and this kernel has no netem: give the container"):
-        delaying.TapForwarder("eth0", delaying.DelayQueue(0.05))
+        network.TapForwarder("eth0", network.DelayQueue(0.05))
 
 
 def test_what_is_no_address_is_refused(here: None) -> None:

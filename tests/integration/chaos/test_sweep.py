@@ -24,7 +24,7 @@ from tests.unit.loom.threadlet.fake_weaver import BOUND, eventually
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from loom.chaos.host import delay, disks, network, processes, records
+from loom.chaos.host import disks, network, processes, records
 
 mine = tuple(processes.ProcessId.find(os.getpid()))
 records.begin(records.HostFaultRecord(records.folder() / "f1.json", mine, []))
@@ -82,7 +82,7 @@ def be_killed(code: str) -> None:
         "network.run_at_end = die; network.lose(50)",
         "network.run_at_end = die; network.link_down('eth0')",
         "network.run_at_end = die; network.narrow(1.0, 'eth0')",
-        "delay.run_at_end = die; delay.delay(1000.0, 'eth0')",
+        "network.run_at_end = die; network.delay_without_netem(1000.0, 'eth0')",
     ],
 )
 def test_a_network_is_as_before(pair: Pair, route: None, folder: Path, code: str) -> None:  # noqa: F811
@@ -100,7 +100,11 @@ def test_a_network_is_as_before(pair: Pair, route: None, folder: Path, code: str
 @pytest.mark.guarantees("chaos", "A table goes without a record too")
 @skipped_if(missing())
 @pytest.mark.parametrize(
-    "code", ["network.run_at_end = die; network.partition()", "delay.run_at_end = die; delay.delay(1000.0, 'eth0')"]
+    "code",
+    [
+        "network.run_at_end = die; network.partition()",
+        "network.run_at_end = die; network.delay_without_netem(1000.0, 'eth0')",
+    ],
 )
 def test_a_table_goes_without_a_record_too(pair: Pair, folder: Path, code: str) -> None:  # noqa: F811
     before = state()

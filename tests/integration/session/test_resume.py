@@ -23,7 +23,7 @@ from loom.wire.bodies import CollectAnswer
 from loom.wire.sender import HIGH_WATER
 from loom_gateway.driver.clients.client import AWAY_CROWD
 from loom_gateway.driver.clients.registry import WATCHERS_AWAY
-from loom_gateway.driver.clients.stored_results import FILE_SIZE
+from loom_gateway.driver.clients.unread_results import FILE_SIZE
 from loom_proxy.local import LocalCluster
 from tests.integration.calls.test_failures import driver_pid, rest
 from tests.support.gateways import await_true

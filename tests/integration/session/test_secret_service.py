@@ -19,7 +19,7 @@ BUS, KEYRING = "dbus-daemon", "gnome-keyring-daemon"
 
 LOOM = ("-c", "from loom.cli import main; main()")
 
-CHOSEN = "import loom_proxy.contexts.file as c; print(c.choose_gateway().token)"
+CHOSEN = "import loom_proxy.contexts as c; print(c.choose_gateway().token)"
 
 ENTRIES = """
 import secretstorage

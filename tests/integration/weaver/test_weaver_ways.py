@@ -12,9 +12,9 @@ import trustme
 import loom
 from loom.weaver.views import Away, Delta, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent
 from loom_proxy.local import LocalCluster
-from loom_proxy.weaver import feed as weaver_feed
+from loom_proxy.weaver import watch as weaver_feed
 from loom_proxy.weaver.client import WeaverProxy
-from loom_proxy.weaver.feed import poll
+from loom_proxy.weaver.watch import poll
 from tests.support.gateways import BOUND
 from tests.support.network.http_proxy import Fault, HttpProxy
 from tests.support.weaver_training import training

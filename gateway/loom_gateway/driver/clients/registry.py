@@ -21,8 +21,7 @@ from loom.wire.handshake import Hello
 from loom.wire.messages import ALLOWED_BESIDE, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, OrderKey
 from loom_gateway.driver.clients.client import Carrier, Client
-from loom_gateway.driver.clients.stored_results import StoredResults
-from loom_gateway.driver.clients.unread import WATCHER_IDS
+from loom_gateway.driver.clients.unread_results import WATCHER_IDS, StoredResults
 from loom_gateway.driver.session.dispatcher import OperationDispatcher
 
 logger = logging.getLogger(__name__)

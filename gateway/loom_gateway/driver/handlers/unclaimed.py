@@ -16,7 +16,7 @@ from loom.errors import OperationFailed, ResultDropped
 from loom.wire.bodies import CollectAnswer, DropAnswer, EndpointCall, OperationError, OperationResult, ReadAnswers
 from loom.wire.frames import pack_texts
 from loom.wire.messages import ADVERBS, Kind, Message
-from loom_gateway.driver.clients.unread import (
+from loom_gateway.driver.clients.unread_results import (
     STORED_FROM,
     WATCHER_IDS,
     Answer,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from loom.wire.codec import Decoder, Encoder
-from loom_gateway.driver.clients.stored_results import StoredResults
+from loom_gateway.driver.clients.unread_results import StoredResults
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, HostTable, MeshEntry, MeshTable
 from loom_gateway.driver.monarch.reply_channels import ReplyChannels, sentinel
 from loom_gateway.driver.monarch.translations import Translations

@@ -25,7 +25,7 @@ from loom.session_alive import AliveBecause, SessionLife
 from loom.wings import Part
 from loom.wire.bodies import EndpointCall
 from loom.wire.messages import ADVERBS, ALLOWED_BESIDE, Kind, Message
-from loom_gateway.driver.clients.unread import UnreadAnswers
+from loom_gateway.driver.clients.unread_results import UnreadAnswers
 from loom_gateway.driver.handlers.calls import CallHandlers
 from loom_gateway.driver.handlers.hosts import HostWatcher
 from loom_gateway.driver.handlers.meshes import MeshOperations

@@ -17,7 +17,7 @@ from loom.wire.bodies import SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.registry import Clients
-from loom_gateway.driver.clients.stored_results import StoredResults
+from loom_gateway.driver.clients.unread_results import StoredResults
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.monarch import native_calls
 from loom_gateway.driver.monarch.errors import replace_fault_hook

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import InvalidAddress, UnknownContext, WrongArguments
-from loom_proxy.contexts.file import ContextFile
+from loom_proxy.contexts import ContextFile
 from tests.support.cli_page import commands
 from tests.support.gateways import await_true
 

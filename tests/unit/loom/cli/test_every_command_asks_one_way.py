@@ -1,4 +1,4 @@
-"""Every command that asks a gateway finds it by `loom_proxy.contexts.file.choose_gateway`, and reaches ``kube://``.
+"""Every command that asks a gateway finds it by `loom_proxy.contexts.choose_gateway`, and reaches ``kube://``.
 
 The forwarded port is a stand-in: kubectl itself is in `tests/system/test_kube_commands.py`, and all of these
 commands in a cluster are in `tests/system/cluster/test_kube_commands.py`.
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import GatewayUnreachable
-from loom_proxy.contexts.file import ContextFile, GatewayContext
+from loom_proxy.contexts import ContextFile, GatewayContext
 from loom_proxy.kubernetes import port_forward
 from loom_proxy.kubernetes.port_forward import KubeAddress
 from tests.support.cli_page import commands

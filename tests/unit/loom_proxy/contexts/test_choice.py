@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom_proxy.contexts.file import ContextFile, GatewayContext, Origin, choose_gateway
+from loom_proxy.contexts import ContextFile, GatewayContext, Origin, choose_gateway
 
 pytestmark = pytest.mark.usefixtures("config")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom_proxy.contexts.file import ContextFile, GatewayContext
+from loom_proxy.contexts import ContextFile, GatewayContext
 
 pytestmark = pytest.mark.usefixtures("config")
 
@@ -19,7 +19,7 @@ DEV = GatewayContext("dev", "ws://127.0.0.1:8470")
 
 ADD = """
 import sys
-from loom_proxy.contexts.file import GatewayContext, ContextFile
+from loom_proxy.contexts import GatewayContext, ContextFile
 sys.stdin.readline()
 for number in range(20):
     name = f"{sys.argv[1]}-{number}"

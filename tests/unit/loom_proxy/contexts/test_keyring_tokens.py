@@ -13,7 +13,7 @@ from keyring.backends import fail, null
 from keyring.backends.chainer import ChainerBackend
 
 import loom
-from loom_proxy.contexts.file import ContextFile, GatewayContext, choose_gateway
+from loom_proxy.contexts import ContextFile, GatewayContext, choose_gateway
 from tests.support import keyrings
 
 pytestmark = pytest.mark.usefixtures("config")

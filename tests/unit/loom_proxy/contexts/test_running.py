@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from loom.errors import InvalidAddress
-from loom_proxy.contexts.file import ContextFile, GatewayContext, Origin, choose_gateway, find_gateway
-from loom_proxy.contexts.running import announced, find_running
+from loom_proxy.contexts import ContextFile, GatewayContext, Origin, choose_gateway, find_gateway
+from loom_proxy.running_cluster import announced, find_running
 
 
 def test_a_running_cluster_is_found_until_it_ends(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_the_first_of_two_stays(tmp_path: Path) -> None:
 def test_what_a_killed_one_leaves_behind_is_none(tmp_path: Path) -> None:
     path = tmp_path / "up.json"
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom loom_proxy.contexts.running import announced\n"
+        "import sys, time\nfrom pathlib import Path\nfrom loom_proxy.running_cluster import announced\n"
         "with announced(Path(sys.argv[1]), 'ws://127.0.0.1:1', 'a'):\n    print(1, flush=True)\n    time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as process:

@@ -25,7 +25,7 @@ from loom_gateway.driver.clients.registry import (
     WATCHER_ROOM,
     Clients,
 )
-from loom_gateway.driver.clients.unread import WATCHER_IDS
+from loom_gateway.driver.clients.unread_results import WATCHER_IDS
 
 BOUND = 30.0
 

@@ -12,7 +12,7 @@ from loom.errors import OperationFailed, ResultDropped
 from loom.wire.bodies import OperationError, OperationResult
 from loom.wire.frames import unpack_texts
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.clients.stored_results import StoredResults
+from loom_gateway.driver.clients.unread_results import StoredResults
 from loom_gateway.driver.handlers.unclaimed import UnclaimedResults
 from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
 from loom_gateway.driver.session.replies import Request

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loom.wire.messages import Kind, Message
-from loom_gateway.driver.clients.stored_results import StoredResults
+from loom_gateway.driver.clients.unread_results import StoredResults
 from loom_gateway.driver.weaver_link import UserLimits
 
 

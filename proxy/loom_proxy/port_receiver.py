@@ -26,7 +26,7 @@ from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.results import error_of, raise_error
-from loom_proxy.ports.port import CREDIT_BYTES, CREDIT_MESSAGES, Port, PortLink
+from loom_proxy.port import CREDIT_BYTES, CREDIT_MESSAGES, Port, PortLink
 from loom_proxy.session.calls import Calls
 
 R = TypeVar("R")

@@ -31,7 +31,7 @@ from loom.errors import (
 )
 from loom.process.state_file import locked, replace_file
 from loom.rest_client import Gateway, TokenSource
-from loom_proxy.contexts.running import find_running, path_beside
+from loom_proxy.running_cluster import find_running, path_beside
 
 V = TypeVar("V")
 

@@ -1,1 +1,0 @@
-"""Ports: where actors send messages to a program outside the cluster."""
