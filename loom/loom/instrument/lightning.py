@@ -63,7 +63,7 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, module: Any) -> None:
         own = next((one for one in trainer.callbacks if isinstance(one, LightningCallback)), self)
         here = training()
-        if own is not self or not here.owns(StepSource.LIGHTNING):
+        if own is not self or not here.begin(StepSource.LIGHTNING):
             return
         self._trainer, self._trains, self._steps = ref(trainer), True, trainer.global_step
         most = trainer.max_steps if trainer.max_steps > 0 else _planned(trainer)
@@ -113,6 +113,7 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
             self._publish(trainer, self._metrics(trainer))
             self._trains = False
             self._postponed.close(trainer.global_step)
+            training().end(StepSource.LIGHTNING, trainer.global_step, trainer.current_epoch)
 
     @guarded(NAME)
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from loom.instrument.imports import when_imported
-from loom.instrument.training import HookedTraining, StepSource, guarded, training
+from loom.instrument.training import HookedTraining, StepSource, guarded, on_change, training
 
 if TYPE_CHECKING:
     from loom.instrument.steering import OptimizerOverrides, Values
@@ -59,6 +59,11 @@ class OptimizerSteps:
         self._count = 0
         self._since = 0  # steps of other optimizers since the last one of the primary one
         self._samples = Samples()
+        on_change(self._change)
+
+    def _change(self) -> None:
+        """Let the next optimizer to step be the primary one: that of a training before may still be there."""
+        self._primary = lambda: None
 
     @guarded(NAME, boundaries=True)
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -46,6 +46,9 @@ ANSWER_WITHIN = 5.0
 READ_EVERY = 0.25
 """Seconds between two reads of the present values of the keys, at least."""
 
+SILENT_STEPS = 1000
+"""Steps of an optimizer after which a richer source counts as gone that has named none of them."""
+
 MAX_WAITING = 1000
 """Names of metrics that wait for the first step, or for the next one."""
 
@@ -72,7 +75,8 @@ class HookedTraining:
         self.threadlet = threadlet
         self.pid = os.getpid()
         self.owner = StepSource.TORCH
-        """The richest source so far: it names the steps."""
+        """The richest source of this training so far: it names the steps."""
+        self._silent = 0  # steps since the owner has named one
         self._metrics: dict[str, Any] = {}
         self._lock = threading.Lock()  # guards `_metrics`
         self._step: int | None = None
@@ -87,10 +91,31 @@ class HookedTraining:
 
         A hook asks at each step. Its source publishes nothing if the answer is no.
         """
-        if source >= self.owner:
-            self.owner = source
+        if source >= self.owner or self._silent > SILENT_STEPS:
+            self.owner, self._silent = source, 0
             return True
+        self._silent += 1
         return False
+
+    def begin(self, source: StepSource) -> bool:
+        """Note that a library begins a training; return whether it names the steps: not within a richer one's."""
+        if is_interactive():  # the training before was interrupted, or stopped
+            self.owner = source
+            if self._stopped:
+                self._stopped = False
+                self.threadlet.go_on()
+        if not self.owns(source):
+            return False
+        self._stop = None
+        _note_change()
+        return True
+
+    def end(self, source: StepSource, step: int, epoch: int | None = None) -> None:
+        """Note that a library's training has come to its end, with this step as the last one."""
+        if self.owner is source:
+            self.publish(step, epoch, max_step=step)
+            self.owner, self._silent, self._stop = StepSource.TORCH, 0, None
+            _note_change()
 
     def publish(
         self,
@@ -103,7 +128,7 @@ class HookedTraining:
         waiting = self._take_metrics()
         if metrics:
             waiting.update(metrics)
-        self._step = step
+        self._step, self._silent = step, 0
         config = self._changed() if monotonic() >= self._read_next else None
         self.threadlet.publish_status(step, epoch, max_step, waiting or None, config)
 
@@ -160,9 +185,13 @@ class HookedTraining:
         threadlet.wait_while_paused()
         if threadlet.should_stop and not self._stopped:
             self._stopped = True
-            if self._stop is None:
-                raise SystemExit(0)
-            self._stop()
+            if self._stop is not None:
+                self._stop()
+                return
+            if is_interactive():  # the exception ends a cell, and not the process
+                self._stopped = False
+                threadlet.go_on()
+            raise SystemExit(0)
 
     def close(self) -> None:
         """Publish what has changed since the last status; the threadlet says goodbye by itself."""
@@ -224,6 +253,24 @@ def _make() -> HookedTraining:
                 Finalize(made, made.close, exitpriority=20)
             _training = made
         return _training
+
+
+_changes: list[Callable[[], object]] = []
+
+
+def on_change(function: Callable[[], object]) -> None:
+    """Call a function whenever a training of a library begins or ends in this process."""
+    _changes.append(function)
+
+
+def _note_change() -> None:
+    for function in _changes:
+        function()
+
+
+def is_interactive() -> bool:
+    """Return whether this process is a notebook's kernel or a prompt, which lives on after a training."""
+    return hasattr(sys, "ps1")
 
 
 def log(metrics: Mapping[str, Any], step: int | None = None) -> None:

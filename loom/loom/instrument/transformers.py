@@ -76,7 +76,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     @guarded(NAME)
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         here = training()
-        if not here.owns(StepSource.TRANSFORMERS):
+        if not here.begin(StepSource.TRANSFORMERS):
             return
         self._step, self._resumed = state.global_step, state.global_step > 0
         here.on_stop(lambda: None)  # `on_step_end` sees it
@@ -141,14 +141,18 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     @guarded(NAME)
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._step is None:
+            return
         self._step = None
         self._postponed.close(state.global_step)
+        training().end(
+            StepSource.TRANSFORMERS, state.global_step, None if state.epoch is None else int(state.epoch)
+        )
 
     def _publish(self, state: Any, metrics: dict[str, Any] | None = None) -> None:
         here = training()
         if here.owns(StepSource.TRANSFORMERS):
-            epoch = None if state.epoch is None else int(state.epoch)
-            here.publish(state.global_step, epoch, state.max_steps, metrics)
+            here.publish(state.global_step, _epoch(state), state.max_steps, metrics)
 
     def _save(self) -> Deferred:
         self._check_trains()
@@ -187,6 +191,10 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             return self._postponed.change("accumulation", lambda: self._batches % value == 0, apply)
 
         return write
+
+
+def _epoch(state: Any) -> int | None:
+    return None if state.epoch is None else int(state.epoch)
 
 
 def _setter(holder: Any, key: str) -> Callable[[float], None]:

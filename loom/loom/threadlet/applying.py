@@ -308,6 +308,11 @@ class CommandApplier(StatusReporter):
                 self._applying.release()
         return self._stop
 
+    def go_on(self) -> None:
+        """Forget a stop, or a drain, that has ended one of several trainings of this process."""
+        with self._applying:
+            self._stop, self._drain_published = self._evicted, None
+
     @property
     def evicted(self) -> bool:
         """True if the machine is about to be taken away: save the state now, and end."""

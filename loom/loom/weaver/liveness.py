@@ -143,7 +143,7 @@ class Liveness:
             self._outbox.close(replica.link)
             self._outbox.urgent = True
             return self.unlink(replica, now)
-        if replica.state is ReplicaState.RUNNING:
+        if replica.state is ReplicaState.RUNNING and not replica.made_all_steps:
             baseline = replica.baseline_step_time()
             if baseline is not None:
                 stalled = replica.progress + max(timing.stall_least, timing.stall_factor * baseline)

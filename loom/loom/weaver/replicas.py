@@ -204,6 +204,11 @@ class Replica:
         return self.max_step is None or (self.step is not None and self.step >= self.max_step - 1)
 
     @property
+    def made_all_steps(self) -> bool:
+        """True if no step is to come: its program evaluates, saves, or waits for whatever its user does next."""
+        return None not in (self.step, self.max_step) and self.step >= self.max_step  # type: ignore[operator]
+
+    @property
     def _goes_on(self) -> bool:
         """True if it has made a step since it was paused."""
         return self.paused_at is not None and self.step is not None and self.step > self.paused_at

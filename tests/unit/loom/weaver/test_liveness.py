@@ -228,6 +228,25 @@ def test_a_new_process_takes_over_from_one_that_is_silent(bench: Bench) -> None:
     assert second.told[0][0] == "welcome"
 
 
+def test_a_replica_that_has_made_its_last_step_is_not_stalled(bench: Bench) -> None:
+    threadlet = Threadlet(bench, "train_0")
+
+    def train() -> None:
+        for step in range(1, 11):
+            bench.wait(0.5)
+            threadlet.seq += 1
+            threadlet.say("status", [[threadlet.seq, bench.now, step, None, 10, {}, None]])
+
+    train()
+    bench.wait(60, threadlet)
+    after = bench.state()
+    train()
+    threadlet.step(3)  # another training of the process
+    bench.wait(60, threadlet)
+
+    assert (after, bench.state()) == ("running", "stalled")
+
+
 def test_a_replica_that_takes_no_step_while_it_beats_is_stalled_until_it_does(bench: Bench) -> None:
     threadlet = Threadlet(bench, "train_0")
     for step in range(10):
