@@ -23,7 +23,7 @@ from pathlib import PurePath
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loom.control.address import weaver_address
+from loom.control.address import was_spawned, weaver_address
 from loom.errors import LoomError, describe_error
 
 if TYPE_CHECKING:
@@ -99,11 +99,10 @@ class HookedTraining:
 
     def begin(self, source: StepSource) -> bool:
         """Note that a library begins a training; return whether it names the steps: not within a richer one's."""
-        if is_interactive():  # the training before was interrupted, or stopped
+        if lives_on():  # the training before was interrupted, or stopped
             self.owner = source
             if self._stopped:
-                self._stopped = False
-                self.threadlet.go_on()
+                self._forget_stop()
         if not self.owns(source):
             return False
         self._stop = None
@@ -180,18 +179,20 @@ class HookedTraining:
             SystemExit: with code 0, if the training is to stop and its owner has no way of its own.
         """
         threadlet = self.threadlet
+        if self._stopped and self._stop is None:  # the exception has ended a cell, or a call, and not the process
+            self._forget_stop()
         if threadlet.check_and_apply_updates():
             self._read_next = 0.0
         threadlet.wait_while_paused()
         if threadlet.should_stop and not self._stopped:
             self._stopped = True
-            if self._stop is not None:
-                self._stop()
-                return
-            if is_interactive():  # the exception ends a cell, and not the process
-                self._stopped = False
-                threadlet.go_on()
-            raise SystemExit(0)
+            if self._stop is None:
+                raise SystemExit(0)
+            self._stop()
+
+    def _forget_stop(self) -> None:
+        self._stopped = False
+        self.threadlet.go_on()
 
     def close(self) -> None:
         """Publish what has changed since the last status; the threadlet says goodbye by itself."""
@@ -240,11 +241,7 @@ def _make() -> HookedTraining:
             _check_takes_part()
             from loom.threadlet.threadlet import Threadlet  # which processes that never train have no need of
 
-            group = as_run_name(os.environ.get(NAME_VARIABLE) or _name_of_program())
-            about = _describe_group()
-            made = HookedTraining(
-                Threadlet(f"{group}_{global_rank()}", group=group, weaver=_find_weaver(), config=about)
-            )
+            made = HookedTraining(Threadlet(**_identity(), config=_describe_group()))
             made.log(_waiting)
             _waiting.clear()
             if multiprocessing.parent_process() is None:
@@ -268,9 +265,9 @@ def _note_change() -> None:
         function()
 
 
-def is_interactive() -> bool:
-    """Return whether this process is a notebook's kernel or a prompt, which lives on after a training."""
-    return hasattr(sys, "ps1")
+def lives_on() -> bool:
+    """Return whether this process lives on after a training: a notebook's kernel, a prompt, or one of a session."""
+    return hasattr(sys, "ps1") or was_spawned() or _driver() is not None
 
 
 def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -329,6 +326,22 @@ def _describe_group() -> dict[str, Any]:
 def _in_process_group() -> bool:
     """Return whether this process is a rank, and not only a fork of one."""
     return (group := _process_group()) is not None and group is not _forked_group
+
+
+def _identity() -> dict[str, str | None]:
+    """Return the arguments of `Threadlet` that say what this process is, and to whom it reports."""
+    if was_spawned():
+        return {}  # the session that has spawned it has named it
+    if (driver := _driver()) is not None:
+        return {"replica_id": f"{driver.name}_0", "group": driver.name, "weaver": driver.weaver_address()}
+    group = as_run_name(os.environ.get(NAME_VARIABLE) or _name_of_program())
+    return {"replica_id": f"{group}_{global_rank()}", "group": group, "weaver": _find_weaver()}
+
+
+def _driver() -> Any:
+    """Return the session whose driver this process is; None in another process."""
+    api = sys.modules.get("loom.driver_api")
+    return api.session() if api is not None and api.in_driver() else None
 
 
 def as_run_name(text: str) -> str:

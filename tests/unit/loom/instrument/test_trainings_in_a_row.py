@@ -114,3 +114,36 @@ def test_an_interrupted_training_does_not_keep_another_library_from_naming_the_s
 
     assert here().begin(StepSource.LIGHTNING)
     assert here().owner is StepSource.LIGHTNING
+
+
+class Session:
+    """The session of a driver."""
+
+    name = "session-1"
+
+    def weaver_address(self) -> str:
+        return "tcp://127.0.0.1:1/k"
+
+
+def test_processes_of_a_session_have_the_names_that_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loom import driver_api
+    from loom.control import address
+    from loom.instrument.training import _identity
+
+    for name, value in {
+        "LOOM_RUN": "fit",
+        "LOOM_WEAVER": "tcp://127.0.0.1:1/k",
+        "LOOM_REPLICA": "mesh_3@s",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert _identity() == {
+        "replica_id": "fit_0",
+        "group": "fit",
+        "weaver": None,
+    }  # a program that such a one starts
+
+    monkeypatch.setattr(driver_api, "_here", Session())
+    assert _identity() == {"replica_id": "session-1_0", "group": "session-1", "weaver": "tcp://127.0.0.1:1/k"}
+
+    monkeypatch.setattr(address, "_held", "tcp://127.0.0.1:1/k")
+    assert _identity() == {}
