@@ -54,6 +54,11 @@ class OptimizerOverrides:
         finally:
             self.leave()
 
+    def follow(self, other: OptimizerOverrides) -> None:
+        """Take over what is set in an optimizer in whose place this one is."""
+        for key, change in other._changes.items():
+            self.set(key, change)
+
     def scheduled(self, key: str) -> Any:
         """Return the schedule's value of a key in the first group; None if the key is not overridden."""
         values = self._scheduled.get(key)

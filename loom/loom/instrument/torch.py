@@ -6,6 +6,7 @@ more: none of them waits for a device.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -36,28 +37,32 @@ MOST_OF_TIME = 0.001
 MAX_OPTIMIZERS = 8
 """Optimizers of a process that can be steered; a program that has one for each parameter has many."""
 
-SILENT_AFTER = 1000
-"""Steps of other optimizers without one of the primary one after which another becomes the primary one."""
+SILENT_AFTER = 100
+"""Steps of another optimizer without one of the primary one after which it becomes the primary one."""
 
 _NOT_OFFERED = ("params", "lr", "initial_lr")
 
 
 def hook(optimizers: ModuleType) -> None:
     """Hook ``torch.optim.optimizer``."""
-    optimizers.register_optimizer_step_post_hook(OptimizerSteps().stepped)
-    # A compiled step calls the hook, instead of having it compiled.
+    OptimizerSteps().register(optimizers)
+    # A compiled step calls the hooks, instead of having them compiled.
     when_imported("torch._dynamo.trace_rules", lambda rules: rules.add("loom"))
 
 
 class OptimizerSteps:
-    """The steps of this process's optimizers, the first of which is the primary one."""
+    """The steps of this process's optimizers, the first of which is the primary one.
+
+    All ranks of a job must pass the same boundaries, so nothing here depends on the time, or on the moment at which
+    a rank collects its garbage.
+    """
 
     def __init__(self) -> None:
-        self._optimizers: list[HookedOptimizer] = []
-        self._seen: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+        self._optimizers: list[HookedOptimizer] = []  # in the order of their indices; the first is the primary one
+        self._seen: WeakKeyDictionary[Any, HookedOptimizer] = WeakKeyDictionary()
         self._primary: Callable[[], Any] = lambda: None
+        self._outer: int | None = None  # the id of the optimizer within whose step the program is
         self._count = 0
-        self._since = 0  # steps of other optimizers since the last one of the primary one
         self._samples = Samples()
         on_change(self._change)
 
@@ -65,13 +70,35 @@ class OptimizerSteps:
         """Let the next optimizer to step be the primary one: that of a training before may still be there."""
         self._primary = lambda: None
 
+    def register(self, optimizers: ModuleType) -> Callable[[], None]:
+        """Register the hooks in ``torch.optim.optimizer``; return what removes them."""
+        before = optimizers.register_optimizer_step_pre_hook(self.begins)
+        after = optimizers.register_optimizer_step_post_hook(self.stepped)
+
+        def remove() -> None:
+            before.remove()
+            after.remove()
+
+        return remove
+
+    @guarded(NAME, boundaries=True)
+    def begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Note that an optimizer begins a step: one made anew takes over what was set, before it makes a step."""
+        if self._outer is not None and _is_nested():
+            return
+        self._outer = id(optimizer)
+        if self._count and optimizer is not self._primary() and optimizer not in self._seen:
+            self._introduce(optimizer)
+
     @guarded(NAME, boundaries=True)
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note a step that an optimizer has made."""
-        if optimizer is not self._primary() and not self._introduce(optimizer):
+        if self._outer not in (None, id(optimizer)):
+            return  # a part of another one's step, such as ZeroRedundancyOptimizer's
+        self._outer = None
+        if optimizer is not self._primary() and not self._stands_in(optimizer):
             return
         self._count += 1
-        self._since = 0
         here = training()
         if (values := self._samples.take(optimizer)) is not None:
             here.log(values)
@@ -79,24 +106,64 @@ class OptimizerSteps:
             here.publish(self._count)
         here.boundary()
 
-    def _introduce(self, optimizer: Any) -> bool:
-        """Offer the keys of an optimizer that has not stepped before; return whether it is the primary one now."""
-        self._since += 1
-        primary = self._primary() is None or self._since > SILENT_AFTER
-        if optimizer in self._seen and not primary:
+    def _introduce(self, optimizer: Any) -> None:
+        """Offer the keys of an optimizer that has not stepped before.
+
+        If it has parameters of an earlier one, the script has made that one anew, and it gets its index.
+        """
+        made = self._seen[optimizer] = HookedOptimizer(optimizer)
+        for place, one in enumerate(self._optimizers):
+            if made.succeeds(one):
+                return self._put(place, made)
+        if self._primary() is not None and _in_group():
+            gc.collect()  # else the former one may be gone in some ranks only
+        self._put(0 if self._primary() is None else len(self._optimizers), made)
+
+    def _stands_in(self, optimizer: Any) -> bool:
+        """Return whether an optimizer becomes the primary one: it is the first, or that one is silent."""
+        made = self._seen.get(optimizer)
+        if made is None:
+            if _is_initialisation():
+                return False
+            self._introduce(optimizer)
+            return True
+        if made not in self._optimizers:  # another one has its index, and it steps all the same
+            self._put(len(self._optimizers), made)
+        if made.count_step(self._count) <= SILENT_AFTER:
             return False
-        if not self._count and _is_initialisation():
-            return False
-        self._seen[optimizer] = None
-        if primary:
-            self._primary = ref(optimizer)
-            self._optimizers[:1] = [HookedOptimizer(optimizer)]
-            self._optimizers[0].offer(training(), "")
-        elif len(self._optimizers) < MAX_OPTIMIZERS:
-            self._optimizers.append(HookedOptimizer(optimizer))
+        if made in self._optimizers:
+            self._put(self._optimizers.index(made), self._optimizers[0])
+        self._put(0, made)
+        return True
+
+    def _put(self, place: int, made: HookedOptimizer) -> None:
+        """Give an optimizer an index, and offer its keys."""
+        if place >= MAX_OPTIMIZERS:
+            return
+        self._optimizers[place : place + 1] = [made]
+        if place == 0:
+            self._primary = made.optimizer
+            made.offer(training(), "")
+        if len(self._optimizers) > 1:
+            made.offer(training(), f"@{place}")
+        if place == 1:
             self._optimizers[0].offer(training(), "@0")
-            self._optimizers[-1].offer(training(), f"@{len(self._optimizers) - 1}")
-        return primary
+
+
+def _is_nested() -> bool:
+    """Return whether the step that begins is within another one: torch's frame around it is there twice."""
+    frame = sys._getframe(3)  # torch's, which has called the hook
+    code, outer = frame.f_code, frame.f_back
+    while outer is not None and outer.f_code is not code:
+        outer = outer.f_back
+    return outer is not None
+
+
+def _in_group() -> bool:
+    """Return whether this process is a rank of several."""
+    distributed = sys.modules.get("torch.distributed")
+    found = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return found and distributed.get_world_size() > 1  # type: ignore[union-attr]
 
 
 def _is_initialisation() -> bool:
@@ -113,10 +180,30 @@ class HookedOptimizer:
     """The numbers of one of torch's optimizers, as keys of the configuration."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = ref(optimizer)
+        self.optimizer: Callable[[], Any] = ref(optimizer)
+        self._kind = type(optimizer)
+        self._parameters = {id(one): ref(one) for group in optimizer.param_groups for one in group["params"]}
         self._overrides: OptimizerOverrides | None = None
         self._factor: float | None = None
         self._in_backward = _steps_in_backward()
+        self._steps = -1, 0  # of the primary optimizer at the last step, and of this one since that
+
+    def count_step(self, primary: int) -> int:
+        """Count a step; return how many there were since the primary optimizer made its last one, ``primary``."""
+        self._steps = primary, self._steps[1] + 1 if self._steps[0] == primary else 1
+        return self._steps[1]
+
+    def succeeds(self, other: HookedOptimizer) -> bool:
+        """Return whether this optimizer has parameters of another; if it is of its kind, take over what was set."""
+        theirs = other._parameters
+        if not any(id in theirs and theirs[id]() is one() for id, one in self._parameters.items()):
+            return False
+        if self._kind is other._kind and other._overrides is not None:
+            from loom.instrument.steering import overrides_of
+
+            self._overrides, self._factor = overrides_of(self.optimizer()), other._factor
+            self._overrides.follow(other._overrides)
+        return True
 
     def offer(self, here: HookedTraining, suffix: str) -> None:
         """Offer the keys, each with a suffix, such as ``@1``."""
@@ -155,7 +242,7 @@ class HookedOptimizer:
         return change
 
     def _set(self, key: str, change: Callable[[Values], Values] | None) -> None:
-        if (optimizer := self._optimizer()) is None:
+        if (optimizer := self.optimizer()) is None:
             raise ValueError("the optimizer is gone")
         if self._in_backward:
             raise ValueError("the optimizer steps within the backward pass, where parameters differ in it")
@@ -165,13 +252,13 @@ class HookedOptimizer:
         self._overrides.set(key, change)
 
     def _numbers(self) -> list[str]:
-        groups = getattr(self._optimizer(), "param_groups", [])
+        groups = getattr(self.optimizer(), "param_groups", [])
         keys = dict.fromkeys(key for group in groups for key in group if key not in _NOT_OFFERED)
         return [key for key in keys if self._number(key) is not None]
 
     def _number(self, key: str) -> Any:
         """Return the value of the first group in which it is not 0, as a number or a list of numbers, or None."""
-        values = [group.get(key) for group in getattr(self._optimizer(), "param_groups", [])] or [None]
+        values = [group.get(key) for group in getattr(self.optimizer(), "param_groups", [])] or [None]
         return _plain(values[0] if key == "lr" else next(filter(None, values), values[0]))
 
     def _schedule(self) -> Any:

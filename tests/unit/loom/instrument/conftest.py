@@ -34,9 +34,9 @@ def hooked() -> Iterator[OptimizerSteps]:
     import torch.optim.optimizer  # noqa: F401
 
     steps = OptimizerSteps()
-    registered = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(steps.stepped)
+    remove = steps.register(sys.modules["torch.optim.optimizer"])
     yield steps
-    registered.remove()
+    remove()
 
 
 def apply(key: str, value: object) -> str | None:

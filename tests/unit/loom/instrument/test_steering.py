@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from loom.instrument.torch import OptimizerSteps
+from loom.instrument.torch import SILENT_AFTER, OptimizerSteps
 from tests.unit.loom.instrument.conftest import apply, here
 
 pytestmark = pytest.mark.usefixtures("hooked")
@@ -210,6 +210,116 @@ def test_the_next_optimizer_is_the_primary_one_when_the_first_is_gone() -> None:
 
     assert apply("learning_rate", 0.02) is None
     assert rates(second) == [0.02]
+    assert here()._step == 3
+
+
+def test_an_optimizer_made_anew_has_the_value_from_its_first_step_on(hooked: OptimizerSteps) -> None:
+    parameters = list(net().parameters())
+    former = torch.optim.SGD(parameters, lr=0.1)
+    step(former)
+    assert apply("learning_rate_factor", 0.5) is None
+
+    later = torch.optim.SGD(parameters, lr=0.2, momentum=0.5)
+    scheduler = lr_scheduler.ExponentialLR(later, 0.1)
+    used = []
+    later.register_step_pre_hook(lambda optimizer, *_: used.extend(rates(optimizer)))
+    step(later)
+    scheduler.step()
+    step(later)
+
+    assert used == [0.1, pytest.approx(0.01)]
+    assert here()._step == 3
+    here().close()
+    names = ("learning_rate", "learning_rate_factor", "learning_rate_schedule", "momentum")
+    assert [here()._config[name] for name in names] == [pytest.approx(0.01), 0.5, pytest.approx(0.02), 0.5]
+
+
+def test_an_optimizer_of_another_kind_begins_with_its_own_values(hooked: OptimizerSteps) -> None:
+    parameters = list(net().parameters())
+    former, later = torch.optim.Adam(parameters, lr=0.1), torch.optim.LBFGS(parameters, lr=1.0)
+    step(former)
+    assert apply("learning_rate", 0.5) is None
+
+    for one in parameters:
+        one.grad = torch.ones_like(one)
+    later.step(lambda: torch.zeros(()))
+
+    assert rates(later) == [1.0]
+    assert here()._step == 2
+    assert apply("learning_rate", 0.7) is None
+    assert rates(later) == [0.7]
+
+
+def test_optimizers_that_share_parameters_and_take_turns_have_an_index_each(hooked: OptimizerSteps) -> None:
+    parameters = list(net().parameters())
+    first, second = torch.optim.SGD(parameters, lr=0.1), torch.optim.SGD(parameters, lr=0.2)
+    for _ in range(5):
+        step(first, second)
+
+    assert apply("learning_rate", 0.02) is None
+    assert apply("learning_rate@1", 0.01) is None
+
+    assert (rates(second), rates(first)) == ([0.02], [0.01])
+    assert here()._step == 6
+
+
+def test_another_optimizer_stands_in_for_one_that_is_silent(hooked: OptimizerSteps) -> None:
+    first, second = sgd(lr=0.1), sgd(lr=0.2)
+    step(first, second)
+
+    step(*[second] * SILENT_AFTER)
+
+    assert here()._step == 2
+    assert apply("learning_rate", 0.02) is None
+    assert apply("learning_rate@1", 0.01) is None
+    assert (rates(second), rates(first)) == ([0.02], [0.01])
+
+
+def test_many_optimizers_that_take_turns_leave_the_first_one_the_primary_one(hooked: OptimizerSteps) -> None:
+    optimizers = [sgd() for _ in range(SILENT_AFTER + 5)]
+
+    for _ in range(3):
+        step(*optimizers)
+
+    assert here()._step == 3
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer that lets another one make its step, as `ZeroRedundancyOptimizer` and Lookahead do."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([{**group} for group in inner.param_groups], inner.defaults)
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:
+        for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
+            theirs["lr"] = mine["lr"]
+        self.inner.step()
+
+
+def test_a_step_within_a_step_is_a_part_of_it(hooked: OptimizerSteps) -> None:
+    outer = Wrapper(sgd())
+
+    step(outer, outer)
+
+    assert here()._step == 2
+    assert apply("learning_rate", 0.02) is None
+    step(outer)
+    assert (rates(outer), rates(outer.inner)) == ([0.02], [0.02])
+
+
+def test_a_step_that_raises_does_not_hide_the_next_ones(hooked: OptimizerSteps) -> None:
+    class Broken(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise RuntimeError("out of memory")
+
+    step(sgd())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step(Broken(net().parameters(), lr=0.1))
+    optimizer = sgd()
+
+    step(optimizer, optimizer)
+
     assert here()._step == 3
 
 
