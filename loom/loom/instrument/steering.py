@@ -202,4 +202,9 @@ def _patch() -> None:
         kinds |= missing
     for kind in kinds:
         _patch_scheduler(kind)
-    LRScheduler.__init_subclass__ = classmethod(_patch_scheduler)  # of those that are defined later
+
+    def patch_later(kind: type[Any], /, **options: Any) -> None:
+        super(LRScheduler, kind).__init_subclass__(**options)
+        _patch_scheduler(kind)
+
+    LRScheduler.__init_subclass__ = classmethod(patch_later)

@@ -84,7 +84,7 @@ class OptimizerSteps:
     @guarded(NAME, boundaries=True)
     def begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note that an optimizer begins a step: one made anew takes over what was set, before it makes a step."""
-        if self._outer is not None and _is_nested():
+        if _is_container(optimizer) or (self._outer is not None and _is_nested()):
             return
         self._outer = id(optimizer)
         if self._count and optimizer is not self._primary() and optimizer not in self._seen:
@@ -93,7 +93,7 @@ class OptimizerSteps:
     @guarded(NAME, boundaries=True)
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note a step that an optimizer has made."""
-        if self._outer not in (None, id(optimizer)):
+        if self._outer not in (None, id(optimizer)) or _is_container(optimizer):
             return  # a part of another one's step, such as ZeroRedundancyOptimizer's
         self._outer = None
         if optimizer is not self._primary() and not self._stands_in(optimizer):
@@ -148,6 +148,12 @@ class OptimizerSteps:
             made.offer(training(), f"@{place}")
         if place == 1:
             self._optimizers[0].offer(training(), "@0")
+
+
+def _is_container(optimizer: Any) -> bool:
+    """Return whether an optimizer has no numbers of its own: it lets others step, such as torchtitan's."""
+    groups = optimizer.param_groups
+    return not groups or groups[0].keys() == {"params"}
 
 
 def _is_nested() -> bool:
@@ -348,11 +354,17 @@ _loading: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
 def hook_loaders(module: ModuleType) -> None:
     """Hook ``torch.utils.data.dataloader``: note each iterator that is made where gradients are computed."""
 
-    def new(kind: Any, loader: Any) -> Any:
+    def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
         made = object.__new__(kind)
+        # Another library's loader, such as torchdata's, may have further arguments.
+        if (loader := args[0] if args else kwargs.get("loader")) is not None:
+            note(made, loader)
+        return made
+
+    @guarded("the loaders of samples")
+    def note(made: Any, loader: Any) -> None:
         if sys.modules["torch"].is_grad_enabled():  # loaders for evaluation are mostly read without
             _loading[made] = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0, 0
-        return made
 
     # Unlike a function around `__init__`, this is in no traceback, and changes no warning's line.
     module._BaseDataLoaderIter.__new__ = new

@@ -213,6 +213,27 @@ def test_the_next_optimizer_is_the_primary_one_when_the_first_is_gone() -> None:
     assert here()._step == 3
 
 
+def test_a_schedulers_class_that_is_made_later_may_have_options(hooked: OptimizerSteps) -> None:
+    class Named:
+        def __init_subclass__(cls, name: str = "", **options: Any) -> None:
+            super().__init_subclass__(**options)
+            cls.name = name  # type: ignore[attr-defined]
+
+    optimizer = sgd()
+    step(optimizer)
+    assert apply("learning_rate_factor", 0.5) is None
+
+    class Halving(lr_scheduler.ExponentialLR, Named, name="halving"):
+        pass
+
+    scheduler = Halving(optimizer, 0.5)
+    step(optimizer)
+    scheduler.step()
+
+    assert Halving.name == "halving"  # type: ignore[attr-defined]
+    assert rates(optimizer) == [0.025]
+
+
 def test_an_optimizer_made_anew_has_the_value_from_its_first_step_on(hooked: OptimizerSteps) -> None:
     parameters = list(net().parameters())
     former = torch.optim.SGD(parameters, lr=0.1)
@@ -306,6 +327,30 @@ def test_a_step_within_a_step_is_a_part_of_it(hooked: OptimizerSteps) -> None:
     assert apply("learning_rate", 0.02) is None
     step(outer)
     assert (rates(outer), rates(outer.inner)) == ([0.02], [0.02])
+
+
+class Container(torch.optim.Optimizer):
+    """An optimizer that has others, as torchtitan's."""
+
+    def __init__(self, *others: torch.optim.Optimizer) -> None:
+        super().__init__([one for other in others for group in other.param_groups for one in group["params"]], {})
+        self.others = others
+
+    def step(self, closure: Any = None) -> None:
+        for one in self.others:
+            one.step()
+
+
+def test_a_container_of_optimizers_is_none_itself(hooked: OptimizerSteps) -> None:
+    first, second = sgd(lr=0.1), sgd(lr=0.2)
+    container = Container(first, second)
+
+    step(container, container)
+
+    assert here()._step == 2
+    assert apply("learning_rate", 0.02) is None
+    assert apply("learning_rate@1", 0.01) is None
+    assert (rates(first), rates(second)) == ([0.02], [0.01])
 
 
 def test_a_step_that_raises_does_not_hide_the_next_ones(hooked: OptimizerSteps) -> None:

@@ -214,6 +214,31 @@ def test_samples_tell_of_gradients_memory_and_the_rate(monkeypatch: pytest.Monke
     assert found["samples_per_second"] > 4 / (time.monotonic() - began)
 
 
+def test_a_loader_of_another_library_may_have_iterators_with_further_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.utils.data import dataloader
+
+    base = dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(base, "__new__", base.__new__)  # and take it back afterwards
+
+    class Iterator(dataloader._SingleProcessDataLoaderIter):
+        def __init__(self, loader: Any, state: Any = None) -> None:
+            super().__init__(loader)
+
+    class StrangeIterator(base):  # type: ignore[valid-type,misc]
+        def __init__(self, *, state: Any) -> None:
+            pass
+
+    module.hook_loaders(dataloader)
+    loader = DataLoader(TensorDataset(torch.zeros(8, 1)), batch_size=4)
+    made = [Iterator(loader, {}), Iterator(loader=loader, state=None)]
+    StrangeIterator(state=None)
+
+    assert [len(list(one)) for one in made] == [2, 2]
+    assert all(module._loading[one][0] == 4 for one in made)
+
+
 def test_samples_that_cannot_be_had_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SAMPLE_EVERY", 0.0)
     monkeypatch.setattr(module, "MOST_OF_TIME", float("inf"))
