@@ -5,18 +5,33 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from loom.process.listen import free_ports
-from tests.support.gateways import Gateway
+from tests.support.gateways import Gateway, await_true
 from tests.support.paths import ROOT
 from tests.support.weavers import await_weaver
-from tests.system.stacks.stack import BOUND, LOOM, SCRIPTS, Command, Stack, environment, running
+from tests.system.stacks.stack import (
+    BOUND,
+    FOREVER,
+    LOOM,
+    SCRIPTS,
+    Command,
+    Run,
+    Stack,
+    await_observed,
+    end_observed,
+    environment,
+    observed,
+    running,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,9 +46,11 @@ def python(script: str, *options: str) -> Command:
     return command
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
 def torchrun(script: str, *options: str) -> Command:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return lambda folder, steps: [*launcher, *python(script, *options)(folder, steps)[1:]]
+    return lambda folder, steps: [*TORCHRUN, "2", *python(script, *options)(folder, steps)[1:]]
 
 
 def accelerate(script: str, *options: str) -> Command:
@@ -61,13 +78,23 @@ def trl(script: str, dataset: str, *options: str) -> Command:
     return command
 
 
+def titan(folder: Path, steps: int) -> list[str]:
+    """The debug model of torchtitan, in a folder with the files that it reads from its own repository."""
+    made = folder.parent / "made"
+    given = {"module": "llama3", "config": "llama3_debugmodel", "hf_assets_path": made / "model"}
+    given |= {"dump_folder": folder / "out", "training.steps": steps}
+    given |= {"training.seq_len": 64, "training.local_batch_size": 2, "checkpoint.interval": FOREVER}
+    given |= {"validator.freq": FOREVER, "validator.steps": 2, "validator.dataloader.dataset": "c4_test"}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    script = str(SCRIPTS.with_name("titan_on_cpu.py"))
+    return ["env", "-C", str(made), *TORCHRUN, "1", script, *words, "--checkpoint.enable", "--validator.enable"]
+
+
 def two_groups(folder: Path, steps: int) -> list[str]:
     """Two replica groups of torchft, each of which its launcher starts again when it has left its quorum."""
-    again = (
-        'group() { while :; do REPLICA_GROUP_ID=$1 "$2" "$3" "$4"; code=$?; [ $code = 75 ] || return $code; done; }'
-    )
-    script = f'{again}; group 0 "$@" & zero=$!; group 1 "$@" & one=$!; wait $zero && wait $one'
-    return ["sh", "-c", script, "sh", sys.executable, str(SCRIPTS / "torchft_ddp.py"), str(steps)]
+    again = 'while :; do REPLICA_GROUP_ID=$1 "$2" "$3" "$4" "$5"; code=$?; [ $code = 75 ] || return $code; done'
+    script = f'group() {{ {again}; }}; group 0 "$@" & zero=$!; group 1 "$@" & one=$!; wait $zero && wait $one'
+    return ["sh", "-c", script, "sh", sys.executable, str(SCRIPTS / "torchft_ddp.py"), str(steps), "16384"]
 
 
 CHECKPOINT = "out/checkpoint-{}"
@@ -77,14 +104,22 @@ HF = ("max_grad_norm=0.5", "gradient_accumulation_steps=2", "logging_steps=3")
 
 REWARDS = [f"tests.system.stacks.scripts.rewards.{name}" for name in ("brevity", "digits")]
 
+# Each has a size at which a step takes 50 to 100 ms, so that steps are what a change waits for.
 STACKS = [
-    Stack("plain", python("plain.py"), metric="Loss/train", needs=("tensorboard",)),
-    Stack("ddp", torchrun("ddp.py"), ranks=2, needs=("tensorboard",)),
-    Stack("fsdp2", torchrun("fsdp2.py"), ranks=2, needs=("tensorboard",)),
-    Stack("hf", python("hf_trainer.py"), saves=CHECKPOINT, evaluates=True, config=HF, needs=("accelerate",)),
+    Stack("plain", python("plain.py", "--width=300000"), metric="Loss/train", needs=("tensorboard",)),
+    Stack("ddp", torchrun("ddp.py", "--batch-size=100000"), ranks=2, needs=("tensorboard",)),
+    Stack("fsdp2", torchrun("fsdp2.py", "--batch-size=256"), ranks=2, needs=("tensorboard",)),
+    Stack(
+        "hf",
+        python("hf_trainer.py", "--batch-size=192"),
+        saves=CHECKPOINT,
+        evaluates=True,
+        config=HF,
+        needs=("accelerate",),
+    ),
     Stack(
         "hf_accelerate",
-        accelerate("hf_trainer.py"),
+        accelerate("hf_trainer.py", "--batch-size=128"),
         ranks=2,
         saves=CHECKPOINT,
         evaluates=True,
@@ -93,7 +128,7 @@ STACKS = [
     ),
     Stack(
         "trl_sft",
-        trl("sft.py", "texts", "--per_device_train_batch_size", "2", "--max_length", "32"),
+        trl("sft.py", "texts", "--per_device_train_batch_size", "32", "--max_length", "32"),
         saves=CHECKPOINT,
         evaluates=True,
         needs=("trl",),
@@ -110,16 +145,25 @@ STACKS = [
         config=("reward_weights=[1, 0.5]", "top_p=0.9", "top_k=20", "max_grad_norm=0.5"),
         needs=("trl",),
     ),
-    Stack("torchft", two_groups, ranks=2, metric="participants", needs=("torchft",)),
+    Stack("torchft", two_groups, ranks=2, metric="participants", needs=("torchft",), cohort=False),
     Stack(
         "lightning",
-        python("lightning_ddp.py"),
+        python("lightning_ddp.py", "--width=40000"),
         ranks=2,
         metric="train_loss",
         saves="out/checkpoints/loom-step={}.ckpt",
         evaluates=True,
         config=("gradient_clip_val=0.5", "accumulate_grad_batches=2"),
         needs=("lightning",),
+    ),
+    Stack(
+        "torchtitan",
+        titan,
+        metric="loss_metrics/global_avg_loss",
+        saves="out/checkpoint/step-{}",
+        evaluates=True,
+        config=("max_norm=0.5",),
+        needs=("torchtitan", "triton"),
     ),
 ]
 
@@ -143,7 +187,7 @@ def stack(request: pytest.FixtureRequest) -> Stack:
 @pytest.fixture
 def folder(stack: Stack, tmp_path: Path) -> Path:
     """The folder of the script, beside which is what it needs."""
-    if "trl" in stack.needs:
+    if stack.needs[0] in ("trl", "torchtitan"):
         subprocess.run([sys.executable, "-m", "tests.system.stacks.tiny_model", tmp_path / "made"], check=True)
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
@@ -168,6 +212,12 @@ def hashes(stack: Stack, folder: Path) -> dict[str, str]:
     return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in [*scripts, *SCRIPTS.glob("*.py")]}
 
 
+ON_PAGE_WITHIN = 5.0
+"""Seconds from a rank's first step until the page shows it."""
+
+RATES = [0.0004, 0.0003, 0.0005, 0.0002, 0.0006]
+
+
 def test_it_is_watched_and_steered_on_all_ranks(stack: Stack, gateway: Gateway, folder: Path) -> None:
     before = hashes(stack, folder)
     with running(stack, gateway, folder) as run:
@@ -175,49 +225,157 @@ def test_it_is_watched_and_steered_on_all_ranks(stack: Stack, gateway: Gateway, 
         run.await_ranks(lambda one: one.connected and one.step)
         run.await_ranks(lambda one: one.step_time is not None and one.config.get("learning_rate") is not None)
         run.await_ranks(lambda one: one.id != stack.replicas[0] or stack.metric in one.metrics)
+        check_page(run, folder)
 
-        code, outcomes = run.loom("config", "set", "learning_rate=0.0004")
-        assert code == 0, outcomes
-        assert set(outcomes) == set(stack.replicas)
-        assert len({made["step"] for made in outcomes.values()}) == 1, outcomes
-        run.await_ranks(lambda one: one.config["learning_rate"] == 0.0004)
+        waited = [check_learning_rate(run, folder, rate) for rate in RATES]
+        assert median(waited) <= 2, waited
         if stack.config:
             code, outcomes = run.loom("config", "set", *stack.config)
             assert code == 0, outcomes
 
+        check_pause(run, folder)
+        check_save(run, folder)
+        code, outcomes = run.loom("evaluate")
+        assert (code == 0) is stack.evaluates, outcomes
+        assert all(made["ok"] is stack.evaluates for made in outcomes.values())
+
+        stop = run.weaver.stop(stack.name)
         gateway.end()
+        assert run.process.wait(BOUND) == 0, run.output.read_text()[-3000:]
         gateway.start()
         await_weaver(run.weaver)
-        run.await_steps()
-
-        assert run.loom("pause")[0] == 0
-        paused = [one.step for one in run.await_ranks(lambda one: one.state == "paused")]
-        assert run.loom("resume")[0] == 0
-        run.await_steps()
-        assert [one.step for one in run.replicas()] > paused
-
-        for action, offered in (("save", bool(stack.saves)), ("evaluate", stack.evaluates)):
-            code, outcomes = run.loom(action)
-            assert (code == 0) is offered, outcomes
-            assert all(made["ok"] is offered and (offered or made["reason"]) for made in outcomes.values())
-            if action == "save" and offered:
-                (step,) = {made["step"] for made in outcomes.values()}
-                assert (folder / stack.saves.format(step)).exists()
-
-        code, outcomes = run.loom("stop")
-        assert code == 0, outcomes
-        assert run.process.wait(BOUND) == 0, run.output.read_text()[-3000:]
+        assert all(made.ok for made in stop.get(60).values())
+        assert {one.ending for one in run.replicas()} == {"stopped"}
     assert hashes(stack, folder) == before
+
+
+def check_page(run: Run, folder: Path) -> None:
+    """Check that the page shows each rank, and what it logs, soon after its first step."""
+    ranks = observed(folder)
+    shown = {(id, what) for id in run.stack.replicas for what in ("step", "rate")}
+    for id, what in [*shown, (run.stack.replicas[0], run.stack.metric)]:
+        await_true(lambda id=id, what=what: (id, what) in run.page.first)  # type: ignore[misc]
+        after = run.page.first[id, what] - ranks[run.stack.replicas.index(id)].times[0]
+        assert after < ON_PAGE_WITHIN, (id, what, after)
+
+
+def check_learning_rate(run: Run, folder: Path, rate: float) -> int:
+    """Check that a learning rate comes to all ranks at one step, two steps after they have heard of it.
+
+    Return how many steps a rank began between the weaver's record of the command and that of its acknowledgement.
+    """
+    code, answer = run.answer("config", "set", f"learning_rate={rate}")
+    assert code == 0, answer
+    assert set(answer["outcomes"]) == set(run.stack.replicas)
+    steps = {made["step"] for made in answer["outcomes"].values()}
+    assert len(steps) == 1 or not run.stack.cohort, answer
+    await_true(lambda: all(rate in one.rates for one in observed(folder).values()))
+    run.await_ranks(lambda one: one.config["learning_rate"] == rate)
+
+    ranks = observed(folder)
+    first = {rank: one.first_with(rate) for rank, one in ranks.items()}
+    heard = {rank: one.heard[answer["id"]] for rank, one in ranks.items()}
+    if run.stack.cohort:
+        assert len(set(first.values())) == 1, first
+        heard = dict.fromkeys(heard, max(heard.values()))
+    # A step that has begun, and one that began while the ranks agreed, end with the old value.
+    assert all(first[rank] <= heard[rank] + 2 for rank in ranks), (first, heard)
+    events = [one for one in run.weaver.events(0) if one.data.get("command") == answer["id"]]
+    given = next(one.time for one in events if one.kind == "command")
+    acknowledged = {one.replica: one.time for one in events if one.kind == "applied"}
+    return max(
+        ranks[rank].begun(acknowledged[id]) - ranks[rank].begun(given) for rank, id in enumerate(run.stack.replicas)
+    )
+
+
+def check_pause(run: Run, folder: Path) -> None:
+    """Check that a pause lasts while the gateway and the weaver are killed and back, and ends on command."""
+    assert run.loom("pause")[0] == 0
+    run.await_ranks(lambda one: one.state == "paused")
+    begun = {rank: len(one.times) for rank, one in observed(folder).items()}
+    assert len(set(begun.values())) == 1 or not run.stack.cohort, begun
+    kill(run.gateway, weaver=True)
+    run.gateway.start()
+    await_weaver(run.weaver)
+    run.await_ranks(lambda one: one.connected and one.state == "paused")
+    assert {rank: len(one.times) for rank, one in observed(folder).items()} == begun
+
+    assert run.loom("resume")[0] == 0
+    run.await_ranks(lambda one: one.state == "running")
+    await_true(lambda: all(len(one.times) > begun[rank] + 2 for rank, one in observed(folder).items()), BOUND)
+
+
+def check_save(run: Run, folder: Path) -> None:
+    """Check that a save that is commanded just before the gateway and the weaver are killed is made once."""
+    command = run.weaver.save(run.stack.name)
+    kill(run.gateway, weaver=True)
+    run.gateway.start()
+    await_weaver(run.weaver)
+    outcomes = command.get(120)
+    assert set(outcomes) == set(run.stack.replicas)
+    if not run.stack.saves:
+        assert all(not made.ok and made.reason for made in outcomes.values()), outcomes
+        return
+    assert all(made.ok for made in outcomes.values()), outcomes
+    (step,) = {made.step for made in outcomes.values()}
+    saved = folder / run.stack.saves.format(step)
+    assert list(saved.parent.glob(saved.name.replace(str(step), "*"))) == [saved]
+
+
+def kill(gateway: Gateway, weaver: bool) -> None:
+    gateway.end()
+    for one in gateway.weavers() if weaver else ():
+        one.kill()
+        one.wait(BOUND)
 
 
 def test_it_prints_and_exits_as_without_loom(stack: Stack, gateway: Gateway, folder: Path) -> None:
     steps, ended = 12, []
-    watched = [*LOOM, "run", "--name", f"{stack}_twin", "--"]
-    for before in ([], watched):
+    for before in WITHOUT_AND_WITH:
         command = [*before, *stack.command(folder, steps)]
-        made = subprocess.run(command, env=environment(gateway), capture_output=True, timeout=BOUND, cwd=ROOT)
+        made = subprocess.run(
+            command, env=environment(gateway, folder), capture_output=True, timeout=BOUND, cwd=ROOT
+        )
         lines = re.sub(TIMES, b"", made.stdout).splitlines(keepends=True)
         ended.append((made.returncode, sorted(lines) if stack.ranks > 1 else lines))  # ranks print in any order
 
     assert ended[0] == ended[1]
     assert ended[0][0] == 0
+
+
+WITHOUT_AND_WITH = ([], [*LOOM, "run", "--name", "twin", "--"])
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda one: str(one.name))
+def test_a_signal_ends_it_as_without_loom(
+    stack: Stack, gateway: Gateway, folder: Path, sent: signal.Signals
+) -> None:
+    # A launcher that is interrupted may abort, now and then, also without Loom.
+    ended: tuple[set[int], set[int]] = set(), set()
+    for _ in range(3):
+        for codes, before in zip(ended, WITHOUT_AND_WITH, strict=True):
+            codes.add(end_by(sent, [*before, *stack.command(folder, FOREVER)], stack, gateway, folder))
+        if ended[0] & ended[1]:
+            break
+
+    assert ended[0] & ended[1], ended
+    assert 0 not in ended[0] | ended[1]
+
+
+def end_by(sent: signal.Signals, command: list[str], stack: Stack, gateway: Gateway, folder: Path) -> int:
+    """Start a script, send it a signal when it trains, and return its exit code."""
+    process = subprocess.Popen(
+        command,
+        env=environment(gateway, folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd=ROOT,
+    )
+    try:
+        await_observed(folder, stack.ranks, 5, process)
+        process.send_signal(sent)
+        return process.wait(BOUND)
+    finally:
+        end_observed(folder)
+        process.wait()

@@ -33,6 +33,8 @@ def make(folder: Path) -> None:
         for split in ("train", "test"):
             lines = "\n".join(map(json.dumps, rows[:: 1 if split == "train" else 20]))
             (folder / name / f"{split}.jsonl").write_text(lines + "\n")
+    (folder / "tests" / "assets").mkdir(parents=True)  # where torchtitan looks for the texts of its debug model
+    (folder / "tests" / "assets" / "c4_test").symlink_to(folder / "texts")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("log_dir")
     parser.add_argument("--max-steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=20)
     arguments = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -37,8 +38,8 @@ def main():
 
     for step in range(arguments.max_steps):
         optimizer.zero_grad()
-        outputs = ddp_model(torch.randn(20, 10))
-        loss = loss_fn(outputs, torch.randn(20, 5))
+        outputs = ddp_model(torch.randn(arguments.batch_size, 10))
+        loss = loss_fn(outputs, torch.randn(arguments.batch_size, 5))
         loss.backward()
         optimizer.step()
         if writer is not None:

@@ -13,6 +13,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("log_dir")
     parser.add_argument("--max-steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=4)
     arguments = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -28,7 +29,7 @@ def main():
 
     torch.manual_seed(rank)
     for step in range(arguments.max_steps):
-        x = torch.randint(0, 32, (4, 8))
+        x = torch.randint(0, 32, (arguments.batch_size, 8))
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)

@@ -26,6 +26,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("output_dir")
     parser.add_argument("--max-steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--eval-strategy", default="no")
     arguments = parser.parse_args()
 
@@ -33,7 +34,7 @@ def main():
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2))
     training_args = TrainingArguments(
         output_dir=arguments.output_dir,
-        per_device_train_batch_size=4,
+        per_device_train_batch_size=arguments.batch_size,
         learning_rate=5e-4,
         lr_scheduler_type="linear",
         max_steps=arguments.max_steps,

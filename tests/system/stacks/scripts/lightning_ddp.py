@@ -8,10 +8,10 @@ from torch import nn, optim, utils
 
 
 class LitAutoEncoder(L.LightningModule):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
-        self.decoder = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 64))
+        self.encoder = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 3))
+        self.decoder = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 64))
 
     def training_step(self, batch, batch_idx):
         (x,) = batch
@@ -32,6 +32,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("root")
     parser.add_argument("--max-steps", type=int, default=100)
+    parser.add_argument("--width", type=int, default=16)
     arguments = parser.parse_args()
 
     L.seed_everything(1)
@@ -49,7 +50,7 @@ def main():
         enable_progress_bar=False,
         logger=False,
     )
-    trainer.fit(LitAutoEncoder(), train_loader, val_loader)
+    trainer.fit(LitAutoEncoder(arguments.width), train_loader, val_loader)
     if trainer.is_global_zero:
         print(f"trained to step {trainer.global_step}")
 

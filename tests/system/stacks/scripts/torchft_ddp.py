@@ -11,7 +11,7 @@ from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGlo
 
 
 def main():
-    max_steps = int(sys.argv[1])
+    max_steps, batch_size = map(int, sys.argv[1:])
     replica_group = int(os.environ.get("REPLICA_GROUP_ID", 0))
     torch.manual_seed(replica_group)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -43,7 +43,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
 
     while manager.current_step() < max_steps:
-        inputs = torch.rand(8, 16)
+        inputs = torch.rand(batch_size, 16)
         optimizer.zero_grad()
         loss = criterion(model(inputs), inputs[:, :4].argmax(1))
         loss.backward()

@@ -1,0 +1,48 @@
+"""The start of each process of an observed script: the process writes down its own steps, and their learning rates.
+
+The folder is on the script's ``PYTHONPATH``, with ``loom run`` and without. The lines say what a process did,
+whatever Loom says of it. A line is a list: the time, the rank, and then the number and the learning rate of a step
+that begins, or the id of a command that has come.
+"""
+
+import json
+import os
+import time
+
+from loom.instrument.imports import when_imported
+
+
+class Observer:
+    def __init__(self):
+        self.step = 0
+        self.rank = None
+
+    def begin_step(self, optimizer, args, kwargs):
+        if self.rank is None:
+            from loom.instrument.training import global_rank
+
+            self.rank = global_rank()
+        self.step += 1
+        self.note(self.step, float(optimizer.param_groups[0]["lr"]))
+
+    def note(self, *what):
+        with open(os.path.join(os.environ["LOOM_OBSERVED"], str(os.getpid())), "a") as file:
+            file.write(json.dumps([time.time(), self.rank, *what]) + "\n")
+
+
+if "LOOM_OBSERVED" in os.environ:
+    observer = Observer()
+    when_imported(
+        "torch.optim.optimizer", lambda torch: torch.register_optimizer_step_pre_hook(observer.begin_step)
+    )
+
+    def watch_inbox(module):
+        receive = module.CommandInbox.receive
+
+        def note_and_receive(inbox, command):
+            observer.note(command.id)
+            return receive(inbox, command)
+
+        module.CommandInbox.receive = note_and_receive
+
+    when_imported("loom.threadlet.inbox", watch_inbox)
