@@ -306,6 +306,18 @@ def test_what_makes_no_sense_in_a_status_is_named_once_and_not_sent(
 # -- heartbeats ---------------------------------------------------------------------------------------------
 
 
+class Hanging:
+    """A metric on a GPU that is behind: it has no value until it is released."""
+
+    def __init__(self) -> None:
+        self.asked, self.release = threading.Event(), threading.Event()
+
+    def item(self) -> float:
+        self.asked.set()
+        self.release.wait(BOUND)
+        return 0.5
+
+
 def test_heartbeats_go_on_while_the_training_is_stuck(weaver: FakeWeaver, threadlet: Make) -> None:
     made = threadlet()
     connection, _ = weaver.welcome()
@@ -317,23 +329,16 @@ def test_heartbeats_go_on_while_the_training_is_stuck(weaver: FakeWeaver, thread
 
 
 def test_heartbeats_go_on_while_a_metric_waits_for_its_gpu(weaver: FakeWeaver, threadlet: Make) -> None:
-    asked, release = threading.Event(), threading.Event()
-
-    class Hanging:
-        def item(self) -> float:
-            asked.set()
-            release.wait(BOUND)
-            return 0.5
-
+    loss = Hanging()
     made = threadlet()
     connection, _ = weaver.welcome()
-    made.publish_status(step=1, metrics={"loss": Hanging()})
-    assert asked.wait(BOUND)
+    made.publish_status(step=1, metrics={"loss": loss})
+    assert loss.asked.wait(BOUND)
 
     for _ in range(3):
         connection.expect("beat")
 
-    release.set()
+    loss.release.set()
     assert connection.rows(1)[0][5] == {"loss": 0.5}
 
 
@@ -467,21 +472,14 @@ def test_the_training_is_not_held_up_by_a_weaver_that_does_not_read(weaver: Fake
 def test_what_the_conversion_cannot_keep_up_with_is_dropped_and_counted(
     weaver: FakeWeaver, threadlet: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked, release = threading.Event(), threading.Event()
-
-    class Hanging:
-        def item(self) -> float:
-            asked.set()
-            release.wait(BOUND)
-            return 0.5
-
+    loss = Hanging()
     made = threadlet()
     connection, _ = weaver.welcome()
-    made.publish_status(step=0, metrics={"loss": Hanging()})
-    assert asked.wait(BOUND)
+    made.publish_status(step=0, metrics={"loss": loss})
+    assert loss.asked.wait(BOUND)
     for number in range(1, 10_001):
         made.publish_status(step=number)
-    release.set()
+    loss.release.set()
 
     rows: list[list[Any]] = []
     while not rows or rows[-1][2] != 10_000:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from loom.control.latencies import BOUNDS, Latencies
+from loom.control.profiles import FoldedStacks
 from loom.weaver.server import local_processes
 from loom.weaver.server.local_processes import find_process, is_alive, py_spy, py_spy_profile
 
@@ -85,7 +86,7 @@ work_hard()
 """
 
 
-def test_a_profile_shows_where_the_time_of_a_process_goes() -> None:
+def profile_of_a_busy_process() -> FoldedStacks:
     child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
     assert child.stdout is not None
     try:
@@ -94,9 +95,14 @@ def test_a_profile_shows_where_the_time_of_a_process_goes() -> None:
     finally:
         child.kill()
         child.communicate()
-
     if found is None:
         pytest.skip("py-spy is not installed, or not permitted")
+    return found
+
+
+def test_a_profile_shows_where_the_time_of_a_process_goes() -> None:
+    found = profile_of_a_busy_process()
+
     assert "work_hard" in found.text.splitlines()[0]
     assert found.samples > 0
 
@@ -104,17 +110,8 @@ def test_a_profile_shows_where_the_time_of_a_process_goes() -> None:
 def test_a_profile_ends_in_time_though_its_looks_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_processes, "RATE", 1_000_000)  # more looks a second than any machine can take
     monkeypatch.setattr(local_processes, "_PY_SPY_WITHIN", 30.0)
-    child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    try:
-        child.stdout.readline()
-        found = asyncio.run(py_spy_profile(child.pid, 1.0))
-    finally:
-        child.kill()
-        child.communicate()
+    found = profile_of_a_busy_process()
 
-    if found is None:
-        pytest.skip("py-spy is not installed, or not permitted")
     assert "work_hard" in found.text.splitlines()[0]
     assert 0 < found.samples < 1_000_000
     assert "py-spy" not in found.text
