@@ -25,7 +25,7 @@ from loom.wings import Part
 from loom_gateway.access.audit import audit_session_commands
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.dashboard.files import file_routes
+from loom_gateway.dashboard import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.exports import Exports
 from loom_gateway.offload import OFFLOAD

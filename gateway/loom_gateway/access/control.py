@@ -24,7 +24,7 @@ from loom.errors import (
     TokenRevoked,
     WrongArguments,
 )
-from loom.mutual_auth.exchange import checked_nonce
+from loom.mutual_auth import checked_nonce
 from loom.mutual_auth.over_http import key_id
 from loom.process import tasks
 from loom.process.tasks import Turns

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loom.errors import LoomError
-from loom.mutual_auth.exchange import Purpose
+from loom.mutual_auth import Purpose
 from loom.mutual_auth.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, proof_of_answer
 from loom.process.listen import bracketed
 from loom_gateway.pod.peers import CONFIGURE, KeptPod, KeptPods, PodSettings, body_digest

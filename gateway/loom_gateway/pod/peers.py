@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 from loom.control.address import MONARCH_PORT
 from loom.errors import LoomError, PodUnreachable, ProtocolMismatch, WrongArguments
-from loom.mutual_auth.exchange import Purpose
+from loom.mutual_auth import Purpose
 from loom.mutual_auth.over_http import ask
 from loom.process.state_file import replace_file, write_json
 

@@ -23,7 +23,7 @@ from loom.control.latencies import BOUNDS
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import WrongArguments
-from loom.weaver.failure_policy import Action
+from loom.weaver.device_failures import Action
 from loom.weaver.views import (
     CommandState,
     DeviceInfo,

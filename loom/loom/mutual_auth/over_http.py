@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from loom.errors import LoomError, NotAGateway, ProtocolMismatch, error_for_code
-from loom.mutual_auth.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
+from loom.mutual_auth import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.process.listen import bracketed
 from loom.token_file import digest
 

@@ -34,7 +34,7 @@ class _OwnProcs:
 
     def stop(self, reason: str) -> None:
         stopping = self.mesh.stop(reason)
-        from loom.rl.generators.interruptible_calls import begin
+        from loom.rl.generation.interruptible_calls import begin
 
         begin(stopping.get)
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from loom import tracing
 from loom.errors import Conflict, WrongArguments
+from loom.rl.generation.generator_pool import GeneratorPool, Inflight, PooledGenerator, PromptRequest
+from loom.rl.generation.generator_requests import GeneratorRequests
+from loom.rl.generation.interruptible_calls import ProcessGone
 from loom.rl.generation.weight_client import WeightsVia
-from loom.rl.generators.interruptible_calls import ProcessGone
-from loom.rl.generators.pool import GeneratorPool, Inflight, PooledGenerator, PromptRequest
-from loom.rl.generators.requests import GeneratorRequests
-from loom.rl.generators.weight_orders import WeightOrders
+from loom.rl.generation.weight_orders import WeightOrders
 from loom.rl.process_home import process_home
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun, Weights

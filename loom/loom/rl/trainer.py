@@ -18,7 +18,7 @@ from loom import tracing
 from loom.actor import concurrent_endpoint
 from loom.driver_api import Session
 from loom.errors import TrainingFailed
-from loom.rl.generators.interruptible_calls import LOOK_EVERY, begin
+from loom.rl.generation.interruptible_calls import LOOK_EVERY, begin
 from loom.rl.settings import TrainerRun, Trainers, Weights
 from loom.rl.task import Tokenizer
 from loom.train.checkpoints.files import numbered

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from loom.control.reports import MAX_REASON, PeerFailure, PeerFailures
 from loom.weaver.commit_output import Outbox
+from loom.weaver.device_failures import Action
 from loom.weaver.dispatcher import CommandDispatcher
-from loom.weaver.failure_policy import Action
 from loom.weaver.inspection import Stacks
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica

@@ -15,8 +15,7 @@ from loom.control.introduction import Device, ThreadletHello
 from loom.control.reports import Row
 from loom.errors import LimitReached, NotFound
 from loom.weaver.commands import Commands, unknown
-from loom.weaver.device_map import DeviceReplicaMap
-from loom.weaver.failure_policy import Policy
+from loom.weaver.device_failures import DeviceReplicaMap, Policy
 from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaState

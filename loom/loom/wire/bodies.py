@@ -691,7 +691,7 @@ class Challenge(Body, kind=Kind.CHALLENGE):
     """Ask who connects for a proof. From the driver; outside the numbered stream, as the next five."""
 
     nonce: str
-    """The driver's part of what the proofs are over; see `loom.mutual_auth.exchange`."""
+    """The driver's part of what the proofs are over; see `loom.mutual_auth`."""
     clock: float | None = None
     """The driver's clock, by which the process corrects its own; see `loom.tracing.clock`."""
 

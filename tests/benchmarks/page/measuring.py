@@ -28,7 +28,7 @@ import psutil
 from playwright.sync_api import Browser, CDPSession, Page, WebSocket, expect
 
 import loom
-from loom_gateway.dashboard.files import STATIC
+from loom_gateway.dashboard import STATIC
 from loom_proxy.local import LocalCluster
 from tests.benchmarks.caller_process import CallerError, CallerProcess
 from tests.benchmarks.handshakes import Echo

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from loom.rest_client import Gateway as Rest
-from loom_gateway.dashboard.files import STATIC
+from loom_gateway.dashboard import STATIC
 from loom_proxy.local import LocalCluster
 from tests.support.browser import Tab, chromium, signed_in, tab
 from tests.support.gateways import TOKEN

@@ -17,8 +17,7 @@ import pytest
 
 import loom
 from loom.errors import AuthenticationError, NotAGateway
-from loom.mutual_auth import over_http
-from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
+from loom.mutual_auth import Exchange, Purpose, Side, new_nonce, over_http
 from loom.mutual_auth.over_http import gateway_proof, key_id, listener_of, note_forwarded
 from loom.rest_client import Gateway
 from loom.token_file import digest

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from loom.errors import ProtocolMismatch
-from loom.mutual_auth.exchange import Exchange
+from loom.mutual_auth import Exchange
 from loom.process.threads import keep_going
 from loom.wire.bodies import ProcessesGone, Watch
 from loom.wire.framing import FrameSplitter

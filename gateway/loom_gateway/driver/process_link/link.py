@@ -2,7 +2,7 @@
 
 An `Introduction` comes first on a connection, before either end believes the other. The driver sends a challenge,
 the process's end a proof that it knows the driver's key, and the driver another one with its answer
-(`loom.mutual_auth.exchange`). The key itself is never sent. The process asks to be tied to the driver, or to watch
+(`loom.mutual_auth`). The key itself is never sent. The process asks to be tied to the driver, or to watch
 other processes.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from loom.errors import ProtocolMismatch
-from loom.mutual_auth.exchange import Exchange, Purpose, Side, checked_nonce, new_nonce
+from loom.mutual_auth import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.process.listen import is_loopback
 from loom.wire.bodies import Challenge, ProcessesGone, Tie, Tied, Untied, Watch
 from loom.wire.frames import decode_frame

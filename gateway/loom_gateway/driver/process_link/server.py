@@ -17,7 +17,7 @@ from typing import Protocol
 
 from loom.control.process_end import ProcessEnd
 from loom.errors import ProtocolMismatch
-from loom.mutual_auth.exchange import Exchange, new_nonce
+from loom.mutual_auth import Exchange, new_nonce
 from loom.process.listen import Strangers
 from loom.tracing import clock
 from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch

@@ -1,1 +1,1 @@
-"""Generation of completions: an engine, an actor around it, an HTTP server, and ways to order new weights."""
+"""Generation of completions: an engine, an actor with HTTP around it, a run's pool of actors, and new weights."""

@@ -16,7 +16,7 @@ from typing import Any
 from loom.driver_api import Session
 from loom.errors import LoomError, WeaverUnavailable
 from loom.process.threads import keep_going
-from loom.weaver.failure_policy import Action
+from loom.weaver.device_failures import Action
 from loom.weaver.states import LIVING, DeviceState
 
 

@@ -26,7 +26,7 @@ from torchft.checkpointing._rwlock import RWLock
 from torchft.checkpointing.transport import CheckpointTransport
 
 from loom.errors import AuthenticationError, ConnectionLost, ProtocolMismatch
-from loom.mutual_auth.exchange import Purpose
+from loom.mutual_auth import Purpose
 from loom.mutual_auth.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, ask, proof_of_answer
 from loom.process.listen import Strangers, bracketed
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loom.errors import ProtocolMismatch
-from loom.mutual_auth.exchange import VERSION, Exchange, Purpose, Side, checked_nonce, new_nonce
+from loom.mutual_auth import VERSION, Exchange, Purpose, Side, checked_nonce, new_nonce
 
 EXCHANGE = Exchange(Purpose.POD, "a key", f"1-{'a' * 64}", f"1-{'b' * 64}")
 PROOF = EXCHANGE.proof(Side.ASKS, "GET", "/pod")

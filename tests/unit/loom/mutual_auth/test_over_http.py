@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loom.mutual_auth import over_http
-from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
+from loom.mutual_auth import Exchange, Purpose, Side, new_nonce, over_http
 from loom.mutual_auth.over_http import CHALLENGE_HEADER, LIFETIME, NONCE_HEADER, PROOF_HEADER, Challenges
 
 KEY, REQUEST = "the key", ("GET", "127.0.0.1:1", "/pod")

@@ -21,7 +21,7 @@ from torch.distributed import TCPStore
 from torch.distributed._serialization import _streaming_save
 
 import loom
-from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
+from loom.mutual_auth import Exchange, Purpose, Side, new_nonce
 from loom.mutual_auth.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER, ProvenAnswer
 from loom.process.listen import open_store
 from loom.train.loop.peer_transport import CONNECTIONS, PeerTransport

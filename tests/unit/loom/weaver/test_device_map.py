@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from loom.control.introduction import Device
 from loom.errors import UnknownDevice
-from loom.weaver.device_map import DeviceReplicaMap
+from loom.weaver.device_failures import DeviceReplicaMap
 from loom.weaver.states import DeviceState
 
 UUIDS = [f"GPU-{number}" for number in range(5)]

@@ -9,9 +9,9 @@ import pytest
 
 from loom.control.commands import CommandKind
 from loom.errors import LimitReached, WrongArguments
-from loom.weaver import failure_policy, registry
+from loom.weaver import device_failures, registry
 from loom.weaver.commands import MAX_IDS, select
-from loom.weaver.failure_policy import Action, Policy
+from loom.weaver.device_failures import Action, Policy
 from loom.weaver.server import reach
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 
@@ -41,7 +41,7 @@ def test_the_longest_target_that_there_may_be_selects(bench: Bench) -> None:
 
 
 def test_policies_are_bounded_in_number_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_policy, "MAX_POLICIES", 3)
+    monkeypatch.setattr(device_failures, "MAX_POLICIES", 3)
     policies = Policy()
     for group in ("a", "b", "c", "a"):
         policies.set(group, Action.PAUSE)

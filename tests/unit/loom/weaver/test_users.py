@@ -14,7 +14,7 @@ from loom.control.latencies import BOUNDS
 from loom.control.operations import SetPolicy
 from loom.errors import UnsafeStateFolder
 from loom.token_file import ADMIN
-from loom.weaver.failure_policy import Action
+from loom.weaver.device_failures import Action
 from loom.weaver.keys import EVERYONE, Grant, Keys
 from loom.weaver.server.server import monotonic_clock
 from loom.weaver.server.users import Users

@@ -12,13 +12,13 @@ import pytest
 
 from loom.errors import AuthenticationError, LimitReached, LoomError, OriginRefused, RateLimited, TokenRevoked
 from loom.token_file import TokenFile, digest
+from loom_gateway import dashboard
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.credentials import RequestCredential, credential_of
 from loom_gateway.access.middleware import MAX_UNKNOWN, AccessMiddleware
 from loom_gateway.access.sign_ins import CODE_LASTS, LASTS, MAX_CODES, PREFIX, SignIns
 from loom_gateway.access.tokens import TokenAuthority
 from loom_gateway.app import create_app
-from loom_gateway.dashboard import files
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_process import WeaverSupervisor
@@ -446,7 +446,7 @@ async def test_the_pages_files_have_a_policy_and_need_no_token(
     (static / "index.html").write_text("<p>page</p>")
     (static / "assets" / "page-abc.js").write_text("1")
     (tmp_path / "secret").write_text("secret")
-    monkeypatch.setattr(files.file_routes, "__defaults__", (static,))
+    monkeypatch.setattr(dashboard.file_routes, "__defaults__", (static,))
     gateway = Gateway(tmp_path)
     async with gateway.browser() as browser:
         page, script = await browser.get("/"), await browser.get("/assets/page-abc.js")
@@ -460,14 +460,14 @@ async def test_the_pages_files_have_a_policy_and_need_no_token(
     assert "javascript" in script.headers["content-type"]
     assert "immutable" in script.headers["cache-control"]
     assert [answer.status_code for answer in outside] == [404, 404, 404]
-    assert "frame-ancestors 'none'" in files.policy([])
+    assert "frame-ancestors 'none'" in dashboard.policy([])
 
 
 @pytest.mark.guarantees("page files", "A gateway without the page says what to do")
 async def test_a_gateway_whose_page_is_not_built_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files.file_routes, "__defaults__", (tmp_path / "nothing",))
+    monkeypatch.setattr(dashboard.file_routes, "__defaults__", (tmp_path / "nothing",))
     gateway = Gateway(tmp_path)
     async with gateway.browser() as browser:
         answer = await browser.get("/")

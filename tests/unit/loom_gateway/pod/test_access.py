@@ -19,7 +19,7 @@ import pytest
 import uvicorn
 
 from loom.errors import LoomError, PodUnreachable
-from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
+from loom.mutual_auth import Exchange, Purpose, Side, new_nonce
 from loom.mutual_auth.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEADER
 from loom.process.listen import listen
 from loom_gateway.pod import app as keeper_app

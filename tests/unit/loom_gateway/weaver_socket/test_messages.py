@@ -9,7 +9,7 @@ import pytest
 
 from loom.control.operations import GiveCommand, InjectFault, RemoveFault, SetPolicy
 from loom.errors import ProtocolMismatch, TooLarge, WrongArguments
-from loom.weaver.failure_policy import Action
+from loom.weaver.device_failures import Action
 from loom_gateway.rest.weaver_changes import checked_change
 from loom_gateway.weaver_socket.commands import (
     MAX_MESSAGE,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from loom.errors import ProtocolMismatch
-from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
+from loom.mutual_auth import Exchange, Purpose, Side, new_nonce
 from loom.wire.bodies import Challenge, ProcessEnded, ProcessesGone, Tied, Watch
 from loom.wire.framing import LENGTH
 from loom.wire.messages import Kind

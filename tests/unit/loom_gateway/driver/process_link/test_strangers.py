@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from loom.errors import ProtocolMismatch
-from loom.mutual_auth.exchange import Exchange, Purpose, Side, new_nonce
+from loom.mutual_auth import Exchange, Purpose, Side, new_nonce
 from loom.wire.bodies import Challenge, ProcessEnded, Tie, Tied, Untied
 from loom.wire.frames import encode_frame
 from loom.wire.framing import LENGTH, behind_length

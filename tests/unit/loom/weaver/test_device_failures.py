@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loom.errors import WrongArguments
-from loom.weaver.failure_policy import Action, Policy
+from loom.weaver.device_failures import Action, Policy
 
 
 def test_replicas_are_only_told_unless_something_else_was_chosen() -> None:

@@ -1,16 +1,21 @@
-"""The map of replicas and devices, which turns a broken GPU into the processes to notify.
+"""The failure of a device: the replicas to notify, and the policy for them.
 
-The relation is many to many: a replica may span devices, and a device may serve several replicas. A device is on
-the list of a replica exactly when the replica is on the list of the device, whatever happens to either.
+The relation of replicas and devices is many to many: a replica may span devices, and a device may serve several
+replicas. A device is on the list of a replica exactly when the replica is on the list of the device, whatever
+happens to either. Every replica on a device that fails is notified, whatever the policy says; the policy has an
+action for each group of replicas.
 """
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 
+from loom.control.arguments import check_name
 from loom.control.introduction import Device
-from loom.errors import NotFound
+from loom.errors import LimitReached, NotFound, WrongArguments
 from loom.weaver.states import DeviceState
 from loom.weaver.views import few
 
@@ -155,3 +160,49 @@ class DeviceReplicaMap:
         except KeyError:
             text = f"no device {uuid!r:.80}; registered: {few(self._known)}"
             raise NotFound(text, code="unknown_device") from None
+
+
+class Action(str, Enum):
+    """The action for a replica whose device has failed."""
+
+    NOTIFY = "notify"
+    """Only notify the replica."""
+    PAUSE = "pause"
+    STOP = "stop"
+    RESPAWN = "respawn"
+    """Log an event ``respawn_wanted``, for a program that can respawn the replica elsewhere."""
+
+
+MAX_POLICIES = 1000
+"""Groups, and globs, of one user with an action of their own."""
+
+
+class Policy:
+    """The action for each group: its own, or that of the newest glob that matches it."""
+
+    def __init__(self) -> None:
+        self._actions: dict[str, Action] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, Action]]:
+        return iter(self._actions.items())
+
+    def set(self, group: str, action: str) -> Action:
+        """Set the action of a group, or of all groups that a glob matches (``"*"`` matches all)."""
+        if action not in tuple(Action):
+            names = ", ".join(one.value for one in Action)
+            raise WrongArguments(f"there is no action {action!r:.80}; choose one of {names}")
+        check_name("a group", group)
+        if group not in self._actions and len(self._actions) >= MAX_POLICIES:
+            raise LimitReached(f"there are policies for {MAX_POLICIES} groups: set one of those, or use a glob")
+        self._actions.pop(group, None)  # reinsert at the end: the newest glob wins
+        self._actions[group] = Action(action)
+        return self._actions[group]
+
+    def action(self, group: str) -> Action:
+        """Return the action of a group; the default is `Action.NOTIFY`."""
+        if group in self._actions:
+            return self._actions[group]
+        for pattern, action in reversed(self._actions.items()):
+            if fnmatch.fnmatchcase(group, pattern):
+                return action
+        return Action.NOTIFY

@@ -17,9 +17,9 @@ from typing import Any
 from loom.driver_api import Session, SpawnedProcs
 from loom.errors import LoomError, because
 from loom.process.threads import start_thread
+from loom.rl.generation.generator_requests import GeneratorRequests
+from loom.rl.generation.interruptible_calls import LOOK_EVERY, ProcessGone, call_one, result_of
 from loom.rl.generation.weight_client import WeightsVia
-from loom.rl.generators.interruptible_calls import LOOK_EVERY, ProcessGone, call_one, result_of
-from loom.rl.generators.requests import GeneratorRequests
 from loom.rl.settings import Generators
 from loom.train.settings import RetryBudget
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from loom.errors import LoomError
 from loom.rl.generation import weight_files as files
+from loom.rl.generation.generator_pool import PooledGenerator
+from loom.rl.generation.generator_requests import GeneratorRequests
+from loom.rl.generation.interruptible_calls import ProcessGone, result_of
 from loom.rl.generation.weight_client import WeightsVia
-from loom.rl.generators.interruptible_calls import ProcessGone, result_of
-from loom.rl.generators.pool import PooledGenerator
-from loom.rl.generators.requests import GeneratorRequests
 from loom.rl.settings import Weights
 from loom.rl.trainer import Training
 
