@@ -7,6 +7,7 @@ same text share a row. As ``pytestmark``, the mark is that of all tests of a fil
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -78,7 +79,7 @@ def page(name: str) -> str:
     """A page, as it has to be."""
     title, sections = PAGES[name]
     more = "" if name == "guarantees" else " [Guarantees](guarantees.md) has those of the rest."
-    found = list(marks())
+    found = marks()
     assert not (unknown := {one.section for one in found} - {key for _, of in PAGES.values() for key in of}), (
         unknown
     )
@@ -99,12 +100,15 @@ def page(name: str) -> str:
     return "\n".join(parts)
 
 
-def marks() -> Iterator[Mark]:
+@functools.cache
+def marks() -> list[Mark]:
     """The marks of all tests, by file and line."""
+    found: list[Mark] = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         source = path.read_text()
         if "mark.guarantees(" in source:
-            yield from _marks_of(path.relative_to(ROOT), ast.parse(source))
+            found += _marks_of(path.relative_to(ROOT), ast.parse(source))
+    return found
 
 
 def _marks_of(path: Path, module: ast.Module) -> Iterator[Mark]:

@@ -33,6 +33,15 @@ class FrameConnection(asyncio.Protocol):
         if self.transport.get_write_buffer_size() > MAX_UNREAD:
             self.transport.abort()
 
+    def read(self, more: bool) -> None:
+        """Go on reading, or read no more until the next call."""
+        if self.transport.is_closing():
+            return
+        if more:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
     def close(self) -> None:
         self.transport.close()
 

@@ -112,14 +112,6 @@ class RequestConnection(FrameConnection, IntakeSource):
         except ProtocolMismatch as error:
             self._end(error)
 
-    def read(self, more: bool) -> None:
-        if self.transport.is_closing():
-            return
-        if more:
-            self.transport.resume_reading()
-        else:
-            self.transport.pause_reading()
-
     def begin(self, number: int, snapshot: bytes) -> None:
         """Send the packed snapshot of a watch of this connection."""
         try:

@@ -234,12 +234,8 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
         self._peers.intake.take(self, data)
 
     def read(self, more: bool) -> None:
-        if self._refused or self.transport.is_closing():
-            return
-        if more:
-            self.transport.resume_reading()
-        else:
-            self.transport.pause_reading()
+        if not self._refused:
+            super().read(more)
 
     def handle(self, data: bytes) -> Iterator[None]:
         if self._refused:
