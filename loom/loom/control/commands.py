@@ -108,6 +108,17 @@ class Command(Frame, kind="command"):
         raise cls.mismatch(body)
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedByOthers(Frame, kind="applied_by_others"):
+    """``["applied_by_others", id]``, to a threadlet: another rank of its cohort has applied a command for good.
+
+    A rank that has lost the store of its job learns by that what the ranks have decided.
+    """
+
+    id: str
+    """Id of the command."""
+
+
 def _of_cohort(rest: list[Any]) -> bool:
     return len(rest) == 2 and type(rest[0]) is bool and type(rest[1]) is str
 

@@ -158,6 +158,8 @@ class ThreadletHello(Frame, kind="hello"):
     """True to register nothing: the answer, a `Refusal`, says whether replicas of the group live."""
     cohort: CohortPlace | None = None
     """The place of the process among the ranks of its job; None if it has none yet."""
+    hears: bool = False
+    """True if the threadlet takes `AppliedByOthers`."""
     restarted: int = 0
     """The number of ranks of a job that its launcher has started again, of which this process is one; 0 if it has
     not."""
@@ -216,6 +218,7 @@ class ThreadletHello(Frame, kind="hello"):
             announced=fields.get("announced") is True,
             asks=fields.get("asks") is True,
             cohort=None if cohort is None else CohortPlace.from_body([CohortPlace.KIND, *cohort]),
+            hears=fields.get("hears") is True,
             restarted=check_count("restarted", fields.get("restarted")) or 0,
         )
 

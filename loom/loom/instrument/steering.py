@@ -59,6 +59,10 @@ class OptimizerOverrides:
         for key, change in other._changes.items():
             self.set(key, change)
 
+    def change(self, key: str) -> Callable[[Values], Values] | None:
+        """Return what `set` has set for a key; None if it has set nothing, or has given the schedule back."""
+        return self._changes.get(key)
+
     def scheduled(self, key: str) -> Any:
         """Return the schedule's value of a key in the first group; None if the key is not overridden."""
         values = self._scheduled.get(key)

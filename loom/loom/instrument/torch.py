@@ -45,7 +45,7 @@ _NOT_OFFERED = ("params", "lr", "initial_lr")
 
 def hook(optimizers: ModuleType) -> None:
     """Hook ``torch.optim.optimizer``."""
-    OptimizerSteps().register(optimizers)
+    _steps.register(optimizers)
     # A compiled step calls the hooks, instead of having them compiled.
     when_imported("torch._dynamo.trace_rules", lambda rules: rules.add("loom"))
 
@@ -105,6 +105,11 @@ class OptimizerSteps:
         if here.owns(StepSource.TORCH):
             here.publish(self._count)
         here.boundary()
+
+    def expect(self, optimizer: Any) -> None:
+        """Offer the keys of an optimizer that is about to step for the first time."""
+        if optimizer not in self._seen and not _is_container(optimizer) and not _is_initialisation():
+            self._introduce(optimizer)
 
     def _introduce(self, optimizer: Any) -> None:
         """Offer the keys of an optimizer that has not stepped before.
@@ -213,12 +218,14 @@ class HookedOptimizer:
 
     def offer(self, here: HookedTraining, suffix: str) -> None:
         """Offer the keys, each with a suffix, such as ``@1``."""
-        here.offer(f"learning_rate{suffix}", float | None, partial(self._number, "lr"), self.set_learning_rate)
-        here.offer(f"learning_rate_factor{suffix}", float, lambda: self._factor, self.set_factor)
+        rate, saved = partial(self._number, "lr"), partial(self._saved, "lr")
+        here.offer(f"learning_rate{suffix}", float | None, rate, self.set_learning_rate, saved)
+        here.offer(f"learning_rate_factor{suffix}", float, lambda: self._factor, self.set_factor, saved)
         here.offer(f"learning_rate_schedule{suffix}", float, self._schedule)
         for key in self._numbers():
             kind = list[float] if isinstance(self._number(key), list) else float
-            here.offer(f"{key}{suffix}", kind, partial(self._number, key), self._setter(key))
+            number, saved = partial(self._number, key), partial(self._saved, key)
+            here.offer(f"{key}{suffix}", kind, number, self._setter(key), saved)
 
     def set_learning_rate(self, value: float | None) -> None:
         """Use a fixed value in place of the schedule's; None: the schedule's again."""
@@ -233,6 +240,18 @@ class HookedOptimizer:
             raise ValueError(f"a factor is a number, 0 or more, not {value}")
         self._set("lr", lambda scheduled: [one * value for one in scheduled])
         self._factor = value
+
+    def _saved(self, key: str) -> Callable[[], None]:
+        """Return a function that brings back what holds now for a key of the groups: a value, or the schedule."""
+        change = None if self._overrides is None else self._overrides.change(key)
+        factor = self._factor
+
+        def restore() -> None:
+            self._set(key, change)
+            if key == "lr":
+                self._factor = factor
+
+        return restore
 
     def _setter(self, key: str) -> Callable[[Any], None]:
         def change(value: Any) -> None:
@@ -384,3 +403,18 @@ class SampleRate:
                 samples += (loading._num_yielded - before) * size
         passed, self._at = now - self._at, now
         return {"samples_per_second": samples / passed} if samples else {}
+
+
+_steps = OptimizerSteps()
+
+
+def before_steps(function: Callable[[], bool]) -> None:
+    """Call a function before each step of an optimizer, which has offered its keys then, until it returns True."""
+
+    @guarded(NAME)
+    def call(optimizer: Any, args: Any, kwargs: Any) -> None:
+        _steps.expect(optimizer)
+        if function():
+            registered.remove()
+
+    registered = sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(call)

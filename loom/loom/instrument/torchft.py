@@ -1,22 +1,33 @@
-"""torchft: the steps of a `Manager`, and its leave when a device of its process fails.
+"""torchft: the steps of a `Manager`, its quorums, and its leave when a device of its process fails.
 
 Under ``loom run`` each manager of a process is followed from its first step on; `loom.train.register` follows one
 by hand. The number of a replica group is ``REPLICA_GROUP_ID``, or that at the end of its manager's replica id.
+
+The ranks of all replica groups of a quorum are one cohort: they change at one step of the manager. They meet in the
+store in which the process groups of the quorum's first replica group have met. A new quorum is a new cohort, and
+begins with the values that commands have set before: those of the groups whose state is the newest. So a replica
+that gets its state from another one gets its values, too, before its next step.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from loom.errors import Conflict
+from loom.instrument.torch import before_steps
 from loom.instrument.training import StepSource, guarded, set_replica_group, training
+from loom.threadlet.cohort_member import JobStore, bound_below
 
 if TYPE_CHECKING:
     from loom.threadlet.threadlet import Threadlet
@@ -70,10 +81,17 @@ def _introduce(manager: Any) -> None:
             here.publish(step, metrics=metrics)
 
     here.owns(StepSource.TORCHFT)
-    follow(manager, here.threadlet, publish, lambda: None)  # commands are applied when the optimizer has stepped
+    # Commands are applied when the optimizer has stepped.
+    follow(manager, here.threadlet, publish, lambda: None, before_steps)
 
 
-def follow(manager: Any, threadlet: Threadlet, publish: Publish, apply: Callable[[], None]) -> None:
+def follow(
+    manager: Any,
+    threadlet: Threadlet,
+    publish: Publish,
+    apply: Callable[[], None],
+    before_steps: Callable[[Callable[[], bool]], None] | None = None,
+) -> None:
     """Let a manager's own methods report its steps: torchft's wrappers of optimizers call them, too.
 
     Args:
@@ -81,11 +99,15 @@ def follow(manager: Any, threadlet: Threadlet, publish: Publish, apply: Callable
         threadlet: its process's threadlet.
         publish: publishes a step.
         apply: applies commands and waits during a pause, between two steps.
+        before_steps: calls a function before each step of an optimizer, until it returns True; None if the
+            program offers all keys before its first step.
     """
     followed.add(manager)
     start_quorum, should_commit = manager.start_quorum, manager.should_commit
     counts = {"commits": 0, "failed_commits": 0}
     leave = DeviceFailureExit(manager, threadlet)
+    # A process is one rank, that of its first manager.
+    quorums = None if threadlet._cohort.follows else Quorums(manager, threadlet, before_steps)
 
     @functools.wraps(start_quorum)
     def start_step(*args: Any, **kwargs: Any) -> None:
@@ -98,6 +120,8 @@ def follow(manager: Any, threadlet: Threadlet, publish: Publish, apply: Callable
     def end_step(*args: Any, **kwargs: Any) -> bool:
         commits = bool(should_commit(*args, **kwargs))
         counts["commits" if commits else "failed_commits"] += 1
+        if quorums is not None:
+            quorums.end_step(commits)
         metrics = {
             "participants": manager.num_participants(),
             "batches_committed": manager.batches_committed(),
@@ -107,6 +131,95 @@ def follow(manager: Any, threadlet: Threadlet, publish: Publish, apply: Callable
         return commits
 
     manager.start_quorum, manager.should_commit = start_step, end_step
+
+
+class Quorums:
+    """The quorums of a manager: the ranks of all its replica groups form a cohort in each."""
+
+    def __init__(
+        self, manager: Any, threadlet: Threadlet, before_steps: Callable[[Callable[[], bool]], None] | None
+    ) -> None:
+        self._manager = manager
+        self._threadlet = threadlet
+        self._before_steps = before_steps
+        self._hooked = False  # whether values wait for an optimizer's keys
+        self._cohort = threadlet._cohort
+        self._last: tuple[Any, ...] = ()  # the number and the replica groups of the last quorum
+        client = manager._client = QuorumResults(manager._client)
+        async_quorum = manager._async_quorum
+
+        @functools.wraps(async_quorum)
+        def await_quorum(*args: Any, **kwargs: Any) -> None:
+            async_quorum(*args, **kwargs)
+            self._enter(client.result)
+
+        manager._async_quorum = await_quorum
+        self._cohort.follow(manager.current_step)
+
+    @guarded(NAME)
+    def end_step(self, commits: bool) -> None:
+        """Take over the values that the other ranks of a new quorum have, before the optimizer steps."""
+        if not commits:
+            self._cohort.abandon("its step was not committed")
+        if self._cohort.wanted and not self._take_over() and self._before_steps is not None and not self._hooked:
+            self._hooked = True  # an optimizer that has not stepped yet has offered no keys
+            self._before_steps(self._take_over)
+
+    def _take_over(self) -> bool:
+        self._threadlet.take_over()
+        self._hooked = self._hooked and bool(self._cohort.wanted)
+        return not self._cohort.wanted
+
+    @guarded(NAME)
+    def _enter(self, quorum: Any) -> None:
+        """Enter the cohort of a quorum if it is another one than the last."""
+        now = quorum.quorum_id, *quorum.replica_ids
+        if now == self._last:
+            return
+        self._last = now
+        manager, ranks = self._manager, self._manager._group_world_size
+        timeout = min(manager._timeout, manager._quorum_timeout).total_seconds()
+        # A lighthouse that is started again counts its quorums anew.
+        name = hashlib.sha256(repr((now, quorum.max_step)).encode()).hexdigest()
+        store, world = None, quorum.replica_world_size * ranks
+        if world > 1:
+            try:
+                store = self._store_of(quorum, name, bound_below(timeout))
+            except Exception as error:  # noqa: BLE001 - such as of a replica group that has died meanwhile
+                _log.warning("this process takes commands by itself until its quorum changes: %s", error)
+                world = 1
+        rank = quorum.replica_rank * ranks + manager._group_rank
+        self._cohort.enter(store, f"torchft/{name}", rank, world, timeout, quorum.heal)
+
+    def _store_of(self, quorum: Any, name: str, seconds: float) -> Any:
+        """Return a store that all ranks of a quorum share: the one where the first ranks of its groups meet."""
+        process_groups = sys.modules["torchft.process_group"]
+        own, key = self._manager._store, f"loom/{name}"
+        if self._manager._group_rank == 0:
+            try:
+                address = json.loads(quorum.reconfigure_handles[0])["store"]
+            except (LookupError, ValueError, TypeError):  # of a process group that is not torchft's
+                address = quorum.store_address
+            if self._manager._group_world_size > 1:
+                own.set(key, address)
+        else:
+            address = JobStore(own).await_value(key, seconds)
+        return process_groups.create_store_client(f"{address}/loom", timedelta(seconds=max(1.0, seconds)))
+
+
+class QuorumResults:
+    """The client of a manager's server, which keeps the last quorum that it has returned."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.result: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def _quorum(self, *args: Any, **kwargs: Any) -> Any:
+        self.result = self._client._quorum(*args, **kwargs)
+        return self.result
 
 
 class DeviceFailureExit:

@@ -137,7 +137,12 @@ class HookedTraining:
             _merge(self._metrics, metrics)
 
     def offer(
-        self, key: str, type: Any, read: Callable[[], Any], write: Callable[[Any], object] | None = None
+        self,
+        key: str,
+        type: Any,
+        read: Callable[[], Any],
+        write: Callable[[Any], object] | None = None,
+        saved: Callable[[], Callable[[], object]] | None = None,
     ) -> None:
         """Offer a configuration key; one that was offered before is replaced.
 
@@ -147,6 +152,7 @@ class HookedTraining:
             read: returns the present value; called at a step every `READ_EVERY` seconds.
             write: applies a value, at a step boundary, and raises to refuse it, or returns a `Deferred`; None if
                 the key can only be read.
+            saved: returns a function that brings back what holds now, if ``write`` with the present value does not.
         """
         self._readers[key] = read
         self._read_next = 0.0
@@ -157,6 +163,8 @@ class HookedTraining:
             return write(value)
 
         apply.__annotations__ = {"value": type, "return": object}
+        if saved is not None:
+            apply.saved = saved  # type: ignore[attr-defined]
         self.threadlet.handler(key)(apply)
 
     def offer_action(self, name: str, function: Callable[[], object]) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from loom.control.commands import (
+    COHORT_COMMANDS,
     FAULT_COMMANDS,
     Acknowledged,
     Acknowledgement,
@@ -60,6 +61,12 @@ _ACTIONS = {CommandKind.SAVE: ("saves", "checkpoint"), CommandKind.EVALUATE: ("e
 _NOTHING = "nothing here {}: the training offers no function for it, as @t.on_{} makes one"
 _ENDS = (CommandKind.STOP, CommandKind.DRAIN)
 _PAUSES = (CommandKind.PAUSE,)
+_TOGETHER = COHORT_COMMANDS - {CommandKind.RESUME, CommandKind.STOP}
+"""Commands that a rank does not apply by itself. The two others end a pause, also one in which a rank has died."""
+_TOO_EARLY = (
+    "it was sent before this process formed a cohort with the other ranks of its job, which change at one step: "
+    "give it again"
+)
 _EVICTED = "its worker is about to end, and it saves its state"
 _CHECK, _WAIT, _TAKE = Way.CHECK, Way.WAIT, Way.TAKE  # one name lookup less in each step
 
@@ -133,7 +140,7 @@ class CommandApplier(StatusReporter):
             self._run_each_step()
         gate, met = self._gate, False
         if gate.way is _CHECK or gate.counts(_CHECK):
-            gate.passed += 1
+            gate.come()
             if gate.meeting is not None:
                 met = self._meet() is not None
         elif gate.waits and gate.meeting is not None:
@@ -159,7 +166,7 @@ class CommandApplier(StatusReporter):
         if self._took == self._published:  # the program asks whether there is another one, at the same boundary
             self._took = None
         elif gate.way is _TAKE or gate.counts(_TAKE):
-            gate.passed += 1
+            gate.come()
             if gate.meeting is not None:
                 taken = self._meet(by_program=True)
         elif gate.waits and gate.meeting is not None:
@@ -245,7 +252,7 @@ class CommandApplier(StatusReporter):
         self._effects.waits = True
         gate = self._gate
         if gate.way is not _CHECK and (gate.way is _WAIT or gate.counts(_WAIT)):
-            gate.passed += 1
+            gate.come()
             if gate.meeting is not None:
                 self._meet()
         if not self._paused and not self._pending:
@@ -329,7 +336,8 @@ class CommandApplier(StatusReporter):
 
         Wait for the other ranks, within bounds.
         """
-        meeting = self._cohort.attend(self._step if type(self._step) is int else None)
+        step, epoch = (one if type(one) is int else None for one in (self._step, self._epoch))
+        meeting = self._cohort.attend(step, epoch)
         if meeting is None:
             return None
         command = meeting.command
@@ -350,12 +358,15 @@ class CommandApplier(StatusReporter):
     def _take_back(self, made: Application, before: Mapping[str, Any], reason: str) -> None:
         """Give handlers the values before an update that another rank has not applied."""
         made.reason = reason
-        for key in made.changes:
+        for key in reversed(made.changes):
             if key not in before:
                 del self._config[key]
             if key in made.taken:
                 continue  # the program has not got it
-            if key in before:
+            refused = None
+            if key in made.undo:
+                refused = _undone(key, made.undo[key])
+            elif key in before:
                 refused = self._registry.apply(key, before[key]).refused
             else:
                 refused = f"{key}: the value before is unknown: name it in the threadlet's config"
@@ -365,6 +376,17 @@ class CommandApplier(StatusReporter):
         for _, change in made.deferred.values():
             change.refuse(reason)
         made.changes, made.taken, made.deferred = {}, [], {}
+
+    def take_over(self) -> None:
+        """Give handlers the values that the other ranks of a new cohort have, between two steps."""
+        if not self._cohort.wanted:
+            return
+        values = self._cohort.take_wanted(self._registry)
+        with self._applying:
+            for key in [key for key, value in values.items() if callable(value)]:
+                if (refused := _undone(key, values.pop(key))) is not None:
+                    _log.warning("not given up: %s", refused)
+            self._dispatch_handlers(values)
 
     def _refusal(self, command: Command) -> str | None:
         """Return why a command of the cohort cannot be applied here, if that shows without the program's code."""
@@ -467,10 +489,17 @@ class CommandApplier(StatusReporter):
         if command.kind in FAULT_COMMANDS:
             return self._inject(command)
         made = Application(command)
+        if command.kind in _TOGETHER and self._cohort.place is not None and self._sends_to_cohorts:
+            made.reason = _TOO_EARLY
+            return self._acknowledge(made)
         try:
             self._carry_out(made, by_program)
         finally:
             self._acknowledge_when_decided(made)
+
+    @property
+    def _sends_to_cohorts(self) -> bool:
+        return self._link is not None and self._link.takes_cohorts
 
     def _carry_out(self, made: Application, by_program: bool) -> None:
         """Do what a command tells; the caller acknowledges it."""
@@ -505,6 +534,8 @@ class CommandApplier(StatusReporter):
                 made.deferred[key] = outcome.value, outcome.deferred
             elif outcome.refused is None:
                 made.changes[key] = self._changed(key, outcome.value)
+                if outcome.undo is not None:
+                    made.undo[key] = outcome.undo
             else:
                 made.refused[key] = outcome.refused
 
@@ -644,6 +675,9 @@ class CommandApplier(StatusReporter):
             evidence=plain(made.evidence),
             taken=tuple(made.taken),
         )
+        if made.command.kind is CommandKind.UPDATE_CONFIG and made.changes:
+            values = {key: made.command.params[key] for key in made.changes if key in self._registry}
+            self._cohort.note(values, {key: made.undo.get(key, made.changes[key].old) for key in values})
         acknowledged = Acknowledged(made.command.id, acknowledgement)
         self._inbox.finish(acknowledged)
         self._send(acknowledged)
@@ -675,6 +709,15 @@ class CommandApplier(StatusReporter):
 
     def _report_removed(self, injection: str, evidence: Mapping[str, object]) -> None:
         self._send(FaultRemoved(injection, plain(evidence)))
+
+
+def _undone(key: str, undo: Callable[[], object]) -> str | None:
+    """Bring back what held before a key was set; return why it cannot be, or None."""
+    try:
+        undo()
+    except Exception as error:  # noqa: BLE001 - such as of an optimizer that is gone
+        return f"{key}: {describe_error(error)}"
+    return None
 
 
 def _call_each(functions: list[Callable[..., Any]], *arguments: Any) -> str | None:

@@ -12,6 +12,12 @@ In a round each rank writes its word and counts itself. The last one to count ju
 verdict; a rank that has waited for too long writes a refusal. Both write by compare-and-set, so the first verdict
 stands, and all ranks read the same one.
 
+A rank that loses the store after it has come cannot read the verdict. It stays at the boundary for a moment: the
+weaver tells it if another rank has applied the command (`Gate.hear`), which is the verdict.
+
+If a job goes on with other ranks, as torchft's quorums do, each new cohort begins with a round of its own: the
+ranks agree on its id, and on the values that former commands have set (`settle`).
+
 `confer` is a rank's side thread and `Gate.attend` its training thread. Both are generators that yield what they
 wait for, so a test can interleave them in any order.
 """
@@ -19,7 +25,7 @@ wait for, so a test can interleave them in any order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -45,6 +51,8 @@ class Word:
     """In round 1 the boundaries that the rank has passed; in its verdict the boundary where the command applies."""
     step: int | None = None
     """The step after which the rank has come to the boundary; None if it has published none."""
+    epoch: int | None = None
+    """The epoch of that step, if the rank has published it."""
 
     def to_text(self) -> str:
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
@@ -55,6 +63,27 @@ class Word:
 
 
 AGREED = Word()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the commands of former cohorts have set in a rank, or, as a verdict, in all ranks of a new one."""
+
+    version: int
+    """The number of commands that have set something: ranks of one history with equal numbers have equal values."""
+    values: Mapping[str, Any]
+    """In the order in which they were set last: one may take another's place."""
+    behind: bool = False
+    """True if the rank gets its state from another one, so that its own values do not count."""
+    cohort: str | None = None
+    """Id of the cohort; of a rank's word, one that it proposes."""
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Standing:
+        return cls(**json.loads(text))
 
 
 class Letter(str, Enum):
@@ -124,8 +153,15 @@ class Hear:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait for anything to happen in this rank, for so many seconds at most. The result is None."""
+
+    seconds: float
+
+
 StoreOperation = Put | Count | Decide | Look | Read | Forget
-Operation = StoreOperation | Hear
+Operation = StoreOperation | Hear | Await
 
 T = TypeVar("T")
 Steps = Generator[Operation, Any, T]
@@ -153,6 +189,8 @@ class Meeting:
     """What the store has decided."""
     left: bool = False
     """True if the training thread went on from the boundary, because no verdict came."""
+    unconfirmed: bool = False
+    """True if it took its change back, because it did not hear whether all ranks have applied theirs."""
 
     @property
     def confirms(self) -> bool:
@@ -164,6 +202,14 @@ class Meeting:
         """True if all ranks came to the boundary: the training thread applies the command, and acknowledges it."""
         come = self.verdicts.get(Letter.COME)
         return come is not None and come.refused is None and not self.left
+
+    @property
+    def open(self) -> bool:
+        """True if this rank has come, and has refused nothing: all may apply the command, or have done so."""
+        last = Letter.CONFIRM if self.confirms else Letter.COME
+        if last in self.verdicts or self.left or self.unconfirmed or Letter.COME not in self.words:
+            return False
+        return all(word.refused is None for word in (*self.words.values(), *self.verdicts.values()))
 
 
 class Gate:
@@ -186,6 +232,14 @@ class Gate:
         """The call that is the step boundary; None while the training waits, and before its first step."""
         self._way_before: Way | None = None
         self._other: tuple[Way, int] | None = None  # another call, and the boundaries passed then
+        self.number: Callable[[], int] | None = None
+        """Returns the number of the boundary that the training comes to, where the ranks count from other numbers.
+
+        None: each rank counts its own."""
+
+    def come(self) -> None:
+        """Count a boundary, to which the training thread comes."""
+        self.passed = self.passed + 1 if self.number is None else self.number()
 
     def counts(self, way: Way) -> bool:
         """Return whether a call that was no boundary before is one: the first is, and later one without others.
@@ -216,7 +270,14 @@ class Gate:
         meeting.own = self.passed - self.waits
         return meeting
 
-    def attend(self, step: int | None, seconds: float) -> Generator[float, bool, Meeting | None]:
+    def hear(self, command: str) -> None:
+        """Take the weaver's word that another rank has applied a command for good: that was the verdict."""
+        meeting = self.meeting
+        if meeting is not None and meeting.command.id == command and meeting.open:
+            for letter in Letter:
+                meeting.verdicts.setdefault(letter, AGREED)
+
+    def attend(self, step: int | None, epoch: int | None, seconds: float) -> Generator[float, bool, Meeting | None]:
         """Come to the boundary ``passed`` after a step; return the command that applies here, or None.
 
         Yield the seconds to wait for the side thread, and be sent whether it did something meanwhile.
@@ -232,7 +293,7 @@ class Gate:
         if count > named.count:
             meeting.words[Letter.COME] = Word("its training had passed the boundary before it heard of it")
             return None
-        meeting.words[Letter.COME] = Word(step=step)
+        meeting.words[Letter.COME] = Word(step=step, epoch=epoch)
         verdict = yield from _await_verdict(meeting, Letter.COME, seconds)
         if verdict is None:
             meeting.left = True
@@ -243,6 +304,7 @@ class Gate:
         """Say whether this rank has applied the command; return the verdict of all ranks."""
         meeting.words[Letter.CONFIRM] = Word(refused)
         verdict = yield from _await_verdict(meeting, Letter.CONFIRM, seconds)
+        meeting.unconfirmed = verdict is None
         return verdict or Word("it is not known whether all ranks applied it: the job's store does not answer")
 
 
@@ -284,6 +346,8 @@ def confer(gate: Gate, meeting: Meeting, place: CohortPlace, refused: str | None
                 break
         return verdict
     except StoreFailed as error:
+        while meeting.open:
+            yield Await(POLL)
         verdict = Word(f"the store of the job's process group failed: {error}")
         for letter in Letter:
             meeting.verdicts.setdefault(letter, verdict)
@@ -345,17 +409,43 @@ def _named(words: Sequence[Word]) -> Word:
 
 
 def _judged(words: Sequence[Word]) -> Word:
-    """Agree if no rank refuses and all are at the same step."""
+    """Agree if no rank refuses and all are at the same step of the same epoch."""
     if (refusal := _refusals(words)) is not None:
         return refusal
-    steps = {word.step: rank for rank, word in reversed(list(enumerate(words))) if word.step is not None}
-    if len(steps) > 1:
-        where = ", ".join(f"{rank_name(rank)} at {step}" for step, rank in sorted(steps.items()))
-        return Word(
-            f"the ranks are at different steps at this boundary ({where}): let all of them publish each step, and "
-            "make their threadlets at the same place of the program"
-        )
-    return Word(step=next(iter(steps), None))
+    for what, numbers in (
+        ("step", [word.step for word in words]),
+        ("epoch", [word.epoch for word in words]),
+    ):
+        found = {number: rank for rank, number in reversed(list(enumerate(numbers))) if number is not None}
+        if len(found) > 1:
+            where = ", ".join(f"{rank_name(rank)} at {number}" for number, rank in sorted(found.items()))
+            return Word(
+                f"the ranks are at different {what}s at this boundary ({where}): let all of them publish each "
+                "step, and make their threadlets at the same place of the program"
+            )
+    return Word(step=next((word.step for word in words if word.step is not None), None))
+
+
+def settle(key: str, place: CohortPlace, own: Standing, bound: float) -> Steps[Standing]:
+    """Agree with the ranks of a new cohort on what former commands have set; return that, with the cohort's id.
+
+    A rank that does not come within ``bound`` seconds takes what the others have agreed on.
+    """
+    keys = standing_keys(key, place)
+    yield Put(f"{key}{place.rank}", own.to_text())
+    text = None
+    if (yield Count(f"{key}#")) < place.world:
+        text = yield Look(key, bound)
+    if text is None:
+        words = yield Read(keys)
+        there = [Standing.from_text(one) for one in words if one is not None]
+        text = yield Decide(key, max(there, key=lambda one: (not one.behind, one.version)).to_text())
+    return Standing.from_text(text)
+
+
+def standing_keys(key: str, place: CohortPlace) -> tuple[str, ...]:
+    """Return the keys of the ranks' words in the round of `settle`."""
+    return tuple(f"{key}{rank}" for rank in range(place.world))
 
 
 def keys_of(command: str, place: CohortPlace) -> tuple[str, ...]:

@@ -3,6 +3,9 @@
 Only the side thread, which is started for a process group of several ranks, uses the store, and may hang with it.
 The training thread waits for it, with a bound. The link's thread waits for neither. torch is never imported: a
 process that has not imported ``torch.distributed`` has no process group.
+
+The replicas of torchft have no process group in common that lasts: a quorum may change at each step. There the
+manager's thread enters the cohort of each new quorum, with the store of that quorum (`CohortMember.enter`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -26,6 +30,7 @@ from loom.control.introduction import CohortPlace
 from loom.errors import describe_error
 from loom.process.threads import keep_going
 from loom.threadlet.cohort import (
+    Await,
     Count,
     Decide,
     Forget,
@@ -36,12 +41,15 @@ from loom.threadlet.cohort import (
     Meeting,
     Put,
     Read,
+    Standing,
     Steps,
     StoreFailed,
     StoreOperation,
     Word,
     confer,
     keys_of,
+    settle,
+    standing_keys,
 )
 
 BOUND_VARIABLE = "LOOM_COHORT_BOUND"
@@ -78,9 +86,19 @@ class JobStore:
         self._store = store
 
     def do(self, operation: StoreOperation) -> Any:
-        """Do an operation. Raise `StoreFailed` if the store fails."""
+        """Do an operation, over a new connection if the one before is lost.
+
+        Raises:
+            StoreFailed: the store fails.
+        """
         try:
-            return self._do(operation)
+            try:
+                return self._do(operation)
+            except Exception:
+                if isinstance(operation, Count):
+                    raise  # it may have been counted
+                self._store = self._store.clone()
+                return self._do(operation)
         except Exception as error:
             raise StoreFailed(describe_error(error)) from error
 
@@ -100,6 +118,16 @@ class JobStore:
             case Forget(keys):
                 for key in keys:
                     store.delete_key(_named(key))
+
+    def await_value(self, key: str, seconds: float) -> str:
+        """Return the value of a key of another program's, once it is there.
+
+        Raises:
+            StoreFailed: it did not come in so many seconds.
+        """
+        if (text := self._look(key, seconds)) is None:
+            raise StoreFailed(f"{key} did not come within {seconds:g} s")
+        return text
 
     def _look(self, key: str, seconds: float) -> str | None:
         # The store's own `wait` would print a warning to the user's standard error when it times out.
@@ -152,12 +180,24 @@ class CohortMember:
         self._bound = MOST_BOUND
         self._done: deque[Command] = deque()  # the last commands, the oldest first
         self._ended = False
+        self.follows = False
+        """True if a manager names the other ranks, and no process group is looked for."""
+        self._standing = Standing(0, {})
+        self._before: dict[str, Any] = {}
+        """For the keys in `_standing`, the value before any command, or a function that brings back what held."""
+        self._settled: tuple[JobStore, tuple[str, ...]] | None = None  # the last round by which a cohort began
+        self.wanted: dict[str, Any] = {}
+        """Values that this rank has to take over from the others of its cohort, before its next step.
+
+        A function in place of a value brings back what held before any command."""
 
     def look(self, wait: bool = False) -> None:
         """Look for the default process group, which may be a new one or gone; ``wait`` for the cohort for a moment.
 
         The link's thread calls this at each beat.
         """
+        if self.follows:
+            return
         try:
             group = _default_group()
         except Exception as error:  # noqa: BLE001 - a torch that differs from the ones known
@@ -180,15 +220,99 @@ class CohortMember:
         if wait and group is not None:
             self._joined.wait(JOIN_WITHIN)
 
+    def follow(self, number: Callable[[], int]) -> None:
+        """Let a manager name the other ranks with `enter`; ``number`` returns the number of the next boundary."""
+        CohortMember._of_process = self
+        self.follows, self.place = True, None
+        self.gate.number = number
+
+    def enter(self, store: Any, name: str, rank: int, world: int, timeout: float, behind: bool) -> None:
+        """Form a cohort with the other ranks that enter with this store and name, or be in none.
+
+        The call takes as long as the others need to come, within a bound. Values that they have, and this rank has
+        not, are `wanted` afterwards.
+
+        Args:
+            store: the store of c10d, for this rank alone; None if there are no other ranks.
+            name: a name that the ranks share, and that no others had before.
+            rank: the rank, from 0.
+            world: the number of ranks.
+            timeout: seconds after which the ranks give up waiting for each other in their own exchanges.
+            behind: whether this rank gets its state from another one.
+        """
+        self.abandon("the ranks of the job have changed")
+        self._bound, place, own = bound_below(timeout), None, JobStore(store)
+        if world > 1:
+            place = self._settle(own, CohortPlace(name, rank, world), behind)
+        with self._lock:
+            self.place, self._store = place, own
+        self.changed()
+
+    def _settle(self, store: JobStore, place: CohortPlace, behind: bool) -> CohortPlace | None:
+        """Agree with the others on the cohort's id and values; return the place, or None if the store fails."""
+        if (last := self._settled) is not None:
+            with contextlib.suppress(StoreFailed):
+                last[0].do(Forget(last[1]))
+        key = f"{place.id}/s"
+        keys = standing_keys(key, place)
+        with self._lock:
+            own = replace(self._standing, behind=behind, cohort=uuid.uuid4().hex)
+        steps, result = settle(key, place, own, self._bound), None
+        try:
+            while True:
+                result = store.do(steps.send(result))  # type: ignore[arg-type]  # it hears no thread
+        except StopIteration as ended:
+            agreed: Standing = ended.value
+        except StoreFailed as error:
+            _log.warning("this process takes commands by itself until its job's ranks change again: %s", error)
+            return None
+        self._settled = store, (keys[place.rank], *((key, f"{key}#") if place.rank == 0 else ()))
+        self._take_over(agreed)
+        return replace(place, id=agreed.cohort or place.id)
+
+    def _take_over(self, agreed: Standing) -> None:
+        with self._lock:
+            own, self._standing = self._standing, Standing(agreed.version, dict(agreed.values))
+            if list(own.values.items()) != list(agreed.values.items()):
+                given_up = {key: self._before.pop(key, None) for key in own.values if key not in agreed.values}
+                self.wanted = {**given_up, **agreed.values}
+
+    def note(self, values: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+        """Note values that a command has set for good, and those before, or functions that bring these back."""
+        with self._lock:
+            kept = {key: value for key, value in self._standing.values.items() if key not in values}
+            self._standing = Standing(self._standing.version + 1, {**kept, **values})
+            self._before = {**before, **self._before}
+
+    def take_wanted(self, known: Container[str]) -> dict[str, Any]:
+        """Return the values to take over whose keys are known; the others stay `wanted`."""
+        with self._lock:
+            taken = {key: value for key, value in self.wanted.items() if key in known}
+            self.wanted = {key: value for key, value in self.wanted.items() if key not in known}
+        return taken
+
+    def abandon(self, reason: str) -> None:
+        """Let a command that is under way not be applied, unless this rank has come to its boundary already."""
+        with self._lock:
+            if (meeting := self.gate.meeting) is not None:
+                meeting.words.setdefault(Letter.COME, Word(reason))
+                self._lock.notify_all()
+
+    def hear(self, command: str) -> None:
+        """Take the weaver's word that another rank has applied a command for good."""
+        with self._lock:
+            self.gate.hear(command)
+            self._lock.notify_all()
+
     def take(self, command: Command) -> None:
         """Take a command of the cohort, which the side thread brings to its end."""
         self._start()
         self._tasks.put(lambda: self._meet(command))
 
-    def attend(self, step: int | None) -> Meeting | None:
+    def attend(self, step: int | None, epoch: int | None) -> Meeting | None:
         """Come to the boundary that the gate has counted; return the command that applies here. May wait."""
         with self._lock:
-            return self._wait(self.gate.attend(step, self._patience))
+            return self._wait(self.gate.attend(step, epoch, self._patience))
 
     def confirm(self, meeting: Meeting, refused: str | None) -> str | None:
         """Say whether this rank has applied a command; return why it is to be taken back, or None. May wait."""
@@ -208,6 +332,7 @@ class CohortMember:
             self._ended = True
             if (meeting := self.gate.meeting) is not None:
                 meeting.words.setdefault(Letter.COME, Word("its training has ended"))
+                meeting.unconfirmed = True
             self._lock.notify_all()
         self._tasks.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -262,14 +387,19 @@ class CohortMember:
         except Exception as error:  # noqa: BLE001 - such as of a process group without a store
             _log.warning("this process takes commands by itself: its process group has no store: %s", error)
             return
+        if self.follows:
+            return  # a manager has begun meanwhile to name the ranks
         self.place = CohortPlace(id, group.rank(), group.size())
         self._joined.set()
         self.changed()
 
     def _meet(self, command: Command) -> None:
-        place, store = self.place, self._store
+        with self._lock:
+            place, store = self.place, self._store
         if place is None or store is None or command.cohort != place.id:
-            self._refuse(command, "the process group of this rank is another one than when this was sent")
+            self._refuse(
+                command, "the process group of this rank is another one than when this was sent: give it again"
+            )
             return
         refused = self._refusal(command)
         with self._lock:
@@ -296,6 +426,10 @@ class CohortMember:
             result = failed = None
             if isinstance(operation, Hear):
                 result = self._hear(meeting, operation)
+                continue
+            if isinstance(operation, Await):
+                with self._lock:
+                    self._lock.wait_for(lambda: not meeting.open, operation.seconds)
                 continue
             try:
                 result = store.do(operation)

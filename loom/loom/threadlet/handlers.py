@@ -247,6 +247,8 @@ class Outcome:
     refused: str | None = None  # why the value was refused; None if it was applied or deferred
     deferred: Deferred | None = None  # the later outcome of a value that was accepted and not applied yet
     sent: Any = field(default=None, compare=False)  # the unconverted value
+    undo: Callable[[], object] | None = field(default=None, compare=False)
+    """Brings back what held before, of a key for which that is more than a value, such as a schedule."""
 
 
 class HandlerRegistry:
@@ -298,11 +300,13 @@ class HandlerRegistry:
             return Outcome(key, value, text, sent=value)
         function, wanted = self._handlers[key]
         new = convert(value, wanted)
+        saved = getattr(function, "saved", None)
+        undo = None if saved is None else saved()
         try:
             answer = function(new)
         except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
             return Outcome(key, new, f"{key}: the handler raised {describe_error(error)}", sent=value)
-        return Outcome(key, new, None, answer if isinstance(answer, Deferred) else None, value)
+        return Outcome(key, new, None, answer if isinstance(answer, Deferred) else None, value, undo)
 
 
 def _wanted(key: str, function: Callable[[Any], Any], names: Mapping[str, Any] | None) -> Any:

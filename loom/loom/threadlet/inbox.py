@@ -99,6 +99,7 @@ class Application:
     command: Command
     reason: str | None = None  # why the whole command is refused
     changes: dict[str, Change] = field(default_factory=dict)
+    undo: dict[str, Callable[[], object]] = field(default_factory=dict)  # brings the state before back, by key
     refused: dict[str, str] = field(default_factory=dict)
     deferred: dict[str, tuple[Any, Deferred]] = field(default_factory=dict)  # not settled yet
     evidence: Mapping[str, object] = field(default_factory=dict)

@@ -21,7 +21,13 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.control.address import WeaverAddress
-from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
+from loom.control.commands import (
+    Acknowledged,
+    Acknowledgement,
+    AppliedByOthers,
+    Command,
+    UnknownCommandKind,
+)
 from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
 from loom.control.introduction import (
     Bye,
@@ -220,6 +226,8 @@ class WeaverLink:
         if cohort is not None:
             cohort.changed = self.beat_now
         self._place: CohortPlace | None = None  # the place in a cohort that the connected weaver knows
+        self.takes_cohorts = False
+        """True if the weaver that is or was connected sends commands to cohorts."""
         self._profiler = Profiler(self.send)
         self._frames: deque[Frame] = deque()  # to send; a signal handler may append while this thread does
         self._open = False  # whether frames can be queued for a connection
@@ -360,6 +368,7 @@ class WeaverLink:
             self._logged.clear()
             _log.info("the weaver is there")
         self.connected, self._takes_health = True, welcome.health
+        self.takes_cohorts = welcome.cohorts
         self.welcomed.set()
         if welcome.health:
             self._frames.extend(self._failures.copy().values())
@@ -447,6 +456,8 @@ class WeaverLink:
                 self._patience = SILENCE
             case Command.KIND:
                 self._take_command(frame)
+            case AppliedByOthers.KIND if self._cohort is not None:
+                self._cohort.hear(AppliedByOthers.from_body(frame).id)
             case PeerFailures.KIND:
                 self._peers(PeerFailures.from_body(frame))
             case FailureNoted.KIND:

@@ -117,6 +117,7 @@ class StatusReporter:
         self._config = config
         self._link: WeaverLink | None = None
         self._step: Any = None  # the current or last reported step, as the loop gave it
+        self._epoch: Any = None  # the epoch that was reported with it
         self._phase = Phase.BETWEEN
         self._in_steps = False  # whether the loop uses `step`, which marks steps better than `publish_status`
         self._numbers = itertools.count()
@@ -157,7 +158,7 @@ class StatusReporter:
             if type(step) is not int and isinstance(step, Mapping):
                 beside = {"epoch": epoch, "max_step": max_step, "metrics": metrics, "config": config}
                 return self._publish_mapping(step, {**beside, "status_type": status_type})
-            self._step = step
+            self._step, self._epoch = step, epoch
             if self._phase is Phase.BETWEEN and not self._in_steps:
                 self._phase = Phase.STEP
         if config is not None:

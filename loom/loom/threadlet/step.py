@@ -70,6 +70,7 @@ class Step:
         if kind is None:
             threadlet._step = number  # the block may have changed it
             epoch, max_step, config = self._rest
+            threadlet._epoch = epoch
             if config is not None:
                 config = dict(config)
                 threadlet._config.update(config)
@@ -82,7 +83,7 @@ class Step:
                 threadlet._wakes.put(None)
             gate = threadlet._gate
             gate.way = _END
-            gate.passed += 1
+            gate.come()
             if gate.meeting is not None:
                 threadlet._meet()
             if threadlet._pending or threadlet._paused or threadlet._drain_published is not None:

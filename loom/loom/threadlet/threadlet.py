@@ -381,6 +381,7 @@ class Threadlet(CommandApplier):
             respawns=self._respawns,
             announced=True,
             cohort=self._cohort.place,
+            hears=True,
             restarted=_ranks_started_again(),
         )
 

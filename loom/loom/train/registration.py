@@ -67,7 +67,7 @@ def register(
         raise WrongArguments(f"the manager of {manager._replica_id!r} is registered already")
     replica, job = _names(manager)
     group = group or os.environ.get("LOOM_GROUP") or job
-    threadlet = Threadlet(replica, group=group, weaver=weaver, config=config, cohort=False)
+    threadlet = Threadlet(replica, group=group, weaver=weaver, config=config)
     _close_at_shutdown(manager, threadlet)
 
     def apply() -> None:

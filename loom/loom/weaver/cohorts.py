@@ -8,15 +8,15 @@ step they apply it (`loom.threadlet.cohort`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loom.control.commands import COHORT_COMMANDS, Acknowledgement, CommandKind
 from loom.control.introduction import ThreadletHello
 from loom.weaver.commands import GivenCommand
 from loom.weaver.registry import Registry
-from loom.weaver.replicas import Replica
-from loom.weaver.states import LIVING
+from loom.weaver.replicas import KeptValues, Replica
+from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.views import few
 
 
@@ -41,11 +41,15 @@ class Cohorts:
         return dict(sorted(found.items()))
 
     def sort(
-        self, kind: CommandKind, there: Iterable[Replica]
+        self, kind: CommandKind, there: Sequence[Replica]
     ) -> tuple[dict[str, str], dict[str, Acknowledgement]]:
         """Return the cohort of each replica that a command goes to together with others, and refusals by replica.
 
-        A cohort is refused if the command names only some of its ranks, or if not all of them are connected.
+        A cohort is refused if the command names only some of its ranks, or if not all of them are connected. A
+        replica of the same group that is in no cohort may be the rank that is missing, and is refused, too.
+
+        The ranks that wait in a pause in which another one has died are in no exchange with each other: a resume
+        or a stop goes to each by itself.
         """
         cohorts: dict[str, str] = {}
         refused: dict[str, Acknowledgement] = {}
@@ -58,11 +62,15 @@ class Cohorts:
         for cohort, replicas in named.items():
             ranks = self.ranks(cohort)
             living = [one for one in ranks.values() if one.state in LIVING]
-            reason = _name_all(living) if len(replicas) < len(living) else self.missing(ranks)
-            if reason is None:
+            groups = {one.group for one in replicas}
+            alone = [one for one in self._known.replicas.values() if one.group in groups and _in_none(one)]
+            some, missing = len(replicas) < len(living), self.missing(ranks)
+            if missing is None and not some:
                 cohorts |= {one.id: cohort for one in replicas}
-            else:
-                refused |= {one.id: Acknowledgement.failed(reason) for one in replicas}
+            elif some or kind not in _END_PAUSE or not _died_in_pause(ranks, len(alone)):
+                reason = _name_all(living) if some else str(missing)
+                meant = replicas if some else [*replicas, *(one for one in there if one in alone)]
+                refused |= {one.id: Acknowledgement.failed(reason) for one in meant}
         return cohorts, refused
 
     def whole(self, ids: Iterable[str]) -> list[str]:
@@ -111,15 +119,13 @@ class Overrides:
     def __init__(self, known: Registry, cohorts: Cohorts) -> None:
         self._known = known
         self._cohorts = cohorts
-        self._kept: dict[str, tuple[int, dict[str, Any]]] = {}
-        """By replica: the number of ranks that were started again, and the values."""
 
     def keep(self, replica: Replica, hello: ThreadletHello) -> None:
         """Keep the values of a replica's process before its next one takes over."""
-        self._kept.pop(replica.id, None)
+        before, replica.kept = replica.kept, None
         if not hello.restarted or replica.group != hello.group:
             return
-        values: dict[str, Any] = {}
+        values = {} if before is None else dict(before.values)  # which have not been given yet
         for given in self._known.commands:
             if given.kind is CommandKind.UPDATE_CONFIG and given.time >= replica.registered:
                 made, later = given.acknowledgements.get(replica.id), {}
@@ -127,27 +133,48 @@ class Overrides:
                     later = {key: change.new for key, change in made.changes.items()}
                 elif replica.id in given.waiting and given.by == "weaver":  # kept from a process still before
                     later = dict(given.command.params)
-                # In the order in which they were set last: one may take another's place.
                 values = {key: value for key, value in values.items() if key not in later} | later
         if values:
-            self._kept[replica.id] = hello.restarted, values
+            replica.kept = KeptValues(hello.restarted, values, replica.heard)
 
     def due(self, replica: Replica) -> tuple[list[str], dict[str, Any]] | None:
-        """Return the replicas that get values now, and these, once all ranks that were started again are there."""
-        kept = self._kept.get(replica.id)
-        if kept is None:
+        """Return the replicas that get values now, and these, once all ranks that were started again are there.
+
+        A cohort in which a rank has lived on gets none: it has newer ones, which the others get from it.
+        """
+        if replica.kept is None:
             return None
         cohort = cohort_of(replica)
         if cohort is None:
-            return ([replica.id], self._kept.pop(replica.id)[1]) if kept[0] == 1 else None
+            return ([replica.id], self._take(replica)) if replica.kept.restarted == 1 else None
         ranks = self._cohorts.ranks(cohort)
         if self._cohorts.missing(ranks) is not None:
             return None
-        ids = [one.id for one in ranks.values()]
+        lived_on = any(one.kept is None and one.registered < replica.kept.heard for one in ranks.values())
         values: dict[str, Any] = {}
-        for id in ids:
-            values |= self._kept.pop(id, (0, {}))[1]
-        return ids, values
+        for one in ranks.values():
+            values |= self._take(one)
+        return None if lived_on else ([one.id for one in ranks.values()], values)
+
+    def _take(self, replica: Replica) -> dict[str, Any]:
+        kept, replica.kept = replica.kept, None
+        self._known.save(replica)
+        return {} if kept is None else dict(kept.values)
+
+
+_END_PAUSE = (CommandKind.RESUME, CommandKind.STOP)
+
+
+def _in_none(replica: Replica) -> bool:
+    """Return whether a process lives that may become a rank of a cohort."""
+    return replica.cohort is None and replica.state in LIVING
+
+
+def _died_in_pause(ranks: Mapping[int, Replica], alone: int) -> bool:
+    """Return whether all ranks that live are paused, and all others have died, or were started ``alone`` again."""
+    living = [one for one in ranks.values() if one.state in LIVING]
+    paused = all(one.state is ReplicaState.PAUSED and one.connected for one in living)
+    return paused and _world(ranks) - len(ranks) <= alone
 
 
 def _world(ranks: Mapping[int, Replica]) -> int:

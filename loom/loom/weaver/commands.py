@@ -109,6 +109,9 @@ class GivenCommand:
     cohorts: Mapping[str, str] = field(default_factory=dict)
     """The cohort of each replica that applies the command together with the other ranks of its job."""
 
+    told: set[str] = field(default_factory=set)
+    """The cohorts of which the other ranks were told that one has applied the command; not stored."""
+
     @property
     def id(self) -> str:
         return self.command.id

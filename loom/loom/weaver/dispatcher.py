@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from loom.control.commands import FAULT_COMMANDS, Acknowledged, Acknowledgement, Command, CommandKind
+from loom.control.commands import (
+    FAULT_COMMANDS,
+    Acknowledged,
+    Acknowledgement,
+    AppliedByOthers,
+    Command,
+    CommandKind,
+)
 from loom.control.introduction import CohortPlace
 from loom.control.latencies import Latencies
 from loom.errors import CommandIdTaken, LimitReached, NotFound, WrongArguments, because
@@ -170,6 +177,8 @@ class CommandDispatcher:
             cohort = given.cohorts.get(replica.id)
             if cohort is None or self._cohorts.next_of(cohort, given.ranks(cohort)) is given:
                 self._send_frames(given, [replica], cohort)
+            if cohort is not None and any(made.ok for made in given.acknowledgements.values()):
+                self._tell_applied(given, [replica])
 
     def join(self, replica: Replica, place: CohortPlace, now: float) -> None:
         """Take a replica's word on its place in a cohort."""
@@ -191,6 +200,12 @@ class CommandDispatcher:
         for replica in replicas:
             if replica.link is not None:
                 self._outbox.send(replica, command if replica.announced else plain)
+
+    def _tell_applied(self, given: GivenCommand, ranks: Iterable[Replica]) -> None:
+        """Tell those of the ranks that have not acknowledged a command that another one has applied it."""
+        for rank in ranks:
+            if rank.id in given.waiting and rank.link is not None and rank.hears:
+                self._outbox.send(rank, AppliedByOthers(given.id))
 
     def _send_to_cohort(self, given: GivenCommand, cohort: str) -> None:
         ranks = [self._known.replicas[id] for id in given.ranks(cohort) if id in given.waiting]
@@ -313,6 +328,9 @@ class CommandDispatcher:
         if command is None:
             return
         self.latencies.add(now - command.time)
+        if made.ok and (cohort := command.cohorts.get(replica.id)) is not None and cohort not in command.told:
+            command.told.add(cohort)
+            self._tell_applied(command, [self._known.replicas[id] for id in command.ranks(cohort)])
         if made.changes:
             config = {**replica.config, **{key: change.new for key, change in made.changes.items()}}
             with contextlib.suppress(LimitReached):  # the values apply, but are not shown as the configuration

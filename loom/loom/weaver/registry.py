@@ -152,7 +152,7 @@ class Registry:
         replica.mesh = hello.mesh
         replica.actors = hello.actors
         replica.injectable, replica.respawns = hello.injectable, hello.respawns
-        replica.announced = hello.announced
+        replica.announced, replica.hears = hello.announced, hello.hears
         self._enter_procs(replica)
         self.register_devices(replica, hello.devices)
 

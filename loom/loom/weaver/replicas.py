@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from operator import attrgetter
 from statistics import median
@@ -95,6 +95,18 @@ class End:
         return {"reason": self.reason, "ending": self.ending.value, "ended_by": self.by, "exit": self.exit}
 
 
+@dataclass(frozen=True)
+class KeptValues:
+    """The values that commands had set in a process which its launcher has started again."""
+
+    restarted: int
+    """The number of ranks that were started again with it."""
+    values: Mapping[str, Any]
+    """In the order in which they were set last: one may take another's place."""
+    heard: float
+    """When the process before was last heard, by the weaver's clock."""
+
+
 _FEW_STEPS = 4
 _REMEMBERED_STEPS = 32
 
@@ -138,6 +150,9 @@ class Replica:
     respawns: bool = False
     cohort: Mapping[str, Any] | None = None
 
+    kept: KeptValues | None = None
+    """Values of the process before, which this one gets; stored, and shown to nobody."""
+
     # The fields from here on are not stored.
     short_name: str = field(init=False)
     """The id without the session, which tells replicas of several sessions apart."""
@@ -160,6 +175,8 @@ class Replica:
     """Its goodbye, while its exit code is awaited."""
     announced: bool = False
     """True if its threadlet tells commands from what is only `Command.announced`."""
+    hears: bool = False
+    """True if its threadlet takes `loom.control.commands.AppliedByOthers`."""
     paused_at: int | None = None
     """The last step before the pause that it is in; None if that is not known."""
     _stepped: float = 0.0
@@ -269,7 +286,8 @@ class Replica:
         return since if waited == instance else math.inf
 
     def to_dict(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
+        stored = {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
+        return stored if self.kept is None else stored | {"kept": asdict(self.kept)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Replica:
@@ -277,6 +295,8 @@ class Replica:
         known = {name: stored[name] for name in _STORED if name in stored}
         if known.get("ending") is not None:
             known["ending"] = ReplicaEnding(known["ending"])
+        kept = stored.get("kept")
+        known["kept"] = None if kept is None else KeptValues(**kept)
         return cls(**known, state=ReplicaState(stored["state"]))
 
     @property

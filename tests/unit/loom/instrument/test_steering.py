@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from loom.control.commands import Command, CommandKind
 from loom.instrument.torch import SILENT_AFTER, OptimizerSteps
+from loom.threadlet.inbox import Application
 from tests.unit.loom.instrument.conftest import apply, here
 
 pytestmark = pytest.mark.usefixtures("hooked")
@@ -377,3 +379,32 @@ def test_optimizers_within_the_backward_pass_refuse_values() -> None:
     model(torch.ones(3)).sum().backward()
 
     assert "steps within the backward pass" in str(apply("learning_rate", 0.5))
+
+
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ({}, {"learning_rate": 0.5}),
+        ({}, {"learning_rate_factor": 2.0}),
+        ({"learning_rate_factor": 0.5}, {"learning_rate": 0.3, "learning_rate_factor": 2.0}),
+        ({"learning_rate": 0.3}, {"learning_rate": None}),
+    ],
+)
+def test_a_change_that_another_rank_has_not_made_leaves_the_schedule_as_it_was(
+    before: dict[str, Any], change: dict[str, Any]
+) -> None:
+    optimizer = sgd()
+    schedule = SCHEDULERS["exponential"](optimizer)
+    step(optimizer)
+    threadlet = here().threadlet
+    for key, value in before.items():
+        apply(key, value)
+    made = Application(Command("k", CommandKind.UPDATE_CONFIG, change))
+    threadlet._update(made, by_program=False)
+
+    threadlet._take_back(made, dict(threadlet._config), "rank 1 died")
+
+    assert made.reason == "rank 1 died"
+    schedule.step()
+    effective = {"learning_rate_factor": 0.09 * 0.5, "learning_rate": 0.3}
+    assert rates(optimizer) == pytest.approx([effective[key] for key in before] or [0.09])

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loom.control.commands import Command, CommandKind
 from loom.control.introduction import CohortPlace
 from loom.threadlet.cohort import (
+    Await,
     Count,
     Decide,
     Forget,
@@ -31,9 +32,11 @@ from loom.threadlet.cohort import (
     Operation,
     Put,
     Read,
+    Standing,
     StoreFailed,
     Word,
     confer,
+    settle,
 )
 
 RANKS = 3
@@ -200,7 +203,9 @@ class Cohort(RuleBasedStateMachine):
             return
         assert rank.operation is not None
         try:
-            if isinstance(rank.operation, Hear):
+            if isinstance(rank.operation, Await):
+                result = None
+            elif isinstance(rank.operation, Hear):
                 assert rank.meeting is not None
                 result = rank.meeting.words.get(rank.operation.letter)
             elif not rank.store_works:
@@ -253,15 +258,31 @@ class Cohort(RuleBasedStateMachine):
         else:
             rank.between = False
             if rank.gate.meeting is not None:
-                rank.training = rank.gate.attend(rank.gate.passed + rank.step_skew, 5.0)
+                rank.training = rank.gate.attend(rank.gate.passed + rank.step_skew, None, 5.0)
                 self.resume_training(rank, None)
 
     @rule(number=st.integers(0, RANKS - 1))
     def lose_patience(self, number: int) -> None:
         """The training thread waits longer than a store that works ever takes; it may, before it has applied it."""
         rank = self.ranks[number]
-        if rank.alive and rank.training is not None and (not rank.store_works or not rank.confirm_waits):
+        if not rank.alive or rank.training is None or (rank.store_works and rank.confirm_waits):
+            return
+        if rank.store_works or not self.may_be_told(rank):
             self.resume_training(rank, False)
+
+    def may_be_told(self, rank: Rank) -> bool:
+        """Whether a rank without a store waits for the weaver's word: others have applied it, or still decide."""
+        given = rank.now
+        if given is None or rank.meeting is None or not rank.meeting.open:
+            return False
+        return bool(given.kept) or any(one.now is given and one.alive and one.store_works for one in self.ranks)
+
+    @rule(number=st.integers(0, RANKS - 1))
+    def tell(self, number: int) -> None:
+        """The weaver tells a rank that another one has applied the command."""
+        rank = self.ranks[number]
+        if rank.alive and rank.now is not None and rank.now.kept:
+            rank.gate.hear(rank.now.id)
 
     def resume_training(self, rank: Rank, heard: bool | None) -> None:
         assert rank.training is not None
@@ -300,11 +321,10 @@ class Cohort(RuleBasedStateMachine):
 
     @invariant()
     def all_decide_the_same(self) -> None:
-        sound = {rank.number for rank in self.ranks if rank.alive and rank.store_works}
         for one in self.commands:
             kept = one.kept
             assert len(set(kept.values())) <= 1, f"{one.id} was applied at {kept}"
-            assert not (kept and one.unkept & sound), f"{one.id}: {kept} applied it, {one.unkept} did not"
+            assert not (kept and one.unkept & self.living), f"{one.id}: {kept} applied it, {one.unkept} did not"
             if (one.confirms and one.raises) or one.refuses & one.unkept:
                 assert not kept
 
@@ -313,10 +333,12 @@ class Cohort(RuleBasedStateMachine):
         for _ in range(80):
             for rank in self.ranks:
                 self.give_again(rank.number)
+                self.tell(rank.number)
                 self.side(rank.number, False)
                 self.train(rank.number)
         for _ in range(60):
             for rank in self.ranks:
+                self.tell(rank.number)
                 self.side(rank.number, True)
                 self.train(rank.number)
                 if not rank.store_works:
@@ -371,12 +393,45 @@ def explore(seed: int) -> None:
                 cohort.lose_the_store(choose.randrange(RANKS), 0)
             case 2 | 3:
                 cohort.lose_patience(choose.randrange(RANKS))
+            case 4 | 5:
+                cohort.tell(choose.randrange(RANKS))
     cohort.teardown()
 
 
 def test_many_orders() -> None:
     for seed in range(1000):
         explore(seed)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    standings=st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=RANKS, max_size=RANKS),
+    moves=st.lists(st.tuples(st.integers(0, RANKS - 1), st.booleans()), max_size=60),
+    dead=st.sets(st.integers(0, RANKS - 1), max_size=1),
+)
+def test_the_ranks_of_a_new_cohort_agree_on_one_standing(
+    standings: list[tuple[int, bool]], moves: list[tuple[int, bool]], dead: set[int]
+) -> None:
+    store = ModelStore()
+    own = [Standing(version, {"of": rank}, behind, str(rank)) for rank, (version, behind) in enumerate(standings)]
+    ranks = [settle("s", CohortPlace("c", rank, RANKS), one, 5.0) for rank, one in enumerate(own)]
+    operations: dict[int, Any] = {rank: next(steps) for rank, steps in enumerate(ranks)}
+    agreed: dict[int, Standing] = {}
+    finish = [(rank, True) for _ in range(9) for rank in range(RANKS) if rank not in dead]
+    for rank, impatient in [*moves, *finish]:
+        if rank not in operations or (result := store.do(operations[rank], impatient)) is BLOCKED:
+            continue
+        try:
+            operations[rank] = ranks[rank].send(result)
+        except StopIteration as ended:
+            agreed[rank] = ended.value
+            del operations[rank]
+
+    assert {*range(RANKS)} - dead <= set(agreed)
+    assert len({one.cohort for one in agreed.values()}) == 1
+    if store.counts["s#"] == RANKS and not any(impatient for _, impatient in moves):
+        newest = [one for one in own if not one.behind] or own
+        assert next(iter(agreed.values())).version == max(one.version for one in newest)
 
 
 @pytest.mark.slow

@@ -61,6 +61,11 @@ class JobStore:
             return self._values.pop(key, None) is not None
 
     @property
+    def keys(self) -> set[str]:
+        with self._lock:
+            return set(self._values)
+
+    @property
     def size(self) -> int:
         return len(self._values)
 
@@ -291,6 +296,116 @@ def test_a_store_that_hangs_holds_the_training_for_a_bounded_time(
     assert took < 5
     assert {ok for _, ok, _ in outcomes(job.answers(id))} == {False}
     assert [one.values for one in job.ranks] == [[], []]
+
+
+class LostLine:
+    """A rank's line to the store, which it loses after it has counted itself in a round, for good or for once."""
+
+    def __init__(self, store: JobStore, letter: str, for_good: bool) -> None:
+        self._store = store
+        self._letter = letter
+        self._for_good = for_good
+        self._lost = False
+
+    def clone(self) -> JobStore:
+        if self._for_good:
+            raise RuntimeError("Connection refused")
+        return self._store
+
+    def __getattr__(self, name: str) -> Any:
+        if self._lost:
+            raise RuntimeError("Broken pipe")
+        return getattr(self._store, name)
+
+    def add(self, key: str, number: int) -> int:
+        count = self._store.add(key, number)
+        self._lost = key.endswith(f"/{self._letter}#")
+        if self._lost and count == 2:
+            raise RuntimeError("Broken pipe")
+        return count
+
+
+COME, CONFIRM = "c", "w"
+
+
+@pytest.mark.parametrize(("kind", "letter"), [("pause", COME), ("update_config", CONFIRM)])
+def test_a_rank_that_has_lost_the_store_hears_the_verdict_from_the_weaver(job: Job, kind: str, letter: str) -> None:
+    lost, other = job.ranks
+    lost.threadlet._cohort._store = cohort_member.JobStore(LostLine(job.store, letter, for_good=True))
+    id = job.give(kind, **({"learning_rate": 0.01} if kind == "update_config" else {}))
+
+    def await_count() -> None:
+        eventually(lambda: f"loom/{id}/{letter}#" in job.store.keys, "counting")
+
+    @other.threadlet.handler("learning_rate")
+    def set_learning_rate(value: float) -> None:
+        await_count()
+
+    job.await_named()
+    lost.loop.go()
+    if letter == COME:
+        await_count()
+    other.loop.go()
+    first = other.line.ack(id)
+    lost.line.send("applied_by_others", id)
+
+    assert outcomes([first, lost.line.ack(id)]) == [(0, True, None)] * 2
+
+
+def test_a_rank_whose_line_to_the_store_is_cut_connects_again(job: Job) -> None:
+    lost = job.ranks[0].threadlet._cohort
+    lost._store = cohort_member.JobStore(LostLine(job.store, COME, for_good=False))
+    id = job.give("update_config", learning_rate=0.01)
+    job.await_named()
+    job.ranks[0].loop.go()
+    eventually(lambda: f"loom/{id}/c#" in job.store.keys, "counting")
+    job.ranks[1].loop.go()
+
+    assert outcomes(job.answers(id)) == [(0, True, None)] * 2
+
+
+def test_a_rank_that_nobody_tells_goes_on_after_a_while(job: Job) -> None:
+    lost = job.ranks[0].threadlet._cohort
+    lost._store = cohort_member.JobStore(LostLine(job.store, COME, for_good=True))
+    id = job.give("pause")
+    job.await_named()
+    began = time.monotonic()
+    job.ranks[0].loop.go()
+    eventually(lambda: f"loom/{id}/c#" in job.store.keys, "counting")
+
+    answer = job.ranks[0].line.ack(id)
+    job.ranks[0].loop.done.get(timeout=BOUND)
+
+    assert not answer[1]["ok"]
+    assert "the store of the job's process group failed" in answer[1]["reason"]
+    assert 0.5 < time.monotonic() - began < 5
+
+
+def test_a_command_from_before_the_cohort_is_refused(job: Job) -> None:
+    for rank in job.ranks:
+        rank.line.send("command", "early", "update_config", {"learning_rate": 0.01})
+        eventually(lambda rank=rank: rank.threadlet._pending)
+    job.step()
+
+    answers = outcomes(job.answers("early"))
+
+    assert {(ok, "give it again" in str(reason)) for _, ok, reason in answers} == {(False, True)}
+    assert [one.values for one in job.ranks] == [[], []]
+
+
+def test_ranks_in_different_epochs_refuse(job: Job) -> None:
+    for epoch, rank in enumerate(job.ranks):
+        rank.loop._body = lambda step, rank=rank, epoch=epoch: check_in_epoch(rank.threadlet, step, epoch)
+
+    answers = outcomes(job.apply("update_config", learning_rate=0.01))
+
+    assert [ok for _, ok, _ in answers] == [False, False]
+    assert "different epochs at this boundary (rank 0 at 0, rank 1 at 1)" in str(answers[0][2])
+
+
+def check_in_epoch(t: Threadlet, number: int, epoch: int) -> None:
+    t.publish_status(number, epoch)
+    t.check_and_apply_updates()
 
 
 def test_a_training_that_ends_refuses_what_is_under_way(job: Job) -> None:

@@ -58,6 +58,7 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "removed": {},
         "respawns": False,
         "cohort": None,
+        "hears": True,
         "restarted": 0,
     }
     assert len(made.instance) == 32

@@ -246,6 +246,138 @@ def test_values_come_again_in_the_order_in_which_they_were_set(bench: Bench) -> 
     assert list(told[3]) == ["learning_rate_factor", "learning_rate"]
 
 
+def killed_after_a_change(bench: Bench) -> None:
+    """Four ranks that have changed, and have ended."""
+    before = ranks(bench)
+    given = give(bench, "train")
+    for one in before:
+        one.ack(given.id, changes={"learning_rate": {"old": 0.1, "new": 0.01}})
+        one.say("bye", "exit code 1", "failed")
+    bench.now += 5
+
+
+def test_values_that_wait_for_the_last_rank_outlive_the_weaver(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.db")
+    killed_after_a_change(bench)
+    there = [started_again(bench, rank, "c2") for rank in range(3)]
+    bench.restart()
+    for rank, one in enumerate(there):
+        fields = {"group": "train", "devices": [], "restarted": 4, "instance": one.instance}
+        there[rank] = Threadlet(bench, f"train_{rank}", cohort=["c2", rank, 4], **fields)
+    early = [frames(one) for one in there]
+
+    there.append(started_again(bench, 3, "c2"))
+
+    assert early == [[], [], []]
+    assert [[frame[2:] for frame in frames(one)] for one in there] == [[["update_config", LR, False, "c2"]]] * 4
+    bench.restart()
+    assert "kept" not in bench.weaver.known.replicas["train_0"].to_dict()
+
+
+def test_values_that_waited_when_the_ranks_died_again_are_not_lost(bench: Bench) -> None:
+    killed_after_a_change(bench)
+    for rank in range(3):
+        started_again(bench, rank, "c2").say("bye", "exit code 1", "failed")
+    bench.now += 5
+
+    after = [started_again(bench, rank, "c3") for rank in range(4)]
+
+    assert [[frame[2:] for frame in frames(one)] for one in after] == [[["update_config", LR, False, "c3"]]] * 4
+
+
+def test_a_rank_that_joins_others_which_lived_on_gets_their_values_and_not_its_own(bench: Bench) -> None:
+    lived, died = ranks(bench, world=2)
+    given = give(bench, "train")
+    for one in (lived, died):
+        one.ack(given.id, changes={"learning_rate": {"old": 0.1, "new": 0.01}})
+    bench.now += 5
+    died.say("bye", "exit code 1", "failed")
+    bench.now += 5
+    again = Threadlet(bench, "train_1", group="train", devices=[], restarted=2)
+    for rank, one in enumerate((lived, again)):
+        one.say("cohort", "c2", rank, 2)
+
+    assert frames(again) == []
+    assert len(frames(lived)) == 1
+
+
+def test_the_others_are_told_that_a_rank_has_applied_a_command(bench: Bench) -> None:
+    there = [
+        Threadlet(bench, f"train_{rank}", group="train", devices=[], cohort=["c1", rank, 3], hears=rank != 2)
+        for rank in range(3)
+    ]
+    given = give(bench, "train")
+    there[1].lose()
+    there[0].ack(given.id, ok=False, reason="the store failed")
+    there[0] = Threadlet(
+        bench, "train_0", group="train", cohort=["c1", 0, 3], instance=there[0].instance, hears=True
+    )
+    refused = [heard(one) for one in there]
+    there[2].ack(given.id)
+
+    fields = {"group": "train", "cohort": ["c1", 1, 3], "instance": there[1].instance}
+    again = Threadlet(bench, "train_1", **fields, hears=True)
+
+    assert refused == [[], [], []]
+    assert heard(there[0]) == []  # it has answered
+    assert heard(again) == [given.id]
+
+
+def test_an_older_threadlet_is_not_told_of_the_others(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    there[0].ack(given.id)
+
+    assert heard(there[1]) == []
+
+
+def heard(threadlet: Threadlet) -> list[str]:
+    return [frame[1] for frame in threadlet.told if frame[0] == "applied_by_others"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_ranks_whose_pause_another_one_did_not_survive_go_on(bench: Bench, again: bool) -> None:
+    there = ranks(bench, world=3)
+    pause = give(bench, "train", CommandKind.PAUSE)
+    for one in there:
+        one.ack(pause.id)
+    there[0].say("bye", "exit code 1", "failed")
+    if again:
+        there[0] = Threadlet(bench, "train_0", group="train", devices=[])
+
+    changed, resumed = give(bench, "train"), give(bench, "train", CommandKind.RESUME)
+
+    assert changed.done
+    assert {made.reason for made in changed.acknowledgements.values()} == {
+        f"{'rank 0' if again else 'train_0'} is not connected, and all 3 ranks change at one step"
+    }
+    assert [frames(one)[-1][1:3] for one in there[1:]] == [[resumed.id, "resume"]] * 2
+    assert "c1" not in frames(there[1])[-1]
+
+
+def test_a_rank_that_is_only_cut_off_in_a_pause_is_waited_for(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    pause = give(bench, "train", CommandKind.PAUSE)
+    for one in there:
+        one.ack(pause.id)
+    there[0].lose()
+
+    resumed = give(bench, "train", CommandKind.RESUME)
+
+    assert "train_0 is not connected" in str(resumed.acknowledgements["train_1"].reason)
+
+
+def test_a_rank_that_has_no_place_yet_does_not_change_without_the_others(bench: Bench) -> None:
+    there = ranks(bench, world=2, there=1)
+    early = Threadlet(bench, "train_1", group="train", devices=[])
+
+    given = give(bench, "train")
+
+    assert given.done
+    assert len({made.reason for made in given.acknowledgements.values()}) == 1
+    assert frames(early) == frames(there[0]) == []
+
+
 def test_the_replica_shows_its_place(bench: Bench) -> None:
     ranks(bench, world=2)
 
