@@ -337,7 +337,9 @@ for n in range(100_000):
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad()
-    if os.path.exists("crash") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    crash = torch.tensor(float(os.path.exists("crash" + os.environ["TORCHELASTIC_RESTART_COUNT"])))
+    dist.all_reduce(crash)  # all ranks at one step
+    if crash:
         if dist.get_rank() == 0:
             torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, "state.pt")
         dist.barrier()
@@ -347,12 +349,13 @@ for n in range(100_000):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_factor_survives_a_restart_once(start: Start, tmp_path: Path, weaver: WeaverProxy) -> None:
+@pytest.mark.timeout(600)
+def test_a_factor_survives_restarts_once(start: Start, tmp_path: Path, weaver: WeaverProxy) -> None:
     (tmp_path / "restarts.py").write_text(RESTARTS)
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    command = [torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "restarts.py"]
-    # A store for each attempt: a shared one keeps the addresses of ranks that were killed, with Loom or without.
+    command = [torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "restarts.py"]
+    # A store for each attempt. torchrun's attempts share one, where a rank may find the address of a peer's former
+    # process: of 20 restarts of this kind 7 come up without Loom, and 8 of 19 with it.
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     process = start("restarts", *command, stderr=None, env=own_store)
     ranks = ("restarts_0", "restarts_1")
@@ -360,15 +363,17 @@ def test_a_factor_survives_a_restart_once(start: Start, tmp_path: Path, weaver: 
     answers = weaver.command("update_config", {"learning_rate_factor": 3.0}, "restarts").get(60)
     assert all(one.ok for one in answers.values())
 
-    (tmp_path / "crash").touch()
-    for id in ranks:
-        await_true(lambda id=id: getattr(find(weaver, id), "pid", 0) not in (0, before[id]), 120)
-        await_true(lambda id=id: config_of(weaver, id).get("learning_rate_factor") == 3.0, 60)
+    for attempt in range(2):
+        (tmp_path / f"crash{attempt}").touch()
+        for id in ranks:
+            await_true(lambda id=id: getattr(find(weaver, id), "pid", 0) not in (0, before[id]), 120)
+            await_true(lambda id=id: config_of(weaver, id).get("learning_rate_factor") == 3.0, 60)
 
-    for id in ranks:
-        found = await_step(weaver, id, 3)
-        assert found.config["learning_rate_schedule"] == pytest.approx(0.05)
-        assert found.config["learning_rate"] == pytest.approx(0.15)
+        for id in ranks:
+            found = await_step(weaver, id, 3)
+            before[id] = found.pid
+            assert found.config["learning_rate_schedule"] == pytest.approx(0.05)
+            assert found.config["learning_rate"] == pytest.approx(0.15)
     assert all(one.ok for one in weaver.command("stop", target="restarts").get(60).values())
     assert process.wait(120) == 0
 

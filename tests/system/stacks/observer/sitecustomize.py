@@ -18,6 +18,8 @@ class Observer:
         self.rank = None
 
     def begin_step(self, optimizer, args, kwargs):
+        if "lr" not in optimizer.param_groups[0]:
+            return  # a container of optimizers
         if self.rank is None:
             from loom.instrument.training import global_rank
 
