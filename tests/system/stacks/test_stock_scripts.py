@@ -42,8 +42,8 @@ TIMES = rb"'\w*(runtime|per_second|step_time)': '[^']*'"
 def comparable(printed: bytes, ordered: bool) -> list[bytes]:
     """Return the lines of a script's output without what differs between any two runs."""
     lines = re.sub(TIMES, b"", printed).splitlines(keepends=True)
-    # Each line of torchtitan's log begins with a time, and has durations, rates, and losses of random weights.
-    lines = [re.sub(rb"[\d.]+", b"#", line) if line.startswith(b"[titan]") else line for line in lines]
+    # A line of torchtitan's log has times, rates, losses of random weights, or the random name of a file.
+    lines = [re.sub(rb"global_rank\S+|[\d.]+", b"#", one) if one.startswith(b"[titan]") else one for one in lines]
     return lines if ordered else sorted(lines)
 
 
@@ -263,7 +263,7 @@ def check_page(run: Run, folder: Path) -> None:
     shown = {(id, what) for id in run.stack.replicas for what in ("step", "rate")}
     for id, what in [*shown, (run.stack.replicas[0], run.stack.metric)]:
         await_true(lambda id=id, what=what: (id, what) in run.page.first)  # type: ignore[misc]
-        after = run.page.first[id, what] - ranks[run.stack.replicas.index(id)].times[0]
+        after = run.page.first[id, what] - ranks[run.stack.replicas.index(id)].made
         assert after < ON_PAGE_WITHIN, (id, what, after)
 
 

@@ -2,7 +2,7 @@
 
 The folder is on the script's ``PYTHONPATH``, with ``loom run`` and without. The lines say what a process did,
 whatever Loom says of it. A line is a list: the time, the rank, and then the number and the learning rate of a step
-that begins, or the id of a command that has come.
+that begins, the id of a command that has come, or ``made`` at the end of the first step.
 """
 
 import json
@@ -25,7 +25,13 @@ class Observer:
 
             self.rank = global_rank()
         self.step += 1
+        if self.step == 1:  # hooks of an optimizer come before those of all, such as Loom's
+            optimizer.register_step_post_hook(self.make_step)
         self.note(self.step, float(optimizer.param_groups[0]["lr"]))
+
+    def make_step(self, optimizer, args, kwargs):
+        if self.step == 1:
+            self.note("made")
 
     def note(self, *what):
         with open(os.path.join(os.environ["LOOM_OBSERVED"], str(os.getpid())), "a") as file:
