@@ -35,7 +35,7 @@ OBSERVER = Path(__file__).with_name("observer")
 
 LOOM = [sys.executable, "-c", "import sys; from loom.cli import main; main()"]
 
-BOUND = 240.0
+BOUND = 600.0
 """Seconds in which a script has imported its libraries and made a step, on a busy machine."""
 
 FOREVER = 10_000_000

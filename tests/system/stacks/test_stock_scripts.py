@@ -33,7 +33,7 @@ from tests.system.stacks.stack import (
     running,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TIMES = rb"'\w*(runtime|per_second|step_time)': '[^']*'"
 """Of the prints of a Trainer, the ones that no two runs have alike."""
