@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from loom.process.privileges import (
+from loom.process.hidden_secrets import (
     ancestors_that_show,
     hide_arguments,
     hide_from_proc,

@@ -26,7 +26,7 @@ from loom_gateway.driver.output.own_log import (
     survive_full_disk,
 )
 from loom_gateway.driver.process_link.link import PATIENCE
-from loom_gateway.driver.runs.children import keep_apart
+from loom_gateway.driver.runs.forked_children import keep_apart
 from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import current_run, route_output
 from loom_gateway.sessions.driver_ids import bound_leftovers

@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with a code of `loom.process.exit_codes`."""
-    from loom.process.privileges import hide_arguments
+    from loom.process.hidden_secrets import hide_arguments
 
     runs = sys.argv[1:2] == ["run"]  # whose arguments are another command's
     shown = [] if runs else hide_arguments()  # before anything that takes long

@@ -25,7 +25,7 @@ from loom.control.introduction import Bye, TrainingEnding
 from loom.control.reports import DeviceFailed, DeviceReport, Registration
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
 from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
-from loom.nats.message_counts import Bucket, MessageTrouble, Tally
+from loom.nats.message_counts import SUBJECT_RATE, Bucket, MessageTrouble, Tally
 from loom.nats.outside_replica import OutsideReplica, ReplicaLink
 from loom.nats.reports import (
     CommandAnswer,
@@ -381,7 +381,6 @@ def _unknown_device(device: str, replica: OutsideReplica | None) -> NotFound:
 MAX_SIZE = 64 << 10
 """Bytes of one message."""
 
-RATE = 2000.0  # messages on one subject in a second
 MAX_ANSWERING = 1000  # registrations whose senders wait for the weaver
 YIELD_EVERY = 20  # messages after which others get their turn: a burst comes without a pause
 
@@ -410,7 +409,7 @@ class Screen:
         self._tally = tally
         self._reply = reply
         self._kinds = {subjects[kind]: kinds for kind, kinds in REPORTED.items()}
-        self._buckets = {subject: Bucket(RATE) for subject in self._kinds}
+        self._buckets = {subject: Bucket(SUBJECT_RATE) for subject in self._kinds}
         self._answering: set[asyncio.Task[None]] = set()
         self._turn = itertools.count(1)
 
@@ -433,7 +432,7 @@ class Screen:
         """Pass a message that was sent ``age`` seconds ago to the intake, and reply."""
         if not self._buckets[subject].take():
             return self._tally.refuse(
-                subject, MessageTrouble.TOO_MANY, f"more than {RATE:g} messages come in a second"
+                subject, MessageTrouble.TOO_MANY, f"more than {SUBJECT_RATE:g} messages come in a second"
             )
         if len(data) > MAX_SIZE:
             return self._tally.refuse(

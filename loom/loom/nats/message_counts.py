@@ -1,4 +1,4 @@
-"""`Tally`: the counts of a bridge's messages, and one line of the log for each kind of trouble."""
+"""The messages that a bridge takes in a second, their counts, and one line of the log for each kind of trouble."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ _log = logging.getLogger(__name__)
 
 LOG_EVERY = 60.0
 """Seconds between two lines about the same trouble on the same subject."""
+
+SUBJECT_RATE = 2000.0
+"""Messages that a bridge takes on one subject in a second."""
+
+REPLICA_RATE = 50.0
+"""Messages that it takes of one replica in a second."""
 
 
 class MessageTrouble(str, Enum):

@@ -41,14 +41,13 @@ from loom.control.reports import (
     StatusReports,
 )
 from loom.errors import LimitReached, ProtocolMismatch, TooLarge, error_for_code
-from loom.nats.message_counts import Bucket
+from loom.nats.message_counts import REPLICA_RATE, Bucket
 from loom.nats.reports import MAX_KEYS, MAX_METRICS, DeviceRegistration, DrainReport, ProgressReport, Sign
 from loom.wire.framing import FrameSplitter
 
 MISSED = 3
 """Heartbeats that may be missing before a replica is lost."""
 
-RATE = 50.0  # messages of one replica in a second
 MAX_WAITING = 256  # reports that wait for a connection with the weaver; the oldest are dropped
 MAX_COMMANDS = 100  # commands that a replica has not acknowledged; further ones are refused
 MAX_ANSWERED = 200  # acknowledgements that are remembered, in case the weaver gives a command again
@@ -98,7 +97,7 @@ class OutsideReplica:
     commands: dict[str, tuple[Command, float]] = field(default_factory=dict)
     """The commands that are not acknowledged, and when each was published last."""
     answered: dict[str, Acknowledged] = field(default_factory=dict)
-    bucket: Bucket = field(default_factory=lambda: Bucket(RATE))
+    bucket: Bucket = field(default_factory=lambda: Bucket(REPLICA_RATE))
 
     @classmethod
     def registered(cls, report: DeviceRegistration, bridge: str) -> OutsideReplica:

@@ -18,8 +18,8 @@ from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import raised_message
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.runs.output import RecordedOutput
-from loom_gateway.driver.runs.processes import end, started_in_the_driver
 from loom_gateway.driver.runs.run_thread import RunThread
+from loom_gateway.driver.runs.started_processes import end, started_in_the_driver
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 from loom_gateway.sessions.descriptions import RunInfo, RunState, SessionRuns

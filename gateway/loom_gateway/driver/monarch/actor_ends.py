@@ -24,7 +24,7 @@ from monarch._src.actor.actor_mesh import _Actor, _context
 from loom.errors import SupervisionError
 from loom.threadlet import threadlet
 from loom_gateway.driver.monarch.endpoint_errors import what_was_raised
-from loom_gateway.driver.runs.children import end_at_once
+from loom_gateway.driver.runs.forked_children import end_at_once
 
 _DIED_OF = "_loom_died_of"
 """The attribute of an actor for the error that ended it. Monarch's own report of it is a text."""

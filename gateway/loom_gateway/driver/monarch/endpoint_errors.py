@@ -25,7 +25,7 @@ from monarch._src.actor.actor_mesh import ActorError, Port, _Actor
 
 from loom.wire.exceptions import Description, describe, formatted, is_plain, rebuild, text_of
 from loom.wire.messages import Buffer
-from loom_gateway.driver.runs.children import end_child
+from loom_gateway.driver.runs.forked_children import end_child
 
 STOPS_WITHIN = 0.1
 """Seconds from the end of one task of an actor to those of the others when Monarch stops it."""

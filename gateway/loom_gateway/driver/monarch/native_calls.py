@@ -30,7 +30,7 @@ from monarch._src.actor.future import Future, _Exception
 from monarch._src.actor.proc_mesh import ProcMesh
 
 from loom.in_cluster import no_answer_within
-from loom_gateway.driver.runs import children
+from loom_gateway.driver.runs import forked_children
 
 GRACE = 0.6  # seconds that Monarch has to explain a process's death before its calls fail without
 
@@ -171,7 +171,7 @@ def track_calls() -> None:
     Future.get = _heeding_get(Future.get)
     Future.__await__ = _heeding_await(Future.__await__)
     Future.as_asyncio = _heeding_as_asyncio(Future.as_asyncio)
-    children.refuse_in_children(_refuse)
+    forked_children.refuse_in_children(_refuse)
 
 
 def _refuse(refuse: Callable[..., NoReturn]) -> None:
@@ -274,8 +274,8 @@ class _Stream(Iterator[Future[Any]]):
 
 def _heeding_get(plain: Callable[..., Any]) -> Callable[..., Any]:
     def get(self: Future[Any], timeout: float | None = None) -> Any:
-        if children.forked is not None:  # in which a method that was taken before the fork comes here
-            raise children.forked
+        if forked_children.forked is not None:  # in which a method that was taken before the fork comes here
+            raise forked_children.forked
         target: CallTarget | None = self.__dict__.get("_target")
         if target is None or (timeout is not None and not 0 <= timeout < math.inf):  # else Monarch refuses it
             return plain(self, timeout)

@@ -272,7 +272,7 @@ def _heed_ends(address: ProcessLinkAddress) -> None:
     from loom_gateway.driver.monarch.torch_pickling import wait_for_torch
     from loom_gateway.driver.monarch.traced_calls import trace_calls
     from loom_gateway.driver.process_link.deaths import DriverWatch
-    from loom_gateway.driver.runs.children import keep_actors_apart
+    from loom_gateway.driver.runs.forked_children import keep_actors_apart
 
     explain_refusals(
         "an endpoint does not run in its process's main thread: for a time limit, give the work to a process of "

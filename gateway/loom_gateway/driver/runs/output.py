@@ -27,7 +27,7 @@ from typing import Any, TextIO
 from loom.tracing.spans import recorder
 from loom.wire.bodies import RECORD, STDERR, STDOUT
 from loom_gateway.driver.output.pump import ByteBudget
-from loom_gateway.driver.runs.processes import StartedProcesses, note_processes
+from loom_gateway.driver.runs.started_processes import StartedProcesses, note_processes
 
 RATE, BURST = 16 << 20, 32 << 20
 """Bytes a second, and at once, that are read of a run. A process that prints more waits: the event loop that reads

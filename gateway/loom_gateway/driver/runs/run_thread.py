@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from loom_gateway.driver.runs.children import end_child, is_child
+from loom_gateway.driver.runs.forked_children import end_child, is_child
 from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import RecordedOutput, printing_to
 

@@ -17,7 +17,7 @@ import loom
 import loom_gateway
 import loom_proxy
 from loom.cli.app import app
-from loom.process.privileges import SECRET_OPTIONS
+from loom.process.hidden_secrets import SECRET_OPTIONS
 from loom.rest_client import Gateway
 from tests.support.gateways import BOUND
 
@@ -26,7 +26,7 @@ ADDRESS = "https://gateway/?a=<b>\"'</script>#code=0123456789"
 
 SHOWS = """
 import json, sys
-from loom.process.privileges import hide_arguments
+from loom.process.hidden_secrets import hide_arguments
 found = hide_arguments()
 print(json.dumps([open("/proc/self/cmdline", errors="replace").read(), found, sys.argv]))
 """

@@ -16,8 +16,8 @@ from loom.errors import Conflict, LimitReached, NotFound, RateLimited, WrongArgu
 from loom.nats import bridged_replicas, state
 from loom.nats.bridged_replicas import BridgedReplicas
 from loom.nats.envelopes import Envelope, EnvelopeKind
-from loom.nats.message_counts import LOG_EVERY, Bucket, MessageTrouble, Tally
-from loom.nats.outside_replica import MAX_COMMANDS, MAX_WAITING, RATE, REPEAT_EVERY, OutsideReplica
+from loom.nats.message_counts import LOG_EVERY, REPLICA_RATE, Bucket, MessageTrouble, Tally
+from loom.nats.outside_replica import MAX_COMMANDS, MAX_WAITING, REPEAT_EVERY, OutsideReplica
 from loom.nats.reports import MAX_METRICS, DeviceRegistration, ProgressReport, read_report
 from loom.nats.state import KEEP_DONE, BridgeState
 
@@ -193,7 +193,7 @@ def test_one_replica_cannot_send_without_bound() -> None:
     take(intake, EnvelopeKind.REGISTER_DEVICE, replica_id="out_0", device_uuid="GPU-0")
 
     def flood() -> None:
-        for _ in range(int(RATE) * 1000):
+        for _ in range(int(REPLICA_RATE) * 1000):
             take(intake, EnvelopeKind.HEARTBEAT, replica_id="out_0")
 
     with pytest.raises(RateLimited, match="sends more messages"):

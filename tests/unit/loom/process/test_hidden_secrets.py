@@ -17,7 +17,7 @@ SECRET = "a secret of the tests"
 
 HOLDS = """
 import os
-from loom.process.privileges import hide_from_proc, keep_memory_private
+from loom.process.hidden_secrets import hide_from_proc, keep_memory_private
 {protect}
 print("ready", os.environ["LOOM_TEST_SECRET"], flush=True)
 input()
@@ -56,7 +56,7 @@ def test_a_hidden_variable_is_not_in_the_environment_that_the_kernel_shows() -> 
 def test_an_ancestor_that_was_started_with_the_variable_is_known(value: str) -> None:
     looks = f"""
 import os, subprocess, sys
-from loom.process.privileges import ancestors_that_show
+from loom.process.hidden_secrets import ancestors_that_show
 if len(sys.argv) == 1:
     print(os.getpid(), flush=True)
     del os.environ["LOOM_TEST_SECRET"]
