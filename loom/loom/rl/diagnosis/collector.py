@@ -10,9 +10,9 @@ from itertools import compress, islice
 from operator import not_
 
 from loom.rl.diagnosis.evidence import Evidence, Largest, Problems
+from loom.rl.diagnosis.related_events import OrchestratorSteps, OverlappingEvents, UpdateBatchPairs, UpdatePaths
 from loom.rl.diagnosis.scanner import KEPT, EventBlock, Scanner, as_text, problem
 from loom.rl.diagnosis.statistics import Series, Sums
-from loom.rl.diagnosis.trackers import OrchestratorSteps, Pairs, Together, Ways
 from loom.tracing.lines import FORMS
 
 SLOWEST = 10
@@ -121,12 +121,12 @@ class Collector:
         self.reload_ms = Metric()
         """Of ``rpc.done`` with ``op=reload_weights``."""
         self.ranks: dict[int, Rank] = {}
-        self.updates = Together(3)
+        self.updates = OverlappingEvents(3)
         """wall_ms, rpc_ms and queue_ms of updates; those at the same time count once."""
-        self.batches = Together(1)
+        self.batches = OverlappingEvents(1)
         self.steps = OrchestratorSteps()
-        self.ways = Ways()
-        self.pairs = Pairs()
+        self.ways = UpdatePaths()
+        self.pairs = UpdateBatchPairs()
         self.timeline: deque[tuple[float | None, Evidence]] = deque(maxlen=LAST)
         self.async_level: int | None = None
         """The level that the last barrier says."""
@@ -289,11 +289,11 @@ class Measured:
     counts: Mapping[str, int]
     """Number of events of each name."""
     ranks: Mapping[int, Rank]
-    updates: Together
-    batches: Together
+    updates: OverlappingEvents
+    batches: OverlappingEvents
     steps: OrchestratorSteps
-    ways: Ways
-    pairs: Pairs
+    ways: UpdatePaths
+    pairs: UpdateBatchPairs
     timeline: list[Evidence]
     both: bool
     """True if log lines and JSON lines have the same events."""

@@ -1,4 +1,4 @@
-"""Several events together: updates at the same time, the way of an update, peaks beside each other."""
+"""Related events: updates at the same time, the path of an update, and peaks beside each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLACK_MS = 5.0
 """Milliseconds by which clocks of two processes may disagree."""
 
 
-class Together:
+class OverlappingEvents:
     """Events that last, such as updates of several generators: what they cost the one that waits for all of them.
 
     Events that overlap are a group, which costs what its longest one costs.
@@ -114,7 +114,7 @@ class _Way:
     wall_ms: float | None = None
 
 
-class Ways:
+class UpdatePaths:
     """The times of updates on each part of their way, as far as their lines have them."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Ways:
             series.extend(values)
 
 
-class Pairs:
+class UpdateBatchPairs:
     """The delay of each update, and the length of the batch that ended next."""
 
     def __init__(self) -> None:
