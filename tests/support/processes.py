@@ -21,6 +21,9 @@ ENDED_IN_TIME = REFUSED_FOR + 15.0
 An agent whose line to its driver was reset, and not closed, asks for the driver for `REFUSED_FOR` seconds.
 """
 
+LOOM = "from loom.cli import main; main()"
+"""Python code that is the command ``loom``."""
+
 HIDDEN = "import sys; sys.modules[{module!r}] = None; "
 """Python code that makes a module look as if it were not installed."""
 
@@ -48,6 +51,11 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         **options,
     )
+
+
+def run_loom(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command ``loom`` to its end."""
+    return run("-c", LOOM, *arguments, **options)
 
 
 def read_json(process: subprocess.Popen[str]) -> Any:

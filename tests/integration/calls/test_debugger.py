@@ -16,7 +16,7 @@ import loom
 from loom_proxy.debugger import Breakpoint
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, Gateway, await_true, gateway_of
-from tests.support.processes import run
+from tests.support.processes import run_loom
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -38,7 +38,6 @@ class Stopping(loom.Actor):
         return number / 0
 """
 
-LOOM = "from loom.cli import main; main()"
 
 CONTINUE = ["continue", "quit"]
 
@@ -158,9 +157,9 @@ def test_a_second_client_debugs_what_the_first_one_drives(
         monkeypatch.setenv("LOOM_URL", gateway.url)
         monkeypatch.setenv("LOOM_TOKEN", job._connection.address.token)
 
-        listed = run("-c", LOOM, "debug", "--json", "--wait", "10")
+        listed = run_loom("debug", "--json", "--wait", "10")
         assert [one["rank"] for one in json.loads(listed.stdout)["breakpoints"]] == [0, 1], listed.stderr
-        assert "double" in run("-c", LOOM, "debug", "--list").stdout
+        assert "double" in run_loom("debug", "--list").stdout
         with loom.connect(gateway.url, session=job.session, mode="debug") as beside:
             with pytest.raises(loom.ReadOnlySession):
                 beside.run(os.getpid)

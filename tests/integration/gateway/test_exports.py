@@ -12,14 +12,12 @@ from loom.errors import WrongArguments
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import TOKEN, Gateway, await_true, gateway_of, run_gateway
-from tests.support.processes import run
+from tests.support.processes import run_loom
 from tests.support.trackers import environment, read_marks, read_points
 from tests.support.weaver_training import training
 from tests.support.weavers import await_weaver
 
 pytest.importorskip("tensorboard")
-
-LOOM = "from loom.cli import main; main()"
 
 
 def steps(folder: Path) -> list[int]:
@@ -72,10 +70,10 @@ def test_loom_export_writes_once_what_is_there(cluster: LocalCluster, tmp_path: 
     access = ["--url", cluster.url, "--token", cluster.token]
     with training(await_weaver(proxy), "exported"):
         await_true(lambda: "exported" in proxy.replicas() and (proxy.replica("exported").step or 0) > 20)
-        first = run("-c", LOOM, *export, *access, env=environment(tmp_path))
+        first = run_loom(*export, *access, env=environment(tmp_path))
         there = steps(tmp_path)
         proxy.stop("exported").get(30)
-    second = run("-c", LOOM, *export, *access, env=environment(tmp_path))
+    second = run_loom(*export, *access, env=environment(tmp_path))
     made = proxy.replica("exported").step
     assert made is not None
 
@@ -91,7 +89,7 @@ def test_a_link_to_a_run_is_with_the_replica_and_in_the_status(cluster: LocalClu
     with training(await_weaver(proxy), "linked"):
         await_true(lambda: "linked" in proxy.replicas())
         proxy.link("linked", "mlflow", "https://mlflow.example/#/runs/7")
-        status = run("-c", LOOM, "status", "--url", cluster.url, "--token", cluster.token).stdout
+        status = run_loom("status", "--url", cluster.url, "--token", cluster.token).stdout
         shown = proxy.replica("linked").links
         with pytest.raises(WrongArguments):
             proxy.link("linked", "mlflow", "javascript:alert(1)")

@@ -19,11 +19,9 @@ from loom import Actor, endpoint
 from loom.rest_client import Gateway
 from loom_proxy.local import LocalCluster
 from loom_proxy.transport.tls import TlsSocket
-from tests.support.processes import run
+from tests.support.processes import run, run_loom
 
 BOUND = 60.0
-
-LOOM = "import sys; from loom.cli import main; main()"
 
 
 class Echo(Actor):
@@ -212,19 +210,19 @@ def test_a_gateway_without_the_files_of_its_certificate(files: Files, tmp_path: 
 
 
 def test_status_and_logs_over_tls(cluster: LocalCluster, files: Files, environment: dict[str, str]) -> None:
-    shown = run("-c", LOOM, "status", "--json", "--ca", files.ca, env=environment)
+    shown = run_loom("status", "--json", "--ca", files.ca, env=environment)
     assert json.loads(shown.stdout)["workers"][0]["reachable"]
 
     with loom.connect(cluster.url, cluster.token, ca=files.ca) as job:
         job.print_logs = False
         job.run(print, "over TLS")
         job.flush_logs()
-        logs = run("-c", LOOM, "logs", "--mesh", "driver", env={**environment, "LOOM_CA": files.ca})
+        logs = run_loom("logs", "--mesh", "driver", env={**environment, "LOOM_CA": files.ca})
         assert "over TLS" in logs.stdout
 
 
 def test_status_without_trust_is_exit_code_5(environment: dict[str, str]) -> None:
-    ended = run("-c", LOOM, "status", env=environment)
+    ended = run_loom("status", env=environment)
 
     assert ended.returncode == 5
     assert "--ca FILE" in ended.stderr

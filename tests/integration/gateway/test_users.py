@@ -22,12 +22,10 @@ from loom.wire.messages import Kind
 from loom.wire.stream import Stream
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, await_true
-from tests.support.processes import run, start
+from tests.support.processes import LOOM, run_loom, start
 from tests.support.raw_client import answer, refusal, say_hello, websocket
 from tests.support.two_users import Trainer
 from tests.support.users import House
-
-LOOM = "import sys; from loom.cli import main; main()"
 
 Transport = Literal["websocket", "http"]
 
@@ -423,7 +421,7 @@ def test_sharing_is_in_the_audit_with_the_user(house: House, job: loom.Job) -> N
 def test_sessions_are_shared_from_a_terminal(house: House, job: loom.Job) -> None:
     def sessions(*words: str) -> str:
         given = ["--url", house.url, "--token", house.tokens["ann"]]
-        ended = run("-c", LOOM, "sessions", *words, *given, env={**os.environ, "COLUMNS": "200"})
+        ended = run_loom("sessions", *words, *given, env={**os.environ, "COLUMNS": "200"})
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 

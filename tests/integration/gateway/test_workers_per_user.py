@@ -13,7 +13,7 @@ import loom
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND, Gateway, await_end
-from tests.support.processes import run
+from tests.support.processes import run_loom
 
 OPTIONS = ("--workers-per-user", "1", "--workers-timeout", "1")
 
@@ -100,5 +100,5 @@ def test_status_says_which_isolation_is_in_force(gateway: GatewayOfUsers, cluste
     assert gateway.rest("/status")["isolation"] == {"drivers": "none", "workers": "per user"}
 
     environment = {**os.environ, "LOOM_URL": cluster.url, "LOOM_TOKEN": cluster.token, "COLUMNS": "200"}
-    said = run("-c", "from loom.cli import main; main()", "status", env=environment).stdout
+    said = run_loom("status", env=environment).stdout
     assert "isolation of drivers: none, all have the gateway's user id; workers: shared by all users" in said

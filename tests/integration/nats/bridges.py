@@ -17,11 +17,9 @@ from nats.aio.client import Client
 from loom_proxy.weaver.client import WeaverProxy
 from tests.integration.nats.nats_server import BOUND
 from tests.support.gateways import await_true
-from tests.support.processes import read_json, run, start
+from tests.support.processes import LOOM, read_json, run_loom, start
 
 __all__ = ["LOOM", "Bridge", "counts_of", "group_of", "run_bridge", "states", "until"]
-
-LOOM = "from loom.cli import main; main()"
 
 
 class Bridge:
@@ -74,7 +72,7 @@ class Bridge:
 
 def run_bridge(url: str, token: str, nats_url: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run ``loom bridge`` until it ends."""
-    return run("-c", LOOM, "bridge", nats_url, "--url", url, "--token", token, *options)
+    return run_loom("bridge", nats_url, "--url", url, "--token", token, *options)
 
 
 def group_of(test: str) -> str:

@@ -23,7 +23,7 @@ from loom_proxy.remote_exec.rank import RankProcess, rank_process
 from tests.integration.remote_exec.remains import await_gone
 from tests.support.gateways import BOUND, await_true
 from tests.support.network.gate import Gate
-from tests.support.processes import start
+from tests.support.processes import LOOM, start
 
 
 def first_number(execution: Execution) -> int:
@@ -225,9 +225,6 @@ def test_the_command_line_shows_ranks_and_ends_with_the_status(
     gone = CliRunner().invoke(app, ["exec", *options, "gone", "--", "true"])
     assert isinstance(gone.exception, loom.NoSuchMesh)
     assert "mesh 'gone' was stopped" in str(gone.exception)
-
-
-LOOM = "import sys; from loom.cli import main; main()"
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ from loom_proxy.local import LocalCluster
 from loom_proxy.mesh.procs import ProcMeshProxy
 from tests.support.gateways import BOUND
 from tests.support.network.gate import Gate
-from tests.support.processes import start
-
-LOOM = "import sys; from loom.cli import main; main()"
+from tests.support.processes import LOOM, start
 
 
 @pytest.fixture

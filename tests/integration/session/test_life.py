@@ -23,7 +23,7 @@ from loom_gateway.sessions.state_dir import DriverFiles
 from loom_proxy.local import LocalCluster
 from tests.integration.session.run_functions import wait_for
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_true, gateway_of
-from tests.support.processes import run
+from tests.support.processes import run_loom
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -211,7 +211,7 @@ def test_until_when_a_session_lives_is_told_everywhere(cluster: LocalCluster) ->
         await_true(lambda: gateway.session(job.session)["alive_because"] == ["linger"])
         assert gateway.session(job.session)["lives_until"] == pytest.approx(life.until, abs=5)
         environment = {**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN, "COLUMNS": "240"}
-        listed = run("-c", "from loom.cli import main; main()", "sessions", "list", env=environment)
+        listed = run_loom("sessions", "list", env=environment)
         lines = {each: line for line in listed.stdout.splitlines() for each in line.split() if "session-" in each}
         assert "until 20" in lines[job.session]
         assert "persist" in lines[lasting.session]

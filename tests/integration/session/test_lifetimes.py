@@ -26,12 +26,10 @@ from loom_gateway.sessions.state_dir import DriverFiles, LastWords
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_end, await_true, gateway_of
-from tests.support.processes import run
+from tests.support.processes import run_loom
 from tests.support.raw_client import websocket
 
 pytestmark = pytest.mark.timeout(180)
-
-LOOM = "import sys; from loom.cli import main; main()"
 
 
 @pytest.fixture
@@ -153,7 +151,7 @@ def test_the_gateway_tells_why_each_session_has_ended(gateway: Gateway) -> None:
     assert [s["name"] for s in gateway.rest("/sessions")["sessions"]] == []
     assert gateway.rest("/sessions")["ended"] == []
     environment = {**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN, "COLUMNS": "200"}
-    shown = run("-c", LOOM, "status", env=environment)
+    shown = run_loom("status", env=environment)
     for job in jobs.values():
         assert job.session in shown.stdout
     assert "its driver was killed by SIGKILL" in shown.stdout
@@ -167,7 +165,7 @@ def test_the_next_gateway_has_the_log_of_a_session_that_has_ended(gateway: Gatew
     gateway.end(signal.SIGKILL)
     gateway.start()
     environment = {**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN}
-    logs = run("-c", LOOM, "logs", "--session", job.session, env=environment)
+    logs = run_loom("logs", "--session", job.session, env=environment)
     assert "this was printed" in logs.stdout
 
 

@@ -15,11 +15,9 @@ import loom
 from loom.process.listen import free_ports
 from tests.support.actors import Counter
 from tests.support.gateways import TOKEN, Gateway
-from tests.support.processes import read_json, run, start
+from tests.support.processes import read_json, run_loom, start
 
 BOUND = 60.0
-
-LOOM = "import sys; from loom.cli import main; main()"
 
 
 class Environment(loom.Actor):
@@ -150,7 +148,7 @@ def test_a_session_waits_for_workers_that_are_not_there_yet(listed: Listed) -> N
         status = gateway.rest("/status")
         assert status["workers"] == []
         assert status["workers_missing"].startswith("0 of 1 workers of workers have been found in the file")
-        said = run("-c", LOOM, "status", env={**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN}).stdout
+        said = run_loom("status", env={**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN}).stdout
         assert status["workers_missing"] in said
         waiting = start("-c", CONNECTS, gateway.url, TOKEN)
         try:

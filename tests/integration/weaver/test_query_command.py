@@ -13,11 +13,10 @@ import pytest
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import await_true
-from tests.support.processes import run
+from tests.support.processes import run_loom
 from tests.support.weaver_training import training
 from tests.support.weavers import await_weaver
 
-LOOM = "from loom.cli import main; main()"
 LOSSES = "SELECT step, value FROM metrics WHERE replica = 'asked' AND metric = 'loss' ORDER BY step LIMIT 5"
 
 
@@ -31,7 +30,7 @@ def asked(cluster: LocalCluster) -> Iterator[LocalCluster]:
 
 
 def loom_query(cluster: LocalCluster, *arguments: str) -> str:
-    done = run("-c", LOOM, "query", LOSSES, *arguments, "--url", cluster.url, "--token", cluster.token)
+    done = run_loom("query", LOSSES, *arguments, "--url", cluster.url, "--token", cluster.token)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -59,7 +58,7 @@ def test_a_query_is_written_to_parquet(asked: LocalCluster, tmp_path: Path) -> N
 
 
 def test_a_query_that_changes_something_is_refused(asked: LocalCluster) -> None:
-    done = run("-c", LOOM, "query", "DELETE FROM events", "--url", asked.url, "--token", asked.token)
+    done = run_loom("query", "DELETE FROM events", "--url", asked.url, "--token", asked.token)
 
     assert done.returncode == 2
     assert "a query only reads" in done.stderr

@@ -22,11 +22,9 @@ from loom.weaver.views import Delta, Snapshot, WeaverEvent, WeaverUpdate
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, await_true
-from tests.support.processes import read_json, run, start
+from tests.support.processes import LOOM, read_json, run_loom, start
 from tests.support.weaver_training import Training, training
 from tests.support.weavers import await_weaver
-
-LOOM = "import sys; from loom.cli import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +115,7 @@ def test_the_learning_rate_in_python(weaver: WeaverProxy, trainers: list[Trainin
 def test_the_learning_rate_on_the_command_line(environment: dict[str, str], trainers: list[Training]) -> None:
     arguments = ["config", "set", "learning_rate=0.002", "--replica", "train_*"]
 
-    ended = run("-c", LOOM, *arguments, env=environment)
+    ended = run_loom(*arguments, env=environment)
 
     assert ended.returncode == 0, ended.stderr
     for id, trainer in zip(("train_0", "train_1"), trainers, strict=True):
@@ -211,7 +209,7 @@ def test_save_and_evaluate(
         "train_0": trainers[0].saved(),
         "train_1": trainers[1].saved(),
     }
-    in_a_shell = run("-c", LOOM, "save", "--replica", "train_1", "--json", env=environment)
+    in_a_shell = run_loom("save", "--replica", "train_1", "--json", env=environment)
     assert in_a_shell.returncode == 0, in_a_shell.stderr
     assert json.loads(in_a_shell.stdout)["outcomes"]["train_1"]["step"] == trainers[1].saved()
 
@@ -219,7 +217,7 @@ def test_save_and_evaluate(
 
     assert not any(made.ok for made in evaluated.values())
     assert "nothing here evaluates" in str(evaluated["train_0"].reason)
-    in_a_shell = run("-c", LOOM, "evaluate", env=environment)
+    in_a_shell = run_loom("evaluate", env=environment)
     assert in_a_shell.returncode == 1
     assert "nothing here evaluates" in in_a_shell.stdout
 
@@ -439,9 +437,9 @@ def test_python_raises_what_it_is(weaver: WeaverProxy) -> None:
 
 def test_the_commands_show_replicas(environment: dict[str, str], trainers: list[Training]) -> None:
     assert len(trainers) == 2
-    status = run("-c", LOOM, "status", env=environment).stdout
-    as_json = json.loads(run("-c", LOOM, "status", "--json", env=environment).stdout)
-    devices = run("-c", LOOM, "devices", env=environment).stdout
+    status = run_loom("status", env=environment).stdout
+    as_json = json.loads(run_loom("status", "--json", env=environment).stdout)
+    devices = run_loom("devices", env=environment).stdout
 
     assert "train_0" in status
     assert "running" in status
@@ -457,8 +455,8 @@ def test_goodput_through_each_face(
 
     record = weaver.goodput()["trainers"]
     (job,) = rest(cluster, "/goodput?job=trainers")["jobs"]
-    status = run("-c", LOOM, "status", env=environment).stdout
-    as_json = json.loads(run("-c", LOOM, "status", "--json", env=environment).stdout)
+    status = run_loom("status", env=environment).stdout
+    as_json = json.loads(run_loom("status", "--json", env=environment).stdout)
 
     assert {one.job for one in weaver.replicas().values() if one.connected} == {"trainers"}
     assert record.ratio == pytest.approx(record.share("compute"))
@@ -472,10 +470,10 @@ def test_goodput_through_each_face(
 
 def test_a_refusal_is_exit_code_1(environment: dict[str, str], trainers: list[Training]) -> None:
     assert len(trainers) == 2
-    refused = run("-c", LOOM, "config", "set", "learning_rate=-1", env=environment)
-    nobody = run("-c", LOOM, "pause", "--replica", "no-such-*", env=environment)
-    nonsense = run("-c", LOOM, "config", "set", "learning_rate", env=environment)
-    unknown = run("-c", LOOM, "stacks", "nobody", env=environment)
+    refused = run_loom("config", "set", "learning_rate=-1", env=environment)
+    nobody = run_loom("pause", "--replica", "no-such-*", env=environment)
+    nonsense = run_loom("config", "set", "learning_rate", env=environment)
+    unknown = run_loom("stacks", "nobody", env=environment)
 
     assert (refused.returncode, nobody.returncode, nonsense.returncode, unknown.returncode) == (1, 1, 2, 9)
     assert "larger than 0" in refused.stdout
@@ -487,9 +485,9 @@ def test_a_metric_is_drawn(environment: dict[str, str], weaver: WeaverProxy, tra
     assert len(trainers) == 2
     await_true(lambda: "loss" in weaver.metrics("train_0") and len(weaver.history("train_0", "loss")) > 20)
 
-    drawn = run("-c", LOOM, "metrics", "train_0", "loss", "--plot", env=environment).stdout
-    listed = run("-c", LOOM, "metrics", "train_0", env=environment).stdout
-    points = json.loads(run("-c", LOOM, "metrics", "train_0", "loss", "--json", env=environment).stdout)
+    drawn = run_loom("metrics", "train_0", "loss", "--plot", env=environment).stdout
+    listed = run_loom("metrics", "train_0", env=environment).stdout
+    points = json.loads(run_loom("metrics", "train_0", "loss", "--json", env=environment).stdout)
 
     assert "loss of train_0" in drawn
     assert any("\u2801" <= character <= "\u28ff" for character in drawn)
@@ -514,7 +512,7 @@ def test_events_are_followed_on_the_command_line(environment: dict[str, str], we
 
 def test_the_newest_events_are_listed_on_the_command_line(environment: dict[str, str], weaver: WeaverProxy) -> None:
     weaver.set_policy("newest", "stop")
-    ended = run("-c", LOOM, "events", "--json", "--kind", "policy", "--limit", "1", env=environment)
+    ended = run_loom("events", "--json", "--kind", "policy", "--limit", "1", env=environment)
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
     assert json.loads(line)["group"] == "newest"

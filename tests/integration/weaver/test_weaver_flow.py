@@ -19,10 +19,9 @@ from websockets.sync.client import connect
 import loom
 from loom_proxy.local import LocalCluster
 from tests.support.gateways import BOUND
-from tests.support.processes import run
+from tests.support.processes import run_loom
 from tests.support.weaver_actors import FIRST_RATE, Trainers, weight_after
 
-LOOM = "from loom.cli import main; main()"
 RATE = 0.125
 
 pytestmark = pytest.mark.timeout(180)
@@ -53,7 +52,7 @@ def through_python(cluster: LocalCluster, trainers: Trainers) -> dict[str, Appli
 
 def through_the_command_line(cluster: LocalCluster, trainers: Trainers) -> dict[str, Applied]:
     arguments = ["config", "set", f"learning_rate={RATE}", "--replica", trainers.glob, "--json"]
-    ended = run("-c", LOOM, *arguments, env={**os.environ, "LOOM_URL": cluster.url, "LOOM_TOKEN": cluster.token})
+    ended = run_loom(*arguments, env={**os.environ, "LOOM_URL": cluster.url, "LOOM_TOKEN": cluster.token})
 
     assert ended.returncode == 0, ended.stderr
     outcomes = json.loads(ended.stdout)["outcomes"]

@@ -14,13 +14,11 @@ from loom.control.address import parse_weaver_address
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, TOKEN, await_true, gateway_of
-from tests.support.processes import run
+from tests.support.processes import LOOM, run, run_loom
 from tests.support.users import House
 from tests.support.weaver_training import training
 from tests.support.weavers import await_weaver
 from tests.unit.loom.weaver.raw_threadlet import RawThreadlet
-
-LOOM = "import sys; from loom.cli import main; main()"
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,8 +58,8 @@ def test_the_command_line_names_another_user_for_an_admin(house: House) -> None:
     with training(ann.address(), "cli_0"):
         await_true(lambda: "cli_0" in ann.replicas())
 
-        shown = run("-c", LOOM, "devices", "--user", "ann", "--json", env=environment)
-        paused = run("-c", LOOM, "pause", "--replica", "cli_0", "--user", "ann", env=environment)
+        shown = run_loom("devices", "--user", "ann", "--json", env=environment)
+        paused = run_loom("pause", "--replica", "cli_0", "--user", "ann", env=environment)
 
     assert "cli_0" in [one for device in json.loads(shown.stdout)["devices"] for one in device["replicas"]]
     assert paused.returncode == 0, paused.stderr
