@@ -334,8 +334,14 @@ def besieged() -> Iterator[LocalCluster]:
 
 
 @pytest.mark.guarantees("strangers", "2,000 connections without a token, of each kind, keep nobody out")
-@pytest.mark.parametrize("hosts", [1, 20])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "hosts"),
+    [
+        *((kind, 1) for kind in KINDS),
+        ("half-open", 20),
+        *(pytest.param(kind, 20, marks=pytest.mark.slow) for kind in KINDS if kind != "half-open"),
+    ],
+)
 def test_connections_without_a_token_keep_nobody_out_and_are_bounded(
     besieged: LocalCluster, kind: str, hosts: int
 ) -> None:

@@ -290,20 +290,11 @@ def test_a_driver_takes_connections_of_its_gateway_only(gateway: Gateway) -> Non
         assert job.run(speaks_to_itself) == b""
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("20000", "is no range of user ids"),
-        ("5-4", "is no range of user ids"),
-        ("0-5", "is no range of user ids"),
-        ("1-1000", "is that of the user daemon"),
-    ],
-)
-def test_a_range_that_makes_no_sense_is_refused(given: str, said: str) -> None:
-    ended = refused("--driver-uids", given)
+def test_a_range_that_makes_no_sense_is_refused() -> None:
+    ended = refused("--driver-uids", "5-4")
 
     assert ended.returncode == 2
-    assert said in ended.stderr
+    assert "is no range of user ids" in ended.stderr
 
 
 @pytest.mark.guarantees("drivers", "Without the right to change ids the option is refused with what is missing")

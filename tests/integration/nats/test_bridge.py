@@ -513,7 +513,7 @@ def test_a_wrong_token_ends_it_at_once(cluster: LocalCluster, server: NatsServer
     assert ended.stderr.startswith("error: ")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "nobody.invalid"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("nobody.invalid", marks=pytest.mark.slow)])
 def test_a_gateway_that_is_not_there_ends_it_at_once(server: NatsServer, host: str) -> None:
     ended = run_bridge(f"ws://{host}:{free_ports(1)[0]}", "a token", server.url, "--insecure")
 
@@ -521,7 +521,7 @@ def test_a_gateway_that_is_not_there_ends_it_at_once(server: NatsServer, host: s
     assert host in ended.stderr
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "nobody.invalid"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("nobody.invalid", marks=pytest.mark.slow)])
 def test_a_nats_that_is_not_there_ends_it_at_once(cluster: LocalCluster, host: str) -> None:
     ended = run_bridge(cluster.url, cluster.token, f"nats://{host}:{free_ports(1)[0]}")
 

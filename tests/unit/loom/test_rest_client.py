@@ -229,6 +229,12 @@ def test_each_operation_of_the_weaver_has_its_place(
     assert found == ("its value" if OPERATIONS[operation].route.key else {asked[2]: "its value"})
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8470", "tcp://127.0.0.1:8470", "ws://", "ws://host:port"])
+def test_what_is_no_url_of_a_gateway_is_refused_with_its_form(url: str) -> None:
+    with pytest.raises(loom.InvalidAddress, match="write ws://HOST:PORT"):
+        safe_url(url, insecure=True)
+
+
 @pytest.mark.guarantees(
     "strangers", "`ws://` to another machine is refused unless the program says that it trusts the network"
 )

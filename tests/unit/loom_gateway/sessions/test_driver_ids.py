@@ -15,11 +15,25 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loom.errors import LimitReached
+from loom.errors import LimitReached, WrongArguments
 from loom_gateway.sessions import driver_ids, id_sweep
 from loom_gateway.sessions.driver_ids import MOST_THREADS, DriverIds, hold_folder_of_logs, sweep
 from tests.support.gateways import await_true
 from tests.support.other_users import as_root, as_user, reachable_python
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("20000", "is no range of user ids"),
+        ("5-4", "is no range of user ids"),
+        ("0-5", "is no range of user ids"),
+        ("1-1000", "is that of the user daemon"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_refused(given: str, said: str) -> None:
+    with pytest.raises(WrongArguments, match=said):
+        DriverIds.of(given)
 
 
 @pytest.mark.guarantees("drivers", "No driver owns the folder in which Monarch writes the others' logs")
