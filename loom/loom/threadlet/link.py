@@ -120,7 +120,7 @@ class ThreadletConnection:
     def close(self) -> None:
         """Close the socket. In a forked child nothing is sent, because the parent holds the socket too."""
         self._selector.close()
-        self._socket.close()
+        _close(self._socket)
 
     def end_sending(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
@@ -341,8 +341,8 @@ class WeaverLink:
                     connection.close()
             if self._closing.wait(wait or next(waits)):
                 break
-        self._wake_receiver.close()
-        self._wake_sender.close()
+        _close(self._wake_receiver)
+        _close(self._wake_sender)
 
     def _log_once(self, kind: str, level: int, text: str, *arguments: Any, exc_info: bool = False) -> None:
         if kind not in self._logged and not self._closing.is_set():
@@ -497,6 +497,11 @@ class WeaverLink:
             connection.end_sending()
             while (left := deadline - time.monotonic()) > 0:
                 connection.exchange(left)
+
+
+def _close(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the program has closed every file, as one that becomes a daemon does
+        sock.close()
 
 
 def format_stacks() -> str:

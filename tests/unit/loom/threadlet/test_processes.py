@@ -353,3 +353,33 @@ def test_importing_brings_neither_torch_nor_monarch_nor_psutil() -> None:
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=BOUND, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+DAEMON = """
+import os, time
+from loom.threadlet import Threadlet
+
+t = Threadlet("daemon_0", devices=())
+while not t.connected:
+    time.sleep(0.01)
+os.closerange(3, 256)
+t.publish_status(1)
+t.close()
+print("end")
+"""
+
+
+def test_a_program_that_closes_all_files_goes_on(weaver: FakeWeaver) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DAEMON],
+        env={**os.environ, "LOOM_WEAVER": weaver.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    weaver.welcome()
+
+    out, err = process.communicate(timeout=BOUND)
+
+    assert (out, process.returncode) == ("end\n", 0)
+    assert "Exception in thread" not in err
