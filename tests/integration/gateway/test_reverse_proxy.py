@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from loom.rest_client import Gateway
 from loom.token_file import TokenFile
 from loom.weaver.views import Snapshot
 from loom_proxy.local import LocalCluster
+from loom_proxy.weaver.client import WeaverProxy
 from loom_proxy.weaver.watch import WeaverWatch
 from tests.support.gateways import await_true
 from tests.support.nginx import nginx
@@ -133,3 +137,35 @@ def test_what_users_do_goes_through_a_prefix(tmp_path: Path) -> None:
             assert list(lines) == []
             await_true(lambda: watching.closed)
             assert job.run(max, 1, 2) == 2
+
+
+STEPS = """
+import torch
+
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+for _ in range(3):
+    optimizer.step()
+"""
+
+
+def test_a_training_under_loom_run_is_seen_through_it(tmp_path: Path, config: Path) -> None:
+    with behind_nginx(tmp_path) as (url, cluster):
+        shown = {"LOOM_URL": url.replace("wss:", "https:"), "LOOM_TOKEN": cluster.token}
+        environment = {name: value for name, value in os.environ.items() if name not in ("LOOM_WEAVER", "RANK")}
+
+        def run(*command: str, **more: str) -> str:
+            loom = str(Path(sys.executable).with_name("loom"))
+            done = subprocess.run(
+                [loom, "run", "--name", "seen", "--", *command],
+                env={**environment, **shown, **more},
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=100,
+                check=True,
+            )
+            return done.stderr
+
+        assert "no trust in what answers" in run("true")
+        assert run(sys.executable, "-c", STEPS, LOOM_CA=str(tmp_path / "ca.pem")) == ""
+        replicas = WeaverProxy(cluster.url, cluster.token).replicas
+        await_true(lambda: getattr(replicas().get("seen_0"), "step", None) == 3)
