@@ -67,8 +67,9 @@ class OptimizerSteps:
         on_change(self._change)
 
     def _change(self) -> None:
-        """Let the next optimizer to step be the primary one: that of a training before may still be there."""
+        """Let the next optimizer to step be the primary one: those of a training before may still be there."""
         self._primary = lambda: None
+        self._optimizers, self._seen = [], WeakKeyDictionary()
 
     def register(self, optimizers: ModuleType) -> Callable[[], None]:
         """Register the hooks in ``torch.optim.optimizer``; return what removes them."""

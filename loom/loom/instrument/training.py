@@ -336,7 +336,7 @@ def _in_process_group() -> bool:
     return (group := _process_group()) is not None and group is not _forked_group
 
 
-def _identity() -> dict[str, str | None]:
+def _identity() -> dict[str, Any]:
     """Return the arguments of `Threadlet` that say what this process is, and to whom it reports."""
     if was_spawned():
         return {}  # the session that has spawned it has named it
