@@ -22,6 +22,7 @@ from typing import Any
 
 from loom.process.listen import free_ports
 from tests.support.gateways import await_true
+from tests.support.network.delay_proxy import DelayProxy
 from tests.support.network.gate import Gate
 from tests.support.processes import start
 from tests.unit.loom.weaver.raw_threadlet import RawGateway, WeaverProcess
@@ -115,6 +116,7 @@ class Ranks:
         stalls: str,
         bound: float,
         restarts: int,
+        delay: float,
     ) -> None:
         self.world = world
         self._folder = folder
@@ -123,10 +125,11 @@ class Ranks:
         self.gates = [Gate(int(where.rpartition(":")[2])) for _ in range(world)]
         for gate in self.gates:
             gate.__enter__()
+        self._slow = DelayProxy(port, delay)
+        self._slow.__enter__()
         common = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
             "WORLD_SIZE": str(world),
             "STALLS": stalls,
             "LOOM_COHORT_BOUND": str(bound),
@@ -138,6 +141,7 @@ class Ranks:
             environment: Mapping[str, str] = {
                 **common,
                 "RANK": str(rank),
+                "MASTER_PORT": str(self._slow.port if delay and rank >= world // 2 else port),
                 "LOOM_WEAVER": f"tcp://127.0.0.1:{gate.port}/{key}",
             }
             with (folder / f"errors_{rank}").open("w") as errors:
@@ -180,7 +184,7 @@ class Ranks:
             process.kill()
         for process in self.processes:
             process.communicate()
-        for gate in self.gates:
+        for gate in (*self.gates, self._slow):
             gate.__exit__(None, None, None)
 
 
@@ -193,6 +197,7 @@ def training(
     stalls: str = "1",
     bound: float = 2.0,
     restarts: int = 0,
+    delay: float = 0.0,
 ) -> Iterator[Ranks]:
     """A training whose ranks have formed their cohort. Its processes are killed in the end.
 
@@ -200,9 +205,10 @@ def training(
         stalls: the seed of the random stalls; none without one.
         bound: ``LOOM_COHORT_BOUND``.
         restarts: how often the launcher has started the ranks before.
+        delay: seconds of each way between the store of the job and the second half of its ranks.
     """
     folder.mkdir(exist_ok=True)
-    ranks = Ranks(weaver, folder, world, way, stalls, bound, restarts)
+    ranks = Ranks(weaver, folder, world, way, stalls, bound, restarts, delay)
     asking = weaver.gateway()
     try:
         await_true(lambda: ranks_of(asking) == world)

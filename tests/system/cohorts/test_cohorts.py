@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,56 @@ def kill_a_rank(weaver: WeaverProcess, ranks: Ranks, chance: random.Random) -> N
 def test_a_rank_killed_in_the_middle_of_a_change(weaver: WeaverProcess, tmp_path: Path, seed: int) -> None:
     with training(weaver, tmp_path / "ranks", world=3) as ranks:
         kill_a_rank(weaver, ranks, random.Random(seed))
+
+
+@pytest.mark.slow
+def test_ranks_far_from_the_store_change_with_the_others(weaver: WeaverProcess, tmp_path: Path) -> None:
+    with training(weaver, tmp_path / "ranks", world=6, bound=5.0, delay=0.1) as ranks:
+        asking = weaver.gateway()
+        steps = [
+            applied_at(give(asking, "update_config", learning_rate=0.001 + number * 1e-5)) for number in range(5)
+        ]
+        paused, resumed = (applied_at(give(asking, kind)) for kind in ("pause", "resume"))
+        ranks.await_steps(1)
+        ranks.check_equal()
+        check_changes(ranks)
+
+    assert None not in (*steps, paused, resumed)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_for_a_while_holds_nobody_for_longer(weaver: WeaverProcess, tmp_path: Path) -> None:
+    with training(weaver, tmp_path / "ranks", world=3, bound=1.0) as ranks:
+        asking = weaver.gateway()
+        for victim in range(3):
+            ranks.processes[victim].send_signal(signal.SIGSTOP)
+            begun = time.monotonic()
+            id = begin(asking, learning_rate=0.02 + victim * 0.001)
+            time.sleep(3)
+            ranks.processes[victim].send_signal(signal.SIGCONT)
+            refused = outcome(asking, id)
+
+            assert applied_at(refused) is None
+            assert time.monotonic() - begun < 15
+        ranks.await_steps(1)
+        assert applied_at(give(asking, "update_config", learning_rate=0.03)) is not None
+        ranks.await_steps(1)
+        ranks.check_equal()
+        check_changes(ranks)
+
+
+@pytest.mark.slow
+def test_a_stop_comes_after_the_command_that_is_under_way(weaver: WeaverProcess, tmp_path: Path) -> None:
+    with training(weaver, tmp_path / "ranks", world=2) as ranks:
+        asking = weaver.gateway()
+        ids = [begin(asking, learning_rate=0.02), begin(asking, "pause"), begin(asking, "stop")]
+
+        steps = [applied_at(outcome(asking, id)) for id in ids]
+
+        assert None not in steps
+        assert steps == sorted(steps)  # type: ignore[type-var]
+        assert [process.wait(WAIT) for process in ranks.processes] == [0, 0]
+        check_changes(ranks)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 from loom.control.commands import Change, Command, CommandKind
 from loom.control.introduction import CohortPlace
 from loom.threadlet import Deferred, Threadlet, cohort_member
+from loom.threadlet.cohort import Put, Read
 from loom.threadlet.cohort_member import CohortMember, bound_below
 from loom.threadlet.handlers import Settlement
 from loom.threadlet.inbox import Application
@@ -42,6 +43,9 @@ class JobStore:
     def get(self, key: str) -> bytes:
         with self._use():
             return self._values[key]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
 
     def check(self, keys: list[str]) -> bool:
         with self._use():
@@ -443,6 +447,28 @@ def test_other_commands_pass_by_a_cohort(job: Job) -> None:
     job.step()
 
     assert "nobody acts on it" in str(job.ranks[0].line.ack("own"))
+
+
+def test_the_words_of_many_ranks_are_read_with_two_questions() -> None:
+    asked: list[str] = []
+
+    class Store(JobStore):
+        def check(self, keys: list[str]) -> bool:
+            asked.append("check")
+            return super().check(keys)
+
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            asked.append("multi_get")
+            return super().multi_get(keys)
+
+    store = cohort_member.JobStore(Store())
+    keys = tuple(f"k/n{rank}" for rank in range(1000))
+    for key in keys:
+        store.do(Put(key, "{}"))
+
+    assert store.do(Read(keys)) == ["{}"] * 1000
+    assert asked == ["check", "multi_get"]
+    assert store.do(Read((*keys, "k/n1000")))[-2:] == ["{}", None]
 
 
 def test_the_store_does_not_grow(job: Job) -> None:
