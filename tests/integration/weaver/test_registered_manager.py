@@ -75,6 +75,7 @@ def test_a_script_reports_its_steps_and_participants_and_takes_commands(job: loo
     replica = job.weaver.replica(first)
 
     assert {name: one.changes["learning_rate"].new for name, one in taken.items()} == {first: 0.25, second: 0.25}
+    assert len({one.step for one in taken.values()}) == 1
     assert replica.group == group
     assert replica.metrics["commits"] > 0
     assert replica.metrics["batches_committed"] >= replica.metrics["commits"]
@@ -101,6 +102,7 @@ def test_a_replica_whose_device_fails_leaves_its_quorum_starts_again_and_heals(j
     device = f"GPU-{job.session}"
     processes = [start(first), start(second, device)]
     await_true(lambda: all(has(job, name, participants=2.0) for name in (first, second)), STARTS)
+    job.weaver.update_config(f"ft_{job.session}", learning_rate=0.25).get(BOUND)
     failed_at = job.weaver.replica(first).step or 0
 
     job.weaver.report_device_failure(device, "Xid 79")
@@ -115,11 +117,15 @@ def test_a_replica_whose_device_fails_leaves_its_quorum_starts_again_and_heals(j
     await_true(lambda: all(has(job, name, participants=2.0) for name in (first, second)), STARTS)
     again = job.weaver.replica(second)
     assert (again.step or 0) > failed_at
+    await_true(lambda: job.weaver.replica(second).config.get("learning_rate") == 0.25)  # which the other one has
     assert (again.step or 0) > again.metrics["commits"]  # it went on from the other group's state
-    (told,) = [
-        one for one in job.weaver.events(kind="refused", replica=second) if one.data["do"] == "device_failed"
-    ]
-    assert "had failed before this process was started on it" in told.data["reason"]
+
+    def told() -> list[str]:
+        refused = job.weaver.events(kind="refused", replica=second)
+        return [one.data["reason"] for one in refused if one.data["do"] == "device_failed"]
+
+    await_true(lambda: len(told()) == 1)
+    assert "had failed before this process was started on it" in told()[0]
 
     job.weaver.stop(f"ft_{job.session}").get(BOUND)
     assert [process.wait(BOUND) for process in processes] == [0, 0]
