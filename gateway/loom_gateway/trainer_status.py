@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -19,31 +21,15 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from loom.control.address import parse_weaver_address
 from loom.control.commands import Acknowledged, Acknowledgement, Command
-from loom.control.frame import MAX_COUNT, MAX_NAME, Frame, pack, unpack_all
-from loom.control.introduction import (
-    Activity,
-    Bye,
-    Refusal,
-    Silent,
-    ThreadletHello,
-    ThreadletWelcome,
-    TrainingEnding,
-)
-from loom.control.profiles import Profile, ProfileRequest
-from loom.control.reports import Heartbeat, Phase, Stack, StackRequest, StatusReports, Stored
-from loom.errors import (
-    LoomError,
-    NotFound,
-    ScopeError,
-    Unavailable,
-    WeaverUnavailable,
-    WrongArguments,
-    error_for_code,
-)
+from loom.control.frame import MAX_COUNT, MAX_NAME
+from loom.control.introduction import Activity, Bye, ThreadletHello, TrainingEnding
+from loom.control.replica_link import ReplicaLink
+from loom.control.reports import Heartbeat, Phase, StatusReports, Stored
+from loom.errors import LoomError, NotFound, ScopeError, Unavailable, WeaverUnavailable, WrongArguments
 from loom.process import tasks
 from loom.token_file import REPORT
 from loom.weaver.client import WeaverClient
-from loom.wire.framing import FrameSplitter
+from loom.weaver.states import ReplicaEnding
 from loom_gateway.access.route_scopes import TRAINER_STATUS
 from loom_gateway.access.sessions import Principal
 
@@ -52,6 +38,9 @@ SILENT_AFTER = 600.0
 
 CLOCKS_APART = 300.0
 """Seconds between a pod's clock and the gateway's, at most."""
+
+MAX_METRICS = 1000
+"""Names of metrics of a replica: the weaver takes no more."""
 
 STORED_WITHIN = 4.0
 """Seconds that the weaver has to store a report: the callback waits for 5."""
@@ -143,77 +132,104 @@ class _Reported:
     def __init__(self, weaver: WeaverClient, user: str, replica: str, host: str) -> None:
         self._weaver, self._user, self._id, self._host = weaver, user, replica, host
         self._taking = asyncio.Lock()
-        self._writer: asyncio.StreamWriter | None = None
+        self._link = self._new_link()
+        self._reading: asyncio.Task[Any] | None = None
+        """Done when the connection of the last process is over."""
         self._seq = 0
         self._step: int | None = None
+        self._most: int | None = None
+        """The number of steps."""
+        self._names: set[str] = set()
+        """The metrics so far."""
         self._reported = 0.0
         """The time of the last report, by the pod's clock."""
         self._heard = 0.0
         """When it came, by the monotonic clock."""
-        self._stored: asyncio.Future[int] | None = None
-        """Done when the last report is stored, with its number, or when the connection is lost, with 0."""
+        self._stored = asyncio.Event()
+        """Set when the last report is stored, or the connection is lost."""
+        self._stored_seq = 0
+
+    def _new_link(self) -> ReplicaLink:
+        return ReplicaLink(self._refuse, self._note, _NO_COMMANDS)
 
     async def take(self, status: TrainerStatus) -> None:
         values, at = status.values(), _checked(status.lastUpdatedTime)
         async with self._taking:
             ended, begins = status.progressPercentage == 100, status.progressPercentage == 0
-            if self._writer is None or (begins and self._step):
-                await self._connect(begins)
+            if not self._link.is_open or (begins and self._step):
+                before = await self._before()
+                if ended and before.get("ending") == ReplicaEnding.COMPLETED:
+                    return  # it is known already
+                await self._connect(before, begins)
             if at <= self._reported:
                 raise WrongArguments(
                     f"lastUpdatedTime is not after that of the last report of {self._id!r}: it came before"
                 )
             step, epoch, most = (_count(values.pop(name, None)) for name in _COUNTS)
-            step = most if ended and step is None else step
+            self._check_names(values)
+            self._most = self._most if most is None else most
+            step = self._most if ended and step is None else step  # the callback's last report has no step
             self._seq += 1
             self._step = self._step if step is None else step
             row = [self._seq, at, step, epoch, most, values, None]
-            self._write(StatusReports([row]))
+            self._stored.clear()
+            self._link.send(StatusReports([row]))
             self._reported, self._heard = at, time.monotonic()
             if ended:
                 await self._settle()
-                self._write(Bye("its trainer has reported 100 %", TrainingEnding.FINISHED))
-                self._writer = None
+                self._link.send(Bye("its trainer has reported 100 %", TrainingEnding.FINISHED))
+                self._link = self._new_link()  # the weaver ends the one before when it has read the goodbye
+
+    def _check_names(self, values: Mapping[str, float]) -> None:
+        names = self._names | values.keys()
+        if len(names) > MAX_METRICS:
+            raise WrongArguments(
+                f"{self._id!r} reports more than {MAX_METRICS} metrics, the most that a replica has"
+            )
+        self._names = names
 
     async def _settle(self) -> None:
         """Wait until every report is stored."""
-        self._stored = asyncio.get_running_loop().create_future()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stored, STORED_WITHIN)
-        if not self._stored.done() or self._stored.cancelled() or self._stored.result() < self._seq:
+            await asyncio.wait_for(self._stored.wait(), STORED_WITHIN)
+        if self._stored_seq < self._seq:
             self._reported = 0.0  # so that the same report may come again
-            self._close()
+            self._link.abort()
             raise Unavailable(f"the weaver has not stored the last report of {self._id!r}: report again")
 
-    async def _connect(self, begins: bool) -> None:
-        """Connect as the process that was the replica before, or if a training ``begins`` as a new one."""
-        self._close()
+    async def _before(self) -> Mapping[str, Any]:
+        """Return the replica as the weaver knows it from a process that reported so; nothing if there was none."""
         try:
             before = await self._weaver.ask("replica", user=self._user, id=self._id)
         except NotFound:
-            before = {}
-        instance = str(before.get("instance", ""))
-        ours = instance.startswith(_INSTANCE)
-        self._reported = (before["reported"] or 0.0) if ours else 0.0
-        self._step = before["step"] if ours else None
-        if not ours or before["ending"] == "completed" or (begins and self._step):
+            return {}
+        return dict(before) if str(before["instance"]).startswith(_INSTANCE) else {}
+
+    async def _connect(self, before: Mapping[str, Any], begins: bool) -> None:
+        """Connect as the process that was the replica before, or if a training ``begins`` as a new one."""
+        self._reported = before.get("reported") or 0.0
+        self._step, self._most = before.get("step"), before.get("max_step")
+        instance = before.get("instance")
+        anew = instance is None or before["ending"] == ReplicaEnding.COMPLETED or (begins and self._step)
+        if anew:
+            if self._link.is_open:
+                self._link.send(Bye("another training has begun under its name", TrainingEnding.EARLY))
+            await self._await_end()
             instance, self._step = f"{_INSTANCE}{uuid.uuid4().hex}", None
         address = parse_weaver_address(await self._weaver.ask("address", user=self._user))
+        link = self._new_link()
         try:
-            reader, writer = await asyncio.open_connection(address.host, address.port)
-            writer.write(pack(self._hello(address.key, instance).to_body()))
-            splitter = FrameSplitter(1 << 20)
-            frames = unpack_all(splitter.feed(await asyncio.wait_for(reader.read(1 << 16), STORED_WITHIN)))
+            welcome = await link.connect(address, partial(self._hello, instance=str(instance)))
         except (OSError, asyncio.TimeoutError) as error:
             raise WeaverUnavailable(f"the weaver does not answer: {error!r}") from error
-        if not frames or frames[0][0] == Refusal.KIND:
-            writer.transport.abort()
-            refusal = Refusal.from_body(frames[0]) if frames else Refusal("unavailable", "the weaver went away")
-            raise error_for_code(refusal.code, refusal.text)
-        welcome = ThreadletWelcome.from_body(frames[0])
-        self._writer, self._seq, self._heard = writer, welcome.seq, time.monotonic()
-        tasks.run("read for a trainer", self._read(reader, writer, splitter, frames[1:]))
-        tasks.run("beat for a trainer", self._beat(writer, welcome.beat))
+        self._link, self._seq, self._heard = link, welcome.seq, time.monotonic()
+        self._reading = tasks.run("read for a trainer", self._read(link))
+        tasks.run("beat for a trainer", self._beat(link, welcome.beat))
+
+    async def _await_end(self) -> None:
+        """Wait until the weaver has read the goodbye of the process before: it refuses a second one till then."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=STORED_WITHIN)
 
     def _hello(self, key: str, instance: str) -> ThreadletHello:
         state = None if self._step is None else Activity.RUNNING
@@ -235,57 +251,31 @@ class _Reported:
             **nothing,
         )
 
-    async def _read(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, splitter: FrameSplitter, first: list[Any]
-    ) -> None:
+    async def _read(self, link: ReplicaLink) -> None:
         """Answer the weaver until the connection is over."""
-        try:
-            with contextlib.suppress(OSError, LoomError):
-                for frame in first:
-                    self._receive(frame, writer)
-                while data := await reader.read(1 << 16):
-                    for frame in unpack_all(splitter.feed(data)):
-                        self._receive(frame, writer)
-        finally:
-            writer.transport.abort()
-            if self._writer is writer:
-                self._close()
+        with contextlib.suppress(OSError, LoomError):
+            await link.serve()
+        if link is self._link:
+            self._stored.set()
 
-    def _receive(self, frame: list[Any], writer: asyncio.StreamWriter) -> None:
-        match frame[0]:
-            case Stored.KIND if self._stored is not None and not self._stored.done():
-                if (stored := Stored.from_body(frame).seq) >= self._seq:
-                    self._stored.set_result(stored)
-            case Command.KIND:
-                refused = Acknowledged(str(frame[1]), Acknowledgement.failed(_NO_COMMANDS))
-                writer.write(pack(refused.to_body()))
-            case StackRequest.KIND:
-                writer.write(pack(Stack(StackRequest.from_body(frame).id, f"{_NO_COMMANDS}\n").to_body()))
-            case ProfileRequest.KIND:
-                asked = ProfileRequest.from_body(frame)
-                writer.write(pack(Profile(asked.id, "", 0, 0, _NO_COMMANDS).to_body()))
+    def _refuse(self, command: Command) -> Acknowledged:
+        return Acknowledged(command.id, Acknowledgement.failed(_NO_COMMANDS))
 
-    async def _beat(self, writer: asyncio.StreamWriter, every: float) -> None:
+    def _note(self, frame: list[Any]) -> None:
+        if frame[0] == Stored.KIND:
+            self._stored_seq = Stored.from_body(frame).seq
+            if self._stored_seq >= self._seq:
+                self._stored.set()
+
+    async def _beat(self, link: ReplicaLink, every: float) -> None:
         """Say that the process lives, until it has been silent for too long."""
-        while self._writer is writer:
+        while self._link is link and link.is_open:
             silent = time.monotonic() - self._heard
             if silent > SILENT_AFTER:
-                self._write(Silent(silent))
-                self._close()
+                link.tell_silence(silent)
                 return
-            self._write(Heartbeat(time.time(), self._step, Phase.STEP))
+            link.send(Heartbeat(time.time(), self._step, Phase.STEP))
             await asyncio.sleep(every)
-
-    def _write(self, frame: Frame) -> None:
-        if self._writer is not None:
-            self._writer.write(pack(frame.to_body()))
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self._stored is not None and not self._stored.done():
-            self._stored.set_result(0)
 
 
 _COUNTS = ("current_step", "current_epoch", "total_steps")

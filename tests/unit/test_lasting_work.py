@@ -40,7 +40,6 @@ ENDS = {
     "threadlet/threadlet.py:_call": _ITSELF,
     "train/controller/host_agents.py:_ask": "the agent is gone, which the session reports",
     "trainer_status.py:_beat": "the weaver hears nothing of the replica any more, and says so",
-    "trainer_status.py:_read": _CONNECTION,
     "weaver_socket/endpoint.py:_answer_until_disconnected": _CONNECTION,
     "weaver_socket/commands.py:_follow": "one command, whose end the page also hears of by its state",
     "workers/end_notice.py:_heed": "what it reads is a pair of sockets: an error is the worker's end",

@@ -144,12 +144,12 @@ class AccessControl(SessionAccess):
                 token = self._check(shown.text, address)
         # Clients that come back to their sessions, perhaps hundreds after a restart, are never refused.
         if counts and scope["type"] == "http" and scope.get("path") != TUNNELS:
-            self._allowances.count_connection(f"{address} {token.user}")
+            self._allowances.count_connection(_counted_as(address, token))
         return token, sign_in
 
     def count_request(self, principal: Principal) -> None:
         """Count a request of a user. Raise `RateLimited` if there are too many."""
-        self._allowances.count_connection(f"{address_key(principal.peer)} {principal.user}")
+        self._allowances.count_connection(_counted_as(address_key(principal.peer), principal.token))
 
     def shows_nothing(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Return whether a request with these headers will be refused, as it shows no token, or an unknown one."""
@@ -396,3 +396,8 @@ class AccessControl(SessionAccess):
 def scope_of(hello: Hello) -> str:
     """Return the scope in its session that a client needs."""
     return MODES[hello.mode]
+
+
+def _counted_as(address: str, token: Token) -> str:
+    """Return the name under which a token's requests are counted: its user's, or its replica's if it has one."""
+    return f"{address} {token.user}" if token.replica is None else f"{address} {token.user} {token.replica}"

@@ -14,6 +14,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -22,11 +23,12 @@ from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.commands import Acknowledged, Acknowledgement, Command
 from loom.control.frame import Frame
 from loom.control.introduction import Bye, TrainingEnding
+from loom.control.replica_link import ReplicaLink
 from loom.control.reports import DeviceFailed, DeviceReport, Registration
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
 from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
 from loom.nats.message_counts import SUBJECT_RATE, Bucket, MessageTrouble, Tally
-from loom.nats.outside_replica import OutsideReplica, ReplicaLink
+from loom.nats.outside_replica import OutsideReplica
 from loom.nats.reports import (
     CommandAnswer,
     DeviceRegistration,
@@ -50,6 +52,7 @@ SETTLE_TIMEOUT = 5.0  # seconds that the answer to a registration waits for the 
 GOODBYE_TIMEOUT = 2.0  # seconds that the weaver has to read a goodbye and close the connection
 
 _AGAIN = Backoff(0.2, 5.0, jitter=0.5)  # waits between attempts to connect a replica with the weaver
+_BLIND = "its process has no threadlet, and the bridge, which speaks for it, cannot look into it"
 _WEAVER = "the link to the weaver"  # what the tally calls it
 
 
@@ -207,9 +210,15 @@ class BridgedReplicas:
         waits = iter(_AGAIN)
         outcome = self._outcomes[replica]
         while self._replicas.get(replica.id) is replica:
-            link = self._links[replica] = ReplicaLink(replica, self._take_command, self._welcome)
+            link = ReplicaLink(partial(self._take_command, replica), replica.note, _BLIND)
+            self._links[replica] = link
             try:
-                await link.serve(await self._weaver())
+                welcome = await link.connect(await self._weaver(), replica.hello)
+                replica.takes_status_types = welcome.status_types
+                for frame in replica.welcomed(welcome.seq):
+                    link.send(frame)
+                self._welcome(replica)
+                await link.serve()
                 waits = iter(_AGAIN)
             except (LoomError, OSError, asyncio.TimeoutError) as error:
                 self._note_failure(outcome, error)
@@ -248,12 +257,11 @@ class BridgedReplicas:
 
     # -- commands of the weaver --------------------------------------------------------------------------------
 
-    def _take_command(self, replica: OutsideReplica, command: Command) -> None:
+    def _take_command(self, replica: OutsideReplica, command: Command) -> Acknowledged | None:
         acknowledged = replica.command(command, time.monotonic())
-        if acknowledged is not None:
-            self._send(replica, acknowledged)
-        else:
+        if acknowledged is None:
             self._commands.put_nowait((replica, command))
+        return acknowledged
 
     async def _publish_commands(self) -> None:
         while True:

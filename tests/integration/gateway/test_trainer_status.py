@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import pytest
 from loom.token_file import REPORT, TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
+from tests.integration.gateway.test_tls import issue
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_true, gateway_of
 
 PATH = "/api/v1/weaver/trainer-status"
@@ -28,7 +32,7 @@ class Pod:
 
     def __init__(self, gateway: Gateway, tokens: Path, replica: str) -> None:
         self.gateway = gateway
-        _, self.token = TokenFile(tokens).create("ann", REPORT, replica=replica)
+        self.made, self.token = TokenFile(tokens).create("ann", REPORT, replica=replica)
         self.at = datetime.now(timezone.utc)
 
     @property
@@ -96,11 +100,11 @@ def test_the_end_of_a_training_is_told_by_its_last_report(
     pod = Pod(gateway, tokens, "done")
     pod.post(pod.status(90, 90))
     last = pod.status(0, 100)
-    last["trainerStatus"]["metrics"] = [{"name": "total_steps", "value": "100"}]
+    last["trainerStatus"]["metrics"] = [{"name": "train_loss", "value": "0.5"}]  # it names no step
     assert pod.post(last)[0] == 200
 
     await_true(lambda: weaver.replica("done").state.value == "finished")
-    assert weaver.replica("done").ending == "completed"
+    assert (weaver.replica("done").ending, weaver.replica("done").step) == ("completed", 100)
     again = pod.post(pod.status(0, 0))
     assert again[0] == 200
     assert (weaver.replica("done").step, weaver.replica("done").state.value) == (0, "running")
@@ -136,6 +140,97 @@ def test_reports_that_make_no_sense_are_refused_with_the_reason(gateway: Gateway
     assert pod.post(pod.status(2))[0] == 200
 
 
+def test_a_training_that_begins_again_under_its_name_is_another_process(
+    gateway: Gateway, tokens: Path, weaver: WeaverProxy
+) -> None:
+    pod = Pod(gateway, tokens, "again")
+    for step in (0, 40, 30):  # it may go back to a checkpoint
+        assert pod.post(pod.status(step, step, loss=1.0))[0] == 200
+    await_true(lambda: weaver.replica("again").step == 30)
+    first = weaver.replica("again").instance
+
+    answers = [pod.post(pod.status(step, step))[0] for step in (0, 1)]
+
+    assert answers == [200, 200]
+    await_true(lambda: weaver.replica("again").step == 1)
+    assert weaver.replica("again").instance != first
+    assert weaver.replica("again").state.value == "running"
+    kinds = [event.kind for event in weaver.events(0, replica="again", limit=100)]
+    assert kinds.count("registered") == 2
+    assert [point.step for point in weaver.history("again", "loss")] == [0, 40, 30]
+    for _ in range(2):  # the callback's last report may come twice
+        assert pod.post(pod.status(100, 100))[0] == 200
+    await_true(lambda: weaver.replica("again").state.value == "finished")
+    kinds = [event.kind for event in weaver.events(0, replica="again", limit=100)]
+    assert kinds.count("registered") == 2
+
+
+def test_whatever_body_comes_is_taken_or_refused_with_the_reason(
+    gateway: Gateway, tokens: Path, weaver: WeaverProxy
+) -> None:
+    pod, rng = Pod(gateway, tokens, "fuzzed"), random.Random(58)
+    odd: list[Any] = [
+        None,
+        True,
+        -1,
+        10**400,
+        1e308,
+        math.nan,
+        -math.inf,
+        "",
+        "x" * 300,
+        "\ud800",
+        "é",
+        [],
+        {},
+        [[]],
+        "1e999",
+    ]
+    times = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", 0, 2**63, "now", "2026-02-30T00:00:00Z"]
+    answers: list[tuple[tuple[int, dict[str, Any]], object]] = []
+    for number in range(300):
+        body = pod.status(number, rng.choice([None, 0, 5, 99]), loss=1.0, **{f"m{number}": 1})
+        status = body["trainerStatus"]
+        place = rng.choice([status, rng.choice(status["metrics"]), status, body])
+        name = rng.choice(list(place))
+        if rng.random() < 0.2:
+            del place[name]
+        else:
+            place[name] = rng.choice(odd + (times if name == "lastUpdatedTime" else []))
+        answers.append((pod.post(body), body))
+    for raw in (
+        b"",
+        b"[]",
+        b"null",
+        b"[" * 20_000,
+        b'{"trainerStatus": NaN}',
+        b"\xff\xfe",
+        b'{"trainerStatus": {}}',
+    ):
+        answers.append((pod.post(raw), raw))
+
+    assert {status for (status, _), _ in answers} == {200, 422}, [one for one in answers if one[0][0] > 422]
+    assert all(answer["error"]["message"] for (status, answer), _ in answers if status == 422)
+    assert pod.post(pod.status(1000))[0] == 200
+    await_true(lambda: weaver.replica("fuzzed").step == 1000)
+    named = [{f"{letter}{number}": 1 for number in range(490)} for letter in "nop"]
+    (first, _), _, (status, answer) = (pod.post(pod.status(2000 + at, **one)) for at, one in enumerate(named))
+    assert (first, status, "more than 1000 metrics" in answer["error"]["message"]) == (200, 422, True)
+    assert weaver.replica("fuzzed").connected
+
+
+def test_a_revoked_token_reports_nothing_more(gateway: Gateway, tokens: Path, weaver: WeaverProxy) -> None:
+    file = TokenFile(tokens)
+    pod, short = Pod(gateway, tokens, "revoked"), Pod(gateway, tokens, "expired")
+    _, short.token = file.create("ann", REPORT, replica="expired", expires_in=0.5)
+    assert pod.post(pod.status(1))[0] == 200
+    file.revoke(pod.made.id)
+
+    await_true(lambda: pod.post(pod.status(2))[0] == 401)
+    await_true(lambda: short.post(short.status(1))[0] == 401)
+    assert weaver.replica("revoked").step == 1
+
+
 def test_a_token_of_one_replica_does_nothing_else(gateway: Gateway, tokens: Path) -> None:
     pod = Pod(gateway, tokens, "narrow")
     for path in ("/api/v1/weaver/commands", "/api/v1/sessions/x/commands", "/api/v1/tunnel", "/api/v1/page/code"):
@@ -168,40 +263,62 @@ def test_a_replica_that_reports_goes_on_over_a_restart_of_the_gateway(
     assert [point.step for point in weaver.history("lasting", "loss")] == [1, 2]
 
 
+SCRIPT = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+
+class Line(PreTrainedModel):
+    config_class = PretrainedConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = torch.nn.Linear(1, 1)
+    def forward(self, x, labels):
+        return {"loss": ((self.linear(x) - labels) ** 2).mean()}
+
+data = [{"x": torch.ones(1), "labels": torch.ones(1)} for _ in range(8)]
+asked = {"max_steps": 8, "logging_steps": 1, "per_device_train_batch_size": 1, "use_cpu": True}
+arguments = TrainingArguments("out", **asked)
+Trainer(Line(PretrainedConfig()), arguments, train_dataset=data).train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_trainer_of_transformers_is_seen_by_three_variables(cluster: LocalCluster, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    files, tokens = issue(tmp_path, "127.0.0.1"), tmp_path / "tokens.json"
+    tls = ("--tls-cert", files.certificate, "--tls-key", files.key)
+    with gateway_of(cluster, "--tokens", str(tokens), *tls) as gateway:
+        pod = Pod(gateway, tokens, "transformer")
+        (tmp_path / "token").write_text(pod.token + "\n")
+        variables = {
+            "KUBEFLOW_TRAINER_SERVER_URL": gateway.url.replace("wss://", "https://") + PATH,
+            "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
+            "KUBEFLOW_TRAINER_SERVER_CA_CERT": files.ca,
+            "LOOM_AUTO": "",
+        }
+        command = [sys.executable, "-c", SCRIPT]
+        subprocess.run(command, env={**os.environ, **variables}, cwd=tmp_path, check=True, timeout=300)
+
+        _, token = TokenFile(tokens).create("ann", "operate")
+        weaver = WeaverProxy(gateway.url, token, ca=files.ca)
+        replica = weaver.replica("transformer")
+        assert (replica.step, replica.max_step, replica.ending) == (8, 8, "completed")
+        assert replica.metrics["progress_percent"] == 100
+        assert "loss" in weaver.metrics("transformer")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_callback_of_transformers_is_seen(
-    gateway: Gateway, tokens: Path, weaver: WeaverProxy, tmp_path: Path
-) -> None:
-    pytest.importorskip("transformers")
-    pod = Pod(gateway, tokens, "transformer")
-    (tmp_path / "token").write_text(pod.token + "\n")
-    script = """
-from transformers import TrainerControl, TrainerState
-from transformers.integrations import KubeflowCallback
+def test_a_thousand_pods_report(gateway: Gateway, tokens: Path, weaver: WeaverProxy) -> None:
+    pods = [Pod(gateway, tokens, f"pod-{number}") for number in range(1000)]
+    with ThreadPoolExecutor(16) as pool:
 
-args, control = None, TrainerControl()
-state = TrainerState(max_steps=8, is_world_process_zero=True)
-callback = KubeflowCallback()
-callback._MIN_UPDATE_INTERVAL = 0.0
-callback.on_train_begin(args, state, control)
-for step in range(1, 9):
-    state.global_step, state.epoch = step, step / 10
-    callback.on_log(args, state, control, logs={"loss": 1 / step})
-    callback.on_step_end(args, state, control)
-callback.on_train_end(args, state, control)
-"""
-    variables = {
-        "KUBEFLOW_TRAINER_SERVER_URL": pod.url,
-        "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
-        "LOOM_AUTO": "",
-    }
-    subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **variables}, cwd=tmp_path, check=True, timeout=300
-    )
+        def report(step: int) -> set[int]:
+            return set(pool.map(lambda pod: pod.post(pod.status(step, step, loss=1.0))[0], pods))
 
-    replica = weaver.replica("transformer")
-    assert (replica.step, replica.max_step, replica.ending) == (8, 8, "completed")
-    assert [point.value for point in weaver.history("transformer", "loss")][:8] == [
-        1 / step for step in range(1, 9)
-    ]
+        assert [report(step) for step in (0, 5, 9)] == [{200}] * 3
+        await_true(lambda: sum(one.step == 9 for one in weaver.replicas().values()) == 1000)
+        assert all(weaver.replica(f"pod-{number}").connected for number in (0, 500, 999))
+        assert report(100) == {200}
+        await_true(lambda: sum(one.ending == "completed" for one in weaver.replicas().values()) >= 1000)
