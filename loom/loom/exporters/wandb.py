@@ -100,6 +100,7 @@ class _Run(TrackedRun):
         """Return what the run's logs hold, and the number of the next row."""
         found, next_row = Written(), 0
         for log in sorted((self._folder / "wandb").glob(f"*run-*-{self._id}/run-{self._id}.wandb")):
+            _await_writers(log)
             for history in _histories(log):
                 next_row = max(next_row, history.step.num + 1)
                 items = ((one.key or "/".join(one.nested_key), one.value_json) for one in history.item)
@@ -121,8 +122,7 @@ def _add(found: Written, row: Mapping[str, Any]) -> None:
 
 
 def _histories(log: Path) -> Iterator[HistoryRecord]:
-    """Yield the rows in a run's log, once nobody writes it any more; an end that was cut off is passed over."""
-    _await_writers(log)
+    """Yield the rows in a run's log; an end that was cut off, or is not written yet, is passed over."""
     data, at, parts = log.read_bytes(), _FILE_HEADER, b""
     while True:
         left = -at % _BLOCK
