@@ -51,13 +51,17 @@ class TitanLoop:
             return False
         if self._step is None:
             self._begin(trainer)
+            self._step = trainer.step
         elif trainer.step != self._step:
-            here.publish(trainer.step, max_step=trainer.config.training.steps)
-        self._step = trainer.step
+            self._report(trainer.step)
         if self._interval is not None:
             trainer.checkpointer.interval, self._interval = self._interval, None
         self._postponed.settle(trainer.step, "torchtitan went on without it")
         return here.threadlet.should_stop
+
+    def _report(self, step: int, metrics: dict[str, Any] | None = None) -> None:
+        self._step = step
+        training().publish(step, max_step=self._trainer().config.training.steps, metrics=metrics)
 
     def _begin(self, trainer: Any) -> None:
         here = training()
@@ -66,7 +70,9 @@ class TitanLoop:
         here.offer_action("evaluate", self._validate)
         limits = trainer.config.training
         here.offer("max_norm", float, lambda: limits.max_norm, self._set_max_norm)
-        _after(trainer.metrics_processor.logger, "log", lambda _, metrics, *__: here.log(metrics))
+        # A step that is logged is reported at once: a validation and a checkpoint may come after it.
+        logger = trainer.metrics_processor.logger
+        _after(logger, "log", lambda _, metrics, *__: self._report(self._trainer().step, metrics))
         _after(trainer.checkpointer, "save", lambda saved, *_: self._postponed.done("save") if saved else None)
         if trainer.config.validator.enable:
             validator, due = trainer.validator, trainer.validator.should_validate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -340,6 +341,7 @@ def kill(gateway: Gateway, weaver: bool) -> None:
 def test_it_prints_and_exits_as_without_loom(stack: Stack, gateway: Gateway, folder: Path) -> None:
     steps, ended = 12, []
     for before in WITHOUT_AND_WITH:
+        shutil.rmtree(folder / "out", ignore_errors=True)  # where torchtitan would find a checkpoint
         command = [*before, *stack.command(folder, steps)]
         made = subprocess.run(
             command, env=environment(gateway, folder), capture_output=True, timeout=BOUND, cwd=ROOT

@@ -23,7 +23,8 @@ class Observer:
         if self.rank is None:
             from loom.instrument.training import global_rank
 
-            self.rank = global_rank()
+            # torchft's replica groups count their ranks from 0, and each has one here.
+            self.rank = int(os.environ.get("REPLICA_GROUP_ID", global_rank()))
         self.step += 1
         if self.step == 1:  # hooks of an optimizer come before those of all, such as Loom's
             optimizer.register_step_post_hook(self.make_step)
