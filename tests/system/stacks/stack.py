@@ -61,8 +61,8 @@ class Stack:
     """Further keys that it takes, each with a value."""
     needs: tuple[str, ...] = ()
     """Modules without which it cannot run."""
-    cohort: bool = True
-    """Whether its ranks change at one step."""
+    begins_together: bool = True
+    """Whether its ranks make their first step together, so that the same step has the same number in each."""
 
     def __str__(self) -> str:
         return self.name
