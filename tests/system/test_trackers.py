@@ -36,6 +36,20 @@ SOON = "from loom.exporters import exporter; exporter.INTERVAL = 0.3; from loom.
 """An export that makes many passes, so that many are cut."""
 
 
+_made: list[Export] = []
+
+
+@pytest.fixture(autouse=True)
+def _none_is_left() -> Iterator[None]:
+    """Kill the exports of a test that failed."""
+    yield
+    for export in _made:
+        if export.process.poll() is None:
+            export.process.kill()
+            export.process.wait()
+    _made.clear()
+
+
 class Export:
     """The process of ``loom export`` to a tracker, which may be killed."""
 
@@ -45,6 +59,7 @@ class Export:
         self._token = variables.get("TOKEN", TOKEN)
         self._said = 0
         """The announcements of the processes before."""
+        _made.append(self)
         self.start()
 
     def start(self) -> None:
