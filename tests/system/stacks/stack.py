@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -88,8 +87,8 @@ def environment(gateway: Gateway, folder: Path) -> dict[str, str]:
 class Observed:
     """What a rank has written down of itself, without Loom: see ``observer/sitecustomize.py``."""
 
-    made: float = math.inf
-    """When it had made its first step, in seconds since the epoch."""
+    made: list[float] = field(default_factory=list)
+    """When it had made its first and its second step, in seconds since the epoch."""
     times: list[float] = field(default_factory=list)
     """When it began each of its steps, in seconds since the epoch."""
     rates: list[float] = field(default_factory=list)
@@ -114,7 +113,7 @@ def observed(folder: Path) -> dict[int, Observed]:
         for line in file.read_text().splitlines():
             moment, rank, *what = json.loads(line)
             if what == ["made"]:
-                made.made = moment
+                made.made.append(moment)
             elif len(what) == 1:
                 made.heard[what[0]] = len(made.times)
             else:

@@ -2,7 +2,7 @@
 
 The folder is on the script's ``PYTHONPATH``, with ``loom run`` and without. The lines say what a process did,
 whatever Loom says of it. A line is a list: the time, the rank, and then the number and the learning rate of a step
-that begins, the id of a command that has come, or ``made`` at the end of the first step.
+that begins, the id of a command that has come, or ``made`` at the end of each of the first two steps.
 """
 
 import json
@@ -31,7 +31,7 @@ class Observer:
         self.note(self.step, float(optimizer.param_groups[0]["lr"]))
 
     def make_step(self, optimizer, args, kwargs):
-        if self.step == 1:
+        if self.step <= 2:
             self.note("made")
 
     def note(self, *what):
