@@ -22,6 +22,7 @@ from loom.weaver.views import Delta, ReplicaInfo, Snapshot
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import TOKEN, Gateway, await_true
 from tests.support.paths import ROOT
+from tests.support.weavers import await_weaver
 
 __all__ = [
     *("BOUND", "FOREVER", "LOOM", "SCRIPTS", "Command", "Observed", "Page", "Run", "Stack"),
@@ -187,6 +188,7 @@ class Run:
         self.gateway = gateway
         self._folder = folder
         self.weaver = WeaverProxy(gateway.url, TOKEN)
+        await_weaver(self.weaver)  # else the script runs without
         self.page = Page(self.weaver)
         self.environment = environment(gateway, folder)
         self.output = folder / "output"

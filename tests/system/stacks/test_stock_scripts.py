@@ -230,7 +230,6 @@ RATES = [0.0004, 0.0003, 0.0005, 0.0002, 0.0006]
 def test_it_is_watched_and_steered_on_all_ranks(stack: Stack, gateway: Gateway, folder: Path) -> None:
     before = hashes(stack, folder)
     with running(stack, gateway, folder) as run:
-        await_weaver(run.weaver)
         run.await_ranks(lambda one: one.connected and one.step)
         run.await_ranks(lambda one: one.step_time is not None and one.config.get("learning_rate") is not None)
         run.await_ranks(lambda one: one.id != stack.replicas[0] or stack.metric in one.metrics)
