@@ -30,6 +30,7 @@ from loom.errors import (
     GatewayUnreachable,
     LoomError,
     NotAGateway,
+    NotFound,
     TooLarge,
     error_for_code,
 )
@@ -260,7 +261,10 @@ def gateway_error(body: Buffer) -> LoomError | None:
 
 def refused(url: str, status: int, reason: str, body: Buffer) -> LoomError:
     """Return the error for an HTTP answer that came in place of a connection."""
-    if error := gateway_error(body):
+    error = gateway_error(body)
+    if isinstance(error, NotFound):  # for requests that are no WebSockets a gateway has nothing at this path
+        return NoUpgrade(f"the gateway at {url} got no WebSocket: a proxy on the way passes no upgrade on")
+    if error is not None:
         return error
     if status == 401:
         return AuthenticationError(f"{url} wants other credentials (401 {reason})")

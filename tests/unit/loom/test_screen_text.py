@@ -156,7 +156,7 @@ def test_the_traceback_of_an_error_that_is_none_of_looms_is_fit(capsys: pytest.C
 
 
 MADE_FIT = re.compile(
-    r"fit_lines?\(|json\.dumps\(|progress\.files|\\r\\x1b\[K|error\.code|describe_error\(|__doc__"
+    r"fit_lines?\(|json\.dumps\(|progress\.files|\\r\\x1b\[K|error\.code|describe_error\(|__doc__|repr\("
 )
 PRINTS = re.compile(r"\b(?:print|warn|echo|std(?:err|out)\.write)\(")
 

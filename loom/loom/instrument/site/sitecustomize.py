@@ -14,7 +14,7 @@ class _Missing:
         if name == "torch.optim":
             sys.meta_path.remove(self)
             if sys.stderr:
-                sys.stderr.write("loom run: no Loom in " + sys.prefix + ": what trains there is not reported\n")
+                sys.stderr.write("loom run: no Loom in " + repr(sys.prefix) + ": its trainings are not reported\n")
 
 
 try:

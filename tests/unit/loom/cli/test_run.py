@@ -301,7 +301,7 @@ def test_a_python_without_loom_that_trains_says_that_it_takes_no_part(tmp_path: 
 
     for code, said in (("import torch.optim, torch.optim; print(1)", 1), ("print(1)", 0)):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=own, timeout=60)
-        assert (done.stdout, done.stderr.count("what trains there is not reported")) == ("1\n", said)
+        assert (done.stdout, done.stderr.count("its trainings are not reported")) == ("1\n", said)
 
 
 RUN = {"LOOM_RUN": "fit", "LOOM_WEAVER": "tcp://127.0.0.1:1/k"}

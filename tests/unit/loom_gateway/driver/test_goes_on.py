@@ -151,8 +151,8 @@ AWAITED = {
     "sessions/driver_process.py": "the change of the record waits for it",
     "sessions/manager.py": "the session that needs a driver waits for it",
     "sessions/session.py": "those who ask wait for it",
-    "weaver_socket/application.py": "the socket waits for it",
     "weaver_socket/commands.py": "the socket waits for it",
+    "weaver_socket/endpoint.py": "the socket waits for it",
 }
 """The modules that make tasks of their own, and who gets their errors."""
 
