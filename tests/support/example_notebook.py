@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 from jupyter_client import AsyncKernelManager
@@ -34,8 +35,11 @@ def main(opens: str, closes: str) -> None:
     for cell, line, other in ((cells[0], OPEN, opens), (cells[-1], CLOSE, closes)):
         assert line in cell.source, f"the example has no {line}"
         cell.source = cell.source.replace(line, other)
-    # With sockets that are files: the kernel and this program may be in a network of their own.
-    NotebookClient(notebook, timeout=200, km=AsyncKernelManager(transport="ipc")).execute()
+    # With sockets that are files: the kernel and this program may be in a network of their own. Two kernels of one
+    # working directory would share the files that are there by default.
+    with TemporaryDirectory() as folder:
+        kernels = AsyncKernelManager(transport="ipc", connection_file=f"{folder}/kernel.json")
+        NotebookClient(notebook, timeout=200, km=kernels).execute()
     outputs = [output for cell in cells for output in cell.outputs]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     html = "".join(output.get("data", {}).get("text/html", "") for output in outputs)

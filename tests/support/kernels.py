@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jupyter_client import BlockingKernelClient, KernelManager
 
@@ -36,7 +37,8 @@ class Kernel:
     """A kernel in a process of its own, and a client of it."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self.manager = KernelManager(transport="ipc")
+        self._folder = TemporaryDirectory()  # two kernels would share the sockets that are files by default
+        self.manager = KernelManager(transport="ipc", connection_file=f"{self._folder.name}/kernel.json")
         self.manager.start_kernel(env={**os.environ, **environment})
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
@@ -88,6 +90,7 @@ class Kernel:
     def close(self) -> None:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
+        self._folder.cleanup()
 
 
 def waits(output: Output) -> bool:
