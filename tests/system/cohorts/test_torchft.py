@@ -106,6 +106,10 @@ def test_a_group_killed_in_the_middle_of_a_change(weaver: WeaverProcess, tmp_pat
             kill_a_group(weaver, groups, chance, 0.02 + number * 0.001)
 
 
+def connected(asking: RawGateway) -> int:
+    return sum(one["connected"] for one in asking.ask("replicas"))
+
+
 def all_paused(asking: RawGateway) -> bool:
     return {one["state"] for one in asking.ask("replicas") if one["connected"]} == {"paused"}
 
@@ -117,9 +121,10 @@ def test_a_group_that_dies_in_a_pause_ends_nothing(weaver: WeaverProcess, tmp_pa
         asking = weaver.gateway()
         assert applied_at(give(asking, "pause")) is not None
         groups.kill(0)  # its store is that of the cohort
+        await_true(lambda: connected(asking) == 2)
         if again:
             groups.start_again(0)
-            await_true(lambda: sum(one["connected"] for one in asking.ask("replicas")) == 3, STARTS)
+            await_true(lambda: connected(asking) == 3, STARTS)
         else:
             await_true(lambda: all_paused(asking))
         refused = give(asking, "update_config", learning_rate=0.02)
