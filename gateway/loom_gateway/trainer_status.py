@@ -23,10 +23,10 @@ from loom.control.address import parse_weaver_address
 from loom.control.commands import Acknowledged, Acknowledgement, Command
 from loom.control.frame import MAX_COUNT, MAX_NAME
 from loom.control.introduction import Activity, Bye, ThreadletHello, TrainingEnding
-from loom.control.replica_link import ReplicaLink
 from loom.control.reports import Heartbeat, Phase, StatusReports, Stored
 from loom.errors import LoomError, NotFound, ScopeError, Unavailable, WeaverUnavailable, WrongArguments
 from loom.process import tasks
+from loom.replica_link import ReplicaLink
 from loom.token_file import REPORT
 from loom.weaver.client import WeaverClient
 from loom.weaver.states import ReplicaEnding

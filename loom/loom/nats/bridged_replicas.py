@@ -23,7 +23,6 @@ from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.commands import Acknowledged, Acknowledgement, Command
 from loom.control.frame import Frame
 from loom.control.introduction import Bye, TrainingEnding
-from loom.control.replica_link import ReplicaLink
 from loom.control.reports import DeviceFailed, DeviceReport, Registration
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
 from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
@@ -41,6 +40,7 @@ from loom.nats.reports import (
 from loom.nats.state import BridgeState
 from loom.process import tasks
 from loom.process.backoff import Backoff
+from loom.replica_link import ReplicaLink
 
 logger = logging.getLogger(__name__)
 

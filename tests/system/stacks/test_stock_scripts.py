@@ -39,12 +39,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TIMES = rb"'\w*(runtime|per_second|step_time)': '[^']*'"
 """Of the prints of a Trainer, the ones that no two runs have alike."""
 
+DIGITS = rb"global_rank\S+|\d[\d.,]*"
+
 
 def comparable(printed: bytes, ordered: bool) -> list[bytes]:
     """Return the lines of a script's output without what differs between any two runs."""
     lines = re.sub(TIMES, b"", printed).splitlines(keepends=True)
     # A line of torchtitan's log has times, rates, losses of random weights, or the random name of a file.
-    lines = [re.sub(rb"global_rank\S+|\d[\d.,]*", b"#", one) if one.startswith(b"[titan]") else one for one in lines]
+    lines = [
+        re.sub(rb"global_rank\S+|\d[\d.,]*", b"#", one) if one.startswith(b"[titan]") else one for one in lines
+    ]
     return lines if ordered else sorted(lines)
 
 
