@@ -18,6 +18,7 @@ from loom.threadlet.cohort import Put, Read
 from loom.threadlet.cohort_member import CohortMember, bound_below
 from loom.threadlet.handlers import Settlement
 from loom.threadlet.inbox import Application
+from loom.threadlet.threadlet import close_those_of
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, Loop, Make, eventually
 
 Values = list[tuple[int, float]]
@@ -672,3 +673,79 @@ def test_values_that_another_rank_has_not_applied_are_taken_back_or_said_to_stay
     )
     assert undecided.verdict == Settlement(None, "rank 1: no")
     assert (applied.changes, applied.taken, applied.deferred) == ({}, [], {})
+
+
+def enter(job: Job, name: str, behind: int = -1) -> None:
+    """Let both ranks enter a cohort that a manager has named."""
+    threads = [
+        threading.Thread(target=one.threadlet._cohort.enter, args=(job.store, name, rank, 2, 60.0, rank == behind))
+        for rank, one in enumerate(job.ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND)
+
+
+def test_a_rank_behind_takes_over_the_values_of_a_new_cohort_and_gives_up_its_own(job: Job) -> None:
+    first, second = (one.threadlet._cohort for one in job.ranks)
+    given_up: list[str] = []
+    first.note({"learning_rate": 0.3}, {"learning_rate": 0.05})
+    enter(job, "one", behind=1)
+    assert first.place is not None
+    assert second.place is not None
+    assert first.place.id == second.place.id
+    assert (first.wanted, second.wanted) == ({}, {"learning_rate": 0.3})
+    job.ranks[1].threadlet.take_over()
+    job.ranks[1].threadlet.take_over()
+    assert [value for _, value in job.ranks[1].values] == [0.3]
+
+    second.note(
+        {"momentum": 0.5, "gone": 1}, {"momentum": lambda: given_up.append("momentum"), "gone": lambda: 1 / 0}
+    )
+    for key in ("momentum", "gone"):
+        job.ranks[1].threadlet.handler(key)(lambda value: None)
+    for rate in (0.4, 0.2):
+        first.note({"learning_rate": rate}, {})
+    enter(job, "two", behind=1)
+    job.ranks[1].threadlet.take_over()
+    assert given_up == ["momentum"]
+    assert [value for _, value in job.ranks[1].values] == [0.3, 0.2]
+
+
+def test_a_rank_without_others_or_without_a_store_is_in_no_cohort(job: Job) -> None:
+    member = job.ranks[0].threadlet._cohort
+    member.enter(None, "alone", 0, 1, 60.0, False)
+    assert member.place is None
+    job.store.broken = True
+    member.enter(job.store, "broken", 0, 2, 60.0, False)
+    assert member.place is None
+
+
+def test_a_command_under_way_is_abandoned_with_its_reason(job: Job) -> None:
+    id = job.give("update_config", learning_rate=0.2)
+    job.await_named()
+    job.ranks[0].threadlet._cohort.abandon("its step was not committed")
+    job.step()
+
+    for answer in job.answers(id):
+        assert "its step was not committed" in str(answer)
+    assert [one.values for one in job.ranks] == [[], []]
+
+
+def test_a_value_is_awaited_for_a_while() -> None:
+    store = JobStore()
+    store.set("loom/there", "value")
+
+    assert cohort_member.JobStore(store).await_value("loom/there", 0.1) == "value"
+    with pytest.raises(Exception, match="missing"):
+        cohort_member.JobStore(store).await_value("loom/missing", 0.05)
+
+
+def test_the_threadlets_of_an_actor_end_with_it(threadlet: Make) -> None:
+    made, other = threadlet("mine"), threadlet("others")
+    made._made_by, other._made_by = "actor", "another actor"
+    close_those_of("actor", None)
+
+    assert made._ended.is_set()
+    assert not other._ended.is_set()
