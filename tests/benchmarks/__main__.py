@@ -80,7 +80,10 @@ def measure_calls(
     before: Annotated[
         Path | None,
         typer.Option(
-            metavar="PYTHON", help="Measure another Loom as well: that of this interpreter's environment."
+            metavar="PYTHON",
+            exists=True,
+            dir_okay=False,
+            help="Measure another Loom as well: that of this interpreter's environment.",
         ),
     ] = None,
 ) -> None:

@@ -4,7 +4,8 @@ Machines drift: a neighbour wakes, a clock slows. So each round measures every s
 within a round, and what is reported is the median over rounds.
 
 Who comes before a subject matters as well: with one fixed order, the same Loom measured twice differed by 6 % in
-calls to a mesh of 8. So each turn has an order of its own, drawn by a seed.
+calls to a mesh of 8. So each turn has an order of its own, drawn by a seed. And two starts of the same Loom differ
+by up to 5 % for as long as they run. So each round starts its subjects anew.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Measured:
 
 
 def measure(subjects: Sequence[Subject], plan: Plan, say: Callable[[str], object] = lambda text: None) -> Measured:
-    """Set all subjects up, warm them, and measure them in turns.
+    """Set all subjects up in each round, warm them, and measure them in turns.
 
     Args:
         subjects: in the order in which a round takes them.
@@ -167,15 +168,13 @@ def measure(subjects: Sequence[Subject], plan: Plan, say: Callable[[str], object
     Raises:
         CallerError: a subject could not be set up, or failed.
     """
-    with _callers(subjects, say) as callers:
-        for subject in subjects:
-            say(f"warming {subject.name}")
-            _warm_up(callers[subject.name], subject, plan)
-        say("watching all of them idle")
-        idle_cpu = _idle_cpu(callers, plan.idle_seconds)
-        rounds = []
-        for number in range(1, plan.rounds + 1):
-            say(f"round {number} of {plan.rounds}")
+    rounds, idle_cpu = [], []
+    for number in range(1, plan.rounds + 1):
+        say(f"round {number} of {plan.rounds}")
+        with _callers(subjects, say) as callers:
+            for subject in subjects:
+                _warm_up(callers[subject.name], subject, plan)
+            idle_cpu.append(_idle_cpu(callers, plan.idle_seconds))
             rounds.append(_measure_round(callers, subjects, plan))
     crowds = _measure_crowds(subjects, plan, say)
     together = tuple(
@@ -185,7 +184,8 @@ def measure(subjects: Sequence[Subject], plan: Plan, say: Callable[[str], object
         }
         for one, crowd in zip(rounds, crowds, strict=True)
     )
-    return Measured(plan, tuple(subjects), together, idle_cpu)
+    idle = {subject.name: statistics.median(one[subject.name] for one in idle_cpu) for subject in subjects}
+    return Measured(plan, tuple(subjects), together, idle)
 
 
 @contextmanager
@@ -216,15 +216,15 @@ def _measure_crowds(
     crowded = [subject for subject in subjects if len(subject.pipelines) > 1]
     if not crowded:
         return [{} for _ in range(plan.rounds)]
-    with _callers(crowded, say, "crowd") as callers:
-        for subject in crowded:
-            for pipeline in CROWDS:
-                _pipelined(callers[subject.name], pipeline, plan.warm_up_calls)
-        rounds = []
-        for number in range(1, plan.rounds + 1):
-            say(f"round {number} of {plan.rounds}, many actors")
+    rounds = []
+    for number in range(1, plan.rounds + 1):
+        say(f"round {number} of {plan.rounds}, many actors")
+        with _callers(crowded, say, "crowd") as callers:
+            for subject in crowded:
+                for pipeline in CROWDS:
+                    _pipelined(callers[subject.name], pipeline, plan.warm_up_calls)
             measured = _measure_pipelined(callers, CROWDS, plan)
-            rounds.append({name: {to: measured[to][name].per_s for to in CROWDS} for name in callers})
+        rounds.append({name: {to: measured[to][name].per_s for to in CROWDS} for name in measured[CROWDS[0]]})
     return rounds
 
 
