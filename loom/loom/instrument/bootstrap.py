@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from loom.instrument.imports import when_imported
+from loom.instrument.imports import finds_loom, when_imported
 
 HOOKS = {
     "torch.optim.optimizer": "loom.instrument.torch:hook",
@@ -30,7 +30,9 @@ _begun = False
 
 def lightning_callbacks() -> list[object]:
     """Return the callbacks that Lightning adds to each Trainer, by its entry points: none without hooks here."""
-    return [import_module("loom.instrument.lightning").LightningCallback()] if _begun else []
+    if not _begun or not finds_loom():
+        return []
+    return [import_module("loom.instrument.lightning").LightningCallback()]
 
 
 def begin() -> None:

@@ -8,6 +8,7 @@ and its ``__spec__`` are as they would be without it. When no module is waited f
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from importlib import import_module
 
@@ -39,9 +40,21 @@ def _is_loading(module: ModuleType) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
+def finds_loom() -> bool:
+    """Return whether the program's `loom` is the package that this module lies in, and not one of the program's."""
+    try:
+        spec = importlib.util.find_spec("loom")
+    except ValueError:  # a module without a spec
+        return False
+    folders = () if spec is None else spec.submodule_search_locations or ()
+    return any(os.path.isfile(os.path.join(folder, "instrument", "imports.py")) for folder in folders)
+
+
 def _call(hook: str | Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         if isinstance(hook, str):
+            if not finds_loom():
+                return _finder.step_back()
             home, _, function = hook.partition(":")
             hook = getattr(import_module(home), function)
         hook(module)  # type: ignore[operator]
@@ -81,6 +94,17 @@ class _Finder:
             sys.meta_path.remove(self)
         for hook in hooks:
             _call(hook, module)
+
+    def step_back(self) -> None:
+        """Wait for nothing any more, because the program has a module of its own with the name of Loom's."""
+        import logging
+
+        self.hooks.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        logging.getLogger("loom").warning(
+            "Loom steps back: the program has a module of its own named 'loom', and its trainings are not reported"
+        )
 
 
 class _Loader:

@@ -18,12 +18,12 @@ class _Missing:
 
 
 try:
-    from loom.instrument.bootstrap import begin
+    from loom_auto import start
 except Exception:  # noqa: BLE001 - a Python of another environment, or another version
     if sys.version_info > (3, 4):  # noqa: UP036 - other tools may run by an old Python
         sys.meta_path.insert(0, _Missing())
 else:
-    begin()
+    start()
 
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [_path for _path in sys.path if os.path.abspath(_path or ".") != _here]

@@ -292,11 +292,16 @@ def test_a_python_without_loom_runs_as_ever() -> None:
     assert str(SITE) not in hidden.stdout
 
 
+def make_torch(folder: Path) -> None:
+    """Make a stand-in of torch, whose import takes no time."""
+    (folder / "torch" / "optim").mkdir(parents=True)
+    for file in ("torch/__init__.py", "torch/optim/__init__.py", "torch/optim/optimizer.py"):
+        (folder / file).touch()
+
+
 def test_a_python_without_loom_that_trains_says_that_it_takes_no_part(tmp_path: Path) -> None:
-    (tmp_path / "torch" / "optim").mkdir(parents=True)
-    for folder in ("torch", "torch/optim"):
-        (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "loom.py").write_text("raise ImportError('there is none')\n")
+    make_torch(tmp_path)
+    (tmp_path / "loom_auto.py").write_text("raise ImportError('there is none')\n")
     own = {**os.environ, "PYTHONPATH": f"{SITE}:{tmp_path}"}
 
     for code, said in (("import torch.optim, torch.optim; print(1)", 1), ("print(1)", 0)):
@@ -305,6 +310,65 @@ def test_a_python_without_loom_that_trains_says_that_it_takes_no_part(tmp_path: 
 
 
 RUN = {"LOOM_RUN": "fit", "LOOM_WEAVER": "tcp://127.0.0.1:1/k"}
+
+STEPS_BACK = "Loom steps back: the program has a module of its own named 'loom'"
+
+TRAINS = "import torch.optim.optimizer\nimport loom\nprint(loom.__file__, loom.mine)\n"
+
+MINE = "mine = 'mine'\nprint('imported')\n"
+
+TREES: dict[str, tuple[dict[str, str], list[str]]] = {
+    "a module": ({"loom.py": MINE, "train.py": TRAINS}, ["train.py"]),
+    "a package": ({"loom/__init__.py": MINE, "train.py": TRAINS}, ["train.py"]),
+    "imported first": ({"loom.py": MINE, "train.py": f"import loom\n{TRAINS}"}, ["train.py"]),
+    "by its module": ({"loom.py": MINE, "train.py": TRAINS}, ["-m", "train"]),
+    "by its text": ({"loom.py": MINE}, ["-c", TRAINS]),
+    "the script": ({"loom.py": "mine = 1\nif __name__ == '__main__': import t\n", "t.py": TRAINS}, ["loom.py"]),
+    "by an entry point": ({"loom.py": MINE, "train.py":
+                          f"{TRAINS}import loom_auto\nprint(loom_auto.lightning_callbacks())\n"}, ["train.py"]),
+    "made by hand": ({"train.py": "import sys, types\nloom = sys.modules['loom'] = types.ModuleType('loom')\n"
+                                  f"loom.mine = loom.__file__ = 1\n{TRAINS}"}, ["train.py"]),
+    "which ends": ({"loom.py": "import sys\nsys.exit('not a module')\n", "train.py": TRAINS}, ["train.py"]),
+    "a child": ({"loom.py": MINE, "train.py":
+                 "import multiprocessing\n"
+                 "def f():\n    import loom; print(loom.mine, flush=True)\n"
+                 "if __name__ == '__main__':\n"
+                 "    import torch.optim.optimizer\n"
+                 "    child = multiprocessing.get_context('spawn').Process(target=f)\n"
+                 "    child.start(); child.join()\n"},
+                ["train.py"]),
+}  # fmt: skip
+"""Programs that have a module named loom: their files, and the arguments of Python."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "path"),
+    [
+        *((kind, ("loom run", "LOOM_AUTO")[number % 2], "") for number, kind in enumerate(TREES)),
+        ("a module", "LOOM_AUTO", "."),
+        ("a module", "loom run", "."),
+    ],
+)
+def test_a_programs_own_module_named_loom_is_its_own(
+    kind: str, start: str, path: str, tmp_path: Path, config: Path
+) -> None:
+    files, arguments = TREES[kind]
+    make_torch(tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    own = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, *arguments]
+    plain = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=own, timeout=60)
+
+    line = [*LOOM, "run", *command] if start == "loom run" else command
+    given = {"LOOM_WEAVER": RUN["LOOM_WEAVER"], "LOOM_AUTO": "" if start == "loom run" else "1"}
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env={**own, **given}, timeout=60)
+
+    assert (done.stdout, done.returncode) == (plain.stdout, plain.returncode)
+    said = [one for one in done.stderr.splitlines(keepends=True) if not one.startswith(STEPS_BACK)]
+    assert "".join(said) == plain.stderr
+    assert done.stderr.count("\n") == len(said) + 1
 
 
 @pytest.mark.parametrize(
