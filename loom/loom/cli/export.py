@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -98,14 +99,17 @@ def _write_parquet(found: QueryResult, path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    def column(values: list[Any]) -> Any:
-        try:
-            return pyarrow.array(values)
-        except pyarrow.ArrowException:
-            return pyarrow.array([None if one is None else str(one) for one in values])
+    known = {"INTEGER": pyarrow.int64(), "REAL": pyarrow.float64(), "TEXT": pyarrow.string()}
+
+    def column(values: list[Any], type: str) -> Any:
+        for kind in (known.get(type), None):
+            with contextlib.suppress(pyarrow.ArrowException):
+                return pyarrow.array(values, kind)
+        return pyarrow.array([None if one is None else str(one) for one in values])
 
     names = [name if name not in found.columns[:at] else f"{name}_{at}" for at, name in enumerate(found.columns)]
-    columns = [column([row[at] for row in found.rows]) for at in range(len(names))]
+    types = found.types or [""] * len(names)
+    columns = [column([row[at] for row in found.rows], types[at]) for at in range(len(names))]
     try:
         pyarrow.parquet.write_table(pyarrow.table(columns, names=names), path)
     except OSError as error:

@@ -313,6 +313,8 @@ class QueryResult(_View):
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
+    types: tuple[str, ...] = ()
+    """``INTEGER``, ``REAL`` or ``TEXT`` for each column; empty for a computed one without a ``CAST``."""
 
 
 @dataclass(frozen=True)

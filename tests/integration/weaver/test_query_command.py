@@ -57,6 +57,18 @@ def test_a_query_is_written_to_parquet(asked: LocalCluster, tmp_path: Path) -> N
     assert all(type(one) is float for one in table.column("value").to_pylist())
 
 
+def test_an_empty_parquet_file_has_the_columns_types(asked: LocalCluster, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    nobody = "SELECT *, count(*) OVER () AS n FROM metrics WHERE replica = 'nobody'"
+    arguments = ("--parquet", str(tmp_path / "empty.parquet"), "--url", asked.url, "--token", asked.token)
+    assert run_loom("query", nobody, *arguments).returncode == 0
+
+    found = parquet.read_schema(tmp_path / "empty.parquet")
+
+    types = {"replica": "string", "metric": "string", "time": "double", "step": "int64", "value": "double"}
+    assert {name: str(found.field(name).type) for name in found.names} == {**types, "n": "null"}
+
+
 def test_a_query_that_changes_something_is_refused(asked: LocalCluster) -> None:
     done = run_loom("query", "DELETE FROM events", "--url", asked.url, "--token", asked.token)
 

@@ -79,6 +79,23 @@ TABLES: Mapping[str, str] = {
 }
 """The tables of a statement, and the views that they are. The guide to trackers and queries describes them."""
 
+_COLUMNS = """
+    CREATE TABLE replicas (
+        id TEXT, group_name TEXT, state TEXT, session TEXT, host TEXT, pid INTEGER, registered REAL, changed REAL,
+        ending TEXT, end_reason TEXT, config TEXT);
+    CREATE TABLE metrics (replica TEXT, metric TEXT, time REAL, step INTEGER, value REAL);
+    CREATE TABLE steps (replica TEXT, step INTEGER, time REAL);
+    CREATE TABLE events (id INTEGER, time REAL, kind TEXT, replica TEXT, data TEXT);
+    CREATE TABLE config_changes (
+        event INTEGER, time REAL, replica TEXT, step INTEGER, key TEXT, old, new, by TEXT);
+    CREATE TABLE commands (
+        id TEXT, time REAL, by TEXT, kind TEXT, params TEXT, replica TEXT, ok INTEGER, step INTEGER,
+        reason TEXT);"""
+"""The types of the tables' columns; values of a configuration may be of any."""
+
+_NAMES = {"INT": "INTEGER", "INTEGER": "INTEGER", "REAL": "REAL", "TEXT": "TEXT"}
+"""The types of a result's columns, by SQLite's names for them."""
+
 _ONLY_READS = "a query only reads: it is one SELECT statement"
 _TABLE_FUNCTIONS = ("json_each", "json_tree")
 _REFUSED_FUNCTIONS = frozenset(("load_extension", "fts3_tokenizer"))
@@ -87,7 +104,7 @@ _running = 0
 
 
 async def run_query(path: str, sql: str) -> Mapping[str, Any]:
-    """Return the columns and rows of a statement over the store with a path.
+    """Return the columns, rows and types of a statement over the store with a path.
 
     Raises:
         WrongArguments: the statement makes no sense, reads something else than `TABLES`, or does not only read.
@@ -172,7 +189,7 @@ class _Snapshot:
         db.set_progress_handler(lambda: time.monotonic() > self._ends, _OPCODES)
 
     def answer(self, sql: str) -> Mapping[str, Any]:
-        """Return the columns and rows of a statement. Raise as `run_query`."""
+        """Return the columns, rows and types of a statement. Raise as `run_query`."""
         try:
             self._db.execute("BEGIN")
             self._prepare(sql)
@@ -190,7 +207,7 @@ class _Snapshot:
                         f"the result has more than {MAX_ROWS:,} rows or {MAX_BYTES >> 20} MiB: narrow it with "
                         "WHERE or LIMIT, or read it in parts"
                     )
-            return {"columns": columns, "rows": rows}
+            return {"columns": columns, "rows": rows, "types": _types(sql, len(columns))}
         except MemoryError:
             raise _too_large() from None
         except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
@@ -257,6 +274,22 @@ class _Snapshot:
         if "one statement" in text or "cannot modify" in text:
             return WrongArguments(_ONLY_READS)
         return WrongArguments(f"the query makes no sense: {text:.500}")
+
+
+def _types(sql: str, count: int) -> list[str]:
+    """Return the type of each column of a statement that was answered; empty if SQLite knows none.
+
+    SQLite tells the type of an expression to nothing but a table that is made of it: here one of empty tables.
+    """
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(_COLUMNS)
+        try:
+            db.execute(f"CREATE VIEW answered AS {sql}")
+            db.execute("CREATE TABLE typed AS SELECT * FROM answered LIMIT 0")
+        except sqlite3.Error:  # such as a comment behind which a view has no end
+            return [""] * count
+        found = [_NAMES.get(kind, "") for (kind,) in db.execute("SELECT type FROM pragma_table_info('typed')")]
+    return found if len(found) == count else [""] * count
 
 
 def _unpacked(data: bytes) -> str:

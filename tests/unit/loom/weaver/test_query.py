@@ -72,7 +72,7 @@ def test_events_commands_and_changes_are_tables(weaver: WeaverProcess) -> None:
     assert asked("SELECT id, by, kind, params, replica, ok, step FROM commands") == [
         [id, "ann", "update_config", '{"lr":0.02}', "train_0", 1, 7]
     ]
-    assert asked("SELECT id, group_name, state FROM replicas") == [["train_0", "train", "running"]]
+    assert asked("SELECT id, group_name FROM replicas") == [["train_0", "train"]]  # a slow query finds it stalled
     assert asked("SELECT metric, step, value FROM metrics") == [["loss", 8, 0.5]]
 
 
@@ -86,17 +86,79 @@ def test_a_user_queries_own_replicas_only(weaver: WeaverProcess) -> None:
     assert gateway.ask("query", sql="SELECT id FROM replicas")["rows"] == [["train_0"]]
 
 
+TYPES = {
+    "replicas": ["TEXT"] * 5 + ["INTEGER", "REAL", "REAL"] + ["TEXT"] * 3,
+    "metrics": ["TEXT", "TEXT", "REAL", "INTEGER", "REAL"],
+    "steps": ["TEXT", "INTEGER", "REAL"],
+    "events": ["INTEGER", "REAL", "TEXT", "TEXT", "TEXT"],
+    "config_changes": ["INTEGER", "REAL", "TEXT", "INTEGER", "TEXT", "", "", "TEXT"],
+    "commands": ["TEXT", "REAL", "TEXT", "TEXT", "TEXT", "TEXT", "INTEGER", "INTEGER", "TEXT"],
+}
+
+
+def answer(path: str, sql: str) -> dict[str, object]:
+    """Do what the process of a query does, in this one."""
+    answers: list[bytes] = []
+    query._main(path, lambda: sql, answers.append)
+    found: dict[str, object] = query.msgpack.unpackb(answers[0])
+    if isinstance(error := found.get("error"), list):
+        raise error_for_code(*error)
+    return found
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("where", ["", " WHERE 0"], ids=["with", "without"])
+def test_columns_have_types_with_rows_and_without(store: str, table: str, where: str) -> None:
+    assert answer(store, f"SELECT * FROM {table}{where}")["types"] == TYPES[table]
+
+
+@pytest.mark.parametrize(
+    ("sql", "types"),
+    [
+        ("SELECT count(*), CAST(max(step) AS INTEGER) AS last FROM metrics; -- the last", ["", "INTEGER"]),
+        ("WITH mine AS (SELECT step, step AS step FROM steps) SELECT * FROM mine", ["INTEGER", "INTEGER"]),
+        ("VALUES (1, 'a')", ["", ""]),
+        ("SELECT replica FROM steps UNION SELECT step FROM steps", ["TEXT"]),
+    ],
+)
+def test_a_column_that_is_computed_has_the_type_of_a_cast(store: str, sql: str, types: list[str]) -> None:
+    assert answer(store, sql)["types"] == types
+
+
 HOSTILE = {
     "attach": "ATTACH '/tmp/other' AS other",
     "change": "DELETE FROM events",
     "insert": "INSERT INTO events (id) VALUES (1)",
+    "update": "UPDATE replicas SET key = 1",
+    "replace": "REPLACE INTO main.replicas VALUES (1, 2)",
+    "common table that deletes": "WITH x AS (SELECT 1) DELETE FROM main.replicas",
+    "returned": "DELETE FROM main.events RETURNING id",
+    "returned from a temporary one": "INSERT INTO temp.recent VALUES (1, 2, 3, 4, 5) RETURNING replica",
     "pragma": "PRAGMA journal_mode = DELETE",
+    "pragma that writes": "PRAGMA main.user_version = 7",
+    "pragma of memory": "PRAGMA hard_heap_limit = 1",
+    "pragma that reads": "PRAGMA database_list",
+    "detach": "DETACH main",
+    "reindex": "REINDEX",
+    "analyze": "ANALYZE",
+    "drop": "DROP VIEW metrics",
+    "alter": "ALTER TABLE main.events ADD COLUMN mine",
+    "index": "CREATE INDEX mine ON events (id)",
+    "view": "CREATE TEMP VIEW mine AS SELECT 1",
+    "virtual table": "CREATE VIRTUAL TABLE temp.mine USING fts5(x)",
+    "explain": "EXPLAIN SELECT * FROM main.events",
+    "query plan": "QUERY PLAN SELECT * FROM events",
+    "savepoint": "SAVEPOINT mine",
     "pragma table": "SELECT * FROM pragma_table_info('events')",
     "extension": "SELECT load_extension('/tmp/x')",
     "table": "CREATE TABLE mine (x)",
     "temporary table": "CREATE TEMP TABLE mine (x)",
     "trigger": "CREATE TEMP TRIGGER mine AFTER INSERT ON recent BEGIN SELECT 1; END",
     "vacuum": "VACUUM INTO '/tmp/copy'",
+    "vacuum in place": "VACUUM",
+    "files": "SELECT writefile('/tmp/mine', 'x')",
+    "file": "SELECT readfile('/etc/passwd')",
+    "pages": "SELECT * FROM dbstat",
     "two": "SELECT 1; SELECT 2",
     "none": " ",
     "schema": "SELECT * FROM sqlite_master",
@@ -116,25 +178,15 @@ def test_a_statement_that_does_not_only_read_the_tables_is_refused(store: str, s
     before = Path(store).read_bytes()
 
     with pytest.raises(WrongArguments) as refused:
-        snapshot(store, sql)
+        answer(store, sql)
 
     assert len(str(refused.value)) < 700
     assert Path(store).read_bytes() == before
 
 
-def snapshot(path: str, sql: str) -> object:
-    """Do what the process of a query does, in this one."""
-    answers: list[bytes] = []
-    query._main(path, lambda: sql, answers.append)
-    answer = query.msgpack.unpackb(answers[0])
-    if "error" in answer:
-        raise error_for_code(*answer["error"])
-    return answer["rows"]
-
-
 def test_an_unknown_table_is_answered_with_those_that_there_are(store: str) -> None:
     with pytest.raises(WrongArguments, match=f"no such table: losses; there are {', '.join(TABLES)}"):
-        snapshot(store, "SELECT * FROM losses")
+        answer(store, "SELECT * FROM losses")
 
 
 @pytest.mark.parametrize(
@@ -148,14 +200,14 @@ def test_a_statement_without_an_end_is_ended(store: str, sql: str, monkeypatch: 
     monkeypatch.setattr(query, "QUERY_TIMEOUT", 0.3)
 
     with pytest.raises(LimitReached, match="took longer than"):
-        snapshot(store, sql)
+        answer(store, sql)
 
 
 def test_a_result_that_is_too_large_is_refused_with_its_bounds(store: str) -> None:
     with pytest.raises(LimitReached, match="100,000 rows or 8 MiB"):
-        snapshot(store, "SELECT a.step FROM metrics a, metrics b")
+        answer(store, "SELECT a.step FROM metrics a, metrics b")
     with pytest.raises(LimitReached, match="100,000 rows or 8 MiB"):
-        snapshot(store, "SELECT hex(zeroblob(5000000))")
+        answer(store, "SELECT hex(zeroblob(5000000))")
 
 
 def test_a_process_that_takes_too_much_memory_or_hangs_is_ended(
@@ -185,7 +237,7 @@ def test_the_weaver_answers_others_while_a_query_runs(weaver: WeaverProcess) -> 
         waits.append(time.monotonic() - asked)
 
     assert sorted(waits)[10] < 0.1
-    assert asking.receive() == ["answer", 1, {"columns": ["count(*)"], "rows": [[3_000_000]]}]
+    assert asking.receive() == ["answer", 1, {"columns": ["count(*)"], "rows": [[3_000_000]], "types": [""]}]
     assert time.monotonic() - began < BOUND
 
 
