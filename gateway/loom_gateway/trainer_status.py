@@ -20,9 +20,9 @@ from fastapi import APIRouter, Request
 from pydantic import AwareDatetime, BaseModel, Field
 
 from loom.control.address import parse_weaver_address
-from loom.control.commands import Acknowledged, Acknowledgement, Command
+from loom.control.commands import USER_COMMANDS, Acknowledged, Acknowledgement, Command
 from loom.control.frame import MAX_COUNT, MAX_NAME
-from loom.control.introduction import Activity, Bye, ThreadletHello, TrainingEnding
+from loom.control.introduction import Activity, Bye, Offers, ThreadletHello, TrainingEnding
 from loom.control.reports import Heartbeat, Phase, StatusReports, Stored
 from loom.errors import LoomError, NotFound, ScopeError, Unavailable, WeaverUnavailable, WrongArguments
 from loom.process import tasks
@@ -47,6 +47,7 @@ STORED_WITHIN = 4.0
 
 _INSTANCE = "trainer-status-"
 _NO_COMMANDS = "its process reports by Kubeflow's status alone, and takes no commands: run it under `loom run`"
+_NOTHING_OFFERED = Offers({kind.value: _NO_COMMANDS for kind in USER_COMMANDS}, any_key=False)
 
 
 class TrainerMetric(BaseModel):
@@ -248,6 +249,7 @@ class _Reported:
             step=self._step,
             injectable=False,
             removed={},
+            offers=_NOTHING_OFFERED,
             **nothing,
         )
 

@@ -1,7 +1,7 @@
 import { flushSync } from 'svelte';
 import { describe, expect, it, vi } from 'vitest';
 
-import { configOf, differs, linesOf } from '../src/lib/ranks';
+import { configOf, differs, linesOf, notOffered } from '../src/lib/ranks';
 import { Replicas, type Replica } from '../src/lib/store/replicas';
 import type { MetricPoint, ReplicaInfo, Scope } from '../src/lib/types';
 import { closePage, find, inBrowser, openPage } from './app';
@@ -19,6 +19,19 @@ function held(...infos: ReplicaInfo[]): readonly Replica[] {
 }
 
 const numbered = (amount: number): Partial<ReplicaInfo>[] => Array.from({ length: amount }, () => ({}));
+
+describe('what is not offered', () => {
+  const save = { not_offered: { save: 'no' } };
+  const two = { id: 'c', world: 2 };
+
+  it.each([
+    ['by one of several that take commands alone is offered', [save, {}], {}],
+    ['by none of them is not', [save, save], { save: 'no' }],
+    ['by one rank of a job is not', [{ ...save, cohort: { ...two, rank: 0 } }, { cohort: { ...two, rank: 1 } }], { save: 'no' }],
+  ] as [string, Partial<ReplicaInfo>[], Record<string, string>][])('%s', (_, given, refused) => {
+    expect(notOffered(held(...ranks('ddp', ...given)))).toEqual(refused);
+  });
+});
 
 describe('the lines of a table', () => {
   const look = (replicas: readonly Replica[], ...turned: string[]): string[] =>
@@ -178,6 +191,23 @@ describe('a job of several ranks on the page', () => {
     find('pause-job')!.click();
     flushSync();
     expect(store.commands[0]).toMatchObject({ kind: 'pause', target: ['ddp_0', 'ddp_1'] });
+  });
+
+  it('offers what all of its ranks do, with the reason for what they do not, until one does', async () => {
+    await open('#/overview/ddp');
+    const { store } = await import('../src/lib/page');
+    const tell = (not_offered: Record<string, string>): void => {
+      store.handleWebSocketMessage({ type: 'delta', replicas: { ddp_0: { not_offered }, ddp_1: { not_offered } } });
+      store.flush();
+    };
+    tell({ save: 'nothing here saves' });
+    await vi.waitFor(() => expect(find('save-job')).toMatchObject({ disabled: true, title: 'nothing here saves' }));
+    expect(find('evaluate-job')).toMatchObject({ disabled: false });
+    expect(find('not-offered')!.textContent).toContain('nothing here saves');
+
+    tell({});
+    await vi.waitFor(() => expect(find('save-job')).toMatchObject({ disabled: false }));
+    expect(find('not-offered')).toBeNull();
   });
 
   it('that nobody knows is said to be unknown', async () => {

@@ -225,7 +225,7 @@ SOONEST_TEXT = 0.1
 MAX_RATE = 150_000
 """Bytes a second of one page's frames, on average, and characters a second of these texts."""
 
-_DESCRIBED = ("handlers", "links", "cohort")
+_DESCRIBED = ("handlers", "links", "cohort", "not_offered")
 """The fields of a replica that a change of its description may have."""
 
 

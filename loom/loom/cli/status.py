@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loom.cli.options import Access, Json, asking
 from loom.cli.output import counted, print_json, print_table, say, when
 from loom.errors import WeaverUnavailable, because
 
+if TYPE_CHECKING:
+    from loom.weaver.views import ReplicaInfo
+
 LINKS_SHOWN = 20  # replicas whose runs in trackers `status` shows
+NOT_OFFERED_SHOWN = 8  # reasons for which living replicas do not carry out commands that `status` shows
 ENDED_SHOWN = 10  # ended sessions that `status` shows; as JSON it prints all that the gateway remembers
 
 
@@ -80,18 +84,29 @@ def status(access: Access, as_json: Json = False) -> None:
 def _print_replicas(replicas: list[Mapping[str, Any]]) -> None:
     from loom.cli.weaver_display import REPLICA_COLUMNS, table_rows
     from loom.weaver.states import ReplicaEnding
-    from loom.weaver.views import ReplicaInfo, how_ended
+    from loom.weaver.views import ReplicaInfo, few, how_ended
 
     known = sorted(map(ReplicaInfo.from_body, replicas), key=lambda one: one.place)
     rows = (row.cells for row in table_rows(known))
     print_table(counted(len(replicas), "replica"), REPLICA_COLUMNS, rows)
     for one in [one for one in known if one.links][:LINKS_SHOWN]:
         say(f"{one.id}: {', '.join(f'{tracker} {url}' for tracker, url in one.links.items())}")
+    for reason, ids in _not_offered(known):
+        say(f"not offered by {few(ids)}: {reason}")
     ended = [one for one in known if one.ending not in (None, ReplicaEnding.COMPLETED)]
     for one in sorted(ended, key=lambda one: one.changed)[-ENDED_SHOWN:]:
         say(because(f"{one.id} {how_ended(one)}", one.end_reason))
         for line in (one.exit or {}).get("last_lines", ()):
             say(f"    {line}")
+
+
+def _not_offered(known: list[ReplicaInfo]) -> list[tuple[str, list[str]]]:
+    """Return the commands that living replicas do not carry out, by reason, with the replicas."""
+    found: dict[str, list[str]] = {}
+    for one in known:
+        for reason in dict.fromkeys(one.not_offered.values()) if one.ending is None else ():
+            found.setdefault(reason, []).append(one.id)
+    return list(found.items())[:NOT_OFFERED_SHOWN]
 
 
 def _print_unwell(devices: list[Mapping[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -250,6 +250,11 @@ class FaultRemoved(Frame, kind="fault"):
             case [_, str(injection), dict(evidence)] if len(injection) <= MAX_NAME:
                 return cls(injection, evidence)
         raise cls.mismatch(body)
+
+
+def no_handler(key: str, handlers: Iterable[str]) -> str:
+    """Return the refusal of a configuration key by a replica that has handlers for others."""
+    return f"{key}: no handler for it in this replica; it has handlers for: {', '.join(sorted(handlers)) or 'none'}"
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:

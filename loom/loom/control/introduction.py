@@ -32,9 +32,15 @@ MAX_DEVICES = 1024
 MAX_RANKS = 1_000_000
 """Ranks of the largest cohort."""
 
+MAX_COMMANDS = 64
+"""Kinds of commands of which a threadlet says why it refuses them, at most."""
+
+MAX_OFFER_REASON = 500
+"""Characters of such a reason; longer ones are cut."""
+
 _LONGEST_BEAT = 3600.0
 
-_TAKES = ("spent", "changes", "health", "endings", "status_types", "exits", "cohorts")
+_TAKES = ("spent", "changes", "health", "endings", "status_types", "exits", "cohorts", "offers")
 
 
 class Activity(str, Enum):
@@ -114,6 +120,28 @@ class CohortPlace(Frame, kind="cohort"):
 
 
 @dataclass(frozen=True, slots=True)
+class Offers(Frame, kind="offers"):
+    """``["offers", {command: reason}, any key]``, from a threadlet: what it refuses."""
+
+    refused: dict[str, str]
+    """Why nothing in the process carries out a command now, by the command's kind."""
+    any_key: bool
+    """True if the program may take a configuration key without a handler, too."""
+
+    @classmethod
+    def from_body(cls, body: Sequence[Any]) -> Offers:
+        match body:
+            case [_, dict(refused), bool(any_key)] if len(refused) <= MAX_COMMANDS:
+                if all(type(kind) is type(why) is str and len(kind) <= MAX_NAME for kind, why in refused.items()):
+                    return cls({kind: why[:MAX_OFFER_REASON] for kind, why in refused.items()}, any_key)
+        raise cls.mismatch(body)
+
+
+EVERYTHING_OFFERED = Offers({}, True)
+"""What is said of a process before it is known what it refuses."""
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadletHello(Frame, kind="hello"):
     """``["hello", {…}]``, the first frame from a threadlet: its identity, and the key that authenticates it.
 
@@ -163,12 +191,14 @@ class ThreadletHello(Frame, kind="hello"):
     restarted: int = 0
     """The number of ranks of a job that its launcher has started again, of which this process is one; 0 if it has
     not."""
+    offers: Offers = EVERYTHING_OFFERED
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
         fields["devices"] = [device.to_body() for device in self.devices]
         fields["state"] = None if self.state is None else self.state.value
         fields["cohort"] = None if self.cohort is None else self.cohort.to_body()[1:]
+        fields["offers"] = self.offers.to_body()[1:]
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
@@ -188,6 +218,9 @@ class ThreadletHello(Frame, kind="hello"):
         cohort = fields.get("cohort")
         if cohort is not None and type(cohort) is not list:
             raise ProtocolMismatch(f"cohort is a place in one, not {cohort!r:.80}")
+        offers = fields.get("offers", EVERYTHING_OFFERED.to_body()[1:])
+        if type(offers) is not list:
+            raise ProtocolMismatch(f"offers are refused commands and a flag, not {offers!r:.80}")
         state = optional_text(fields, "state")
         removed = [
             FaultRemoved.from_body([FaultRemoved.KIND, *one])
@@ -220,6 +253,7 @@ class ThreadletHello(Frame, kind="hello"):
             cohort=None if cohort is None else CohortPlace.from_body([CohortPlace.KIND, *cohort]),
             hears=fields.get("hears") is True,
             restarted=check_count("restarted", fields.get("restarted")) or 0,
+            offers=Offers.from_body([Offers.KIND, *offers]),
         )
 
 
@@ -296,6 +330,8 @@ class ThreadletWelcome(Frame, kind="welcome"):
     """True if the weaver takes `Leaving`, `ExitCode` and `Silent`."""
     cohorts: bool = False
     """True if the weaver takes `CohortPlace`."""
+    offers: bool = False
+    """True if the weaver takes `Offers`."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}

@@ -75,12 +75,9 @@ class AcceleratorLoop:
         here, accelerator = training(), self._accelerator()
         if here.owner > StepSource.ACCELERATE:
             return
-        here.offer_action("save", self._refuse_save)
+        here.offer_action("save", lambda: None, lambda: _SAVES_ITSELF)
         if accelerator is not None and accelerator.distributed_type.value != "DEEPSPEED":  # whose engine does it
             here.offer(KEY, int, lambda: getattr(self._accelerator(), KEY, None), self._accumulate)
-
-    def _refuse_save(self) -> None:
-        raise ValueError(_SAVES_ITSELF)
 
     def _accumulate(self, value: int) -> Deferred:
         if value < 1:

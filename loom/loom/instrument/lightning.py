@@ -69,8 +69,8 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
         most = trainer.max_steps if trainer.max_steps > 0 else _planned(trainer)
         self._max_step = int(most) if math.isfinite(most) else None
         here.on_stop(lambda: None)  # `on_train_batch_end` sees it
-        here.offer_action("save", lambda: self._asked("save"))
-        here.offer_action("evaluate", self._evaluate)
+        here.offer_action("save", lambda: self._postponed.ask("save"), self._why_no_save)
+        here.offer_action("evaluate", lambda: self._postponed.ask("evaluate"), self._why_no_validation)
         self._offer_keys(here, trainer, module)
 
     @guarded(NAME)
@@ -133,18 +133,16 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
         self._seen = dict(found)
         return fresh
 
-    def _asked(self, action: str) -> Deferred:
-        if not self._trains:
-            raise ValueError("the Trainer is not training")
-        return self._postponed.ask(action)
+    def _why_no_save(self) -> str | None:
+        return None if self._trains else "the Trainer is not training"
 
-    def _evaluate(self) -> Deferred:
+    def _why_no_validation(self) -> str | None:
         trainer = self._trainer()
         if trainer is not None and not trainer.enable_validation:
-            raise ValueError("this Trainer has no validation: its module has no validation_step, or it has no data")
+            return "this Trainer has no validation: its module has no validation_step, or it has no data"
         if getattr(trainer, "_val_check_time_interval", None) is not None:
-            raise ValueError("this Trainer validates by the clock")
-        return self._asked("evaluate")
+            return "this Trainer validates by the clock"
+        return self._why_no_save()
 
     def _restore(self, trainer: Any) -> None:
         for name, value in (self._regular or {}).items():

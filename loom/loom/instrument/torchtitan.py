@@ -66,8 +66,8 @@ class TitanLoop:
     def _begin(self, trainer: Any) -> None:
         here = training()
         here.on_stop(lambda: None)  # `between_steps` sees it
-        here.offer_action("save", self._save)
-        here.offer_action("evaluate", self._validate)
+        here.offer_action("save", self._save, self._why_no_save)
+        here.offer_action("evaluate", lambda: self._postponed.ask("evaluate"), self._why_no_validation)
         limits = trainer.config.training
         here.offer("max_norm", float, lambda: limits.max_norm, self._set_max_norm)
         # A step that is logged is reported at once: a validation and a checkpoint may come after it.
@@ -79,20 +79,23 @@ class TitanLoop:
             validator.should_validate = lambda step: due(step) or self._postponed.wanted("evaluate")
             _after(validator, "validate", lambda *_: self._postponed.done("evaluate"))
 
+    def _why_no_save(self) -> str | None:
+        checkpointer = getattr(self._trainer(), "checkpointer", None)
+        if checkpointer is None or (checkpointer.enable and not checkpointer.load_only):
+            return None
+        return "this Trainer saves no checkpoints: its checkpoint.enable is false, or load_only is true"
+
     def _save(self) -> Deferred:
         checkpointer = self._trainer().checkpointer
-        if not checkpointer.enable or checkpointer.load_only:
-            raise ValueError(
-                "this Trainer saves no checkpoints: its checkpoint.enable is false, or load_only is true"
-            )
         if self._interval is None:
             self._interval, checkpointer.interval = checkpointer.interval, 1
         return self._postponed.ask("save")
 
-    def _validate(self) -> Deferred:
-        if not self._trainer().config.validator.enable:
-            raise ValueError("this Trainer does not validate: its validator.enable is false")
-        return self._postponed.ask("evaluate")
+    def _why_no_validation(self) -> str | None:
+        trainer = self._trainer()
+        if trainer is None or trainer.config.validator.enable:
+            return None
+        return "this Trainer does not validate: its validator.enable is false"
 
     def _set_max_norm(self, value: float) -> None:
         if not 0 < value < math.inf:

@@ -167,12 +167,15 @@ class HookedTraining:
             apply.saved = saved  # type: ignore[attr-defined]
         self.threadlet.handler(key)(apply)
 
-    def offer_action(self, name: str, function: Callable[[], object]) -> None:
+    def offer_action(
+        self, name: str, function: Callable[[], object], unable: Callable[[], str | None] = lambda: None
+    ) -> None:
         """Offer ``save`` or ``evaluate``: the function does it at a step boundary, and raises to refuse it.
 
-        A function that cannot do it there returns a `Deferred`.
+        A function that cannot do it there returns a `Deferred`. ``unable`` returns why it cannot be done at all, as
+        long as that holds, on any thread: nobody asks for it then.
         """
-        getattr(self.threadlet, f"on_{name}")(function)
+        self.threadlet.offer_action(name, function, unable)
 
     def on_stop(self, function: Callable[[], object]) -> None:
         """Let a stop call a function, once, instead of raising `SystemExit`: the owner's own way to end."""

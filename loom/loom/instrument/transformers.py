@@ -80,8 +80,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             return
         self._step, self._resumed = state.global_step, state.global_step > 0
         here.on_stop(lambda: None)  # `on_step_end` sees it
-        here.offer_action("save", self._save)
-        here.offer_action("evaluate", self._evaluate)
+        here.offer_action("save", lambda: self._postponed.ask("save"), self._why_no_save)
+        here.offer_action("evaluate", lambda: self._postponed.ask("evaluate"), self._why_no_evaluation)
         for key, strategy in _INTERVALS.items():
             self._offer_interval(here, args, state, key, strategy)
         if getattr(args, "deepspeed_plugin", None) is None:  # DeepSpeed's engine clips and accumulates itself
@@ -154,20 +154,14 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if here.owns(StepSource.TRANSFORMERS):
             here.publish(state.global_step, _epoch(state), state.max_steps, metrics)
 
-    def _save(self) -> Deferred:
-        self._check_trains()
-        return self._postponed.ask("save")
+    def _why_no_save(self) -> str | None:
+        return "the Trainer is not training" if self._step is None else None
 
-    def _evaluate(self) -> Deferred:
-        self._check_trains()
+    def _why_no_evaluation(self) -> str | None:
         trainer = self.trainer()
         if trainer is not None and trainer.eval_dataset is None:
-            raise ValueError("this Trainer has no eval_dataset")
-        return self._postponed.ask("evaluate")
-
-    def _check_trains(self) -> None:
-        if self._step is None:
-            raise ValueError("the Trainer is not training")
+            return "this Trainer has no eval_dataset"
+        return self._why_no_save()
 
     def _offer_interval(self, here: HookedTraining, args: Any, state: Any, key: str, strategy: str) -> None:
         def by_steps() -> bool:

@@ -18,6 +18,7 @@ from loom.control.commands import (
     CommandKind,
     FaultRemoved,
 )
+from loom.control.introduction import EVERYTHING_OFFERED, Offers
 from loom.control.reports import MAX_REASON, Draining, Phase
 from loom.errors import describe_error
 from loom.threadlet.cohort import Way
@@ -59,6 +60,8 @@ _NOBODY = "nobody acts on it: this replica has no function for {}: @t.{} makes o
 _ACTIONS = {CommandKind.SAVE: ("saves", "checkpoint"), CommandKind.EVALUATE: ("evaluates", "evaluation")}
 """What a program with a function for a command does, and the reason for which it spends the time of it."""
 _NOTHING = "nothing here {}: the training offers no function for it, as @t.on_{} makes one"
+_SHOWN_BY = 2
+"""Step boundaries after which a program has shown what it offers."""
 _ENDS = (CommandKind.STOP, CommandKind.DRAIN)
 _PAUSES = (CommandKind.PAUSE,)
 _TOGETHER = COHORT_COMMANDS - {CommandKind.RESUME, CommandKind.STOP}
@@ -81,6 +84,9 @@ class CommandApplier(StatusReporter):
         self._on_failure: list[Callable[[str, str], Any]] = []
         self._on_change: list[Callable[[str, bool], Any]] = []
         self._actions: dict[CommandKind, Callable[[], Any]] = {}  # the program's functions for `_ACTIONS`
+        self._unable: dict[CommandKind, Callable[[], str | None]] = {}
+        """For commands of `_ACTIONS`, returns why the program cannot carry it out now, or None."""
+        self._asked = False  # whether the program has asked for commands by `get_config_update`
         # Held while commands apply; reentrant because a handler may call the threadlet. The link's thread never
         # takes it, because handlers may take long.
         self._applying = threading.RLock()
@@ -162,7 +168,7 @@ class CommandApplier(StatusReporter):
         is a dict of the values alone. Injected faults are carried out and not returned, and neither are commands
         that a step or `wait_while_paused` applied.
         """
-        gate, taken = self._gate, None
+        gate, taken, self._asked = self._gate, None, True
         if self._took == self._published:  # the program asks whether there is another one, at the same boundary
             self._took = None
         elif gate.way is _TAKE or gate.counts(_TAKE):
@@ -395,13 +401,47 @@ class CommandApplier(StatusReporter):
             return _EVICTED
         if not self._gate.passed:  # what the program offers may still come
             return None
-        if kind in _ACTIONS and kind not in self._actions and not by_program:
-            return _NOTHING.format(_ACTIONS[kind][0], kind)
+        if kind in _ACTIONS and not by_program and (reason := self._why_not(kind)) is not None:
+            return reason
         if kind is not CommandKind.UPDATE_CONFIG:
             return None
         known = self._registry
         refusals = [known.refusal(*one) for one in command.params.items() if not by_program or one[0] in known]
         return "; ".join(one for one in refusals if one is not None) or None
+
+    def _why_not(self, kind: CommandKind) -> str | None:
+        """Return why nothing here saves, or evaluates, now; None if something does."""
+        if kind not in self._actions:
+            return _NOTHING.format(_ACTIONS[kind][0], kind)
+        try:
+            return self._unable[kind]()
+        except Exception:  # noqa: BLE001 - such as of a Trainer that goes just now: the function itself will say it
+            return None
+
+    def offer_action(
+        self,
+        name: str,
+        function: Callable[[], Any],
+        unable: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Let a function carry out a command of `_ACTIONS`.
+
+        Args:
+            name: the command's kind.
+            function: carries it out at a step boundary.
+            unable: returns why it cannot be carried out now, or None; any thread may call it.
+        """
+        kind = CommandKind(name)
+        self._actions[kind], self._unable[kind] = function, unable
+        if self._link is not None:
+            self._link.beat_now()
+
+    def offers(self) -> Offers:
+        """Return what this process refuses, as far as its first steps have shown what its program offers."""
+        if self._gate.passed < _SHOWN_BY or self._asked:
+            return EVERYTHING_OFFERED
+        reasons = {kind.value: self._why_not(kind) for kind in _ACTIONS}
+        return Offers({kind: why for kind, why in reasons.items() if why is not None}, any_key=False)
 
     def _refuse(self, command: Command, reason: str) -> None:
         self._acknowledge(Application(command, reason))
@@ -588,20 +628,21 @@ class CommandApplier(StatusReporter):
     def _act(self, made: Application, by_program: bool) -> None:
         """Save or evaluate, by the program's function for it."""
         kind = made.command.kind
-        does, reason = _ACTIONS[kind]
-        if (function := self._actions.get(kind)) is not None:
-            try:
-                with self.spent(reason):
-                    answer = function()
-            except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
-                made.reason = f"the function for {kind} raised {describe_error(error)}"
-            else:
-                if isinstance(answer, Deferred):
-                    made.deferred[kind.value] = None, answer
-        elif by_program:
+        function = self._actions.get(kind)
+        if function is None and by_program:
             made.taken.append(kind.value)
+            return
+        made.reason = self._why_not(kind)
+        if function is None or made.reason is not None:
+            return
+        try:
+            with self.spent(_ACTIONS[kind][1]):
+                answer = function()
+        except Exception as error:  # noqa: BLE001 - the user's own code, which must not end the training
+            made.reason = f"the function for {kind} raised {describe_error(error)}"
         else:
-            made.reason = _NOTHING.format(does, kind)
+            if isinstance(answer, Deferred):
+                made.deferred[kind.value] = None, answer
 
     def _own_devices(self) -> Collection[str]:
         """Return the uuids of the devices of this process."""

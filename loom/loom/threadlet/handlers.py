@@ -19,6 +19,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
+from loom.control.commands import no_handler
 from loom.errors import WrongArguments, describe_error
 
 
@@ -286,8 +287,7 @@ class HandlerRegistry:
     def refusal(self, key: str, value: Any) -> str | None:
         """Return why a value is refused before its handler is called, or None."""
         if key not in self._handlers:
-            known = ", ".join(sorted(self._handlers)) or "none"
-            return f"{key}: no handler for it in this replica; it has handlers for: {known}"
+            return no_handler(key, self._handlers)
         try:
             convert(value, self._handlers[key][1])
         except BadValue as error:

@@ -30,9 +30,11 @@ from loom.control.commands import (
 )
 from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
 from loom.control.introduction import (
+    EVERYTHING_OFFERED,
     Bye,
     CohortPlace,
     Leaving,
+    Offers,
     Refusal,
     ThreadletHello,
     ThreadletWelcome,
@@ -201,7 +203,8 @@ class WeaverLink:
     """The connection of this process with the weaver, in a thread of its own.
 
     ``hello`` returns the first frame of each connection from the key, ``beat`` a heartbeat's step and phase;
-    ``peers`` takes failures of peers; ``cohort`` looks for the process group, and is None if it is not to.
+    ``peers`` takes failures of peers; ``cohort`` looks for the process group, and is None if it is not to;
+    ``offers`` returns what the process refuses.
     """
 
     def __init__(
@@ -214,6 +217,7 @@ class WeaverLink:
         account: Callable[[], TimeAccount],
         peers: Callable[[PeerFailures], None],
         cohort: CohortMember | None = None,
+        offers: Callable[[], Offers] = lambda: EVERYTHING_OFFERED,
     ) -> None:
         self._address = address
         self._inbox = inbox
@@ -225,6 +229,8 @@ class WeaverLink:
         self._cohort = cohort
         if cohort is not None:
             cohort.changed = self.beat_now
+        self._offers = offers
+        self._offered = EVERYTHING_OFFERED  # the ones that the connected weaver knows
         self._place: CohortPlace | None = None  # the place in a cohort that the connected weaver knows
         self.takes_cohorts = False
         """True if the weaver that is or was connected sends commands to cohorts."""
@@ -359,7 +365,7 @@ class WeaverLink:
         if self._cohort is not None:
             self._cohort.look(wait=True)
         hello = self._hello(address.key)
-        self._place = hello.cohort
+        self._place, self._offered = hello.cohort, hello.offers
         connection.put(hello)
         welcome, rest = self._welcome(connection)
         self._reports.resume(welcome.seq)
@@ -410,6 +416,9 @@ class WeaverLink:
                 # The weaver would read a heartbeat only after the bytes that it leaves unread.
                 if self._cohort is not None:
                     self._look_for_cohort(self._cohort, connection, welcome)
+                if welcome.offers and (offers := self._offers()) != self._offered:
+                    self._offered = offers
+                    connection.put(offers)
                 if connection.waiting < HIGH_WATER:
                     connection.put(Heartbeat(now_of_system(), *self._beat()))
                     if welcome.spent:

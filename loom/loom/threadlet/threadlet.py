@@ -185,6 +185,7 @@ class Threadlet(CommandApplier):
                 self._account,
                 self._peers.receive,
                 self._cohort if cohort else None,
+                self.offers,
             )
             self._begin(self._link)
 
@@ -293,12 +294,12 @@ class Threadlet(CommandApplier):
         that cannot save yet returns a `Deferred`. Its error refuses the command, and does not end the training. A
         later function takes the place of an earlier one.
         """
-        self._actions[CommandKind.SAVE] = function
+        self.offer_action(CommandKind.SAVE, function)
         return function
 
     def on_evaluate(self, function: Callable[[], Any]) -> Callable[[], Any]:
         """Register the decorated function, which evaluates the model at a step boundary; otherwise as `on_save`."""
-        self._actions[CommandKind.EVALUATE] = function
+        self.offer_action(CommandKind.EVALUATE, function)
         return function
 
     def on_peer_failure(self, function: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
@@ -383,6 +384,7 @@ class Threadlet(CommandApplier):
             cohort=self._cohort.place,
             hears=True,
             restarted=_ranks_started_again(),
+            offers=self.offers(),
         )
 
     def _plain_config(self) -> dict[str, Any]:

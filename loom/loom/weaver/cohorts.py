@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loom.control.commands import COHORT_COMMANDS, Acknowledgement, CommandKind
+from loom.control.commands import COHORT_COMMANDS, Acknowledgement, Command, CommandKind
 from loom.control.introduction import ThreadletHello
-from loom.weaver.commands import GivenCommand
+from loom.weaver.commands import GivenCommand, not_offered
 from loom.weaver.registry import Registry
 from loom.weaver.replicas import KeptValues, Replica
 from loom.weaver.states import LIVING, ReplicaState
@@ -72,6 +72,19 @@ class Cohorts:
                 meant = replicas if some else [*replicas, *(one for one in there if one in alone)]
                 refused |= {one.id: Acknowledgement.failed(reason) for one in meant}
         return cohorts, refused
+
+    def not_offered(
+        self, command: Command, there: Sequence[Replica], cohorts: Mapping[str, str]
+    ) -> dict[str, Acknowledgement]:
+        """Return the refusals of a command that nothing carries out in a replica, or in a rank of its cohort."""
+        refused: dict[str, Acknowledgement] = {}
+        for one in there:
+            cohort = cohorts.get(one.id)
+            if one.connected and (made := not_offered(one, command, cohort is not None)) is not None:
+                ranks = [one.id] if cohort is None else [id for id, at in cohorts.items() if at == cohort]
+                for id in ranks:
+                    refused.setdefault(id, made)
+        return refused
 
     def whole(self, ids: Iterable[str]) -> list[str]:
         """Return the ids with those of the living ranks of their cohorts."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.control.arguments import check_name
-from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind
+from loom.control.commands import DEVICE_COMMANDS, Acknowledgement, Command, CommandKind, no_handler
 from loom.control.fault_kinds import check_fault
 from loom.control.frame import pack_value
 from loom.errors import Denied, NotFound, TooLarge, WrongArguments
@@ -234,6 +234,22 @@ class Commands:
             del self._done[oldest]
             del self._commands[oldest]
             self._store.drop("commands", oldest)
+
+
+def not_offered(replica: Replica, command: Command, together: bool) -> Acknowledgement | None:
+    """Return a replica's refusal of a command that nothing in its process carries out, as far as it has said so.
+
+    Args:
+        together: whether other ranks apply it with the replica, or none: a single key is enough then.
+    """
+    if (reason := replica.not_offered.get(command.kind.value)) is not None:
+        return Acknowledgement.failed(reason)
+    if replica.any_key or command.announced or command.kind is not CommandKind.UPDATE_CONFIG:
+        return None
+    refused = {key: no_handler(key, replica.handlers) for key in command.params if key not in replica.handlers}
+    if not refused or (len(refused) < len(command.params) and not together):
+        return None
+    return Acknowledgement(False, refused=refused, reason="; ".join(refused.values()))
 
 
 def check_command(kind: CommandKind, params: Any) -> None:

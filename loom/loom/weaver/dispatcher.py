@@ -148,6 +148,9 @@ class CommandDispatcher:
                 acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
         cohorts, refused_cohorts = self._cohorts.sort(command.kind, there)
         acknowledgements |= refused_cohorts
+        for id, made in self._cohorts.not_offered(command, there, cohorts).items():
+            acknowledgements.setdefault(id, made)
+            cohorts.pop(id, None)
         unknown = (id for id in acknowledgements if id not in self._known.replicas)
         names = [*(replica.id for replica in there), *unknown]
         given = GivenCommand(command, target, by, now, names, cohorts=cohorts)

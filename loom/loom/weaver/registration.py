@@ -162,5 +162,6 @@ class ThreadletRegistration:
                 status_types=True,
                 exits=True,
                 cohorts=True,
+                offers=True,
             ),
         )

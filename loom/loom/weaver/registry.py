@@ -153,6 +153,7 @@ class Registry:
         replica.actors = hello.actors
         replica.injectable, replica.respawns = hello.injectable, hello.respawns
         replica.announced, replica.hears = hello.announced, hello.hears
+        replica.offer(hello.offers)
         self._enter_procs(replica)
         self.register_devices(replica, hello.devices)
 

@@ -19,7 +19,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from loom.control.introduction import CohortPlace, Leaving
+from loom.control.introduction import EVERYTHING_OFFERED, CohortPlace, Leaving, Offers
 from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState
 from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 
@@ -149,6 +149,7 @@ class Replica:
     exit: Mapping[str, Any] | None = None
     respawns: bool = False
     cohort: Mapping[str, Any] | None = None
+    not_offered: Mapping[str, str] = field(default_factory=dict)
 
     kept: KeptValues | None = None
     """Values of the process before, which this one gets; stored, and shown to nobody."""
@@ -177,6 +178,10 @@ class Replica:
     """True if its threadlet tells commands from what is only `Command.announced`."""
     hears: bool = False
     """True if its threadlet takes `loom.control.commands.AppliedByOthers`."""
+    any_key: bool = True
+    """True if its program may take configuration keys without handlers."""
+    tells_offers: bool = False
+    """True once the replica has refused a command or a key beforehand, so that those who show it are told."""
     paused_at: int | None = None
     """The last step before the pause that it is in; None if that is not known."""
     _stepped: float = 0.0
@@ -214,6 +219,11 @@ class Replica:
         """Record the place of its process in a cohort."""
         joined = place is not None and place.world > 0
         self.cohort = {name: getattr(place, name) for name in ("id", "rank", "world")} if joined else None
+
+    def offer(self, offers: Offers) -> None:
+        """Record the commands and keys that its process takes."""
+        self.not_offered, self.any_key = offers.refused, offers.any_key
+        self.tells_offers = self.tells_offers or offers != EVERYTHING_OFFERED
 
     @property
     def made_its_steps(self) -> bool:
@@ -317,6 +327,8 @@ class Replica:
     def described(self) -> dict[str, object]:
         """Return the fields that change seldom, as far as the replica has them."""
         found: dict[str, object] = {"handlers": self.handlers}
+        if self.tells_offers:
+            found["not_offered"] = self.not_offered
         if self.cohort is not None:
             found["cohort"] = self.cohort
         if self.links or self.unlinked:

@@ -9,7 +9,7 @@ from typing import Any
 
 from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_COUNT, MAX_NAME, Frame
-from loom.control.introduction import Handlers
+from loom.control.introduction import Handlers, Offers
 from loom.control.reports import (
     DeviceReport,
     Draining,
@@ -71,6 +71,7 @@ class Reports:
             TimeAccount: self._time_account,
             DeviceReport: self._device_status,
             Handlers: self._handlers,
+            Offers: self._offers,
             Registration: self._register,
             Draining: self._draining,
             FaultRemoved: lambda replica, fault, now: self.note_removed(
@@ -172,6 +173,11 @@ class Reports:
 
     def _handlers(self, replica: Replica, handlers: Handlers, now: float) -> None:
         self._known.set_description(replica, handlers={**replica.handlers, **handlers.types})
+        self._outbox.output.described.append(replica)
+
+    def _offers(self, replica: Replica, offers: Offers, now: float) -> None:
+        replica.offer(offers)
+        self._known.save(replica)
         self._outbox.output.described.append(replica)
 
     def _register(self, replica: Replica, registered: Registration, now: float) -> None:

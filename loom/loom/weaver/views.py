@@ -154,6 +154,8 @@ class ReplicaInfo(_View):
     cohort: Mapping[str, Any] | None = None
     """The place of the replica among the ranks of its job, which take commands at one step: ``id``, ``rank`` and
     ``world``, the number of ranks. None if it takes commands by itself."""
+    not_offered: Mapping[str, str] = field(default_factory=dict)
+    """Commands that nothing in the replica's process carries out now, such as ``save``, each with the reason."""
     connected: bool = False
     step_time: float | None = None
     """Median seconds of the replica's last steps; None before there are a few."""

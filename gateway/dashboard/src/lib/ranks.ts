@@ -81,3 +81,14 @@ export function differs(first: readonly MetricPoint[], other: readonly MetricPoi
 export function livingOf(ranks: readonly Replica[]): string[] {
   return ranks.filter(isLiving).map((one) => one.id);
 }
+
+/** Return the commands that would be refused by all of these replicas, or by one that takes them together with others. */
+export function notOffered(replicas: readonly Replica[]): Record<string, string> {
+  const refused: Record<string, string> = {};
+  for (const one of replicas)
+    for (const [kind, reason] of Object.entries(one.not_offered ?? {})) {
+      const together = (one.cohort?.world ?? 1) > 1;
+      if (together || replicas.every((other) => kind in (other.not_offered ?? {}))) refused[kind] ??= reason;
+    }
+  return refused;
+}

@@ -71,6 +71,8 @@ export interface ReplicaInfo {
   injectable: boolean;
   /** Its place among the ranks that take commands at one step; null, or not there, if it takes them by itself. */
   cohort?: { id: string; rank: number; world: number } | null;
+  /** The commands that nothing in its process carries out, with the reasons. */
+  not_offered?: Record<string, string>;
   /** The addresses of its runs in trackers. */
   links?: Record<string, string>;
   connected: boolean;
@@ -82,7 +84,7 @@ export interface ReplicaInfo {
 
 /** The fields of a replica that a delta may have. */
 export type ReplicaChange = Partial<
-  Pick<ReplicaInfo, 'state' | 'step' | 'epoch' | 'max_step' | 'metrics' | 'phase' | 'reported' | 'connected' | 'handlers' | 'cohort' | 'links'>
+  Pick<ReplicaInfo, 'state' | 'step' | 'epoch' | 'max_step' | 'metrics' | 'phase' | 'reported' | 'connected' | 'handlers' | 'cohort' | 'links' | 'not_offered'>
 >;
 
 export interface DeviceStatus {

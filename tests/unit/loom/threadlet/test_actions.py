@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from loom.control.introduction import EVERYTHING_OFFERED
 from loom.threadlet import Deferred, Threadlet, time_accounting
 from tests.unit.loom.threadlet.fake_weaver import BOUND, OK, FakeWeaver, Make, come
 
@@ -141,3 +142,58 @@ def test_the_time_of_a_save_counts_as_that_of_a_checkpoint(
     made.check_and_apply_updates()
 
     assert made._account().by_reason["checkpoint"] == 5
+
+
+def test_what_nothing_does_is_said_beforehand_and_taken_back_when_a_function_comes(
+    weaver: FakeWeaver, threadlet: Make
+) -> None:
+    made = threadlet()
+    connection, hello = weaver.welcome(offers=True)
+    for _ in range(2):
+        made.check_and_apply_updates()
+    _, refused, any_key = connection.expect("offers")
+    made.on_save(lambda: None)
+    _, later, _ = connection.expect("offers")
+
+    assert hello["offers"] == [{}, True]  # its program has not begun
+    assert set(refused) == set(KINDS)
+    assert refused["save"] == "nothing here saves: the training offers no function for it, as @t.on_save makes one"
+    assert not any_key
+    assert set(later) == {"evaluate"}
+
+
+def test_a_program_that_takes_commands_itself_refuses_none_beforehand(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    weaver.welcome(offers=True)
+    for number in range(3):
+        made.publish_status(number)
+        made.get_config_update()
+
+    assert made.offers() == EVERYTHING_OFFERED
+
+
+def test_a_function_that_cannot_run_now_is_not_offered_and_not_called(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    reason: list[str | None] = ["this Trainer has no eval_dataset"]
+    made.offer_action("evaluate", lambda: pytest.fail("called"), lambda: reason[0])
+    connection, _ = weaver.welcome()
+    for _ in range(2):
+        made.check_and_apply_updates()
+    refused = made.offers().refused["evaluate"]
+    command = weaver.command(connection, "evaluate")
+    come(made)
+    made.check_and_apply_updates()
+    reason[0] = None
+
+    assert refused == connection.ack(command)[1]["reason"] == "this Trainer has no eval_dataset"
+    assert "evaluate" not in made.offers().refused
+
+
+def test_an_older_weaver_is_not_told_of_offers(weaver: FakeWeaver, threadlet: Make) -> None:
+    made = threadlet()
+    connection, _ = weaver.welcome()
+    for _ in range(3):
+        made.check_and_apply_updates()
+        connection.expect("beat")
+
+    assert "offers" not in [frame[0] for frame in connection.skipped]

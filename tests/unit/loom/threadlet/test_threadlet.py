@@ -60,6 +60,7 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "cohort": None,
         "hears": True,
         "restarted": 0,
+        "offers": [{}, True],
     }
     assert len(made.instance) == 32
 

@@ -341,7 +341,7 @@ export abstract class Known {
     if (!known) return; // it was forgotten meanwhile
     const { state, reported } = known;
     this.held.change(known, change, !this.subscriptions.has('pace'));
-    if (change.handlers ?? change.links ?? change.cohort) this.changes.note('configs');
+    if (change.handlers ?? change.links ?? change.cohort ?? change.not_offered) this.changes.note('configs');
     if (known.state !== state) this.changes.note('states');
     if (change.metrics && known.reported !== reported) this.#takeReport(known);
     this.changes.note('reports');

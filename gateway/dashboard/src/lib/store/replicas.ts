@@ -53,6 +53,7 @@ class Member implements Replica {
   injectable = false;
   cohort: ReplicaInfo['cohort'] = null;
   links: Record<string, string> = {};
+  not_offered: Record<string, string> = {};
   step_time: number | null = null;
   instance = '';
   seq = 0;
@@ -235,6 +236,7 @@ export class Replicas {
     if (change.handlers !== undefined) known.handlers = change.handlers;
     if (change.cohort !== undefined) known.cohort = change.cohort;
     if (change.links !== undefined) known.links = change.links;
+    if (change.not_offered !== undefined) known.not_offered = change.not_offered;
     if (change.metrics !== undefined) {
       known.metrics = change.metrics;
       known.loss = lossOf(change.metrics);
