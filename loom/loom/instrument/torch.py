@@ -6,9 +6,11 @@ more: none of them waits for a device.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
+import numbers
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -62,6 +64,7 @@ class OptimizerSteps:
         self._seen: WeakKeyDictionary[Any, HookedOptimizer] = WeakKeyDictionary()
         self._primary: Callable[[], Any] = lambda: None
         self._outer: int | None = None  # the id of the optimizer within whose step the program is
+        self._inner = 0  # the calls of its class's step within that of a class derived from it
         self._count = 0
         self._samples = Samples()
         on_change(self._change)
@@ -85,9 +88,12 @@ class OptimizerSteps:
     @guarded(NAME, boundaries=True)
     def begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note that an optimizer begins a step: one made anew takes over what was set, before it makes a step."""
-        if _is_container(optimizer) or (self._outer is not None and _is_nested()):
+        if _is_container(optimizer):
             return
-        self._outer = id(optimizer)
+        if self._outer is not None and _is_nested():
+            self._inner += self._outer == id(optimizer)
+            return
+        self._outer, self._inner = id(optimizer), 0
         if self._count and optimizer is not self._primary() and optimizer not in self._seen:
             self._introduce(optimizer)
 
@@ -96,6 +102,9 @@ class OptimizerSteps:
         """Note a step that an optimizer has made."""
         if self._outer not in (None, id(optimizer)) or _is_container(optimizer):
             return  # a part of another one's step, such as ZeroRedundancyOptimizer's
+        if self._inner:
+            self._inner -= 1
+            return
         self._outer = None
         if optimizer is not self._primary() and not self._stands_in(optimizer):
             return
@@ -198,6 +207,7 @@ class HookedOptimizer:
         self._overrides: OptimizerOverrides | None = None
         self._factor: float | None = None
         self._in_backward = _steps_in_backward()
+        self._last: dict[str, Any] = {}  # the numbers as last read, which outlive the optimizer
         self._steps = -1, 0  # of the primary optimizer at the last step, and of this one since that
 
     def count_step(self, primary: int) -> int:
@@ -257,19 +267,30 @@ class HookedOptimizer:
     def _setter(self, key: str) -> Callable[[Any], None]:
         def change(value: Any) -> None:
             present = self._number(key)
+            if not all(map(math.isfinite, value if isinstance(value, list) else [value])):
+                raise ValueError(f"{key} is finite, not {value}")
             if isinstance(present, list) and len(value) != len(present):
                 raise ValueError(f"{key} has {len(present)} numbers, not {len(value)}")
             new = tuple(value) if isinstance(present, list) else value
             if type(present) is int and value == int(value):
                 new = int(value)
+            self._check(key, new)
             # A group without weight decay, such as that of biases, keeps none.
             self._set(key, lambda scheduled: [new if one or not any(scheduled) else one for one in scheduled])
 
         return change
 
+    def _check(self, key: str, value: Any) -> None:
+        """Raise what torch's own optimizer raises if it is made with a value."""
+        if self._kind.__module__.startswith("torch.optim."):
+            with contextlib.suppress(TypeError):  # an option of another name
+                self._kind([sys.modules["torch"].zeros(1, 1)], **{key: value})
+
     def _set(self, key: str, change: Callable[[Values], Values] | None) -> None:
         if (optimizer := self.optimizer()) is None:
             raise ValueError("the optimizer is gone")
+        if key == "lr" and all(group.get("lr") is None for group in optimizer.param_groups):
+            raise ValueError(f"{self._kind.__name__} has no learning rate in its param_groups: it computes its own")
         if self._in_backward:
             raise ValueError("the optimizer steps within the backward pass, where parameters differ in it")
         from loom.instrument.steering import overrides_of
@@ -283,20 +304,29 @@ class HookedOptimizer:
         return [key for key in keys if self._number(key) is not None]
 
     def _number(self, key: str) -> Any:
-        """Return the value of the first group in which it is not 0, as a number or a list of numbers, or None."""
-        values = [group.get(key) for group in getattr(self.optimizer(), "param_groups", [])] or [None]
-        return _plain(values[0] if key == "lr" else next(filter(None, values), values[0]))
+        """Return the value of the first group in which it is not 0, as a number or a list of numbers, or None.
+
+        Of an optimizer that is gone, as with the function that has made it, it is the last one.
+        """
+        if (optimizer := self.optimizer()) is not None:
+            values = [group.get(key) for group in optimizer.param_groups] or [None]
+            self._last[key] = _plain(values[0] if key == "lr" else next(filter(None, values), values[0]))
+        return self._last.get(key)
 
     def _schedule(self) -> Any:
         return None if self._overrides is None else _plain(self._overrides.scheduled("lr"))
 
 
 def _plain(value: Any) -> Any:
+    """Return a number, also one of numpy's, or a list of numbers; None for everything else."""
     if type(value) in (float, int):
         return value
-    if isinstance(value, tuple) and value and all(type(one) in (float, int) for one in value):
-        return list(value)
-    if hasattr(value, "item") and value.device.type == "cpu" and value.numel() == 1:
+    if isinstance(value, numbers.Real):
+        return None if isinstance(value, bool) else float(value)
+    if isinstance(value, (tuple, list)):
+        found = [_plain(one) for one in value]
+        return found if found and all(type(one) in (float, int) for one in found) else None
+    if isinstance(value, sys.modules["torch"].Tensor) and value.device.type == "cpu" and value.numel() == 1:
         return float(value.item())
     return None  # also of a tensor on a device, for which reading it would wait
 

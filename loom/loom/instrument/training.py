@@ -112,6 +112,7 @@ class HookedTraining:
     def end(self, source: StepSource, step: int, epoch: int | None = None) -> None:
         """Note that a library's training has come to its end, with this step as the last one."""
         if self.owner is source:
+            self._read_next = 0.0  # what the keys have now is their last value
             self.publish(step, epoch, max_step=step)
             self.owner, self._silent, self._stop = StepSource.TORCH, 0, None
             _note_change()

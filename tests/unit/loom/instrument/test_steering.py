@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -408,3 +410,85 @@ def test_a_change_that_another_rank_has_not_made_leaves_the_schedule_as_it_was(
     schedule.step()
     effective = {"learning_rate_factor": 0.09 * 0.5, "learning_rate": 0.3}
     assert rates(optimizer) == pytest.approx([effective[key] for key in before] or [0.09])
+
+
+class Derived(torch.optim.SGD):
+    """An optimizer of a user's own that lets torch's make the step."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+def test_a_step_of_a_derived_class_counts_once(hooked: OptimizerSteps) -> None:
+    sgd()  # by which torch has the base class call hooks, too
+    optimizer = Derived(net().parameters(), lr=0.1)
+
+    step(optimizer, optimizer)
+    assert apply("learning_rate", 0.02) is None
+    step(optimizer)
+
+    assert here()._step == 3
+    assert rates(optimizer) == [0.02]
+
+
+@pytest.mark.parametrize("lr", [numpy.float32(0.5), numpy.float64(0.5), torch.tensor(0.5), 1], ids=repr)
+def test_a_learning_rate_of_any_kind_of_number_is_read_and_set(lr: Any) -> None:
+    optimizer = sgd(lr=lr)
+    step(optimizer)
+
+    here().publish(1)
+    assert here()._config["learning_rate"] == float(lr)
+    assert apply("learning_rate", 0.25) is None
+    assert rates(optimizer) == [0.25]
+    assert apply("learning_rate", None) is None
+    assert rates(optimizer) == [lr]
+
+
+class OwnRate(torch.optim.Optimizer):
+    """An optimizer that computes its learning rate, such as transformers' Adafactor."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.mark.parametrize("defaults", [{"eta": 0.1}, {"lr": None}], ids=repr)
+def test_a_learning_rate_that_an_optimizer_does_not_have_is_refused(defaults: dict[str, Any]) -> None:
+    optimizer = OwnRate(net().parameters(), defaults)
+    step(optimizer)
+
+    for key in ("learning_rate", "learning_rate_factor"):
+        assert "OwnRate has no learning rate in its param_groups" in str(apply(key, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("weight_decay", float("nan"), "weight_decay is finite, not nan"),
+        ("betas", [0.9, float("inf")], "betas is finite"),
+        ("betas", [0.9, 1.5], "Invalid beta parameter at index 1: 1.5"),
+        ("eps", -1.0, "Invalid epsilon value: -1.0"),
+    ],
+)
+def test_a_number_that_torch_would_refuse_is_refused(key: str, value: object, why: str) -> None:
+    optimizer = torch.optim.Adam(net().parameters(), weight_decay=0.1)
+    step(optimizer)
+    before = rates(optimizer, key)
+
+    assert why in str(apply(key, value))
+    assert rates(optimizer, key) == before
+
+
+def test_the_values_of_an_optimizer_that_is_gone_are_its_last_ones() -> None:
+    def train() -> None:
+        optimizer = sgd(lr=0.1)
+        step(optimizer)
+        optimizer.param_groups[0]["lr"] = 0.05
+        here()._read_next = 0.0
+        step(optimizer)
+
+    train()
+    gc.collect()
+
+    here().close()
+    known = {key: value for key, value in here()._config.items() if value is not None}
+    assert known == {"learning_rate": 0.05, "momentum": 0.9, "dampening": 0, "weight_decay": 0}
