@@ -29,7 +29,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.origins import AllowedHosts
 from loom_gateway.access.sign_ins import SignIns
-from loom_gateway.access.tokens import Issuer, OwnTokenFile, TokenAuthority, TokenMemory
+from loom_gateway.access.token_authority import Issuer, OwnTokenFile, TokenAuthority, TokenMemory
 from loom_gateway.app import create_app
 from loom_gateway.exports import Exports
 from loom_gateway.relay.endpoint import MAX_HELLO

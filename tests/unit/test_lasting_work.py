@@ -33,7 +33,7 @@ ENDS = {
     "remote_exec/forward.py:_send": _CONNECTION,
     "remote_exec/terminal.py:_send": "one command, whose session is over",
     "rest/sessions.py:_client_gone": _CONNECTION,
-    "rl/generation/app.py:_left": _CONNECTION,
+    "rl/generation/http_app.py:_left": _CONNECTION,
     "tensors/sending/dispatcher.py:_send": _ITSELF,
     "threadlet/reporting.py:_await_events": _ITSELF,
     "threadlet/link.py:_run": _ITSELF,

@@ -38,7 +38,7 @@ from loom_gateway.access.origins import Origins
 from loom_gateway.access.rate_limits import ADDRESSES, Allowances, address_key
 from loom_gateway.access.sessions import Principal, SessionAccess
 from loom_gateway.access.sign_ins import SignIn, SignIns
-from loom_gateway.access.tokens import KeyWanted, SignedToken, TokenAuthority
+from loom_gateway.access.token_authority import KeyWanted, SignedToken, TokenAuthority
 from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession

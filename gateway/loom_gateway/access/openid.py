@@ -21,7 +21,7 @@ from joserfc.jwt import JWTClaimsRegistry
 from loom.errors import AuthenticationError, IssuerUnreachable, ScopeError, TokenRevoked, WrongArguments
 from loom.token_file import OPENID_PREFIX, SCOPES, Token, digest
 from loom_gateway.access.issuer_keys import ALGORITHMS, IssuerKeys
-from loom_gateway.access.tokens import KeyWanted, SignedToken
+from loom_gateway.access.token_authority import KeyWanted, SignedToken
 from loom_gateway.settings import GatewaySettings
 
 MAX_TOKEN = 16 << 10  # characters of a token at most

@@ -39,7 +39,7 @@ from loom.weaver.keys import EVERYONE
 from loom.weaver.views import CommandState, GoodputRecord, MetricPoint, ReplicaInfo, WeaverEvent
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.access.tokens import SteadyDay
+from loom_gateway.access.token_authority import SteadyDay
 from loom_gateway.rest.weaver_changes import Note, WeaverChanges, checked_change
 
 EVENTS = 1000

@@ -27,6 +27,7 @@ from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, LastWords
 
 logger = logging.getLogger(__name__)
 
+START_TIMEOUT = 60.0  # seconds that a driver has to come up
 END_TIMEOUT = 10.0  # seconds that a driver has to stop its meshes and exit before it is killed
 CONNECT_TIMEOUT = 2.0  # seconds that a driver's socket has to accept a connection
 
@@ -154,7 +155,7 @@ class OwnDriver(DriverProcess):
             raise
         return cls(files, child, record)
 
-    async def come_up(self, timeout: float) -> Mapping[str, Any]:
+    async def come_up(self, timeout: float = START_TIMEOUT) -> Mapping[str, Any]:
         """Return the process's announcement. Kill it, and raise `SessionLost`, if it comes too late or never."""
         ready = asyncio.shield(asyncio.wrap_future(self._child.ready))
         try:

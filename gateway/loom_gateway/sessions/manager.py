@@ -97,8 +97,6 @@ class FreshPorts:
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT = 60.0  # seconds that a driver has to come up
-
 MOST_TOKENS = 16  # tokens with which a session was driven that count for how long it lives, the newest
 
 STOPPED = "the gateway was stopped"
@@ -274,7 +272,7 @@ class SessionManager:
         uid = None if self._ids is None else await self._ids.take_clean()
         driver = await self._launch(files, python("loom_gateway.driver", *arguments), uid)
         try:
-            await driver.come_up(START_TIMEOUT)
+            await driver.come_up()
         except asyncio.CancelledError:
             tasks.run("end a driver", driver.end("nobody waits for it any more"))
             raise

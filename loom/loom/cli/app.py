@@ -16,9 +16,9 @@ from loom.cli import (
     context,
     dashboard,
     demo,
-    export,
     inject,
     logs,
+    query_and_export,
     remote_exec,
     run,
     serve,
@@ -80,8 +80,8 @@ for command in weaver.COMMANDS:
 app.command()(weaver.weaver)
 app.command()(weaver.events)
 app.command()(weaver.metrics)
-app.command()(export.query)
-app.command("export")(export.export)
+app.command()(query_and_export.query)
+app.command("export")(query_and_export.export)
 app.command()(weaver.stacks)
 app.command()(weaver.profile)
 app.command()(weaver.devices)

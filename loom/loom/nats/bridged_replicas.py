@@ -25,7 +25,6 @@ from loom.control.frame import Frame
 from loom.control.introduction import Bye, TrainingEnding
 from loom.control.reports import DeviceFailed, DeviceReport, Registration
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
-from loom.nats.envelopes import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
 from loom.nats.message_counts import SUBJECT_RATE, Bucket, MessageTrouble, Tally
 from loom.nats.outside_replica import OutsideReplica
 from loom.nats.reports import (
@@ -38,6 +37,17 @@ from loom.nats.reports import (
     read_report,
 )
 from loom.nats.state import BridgeState
+from loom.nats.subjects_and_envelopes import (
+    HEADER,
+    SOURCE,
+    Body,
+    Envelope,
+    EnvelopeKind,
+    Format,
+    Reply,
+    decode,
+    error_reply,
+)
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.replica_link import ReplicaLink

@@ -22,10 +22,10 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StreamConfig
 
 from loom.errors import Conflict, NatsUnreachable
-from loom.nats.envelopes import HEADER
 from loom.nats.message_counts import MessageTrouble, Tally
 from loom.nats.nats_link import AGAIN, FAILURES, NatsAway, NatsLink
 from loom.nats.state import BridgeState
+from loom.nats.subjects_and_envelopes import HEADER
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from loom.wire.lost_frames import ConnectionWatch
 from loom.wire.sender import FrameSender
 from loom.wire.sockets import Waker
 from loom.wire.stream import OutOfStep, Stream
-from loom_proxy.session.handshake import Handshake
+from loom_proxy.session.transport_and_handshake import Handshake
 from loom_proxy.transport.base import Transport
 
 logger = logging.getLogger(__name__)

@@ -39,9 +39,9 @@ from loom_proxy.mesh.rank_states import UNLOGGED
 from loom_proxy.session.bulk_lane import BulkConnection
 from loom_proxy.session.calls import Calls
 from loom_proxy.session.events import Event, SessionEvents
-from loom_proxy.session.handshake import CLIENT, RECONNECT, TRANSIENT, Address, Handshake, connect
 from loom_proxy.session.read_loop import ReadLoop
 from loom_proxy.session.spans import send_spans
+from loom_proxy.session.transport_and_handshake import CLIENT, RECONNECT, TRANSIENT, Address, Handshake, connect
 from loom_proxy.transport.base import Transport
 from loom_proxy.transport.websocket import WebSocketTransport
 

@@ -18,8 +18,8 @@ from loom_proxy.contexts import choose_gateway
 from loom_proxy.futures.timing import check_timeout
 from loom_proxy.job import Job
 from loom_proxy.session.connection import Connection
-from loom_proxy.session.handshake import CLIENT, RECONNECT, Address
 from loom_proxy.session.spans import correct_clock
+from loom_proxy.session.transport_and_handshake import CLIENT, RECONNECT, Address
 
 logger = logging.getLogger(__name__)
 

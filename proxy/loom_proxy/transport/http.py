@@ -126,7 +126,7 @@ class HttpTransport(Transport):
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> HttpTransport:
-        """Open a tunnel to a gateway, with the errors of `loom_proxy.session.handshake.connect`."""
+        """Open a tunnel to a gateway, with the errors of `loom_proxy.session.transport_and_handshake.connect`."""
         transport = cls(url, token, ca)
         with errors_of_opening(url, timeout):
             response, body = transport._up.ask("POST", "", b"", timeout=timeout, connect_timeout=timeout)

@@ -77,7 +77,7 @@ class WebSocketTransport(Transport):
 
     @classmethod
     def open(cls, url: str, token: str | None, timeout: float, ca: str | None = None) -> WebSocketTransport:
-        """Connect and upgrade, with the errors of `loom_proxy.session.handshake.connect`."""
+        """Connect and upgrade, with the errors of `loom_proxy.session.transport_and_handshake.connect`."""
         context = client_context(ca) if url.startswith("wss:") else None
         host = str(urlsplit(url).hostname)
         sock = connect(url, timeout, lambda sock: sock if context is None else TlsSocket(sock, context, host))

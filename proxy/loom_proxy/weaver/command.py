@@ -12,7 +12,7 @@ from loom.control.operations import Ask
 from loom.errors import LoomError, WaitTimeout, WeaverUnavailable, because
 from loom.weaver.views import CommandState, few
 from loom_proxy.futures.timing import check_timeout
-from loom_proxy.session.handshake import TRANSIENT
+from loom_proxy.session.transport_and_handshake import TRANSIENT
 
 ASK_FOR = 5.0
 """Seconds that one request waits for acknowledgements at most, and so the longest delay of an interrupt."""

@@ -36,7 +36,7 @@ from loom.mutual_auth.over_http import check_proof, is_forwarded
 from loom.rest_client import Route, TokenSource, route_to, safe_url, token_now
 from loom.tls import client_context, tls_error
 from loom.weaver.views import CHANGING_FIELDS, Away, Delta, Snapshot, WeaverEvent, WeaverUpdate, read_update
-from loom_proxy.session.handshake import RECONNECT
+from loom_proxy.session.transport_and_handshake import RECONNECT
 from loom_proxy.transport.tls import TlsSocket
 from loom_proxy.transport.websocket import NoUpgrade, refused
 

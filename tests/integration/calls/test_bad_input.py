@@ -20,8 +20,8 @@ from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster
-from loom_proxy.session import handshake
 from loom_proxy.session import open as opening
+from loom_proxy.session import transport_and_handshake
 from tests.support.actors import Broken, Counter, WithLock
 
 
@@ -326,8 +326,10 @@ def test_mesh_pickled_outside_a_call(counters: Any) -> None:
 @pytest.fixture
 def other_python(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[loom.Job]:
     """A session whose cluster says that it runs Python 3.99; two real versions need two interpreters."""
-    from_body = handshake.Welcome.from_body
-    monkeypatch.setattr(handshake.Welcome, "from_body", lambda body: from_body([{**body[0], "python": (3, 99)}]))
+    from_body = transport_and_handshake.Welcome.from_body
+    monkeypatch.setattr(
+        transport_and_handshake.Welcome, "from_body", lambda body: from_body([{**body[0], "python": (3, 99)}])
+    )
     with loom.connect(cluster.url, cluster.token) as job:
         yield job
 

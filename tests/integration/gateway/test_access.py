@@ -21,7 +21,7 @@ from loom.rest_client import Gateway
 from loom.token_file import SCOPES, TokenFile
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.settings import Limits
 from loom_proxy.local import LocalCluster
 from tests.support.processes import read_json, run, run_loom

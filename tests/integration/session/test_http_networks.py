@@ -23,7 +23,7 @@ import pytest
 import loom
 from loom.wire.framing import CONTENT_TYPE, behind_length
 from loom_proxy.local import LocalCluster
-from loom_proxy.session import handshake
+from loom_proxy.session import transport_and_handshake
 from loom_proxy.transport import http as http_transport
 from loom_proxy.transport.http import HttpTransport
 from tests.integration.calls.test_failures import driver_pid
@@ -41,7 +41,8 @@ from tests.support.network.narrow_proxy import NarrowProxy
 def test_http_is_used_where_something_breaks_websockets(
     cluster: LocalCluster, status: int | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "_logged", set())  # a proxy of another test may have had this one's port
+    # A proxy of another test may have had this one's port.
+    monkeypatch.setattr(transport_and_handshake, "_logged", set())
     with HttpProxy(port_of(cluster), without_websockets(status)) as proxy:
         for _ in range(2):
             with loom.connect(f"ws://127.0.0.1:{proxy.port}", cluster.token) as job:

@@ -17,7 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 import loom
 from loom.token_file import TokenFile
 from loom_gateway.access.control import AccessControl
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.weaver_socket import endpoint as weaver_socket
 from loom_gateway.weaver_socket import subscribers
 from loom_gateway.weaver_socket.endpoint import WeaverSocket

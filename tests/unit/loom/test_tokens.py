@@ -15,12 +15,12 @@ import pytest
 
 import loom
 from loom.token_file import Token, TokenFile, default_path, digest
-from loom_gateway.access import tokens
+from loom_gateway.access import token_authority
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.credentials import credential_of
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.sign_ins import SignIns
-from loom_gateway.access.tokens import JUMP_PATIENCE, SignedToken, SteadyDay, TokenAuthority
+from loom_gateway.access.token_authority import JUMP_PATIENCE, SignedToken, SteadyDay, TokenAuthority
 from tests.support.processes import run
 
 LOOM = "import sys; from loom.cli import main; main()"
@@ -559,9 +559,9 @@ def test_what_survives_jumps_of_the_clock_goes_by_the_day_as_it_was(
     signed = SignedToken(
         "oidc:bob", "bob", "drive", "", time.time(), time.time() + 3600.0, user="oidc:bob", key="k"
     )
-    passed, jumped, plain, steady = 0.0, 0.0, time.time, tokens.steady_clock
+    passed, jumped, plain, steady = 0.0, 0.0, time.time, token_authority.steady_clock
     monkeypatch.setattr(time, "time", lambda: plain() + passed + jumped)
-    monkeypatch.setattr(tokens, "steady_clock", lambda: steady() + passed)
+    monkeypatch.setattr(token_authority, "steady_clock", lambda: steady() + passed)
     authority = TokenAuthority("own", file)
     authority.reload()
     access = AccessControl(authority)

@@ -9,8 +9,8 @@ from typing import Any
 from loom.wire.codec import Decoder, Encoder
 from loom_gateway.driver.clients.unread_results import StoredResults
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, HostTable, MeshEntry, MeshTable
+from loom_gateway.driver.monarch.objects_for_laptop import Translations
 from loom_gateway.driver.monarch.reply_channels import ReplyChannels, sentinel
-from loom_gateway.driver.monarch.translations import Translations
 from loom_gateway.driver.process_link.link import ProcessLinkAddress
 from loom_gateway.driver.session.failures import DeadElements, Failures
 from loom_gateway.driver.session.replies import Futures, Replies, Send

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from loom.rl.generation.decoding import TextTokenizer
     from loom.rl.generation.engine import Engine, EngineState
-    from loom.rl.generation.serving import Serving
+    from loom.rl.generation.http_servers import Serving
     from loom.rl.generation.weight_client import ServingState, UpdateAnswer
 
 
@@ -161,8 +161,8 @@ class Generator(Actor):
             return self._serving.url
 
     def _serve(self, port: int, admin_port: int | None, connections: int | None) -> Serving:
-        from loom.rl.generation.app import GenerationService
-        from loom.rl.generation.serving import CONNECTIONS, Serving, new_token
+        from loom.rl.generation.http_app import GenerationService
+        from loom.rl.generation.http_servers import CONNECTIONS, Serving, new_token
 
         service = GenerationService(self._engine, self._updates, self._default, new_token())
         return Serving(service, port, admin_port, connections or CONNECTIONS)

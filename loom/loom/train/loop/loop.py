@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from loom.threadlet import Threadlet
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
 from loom.train.loop.agreement import AgreedConfig
-from loom.train.loop.exchange import LocalSteps, NoPeers, SharedSteps, StepClock, StepExchange, StepStrategy
+from loom.train.loop.averaging import LocalSteps, NoPeers, SharedSteps, StepClock, StepExchange, StepStrategy
 from loom.train.loop.membership import Membership, process_ends
 from loom.train.loop.training_state import ParameterMean, TrainingState, hash_of, whole
 from loom.train.model import TrainerModel

@@ -26,7 +26,7 @@ from loom.errors import Denied, LimitReached, LoomError, Unavailable, WrongArgum
 from loom.weaver.commands import GivenCommand, select
 from loom.weaver.commit_output import CommittedOutput
 from loom.weaver.replicas import Replica
-from loom.weaver.server.reach import Asker, Guest
+from loom.weaver.server.guests_and_admins import Asker, Guest
 from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.storage.query import run_query
 from loom.weaver.views import (

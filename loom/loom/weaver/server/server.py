@@ -33,7 +33,7 @@ from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
 from loom.process import tasks
 from loom.weaver.connection import FrameConnection
 from loom.weaver.keys import EVERYONE, Grant
-from loom.weaver.server.reach import Asker, Everyone
+from loom.weaver.server.guests_and_admins import Asker, Everyone
 from loom.weaver.server.threadlets import HELLO_WITHIN, IntakeSource, Peers, ThreadletLink
 from loom.weaver.server.user_weaver import COMMIT_EVERY, UserWeaver
 from loom.weaver.server.users import Users

@@ -15,11 +15,11 @@ from loom.control.introduction import Activity, TrainingEnding
 from loom.errors import Conflict, LimitReached, NotFound, RateLimited, WrongArguments
 from loom.nats import bridged_replicas, state
 from loom.nats.bridged_replicas import BridgedReplicas
-from loom.nats.envelopes import Envelope, EnvelopeKind
 from loom.nats.message_counts import LOG_EVERY, REPLICA_RATE, Bucket, MessageTrouble, Tally
 from loom.nats.outside_replica import MAX_COMMANDS, MAX_WAITING, REPEAT_EVERY, OutsideReplica
 from loom.nats.reports import MAX_METRICS, DeviceRegistration, ProgressReport, read_report
 from loom.nats.state import KEEP_DONE, BridgeState
+from loom.nats.subjects_and_envelopes import Envelope, EnvelopeKind
 
 
 def registration(**more: Any) -> DeviceRegistration:

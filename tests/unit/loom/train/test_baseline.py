@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loom.train.loop.exchange import LEAST, REMEMBERED, TIMES, Baseline
+from loom.train.loop.averaging import LEAST, REMEMBERED, TIMES, Baseline
 
 
 def test_there_is_no_baseline_before_some_waits_are_known() -> None:

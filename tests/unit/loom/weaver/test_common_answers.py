@@ -10,8 +10,8 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE
-from loom.weaver.server import reach
-from loom.weaver.server.reach import bounded
+from loom.weaver.server import guests_and_admins
+from loom.weaver.server.guests_and_admins import bounded
 from loom.weaver.views import ReplicaInfo, WeaverEvent
 from tests.unit.loom.weaver.running import running
 
@@ -27,7 +27,7 @@ ROOM = 60_000
 async def test_one_users_names_leave_the_lists_of_all_users_readable(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reach, "ALL_ITEMS", ROOM)
+    monkeypatch.setattr(guests_and_admins, "ALL_ITEMS", ROOM)
     async with running() as weaver:
         weaver.server.users.of("bob")
         links = [await weaver.threadlet(f"train_{number}") for number in range(20)]
@@ -56,7 +56,7 @@ def items(count: int, size: int) -> list[dict[str, Any]]:
 
 
 def test_the_room_that_small_lists_leave_is_the_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "ALL_ITEMS", ROOM)
+    monkeypatch.setattr(guests_and_admins, "ALL_ITEMS", ROOM)
     each = {"anna": items(10, 100), "bob": items(10, 2_000), "carol": items(3, 1_000_000), "dave": []}
 
     answer = bounded(each)
@@ -66,7 +66,7 @@ def test_the_room_that_small_lists_leave_is_the_large_ones(monkeypatch: pytest.M
 
 
 def test_of_more_items_than_there_is_room_for_the_last_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "ALL_ITEMS", ROOM)
+    monkeypatch.setattr(guests_and_admins, "ALL_ITEMS", ROOM)
 
     answer = bounded({"anna": items(1_000, 500), "bob": items(2, 50)})
 

@@ -12,8 +12,8 @@ import pytest
 from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.control.operations import Operation
 from loom.weaver.server import threadlets as intake
+from loom.weaver.server.guests_and_admins import Asker
 from loom.weaver.server.handlers import RequestHandler
-from loom.weaver.server.reach import Asker
 from loom.weaver.server.threadlets import TURN, Intake, IntakeSource
 from loom.wire.framing import FrameSplitter
 from tests.unit.loom.weaver.raw_threadlet import BOUND

@@ -12,7 +12,7 @@ from loom.errors import LimitReached, WrongArguments
 from loom.weaver import device_failures, registry
 from loom.weaver.commands import MAX_IDS, select
 from loom.weaver.device_failures import Action, Policy
-from loom.weaver.server import reach
+from loom.weaver.server import guests_and_admins
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 
 LONG: list[Any] = ["*a" * 30_000, "x" * 201, "[" + "a-b" * 20_000 + "]*"]
@@ -110,12 +110,12 @@ def test_what_a_command_changed_is_acknowledged_though_it_is_too_large_to_be_sho
 @pytest.mark.parametrize("wanted", [*LONG[:3], ["a*"] * 17, [1], 5, {"a": 1}], ids=lambda given: f"{given!r:.20}")
 def test_a_guest_of_a_session_names_no_more_than_an_owner(wanted: Any) -> None:
     with pytest.raises(WrongArguments):
-        reach._meaning([wanted] if isinstance(wanted, str) else wanted)
+        guests_and_admins._meaning([wanted] if isinstance(wanted, str) else wanted)
 
 
 def test_a_guest_names_replicas_by_id_short_name_group_or_glob(bench: Bench) -> None:
     Threadlet(bench, "train_0")
     replica = bench.weaver.known.replicas["train_0"]
     for wanted in ("train_0", "train_*", "*", replica.group, replica.short_name):
-        assert reach._meaning(["nothing", wanted])(replica)
-    assert not reach._meaning(["nothing", "x*"])(replica)
+        assert guests_and_admins._meaning(["nothing", wanted])(replica)
+    assert not guests_and_admins._meaning(["nothing", "x*"])(replica)

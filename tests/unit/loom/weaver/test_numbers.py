@@ -9,13 +9,13 @@ import pytest
 
 from loom.token_file import ADMIN
 from loom.weaver.keys import EVERYONE
-from loom.weaver.server import reach
+from loom.weaver.server import guests_and_admins
 from tests.unit.loom.weaver.running import running
 
 
 @pytest.mark.guarantees("after a session", "No user's names take `/metrics` from the others")
 async def test_one_users_names_leave_the_numbers_of_others_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "ALL_NUMBERS", 40_000)
+    monkeypatch.setattr(guests_and_admins, "ALL_NUMBERS", 40_000)
     async with running() as weaver:
         weaver.server.users.of("bob")
         theirs = await weaver.threadlet()

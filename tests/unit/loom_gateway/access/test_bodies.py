@@ -21,7 +21,7 @@ from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import MAX_UNKNOWN, SLOWEST, AccessMiddleware, largest_body
 from loom_gateway.access.rate_limits import Allowances
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.settings import Limits

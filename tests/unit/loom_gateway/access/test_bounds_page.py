@@ -10,7 +10,7 @@ import pytest
 
 from loom.control import frame
 from loom.weaver import commands, device_failures, registry
-from loom.weaver.server import reach, threadlets
+from loom.weaver.server import guests_and_admins, threadlets
 from loom_gateway.access import audit, budgets, middleware
 from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
@@ -22,7 +22,7 @@ MODULES = [
     "loom.weaver.commands",
     "loom.weaver.device_failures",
     "loom.weaver.registry",
-    "loom.weaver.server.reach",
+    "loom.weaver.server.guests_and_admins",
     "loom.weaver.server.threadlets",
     "loom.wire.framing",
     "loom_gateway.access.audit",
@@ -77,7 +77,7 @@ def test_the_values_are_those_of_the_code() -> None:
     assert f"{audit.STALLED:g} s" in of["STALLED"][2]
     assert f"{audit.MAX_LINES} lines" in of["MAX_LINES"][3]
     assert f"{1000 * threadlets.TURN:g} ms" in of["TURN"][3]
-    for value in (frame.MAX_NAME, commands.MAX_IDS, reach.MAX_GLOBS, device_failures.MAX_POLICIES):
+    for value in (frame.MAX_NAME, commands.MAX_IDS, guests_and_admins.MAX_GLOBS, device_failures.MAX_POLICIES):
         assert str(value) in of["MAX_IDS"][2]
     assert of["MAX_REPLICAS"][2] == str(registry.MAX_REPLICAS)
     for size in (registry.MAX_DESCRIPTION, registry.MAX_DESCRIBED):

@@ -22,7 +22,7 @@ from loom.token_file import TokenFile, digest
 from loom_gateway.access import issuer_keys
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.openid import OpenIdIssuer
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.settings import Limits
 
 NOW = 1_800_000_000.0

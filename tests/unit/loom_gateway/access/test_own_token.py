@@ -9,8 +9,8 @@ import pytest
 from loom.errors import AuthenticationError, TokenFileError, TokenRevoked
 from loom.mutual_auth.over_http import key_id
 from loom.token_file import TokenFile, digest
-from loom_gateway.access import tokens
-from loom_gateway.access.tokens import OwnTokenFile, TokenAuthority
+from loom_gateway.access import token_authority
+from loom_gateway.access.token_authority import OwnTokenFile, TokenAuthority
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_proof_costs_the_same_however_many_tokens_there_are(
     authority = TokenAuthority("own", file)
     authority.reload()
     hashed: list[str] = []
-    monkeypatch.setattr(tokens, "key_id", lambda shown: [key_id(shown), hashed.append(shown)][0])
+    monkeypatch.setattr(token_authority, "key_id", lambda shown: [key_id(shown), hashed.append(shown)][0])
 
     for text in (*texts, "own"):
         assert authority.prove(key_id(digest(text)), "00" * 16)["proof"]

@@ -17,7 +17,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.credentials import RequestCredential, credential_of
 from loom_gateway.access.middleware import MAX_UNKNOWN, AccessMiddleware
 from loom_gateway.access.sign_ins import CODE_LASTS, LASTS, MAX_CODES, PREFIX, SignIns
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.settings import Limits

@@ -21,7 +21,7 @@ from loom.errors import LoomError, ScopeError, WeaverUnavailable
 from loom.token_file import SCOPES, TokenFile
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.sessions import logs as session_logs
 from loom_gateway.sessions.driver_process import DriverProcess

@@ -9,7 +9,7 @@ import pytest
 
 import loom
 from loom.token_file import Token, TokenFile, digest
-from loom_gateway.access.tokens import TokenAuthority, TokenMemory
+from loom_gateway.access.token_authority import TokenAuthority, TokenMemory
 
 BOUND = 20.0
 

@@ -18,7 +18,7 @@ from loom.wire.handshake import Hello
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.relay.endpoint import Relay
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.session import SessionState, Traffic

@@ -17,7 +17,7 @@ from loom.wire.framing import TUNNELS, behind_length, split_batch
 from loom_gateway.access import budgets
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay import http_tunnel as polling
 from loom_gateway.relay.http_tunnel import BATCH, Tunnel

@@ -18,7 +18,7 @@ from loom.process import state_file
 from loom.process.child import Child
 from loom.token_file import Token
 from loom_gateway.access.sign_ins import SignIns
-from loom_gateway.access.tokens import TokenMemory
+from loom_gateway.access.token_authority import TokenMemory
 from loom_gateway.sessions.driver_process import DriverProcess, OwnDriver
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.sessions.manager import SessionManager

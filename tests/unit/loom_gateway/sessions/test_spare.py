@@ -21,7 +21,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why the next drivers fail to start; the others become a driver without a process."""
     left: list[str] = []
 
-    async def come_up(driver: object, timeout: float) -> dict[str, object]:
+    async def come_up(driver: object, timeout: float = 0) -> dict[str, object]:
         if left:
             raise SessionLost(left.pop())
         return {}

@@ -19,7 +19,7 @@ from loom_gateway.access.audit import Audit
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.rate_limits import Allowances
 from loom_gateway.access.sessions import Principal
-from loom_gateway.access.tokens import TokenAuthority
+from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.rest.weaver_changes import WeaverChanges
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_socket import commands

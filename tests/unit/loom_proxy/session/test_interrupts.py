@@ -16,8 +16,8 @@ from loom.wire.framing import LENGTH
 from loom.wire.handshake import Welcome
 from loom.wire.stream import Stream
 from loom_proxy.session.connection import Address, Connection
-from loom_proxy.session.handshake import Handshake
 from loom_proxy.session.read_loop import Uninterrupted
+from loom_proxy.session.transport_and_handshake import Handshake
 
 WATCHED = ("/loom/wire/", "/loom_proxy/session/c", "/loom_proxy/session/i", "/loom_proxy/session/w")
 """Files in which a signal comes, at each line that runs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loom.rl.generation.app import TextPieces
+from loom.rl.generation.http_app import TextPieces
 
 
 class Bytes:

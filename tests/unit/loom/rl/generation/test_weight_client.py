@@ -12,7 +12,7 @@ import loom
 from loom.rl.generation import weight_files as weights
 from loom.rl.generation.weight_client import AdminWeights, shared_client, weights_client
 from tests.support.small_models import SmallModel
-from tests.unit.loom.rl.generation.test_serving import Server
+from tests.unit.loom.rl.generation.test_http_servers import Server
 
 
 @pytest.fixture

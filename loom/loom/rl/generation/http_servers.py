@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from loom.control.address import own_address
 from loom.errors import LoomError
 from loom.process.listen import listen
-from loom.rl.generation.app import CONNECTION, GenerationService, create_app
+from loom.rl.generation.http_app import CONNECTION, GenerationService, create_app
 from loom.rl.generation.weight_client import ServingState, url_with_token
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 import loom
-from loom.rl.generation import serving
+from loom.rl.generation import http_servers
 from loom.rl.generation import weight_files as weights
-from loom.rl.generation.app import MAX_BODY, GenerationService
 from loom.rl.generation.completions import RequestLimits, Sampling
 from loom.rl.generation.engine import Engine
-from loom.rl.generation.serving import Serving, new_token
+from loom.rl.generation.http_app import MAX_BODY, GenerationService
+from loom.rl.generation.http_servers import Serving, new_token
 from loom.rl.generation.weight_client import Bottleneck, ServingState, place_of, without_token
 from loom.rl.generation.weight_files import WeightUpdates
 from tests.support.small_models import Letters, SmallModel
@@ -339,7 +339,7 @@ def test_garbage_on_the_port_does_no_harm(server: Server) -> None:
 
 
 def test_a_connection_that_shows_no_token_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_servers, "REQUEST_TIMEOUT", 0.2)
     server = Server(tmp_path)
     parts = urlsplit(server.url)
     with socket.create_connection((parts.hostname or "", parts.port or 0)) as silent:
