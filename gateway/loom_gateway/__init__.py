@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from loom.screen_text import fit_log_records
+from loom.terminal_text import fit_log_records
 
 fit_log_records()

@@ -29,7 +29,7 @@ def main() -> None:
     import typer
 
     from loom.errors import LoomError
-    from loom.process.exit_codes import report
+    from loom.process.error_exit import report
     from loom_gateway.settings import command
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -43,7 +43,7 @@ def main() -> None:
 def _serve(settings: GatewaySettings) -> None:
     """Serve sessions on the workers: WebSocket, REST and health on one port. Prints one line of JSON when ready."""
     from loom.extras import GATEWAY_MODULES, require
-    from loom.screen_text import limit_log
+    from loom.terminal_text import limit_log
 
     os.environ.pop("LOOM_TOKEN", None)  # drivers and the weaver inherit the environment
     logging.basicConfig(level=settings.log_level.value.upper(), format="%(levelname)s %(name)s: %(message)s")

@@ -27,7 +27,7 @@ import msgpack
 
 from loom.errors import LimitReached, LoomError, Unavailable, error_for_code
 from loom.process.child import python
-from loom.process.privileges import keep_only
+from loom.process.linux_capabilities import keep_only
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import uvicorn
 
 from loom.errors import WrongArguments
 from loom.extras import require
-from loom.process.exit_codes import FAILURE
+from loom.process.error_exit import FAILURE
 from loom.process.listen import announce, bracketed, listen, reachable
 from loom.process.parent_pipe import when_parent_ends
 from loom.token_file import TokenFile, default_path, generate_token

@@ -17,7 +17,7 @@ from loom.control.introduction import Refusal, Silent, ThreadletHello, Threadlet
 from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import Stack, StackRequest
 from loom.errors import ProtocolMismatch, TooLarge, error_for_code
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 
 CONNECT_TIMEOUT = 5.0  # seconds that connecting may take
 WELCOME_TIMEOUT = 10.0  # seconds that the weaver has to answer a hello

@@ -7,6 +7,6 @@ program starts with `loom_proxy.job` and holds the objects of `loom_proxy.future
 
 from __future__ import annotations
 
-from loom.screen_text import fit_log_records
+from loom.terminal_text import fit_log_records
 
 fit_log_records()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import WaitTimeout
-from loom.screen_text import fit_line, fit_lines
+from loom.terminal_text import fit_line, fit_lines
 from loom.wire.bodies import Debug
 from loom_proxy.logs import print_text
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from loom.process.threads import keep_going
-from loom.screen_text import fit_line
+from loom.terminal_text import fit_line
 from loom.wire.messages import Message
 
 logger = logging.getLogger(__name__)

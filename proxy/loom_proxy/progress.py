@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from loom.screen_text import fit_html, fit_line
+from loom.terminal_text import fit_html, fit_line
 from loom.wire.bodies import AwaitInitialized, AwaitRun, EndpointCall, ReadRunOutput, StartRun, StopMesh
 from loom.wire.body import Body
 from loom_proxy.session.waits import Waits

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.threadlet.reporting import DEVICES_INTERVAL
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 from tests.benchmarks.caller import serve
 from tests.unit.loom.weaver.raw_threadlet import GPU, hello_of
 

@@ -29,8 +29,8 @@ from loom.mutual_auth.over_http import key_id
 from loom.process import tasks
 from loom.process.tasks import Turns
 from loom.token_file import REPORT, Token, digest
-from loom.wire.framing import TUNNELS
 from loom.wire.handshake import MODES, Hello
+from loom.wire.length_prefix import TUNNELS
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.budgets import Budgets
 from loom_gateway.access.credentials import credential_of

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loom.errors import LoomError, RateLimited, ScopeError, TooLarge
 from loom.token_file import REPORT
-from loom.wire.framing import MAX_BATCH, SLOWEST_BATCH
+from loom.wire.length_prefix import MAX_BATCH, SLOWEST_BATCH
 from loom_gateway.access.budgets import Budget
 from loom_gateway.access.connections import admit, when_read
 from loom_gateway.access.control import AccessControl

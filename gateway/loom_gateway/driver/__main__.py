@@ -12,9 +12,9 @@ import threading
 import traceback
 from typing import NoReturn
 
+from loom.process.linux_capabilities import forbid_new_privileges, keep_only
 from loom.process.listen import announce
 from loom.process.parent_pipe import take_standard_input
-from loom.process.privileges import forbid_new_privileges, keep_only
 from loom.tracing import flush
 from loom.wire.bodies import OpenSession
 from loom.wire.mux import MAX_MESSAGE

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from loom.errors import LoomError
 from loom.extras import GATEWAY_MODULES, require
-from loom.process.exit_codes import report
+from loom.process.error_exit import report
 from loom.process.listen import announce, listen
 from loom.process.parent_pipe import when_parent_ends
 from loom_gateway.pod.peers import PodSettings

@@ -29,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from loom.errors import ConnectionLost, ProtocolMismatch, TooLarge
-from loom.wire.framing import CONTENT_TYPE, ENDED_HEADER, LENGTH, MAX_BATCH, TUNNELS, split_batch
+from loom.wire.length_prefix import CONTENT_TYPE, ENDED_HEADER, LENGTH, MAX_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.sessions import Principal

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from loom.errors import ProtocolMismatch
-from loom.wire.framing import LENGTH, MAX_FRAME
+from loom.wire.length_prefix import LENGTH, MAX_FRAME
 from loom.wire.messages import Buffer
 from loom.wire.websocket import joined
 from loom_gateway.sessions.session import Traffic

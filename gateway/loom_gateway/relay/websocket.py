@@ -13,7 +13,7 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from loom.errors import TooLarge
-from loom.wire.framing import MAX_FRAME
+from loom.wire.length_prefix import MAX_FRAME
 from loom.wire.messages import Buffer
 from loom.wire.sockets import keep_queues_short
 from loom.wire.websocket import WebSocketFrames, joined, message_head

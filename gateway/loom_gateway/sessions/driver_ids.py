@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from loom.errors import LimitReached, WrongArguments
-from loom.process.privileges import Capability, held, keep_only
+from loom.process.linux_capabilities import Capability, held, keep_only
 from loom_gateway.sessions import id_sweep
 from loom_gateway.sessions.state_dir import DriverFiles
 

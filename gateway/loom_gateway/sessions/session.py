@@ -23,8 +23,8 @@ from loom.errors import DriverUnavailable, LoomError, ProtocolMismatch, WrongSta
 from loom.session_alive import AliveBecause, SessionLife
 from loom.wire.bodies import Describe
 from loom.wire.frames import decode_frame
-from loom.wire.framing import LENGTH, behind_length
 from loom.wire.handshake import error_from_refusal
+from loom.wire.length_prefix import LENGTH, behind_length
 from loom.wire.messages import Buffer, Kind
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.offload import OFFLOAD, SMALL_WORK, Work

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.extras import WORKER_MODULES, require
-from loom.process.exit_codes import report
+from loom.process.error_exit import report
 from loom.process.listen import announce, bracketed, listen
 from loom.process.parent_pipe import when_parent_ends
 from loom.process.threads import keep_going

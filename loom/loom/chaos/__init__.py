@@ -9,10 +9,10 @@
 
 `read_plan` reads a plan from a file. In a test, the fixture ``loom_chaos`` of `loom.chaos.pytest_plugin` runs one.
 
-`loom.control.fault_kinds` has the list. `loom.chaos.training` has the faults inside a training process. Processes,
-hosts, networks and disks have a module each, which works on the machine that it runs on. `loom.chaos.host.agent` is
-the process that holds such a fault until its time is over. `loom.chaos.plans` reads a plan; `loom.chaos.runs`
-carries it out through a gateway and reports the outcome.
+`loom.control.fault_kinds` has the list. `loom.chaos.training_faults` has the faults inside a training process.
+Processes, hosts, networks and disks have a module each, which works on the machine that it runs on.
+`loom.chaos.host.agent` is the process that holds such a fault until its time is over. `loom.chaos.plans` reads a
+plan; `loom.chaos.runs` carries it out through a gateway and reports the outcome.
 
 Faults strike only targets that are marked as injectable: processes spawned on ``job.hosts.as_injectable()``, a
 threadlet made with ``injectable=True``, or a process with ``LOOM_INJECTABLE=1`` in its environment.

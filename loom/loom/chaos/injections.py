@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loom.chaos import training
+from loom.chaos import training_faults
 from loom.chaos.host import agent
 from loom.chaos.injected import Evidence, Injected
-from loom.chaos.training import EachStep, Strike
+from loom.chaos.training_faults import EachStep, Strike
 from loom.control.commands import Command, CommandKind
 from loom.control.fault_kinds import FAULTS, FaultKind, Place, check_fault
 from loom.errors import FaultRefused
@@ -62,9 +62,9 @@ class StepInjector(Injector):
         self._each_step = each_step
 
     def inject(self, fault: RequestedFault) -> Injected | Strike:
-        if (strike := training.STRIKES.get(fault.kind.name)) is not None:
+        if (strike := training_faults.STRIKES.get(fault.kind.name)) is not None:
             return strike(fault.params, fault.duration)
-        return training.begin(fault.kind.name, fault.params, fault.duration, self._each_step, fault.report)
+        return training_faults.begin(fault.kind.name, fault.params, fault.duration, self._each_step, fault.report)
 
 
 class HookInjector(Injector):

@@ -1,7 +1,7 @@
 """The command ``loom``.
 
 `main` is its entry point; `loom.cli.app` has all commands. Importing this package is cheap, so that the gateway and
-the workers can use `loom.process.exit_codes`.
+the workers can use `loom.process.error_exit`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit with a code of `loom.process.exit_codes`."""
+    """Run the command line of this process and exit with a code of `loom.process.error_exit`."""
     from loom.process.hidden_secrets import hide_arguments
 
     runs = sys.argv[1:2] == ["run"]  # whose arguments are another command's
@@ -24,8 +24,8 @@ def main() -> NoReturn:
     else:
         from loom.cli.app import app
     from loom.errors import LoomError
-    from loom.process.exit_codes import report, report_bug, warn
-    from loom.screen_text import fit_log_records
+    from loom.process.error_exit import report, report_bug, warn
+    from loom.terminal_text import fit_log_records
 
     fit_log_records()
     for what in shown if sys.stderr is not None and sys.stderr.isatty() else ():

@@ -28,7 +28,7 @@ from loom.cli.options import (
 )
 from loom.cli.output import file_name, say, say_lines, show
 from loom.errors import WrongArguments, because
-from loom.process.exit_codes import FAILURE
+from loom.process.error_exit import FAILURE
 
 app = typer.Typer(help="Inject failures on purpose into what is marked as injectable.", no_args_is_help=True)
 

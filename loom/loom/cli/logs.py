@@ -13,7 +13,7 @@ from loom.cli.options import Access, asking, only_session
 from loom.cli.output import say
 from loom.errors import NoSuchRun, UnknownSession, WrongArguments
 from loom.rest_client import Gateway
-from loom.screen_text import without_styles
+from loom.terminal_text import without_styles
 
 
 @asking

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from loom.screen_text import fit_line, fit_lines
+from loom.terminal_text import fit_line, fit_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -112,7 +112,7 @@ def _ask_for(weaver: str, group: str) -> str | None:
     """Return the weaver's words on the replicas of a group that live; None if none does."""
     from loom.control.frame import MAX_FRAME, pack, unpack
     from loom.control.introduction import Refusal, group_question
-    from loom.wire.framing import FrameSplitter
+    from loom.wire.length_prefix import FrameSplitter
 
     address = parse_weaver_address(weaver)
     with socket.create_connection((address.host, address.port), STARTS_WITHIN) as sock:

@@ -26,7 +26,7 @@ from loom.cli.options import (
 )
 from loom.cli.output import counted, print_json, print_table, say, say_lines, show
 from loom.errors import WrongArguments
-from loom.process.exit_codes import FAILURE
+from loom.process.error_exit import FAILURE
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loom.cli.output import cell, console, counted
 from loom.errors import because
-from loom.screen_text import fit_line
+from loom.terminal_text import fit_line
 from loom.weaver.states import LIVING, ReplicaState
 
 if TYPE_CHECKING:

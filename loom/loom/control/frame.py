@@ -13,7 +13,7 @@ import msgpack
 
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.body import Body
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 
 MAX_COUNT = 1 << 53  # the bound of steps, epochs and sequence numbers, so that a double holds them exactly
 MAX_NAME = 200  # characters of the longest name

@@ -18,7 +18,7 @@ import msgpack
 from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optional_text, printable, values
 from loom.errors import ProtocolMismatch
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 
 PROTOCOL = 1  # the protocol version in the first frame of both sides
 MAX_APPLIED = 1024  # applied commands that a threadlet remembers, and lists in its hello

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loom.screen_text import fit_line, without_styles
+from loom.terminal_text import fit_line, without_styles
 
 KEPT_ERRORS = 8 << 10
 """Bytes of the end of a process's standard error among which the last lines are."""

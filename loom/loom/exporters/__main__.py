@@ -20,7 +20,7 @@ from loom.control.operations import GetUsers
 from loom.errors import LoomError, WeaverUnavailable
 from loom.exporters.exporter import export_to
 from loom.exporters.tracker import Destination, TrackerKind
-from loom.process.exit_codes import report
+from loom.process.error_exit import report
 from loom.process.parent_pipe import when_parent_ends
 from loom.weaver.client import ANSWER_TIMEOUT, WeaverClient
 from loom.weaver.keys import EVERYONE

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import IO, Any
 
 from loom.errors import LoomError
-from loom.process.exit_codes import error_for_exit_code
+from loom.process.error_exit import error_for_exit_code
 from loom.process.parent_pipe import ParentPipe
 
 KEPT_LINES = 50

@@ -5,7 +5,7 @@ The package imports neither Monarch nor torch, so that any training program can 
 
 from __future__ import annotations
 
-from loom.screen_text import fit_log_records
+from loom.terminal_text import fit_log_records
 from loom.threadlet.handlers import Deferred, HandlerRegistry
 from loom.threadlet.step import Step
 from loom.threadlet.threadlet import Threadlet

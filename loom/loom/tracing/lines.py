@@ -13,7 +13,7 @@ from functools import cache
 from math import isfinite
 from typing import NamedTuple
 
-from loom.screen_text import without_styles
+from loom.terminal_text import without_styles
 from loom.tracing.trace_ids import checked_trace
 
 

@@ -19,11 +19,11 @@ import uvloop
 from loom.control.address import WeaverAddress
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.process import tasks
-from loom.process.exit_codes import report
+from loom.process.error_exit import report
+from loom.process.linux_capabilities import keep_only
 from loom.process.listen import announce, listen, reachable
 from loom.process.parent_pipe import parent_releases, when_parent_ends
-from loom.process.privileges import keep_only
-from loom.screen_text import fit_log_records, limit_log
+from loom.terminal_text import fit_log_records, limit_log
 from loom.token_file import ADMIN
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.server.server import Server, monotonic_clock

@@ -14,7 +14,7 @@ from typing import Any
 from loom.control.commands import COHORT_COMMANDS, Acknowledgement, Command, CommandKind
 from loom.control.introduction import ThreadletHello
 from loom.weaver.commands import GivenCommand, not_offered
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.replicas import KeptValues, Replica
 from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.views import few

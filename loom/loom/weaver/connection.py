@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from loom.control.frame import MAX_FRAME, pack
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 
 MAX_UNREAD = 2 * MAX_FRAME
 """Bytes that may wait for a peer that does not read. The limit leaves room for the largest frame."""

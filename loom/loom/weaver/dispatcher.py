@@ -24,7 +24,7 @@ from loom.weaver.cohorts import Cohorts, Overrides
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.commit_output import Outbox
 from loom.weaver.device_failures import Action
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import LIVING, DeviceState, ReplicaEnding, ReplicaState
 from loom.weaver.views import WeaverEvent, few, how_ended

@@ -11,7 +11,7 @@ from loom.control.profiles import MAX_FOLDED, Profile, ProfileRequest
 from loom.control.reports import Stack, StackRequest
 from loom.errors import LimitReached, LoomError, ProfileFailed
 from loom.weaver.commit_output import Outbox
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.replicas import Replica
 from loom.weaver.views import ProfileInfo
 

@@ -12,7 +12,7 @@ from loom.weaver.commit_output import Outbox
 from loom.weaver.device_failures import Action
 from loom.weaver.dispatcher import CommandDispatcher
 from loom.weaver.inspection import Stacks
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.replicas import Cause, End, Replica
 from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState
 

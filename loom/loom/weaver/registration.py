@@ -13,7 +13,7 @@ from loom.weaver.commit_output import Outbox, OutboxPeer
 from loom.weaver.dispatcher import CommandDispatcher
 from loom.weaver.inspection import Profiles
 from loom.weaver.liveness import Liveness, LivenessTimeouts, PeerNotices
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
 from loom.weaver.states import LIVING

@@ -23,7 +23,7 @@ from loom.control.reports import (
 )
 from loom.errors import ProtocolMismatch
 from loom.weaver.commit_output import Outbox
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.replicas import Cause, Replica
 from loom.weaver.states import ReplicaState
 

@@ -24,8 +24,8 @@ from loom.weaver.commit_output import CommittedOutput, Outbox, OutboxPeer
 from loom.weaver.dispatcher import CommandDispatcher
 from loom.weaver.inspection import Profiles, Stacks
 from loom.weaver.liveness import Liveness, LivenessTimeouts, PeerNotices
+from loom.weaver.persistent_state import Registry
 from loom.weaver.registration import ThreadletRegistration
-from loom.weaver.registry import Registry
 from loom.weaver.replicas import Cause, End, Replica
 from loom.weaver.reports import Reports, Taker
 from loom.weaver.states import LIVING, ReplicaEnding

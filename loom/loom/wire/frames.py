@@ -20,7 +20,7 @@ import msgpack
 
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.body import BODIES
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Buffer, Kind, Message, new_message
 from loom.wire.plain import plain
 

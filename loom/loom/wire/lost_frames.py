@@ -11,7 +11,7 @@ A driver to which a frame comes behind a gap says so at once, by an answer to a 
 from __future__ import annotations
 
 from loom.wire.bodies import Probe, Probed
-from loom.wire.framing import behind_length
+from loom.wire.length_prefix import behind_length
 from loom.wire.stream import OutOfStep, Stream, unnumbered_frame
 
 EVERY = 5.0  # seconds between two questions

@@ -49,7 +49,7 @@ class Wire(Protocol):
     """A connection that frames are sent over."""
 
     def encode(self, frame: bytes) -> bytes:
-        """Return the bytes that carry a frame, which is given behind its length (`loom.wire.framing.LENGTH`)."""
+        """Return the bytes that carry a frame, which is given behind its length (`loom.wire.length_prefix`)."""
 
     def try_send(self, data: Buffer) -> int:
         """Send without waiting; return how many bytes went out. Raises `OSError` when the connection is over."""

@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from loom.errors import ProtocolMismatch, TooLarge
 from loom.wire.frames import WireFrame, decode_frame, encode_frame, sealed
-from loom.wire.framing import LENGTH, behind_length
+from loom.wire.length_prefix import LENGTH, behind_length
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import MAX_MESSAGE, ChunkInbox, ChunkOutbox, OrderKey
 

@@ -28,7 +28,7 @@ from loom.errors import (
     describe_error,
 )
 from loom.notebook import RUN_NAME, Record
-from loom.screen_text import fit_lines
+from loom.terminal_text import fit_lines
 from loom.wire.bodies import RECORD, STDERR, STDOUT
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.job import KubernetesJob

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from loom.errors import describe_error
-from loom.screen_text import fit_html
 from loom.shape import Extent, Point
+from loom.terminal_text import fit_html
 from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from loom.errors import FileChanged, LoomError, WrongArguments, WrongState
 from loom.file_access import FILE, FOLDER, LINK, OTHER, FileAccess, FileEntry, attempt, checked, is_name
-from loom.screen_text import fit_line
+from loom.terminal_text import fit_line
 from loom_proxy.remote_exec.rank import RankProcess
 
 PIECE = 256 << 10

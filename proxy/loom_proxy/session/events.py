@@ -21,7 +21,7 @@ from typing import Any
 
 from loom.errors import LoomError, because
 from loom.process.threads import keep_going
-from loom.screen_text import fit_lines
+from loom.terminal_text import fit_lines
 from loom_proxy.futures.timing import check_timeout
 
 logger = logging.getLogger(__name__)

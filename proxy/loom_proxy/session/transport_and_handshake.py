@@ -17,8 +17,8 @@ from loom.errors import (
 )
 from loom.process.backoff import Backoff
 from loom.rest_client import TokenSource, token_now
-from loom.wire.framing import behind_length
 from loom.wire.handshake import Hello, Welcome, check_protocol, error_from_refusal
+from loom.wire.length_prefix import behind_length
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream, unnumbered_frame
 from loom_proxy.transport.base import SILENCE, Transport

@@ -22,7 +22,7 @@ from loom.mutual_auth.over_http import check_proof
 from loom.process.backoff import Backoff
 from loom.rest_client import WEBSOCKET_PATH
 from loom.tls import client_context
-from loom.wire.framing import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, SLOWEST_BATCH, TUNNELS, split_batch
+from loom.wire.length_prefix import CONTENT_TYPE, ENDED_HEADER, MAX_BATCH, SLOWEST_BATCH, TUNNELS, split_batch
 from loom.wire.messages import Buffer
 from loom.wire.sockets import let_go
 from loom_proxy.transport.base import Transport

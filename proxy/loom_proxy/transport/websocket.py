@@ -36,7 +36,7 @@ from loom.errors import (
 )
 from loom.mutual_auth.over_http import check_proof
 from loom.tls import client_context, tls_error
-from loom.wire.framing import LENGTH, MAX_FRAME
+from loom.wire.length_prefix import LENGTH, MAX_FRAME
 from loom.wire.messages import TURN, Buffer, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker, keep_queues_short

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import loom
 from loom import Actor, endpoint
 from loom.wire.codec import loads
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import BARRIER, CHUNK_SIZE, ChunkInbox, ChunkOutbox, OrderKey
 from loom.wire.sender import FrameSender

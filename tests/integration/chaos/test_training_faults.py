@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loom.chaos import training
+from loom.chaos import training_faults
 from loom.chaos.injected import Injected
 from loom.control.fault_kinds import check_fault
 from loom.errors import FaultRefused
@@ -135,18 +135,18 @@ def test_a_process_that_is_not_marked_refuses(struck: Start) -> None:
 
 
 @pytest.fixture
-def steps() -> Iterator[training.EachStep]:
-    each: training.EachStep = []
+def steps() -> Iterator[training_faults.EachStep]:
+    each: training_faults.EachStep = []
     yield each
     assert each == [], "something is left behind"
 
 
-def begin(kind: str, each: training.EachStep, duration: float | None = None, /, **params: Any) -> Injected:
+def begin(kind: str, each: training_faults.EachStep, duration: float | None = None, /, **params: Any) -> Injected:
     _, checked, seconds = check_fault(kind, params, duration)
-    return training.begin(kind, checked, seconds, each)
+    return training_faults.begin(kind, checked, seconds, each)
 
 
-def test_the_clock_jumps_and_is_right_again(steps: training.EachStep) -> None:
+def test_the_clock_jumps_and_is_right_again(steps: training_faults.EachStep) -> None:
     clock, nanoseconds = time.time, time.time_ns
     before = clock()
 
@@ -159,7 +159,9 @@ def test_the_clock_jumps_and_is_right_again(steps: training.EachStep) -> None:
     assert injected.removal is not None
 
 
-def test_reports_have_the_systems_time_while_the_clock_jumps(weaver: FakeWeaver, steps: training.EachStep) -> None:
+def test_reports_have_the_systems_time_while_the_clock_jumps(
+    weaver: FakeWeaver, steps: training_faults.EachStep
+) -> None:
     made = Threadlet("train_0", weaver=weaver.address, devices=[])
     connection, _ = weaver.welcome()
     with begin("clock_jump", steps, seconds=1e6):
@@ -171,7 +173,7 @@ def test_reports_have_the_systems_time_while_the_clock_jumps(weaver: FakeWeaver,
     assert row[1] == pytest.approx(time.time(), abs=60.0)
 
 
-def test_a_fault_ends_by_itself_when_its_time_is_over(steps: training.EachStep) -> None:
+def test_a_fault_ends_by_itself_when_its_time_is_over(steps: training_faults.EachStep) -> None:
     clock = time.time
 
     injected = begin("clock_jump", steps, 0.02)
@@ -180,7 +182,7 @@ def test_a_fault_ends_by_itself_when_its_time_is_over(steps: training.EachStep) 
     assert time.time is clock
 
 
-def test_the_loss_is_nan_for_as_many_steps_as_asked_for(steps: training.EachStep) -> None:
+def test_the_loss_is_nan_for_as_many_steps_as_asked_for(steps: training_faults.EachStep) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(2, 1)
     batch = torch.ones(1, 2)
@@ -200,7 +202,7 @@ def test_the_loss_is_nan_for_as_many_steps_as_asked_for(steps: training.EachStep
     assert not torch.nn.modules.module._global_forward_hooks
 
 
-def test_evaluation_is_not_spoiled(steps: training.EachStep) -> None:
+def test_evaluation_is_not_spoiled(steps: training_faults.EachStep) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(2, 1).eval()
 
@@ -226,13 +228,13 @@ def test_a_process_group_that_is_aborted_fails_here_and_at_its_peers() -> None:
 
         assert on_both(reduce, *groups) == [2.0, 2.0]
 
-        said = training.abort(groups[0])
+        said = training_faults.abort(groups[0])
 
         assert "Timed out" in said
         assert [type(error) for error in on_both(reduce, *groups)] == [RuntimeError, RuntimeError]
 
 
-def test_a_process_without_process_groups_refuses_their_abort(steps: training.EachStep) -> None:
+def test_a_process_without_process_groups_refuses_their_abort(steps: training_faults.EachStep) -> None:
     with pytest.raises(FaultRefused, match="no process group"):
         begin("pg_abort", steps)
 

@@ -16,8 +16,8 @@ import loom
 from loom.errors import LimitReached
 from loom.rest_client import Gateway as Rest
 from loom.wire.bodies import AskWeaver, EndSession, ListMeshes
-from loom.wire.framing import LENGTH
 from loom.wire.handshake import Welcome
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind
 from loom.wire.stream import Stream
 from loom_proxy.local import LocalCluster

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import loom
 from loom import Actor, endpoint
-from loom.wire.framing import TUNNELS
+from loom.wire.length_prefix import TUNNELS
 from loom_proxy.local import LocalCluster
 from loom_proxy.transport.http import HttpTransport
 from tests.support.network.delay_proxy import DelayProxy

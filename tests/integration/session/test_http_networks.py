@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom.wire.framing import CONTENT_TYPE, behind_length
+from loom.wire.length_prefix import CONTENT_TYPE, behind_length
 from loom_proxy.local import LocalCluster
 from loom_proxy.session import transport_and_handshake
 from loom_proxy.transport import http as http_transport

@@ -19,8 +19,8 @@ import pytest
 
 import loom
 from loom.wire.frames import decode_frame
-from loom.wire.framing import MAX_BATCH, TUNNELS, behind_length
 from loom.wire.handshake import Hello, error_from_refusal
+from loom.wire.length_prefix import MAX_BATCH, TUNNELS, behind_length
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
 from loom_proxy.local import LocalCluster

@@ -21,8 +21,8 @@ from loom.errors import DriverUnavailable, LoomError, SessionLost, UnknownSessio
 from loom.rest_client import Gateway as Rest
 from loom.wire.bodies import Describe, Description
 from loom.wire.frames import decode_frame
-from loom.wire.framing import LENGTH, behind_length
 from loom.wire.handshake import error_from_refusal
+from loom.wire.length_prefix import LENGTH, behind_length
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.sessions.session import PATIENCE

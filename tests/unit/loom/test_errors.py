@@ -12,7 +12,7 @@ import pytest
 
 import loom
 from loom import errors
-from loom.process.exit_codes import error_for_exit_code, report
+from loom.process.error_exit import error_for_exit_code, report
 from tests.support.paths import ROOT
 
 CASES = """

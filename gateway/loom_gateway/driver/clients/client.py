@@ -19,8 +19,8 @@ from typing import Protocol
 from loom.errors import ConnectionLost, LoomError
 from loom.wire.bodies import CancelOperation, OperationResult
 from loom.wire.codec import dumps
-from loom.wire.framing import behind_length
 from loom.wire.handshake import refusal
+from loom.wire.length_prefix import behind_length
 from loom.wire.messages import ADVERBS, Kind, Message
 from loom.wire.mux import MAX_MESSAGE
 from loom.wire.sender import HIGH_WATER, FrameSender, Wire

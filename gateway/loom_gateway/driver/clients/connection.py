@@ -29,8 +29,8 @@ from loom.process import tasks
 from loom.process.threads import keep_going
 from loom.wire.bodies import Describe, Description, OpenSession, Probe
 from loom.wire.frames import decode_frame
-from loom.wire.framing import LENGTH, MAX_FRAME, behind_length
 from loom.wire.handshake import Hello, check_protocol, refusal
+from loom.wire.length_prefix import LENGTH, MAX_FRAME, behind_length
 from loom.wire.lost_frames import GAP, answer_to
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send

@@ -26,7 +26,7 @@ from monarch.actor import as_endpoint, context
 
 from loom.errors import LoomError, NoSuchMesh, SupervisionError
 from loom.wire.bodies import MakeView
-from loom_gateway.driver.monarch.endpoint_calls import EndpointCalls
+from loom_gateway.driver.monarch.call_statistics import EndpointCalls
 from loom_gateway.driver.monarch.root_client import attach
 
 

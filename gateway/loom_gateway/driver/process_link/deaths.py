@@ -19,7 +19,7 @@ from loom.errors import ProtocolMismatch
 from loom.mutual_auth import Exchange
 from loom.process.threads import keep_going
 from loom.wire.bodies import ProcessesGone, Watch
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 from loom.wire.messages import Kind
 from loom_gateway.driver.process_link.link import (
     ATTEMPT,

@@ -18,7 +18,7 @@ from loom.mutual_auth import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.process.listen import is_loopback
 from loom.wire.bodies import Challenge, ProcessesGone, Tie, Tied, Untied, Watch
 from loom.wire.frames import decode_frame
-from loom.wire.framing import FrameSplitter, behind_length
+from loom.wire.length_prefix import FrameSplitter, behind_length
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.stream import Stream, unnumbered_frame
 

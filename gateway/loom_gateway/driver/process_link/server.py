@@ -21,7 +21,7 @@ from loom.mutual_auth import Exchange, new_nonce
 from loom.process.listen import Strangers
 from loom.tracing import clock
 from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.process_link.deaths import Watchers
 from loom_gateway.driver.process_link.link import (

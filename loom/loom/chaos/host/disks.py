@@ -9,7 +9,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from loom.chaos.host.commands import run_at_end
+from loom.chaos.host.network_commands import run_at_end
 from loom.chaos.host.records import Corrupted, Filler, note
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused

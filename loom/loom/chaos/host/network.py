@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from loom.chaos.host.commands import run, run_at_end
+from loom.chaos.host.network_commands import run, run_at_end
 from loom.chaos.host.processes import ProcessId
 from loom.chaos.host.records import LinkDown, Qdisc, Table, network_namespace, note
 from loom.chaos.injected import Evidence, Injected

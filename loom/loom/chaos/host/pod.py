@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loom.chaos.host import processes
-from loom.chaos.host.commands import COMPONENT
+from loom.chaos.host.network_commands import COMPONENT
 from loom.chaos.host.processes import Start, start_of, state_of, worker_of
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from loom.chaos.host.commands import run_at_end
+from loom.chaos.host.network_commands import run_at_end
 from loom.chaos.host.records import Stopped, note
 from loom.chaos.injected import Evidence, Injected
 from loom.errors import FaultRefused

@@ -14,8 +14,8 @@ import shutil
 import signal
 from pathlib import Path
 
-from loom.chaos.host.commands import run
 from loom.chaos.host.disks import restore
+from loom.chaos.host.network_commands import run
 from loom.chaos.host.processes import ProcessId, state_of
 from loom.chaos.host.records import (
     Corrupted,

@@ -253,7 +253,7 @@ class Membership:
 
         Waits for another group fail at once, and the next quorum is of the groups that come to it.
         """
-        from loom.chaos.training import abort
+        from loom.chaos.training_faults import abort
 
         group = self._manager._pg._pg
         if group is None or group.size() < 2:

@@ -17,7 +17,7 @@ from loom.control.commands import DEVICE_COMMANDS
 from loom.control.operations import OPERATIONS, Operation, Reach
 from loom.errors import Denied, NotFound, WrongArguments
 from loom.weaver.commands import unknown_command
-from loom.weaver.registry import named
+from loom.weaver.persistent_state import named
 from loom.weaver.replicas import Replica
 from loom.weaver.states import LIVING
 from loom.weaver.views import DeviceInfo, GoodputRecord, WeaverEvent, WeaverStatus, few, to_json

@@ -31,7 +31,7 @@ from loom.weaver.replicas import Replica
 from loom.weaver.server.local_processes import find_process, process_descriptor
 from loom.weaver.server.user_weaver import ThreadletPeer, UserWeaver
 from loom.weaver.server.users import Users
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from loom.process.tasks import OwnedTasks
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys
 from loom.weaver.liveness import LivenessTimeouts
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.server.handlers import RequestHandler
 from loom.weaver.server.user_weaver import UserWeaver
 from loom.weaver.storage.store import Store

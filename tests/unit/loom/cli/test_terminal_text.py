@@ -16,9 +16,9 @@ import loom.cli
 from loom.cli.app import app
 from loom.cli.output import file_name
 from loom.errors import LoomError
-from loom.process.exit_codes import report
+from loom.process.error_exit import report
 from loom.rest_client import Gateway
-from loom.screen_text import fit_line, fit_lines
+from loom.terminal_text import fit_line, fit_lines
 from loom.weaver.states import DeviceState, ReplicaState
 from loom.weaver.views import DeviceInfo, FaultRecord, GoodputRecord, ReplicaInfo, WeaverEvent
 from loom_proxy.logs import LogLine

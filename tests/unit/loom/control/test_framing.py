@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.errors import ProtocolMismatch, TooLarge
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 
 texts = st.text("a\0é€😀", max_size=40)
 values = st.recursive(

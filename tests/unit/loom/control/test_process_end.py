@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.control.process_end import ProcessEnd, last_lines
-from loom.screen_text import fit_line, fit_lines
+from loom.terminal_text import fit_line, fit_lines
 
 ANYTHING: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),

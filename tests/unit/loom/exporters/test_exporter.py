@@ -19,7 +19,7 @@ from loom.exporters import exporter, tracker
 from loom.exporters.exporter import HistoryExporter, export_to, held
 from loom.exporters.tracker import Destination, TrackedRun, TrackerKind, TrackerMark, TrackerSink, open_tracker
 from loom.token_file import ADMIN
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.states import ReplicaState
 from loom.weaver.storage.store import Store
 from loom.weaver.views import ReplicaInfo, to_json

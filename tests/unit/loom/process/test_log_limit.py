@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from loom.screen_text import BURST, EVERY, LogLimit
+from loom.terminal_text import BURST, EVERY, LogLimit
 
 
 def line(place: int, text: str = "a client did %s") -> logging.LogRecord:

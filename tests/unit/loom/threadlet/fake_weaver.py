@@ -15,7 +15,7 @@ from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.control.introduction import PROTOCOL
 from loom.errors import ProtocolMismatch
 from loom.threadlet import Threadlet
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 
 __all__ = ["BOUND", "KEY", "OK", "Connection", "FakeWeaver", "Loop", "Make", "come", "eventually", "told"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from loom.control.introduction import ThreadletHello
 from loom.weaver.commit_output import OutboxPeer
-from loom.weaver.registry import Registry
+from loom.weaver.persistent_state import Registry
 from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Weaver
 from tests.unit.loom.weaver.raw_threadlet import hello_of

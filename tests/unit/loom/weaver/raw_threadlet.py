@@ -20,7 +20,7 @@ from loom.control.frame import MAX_FRAME, pack, unpack_all
 from loom.control.introduction import PROTOCOL
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys, read_secret
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 from tests.support.processes import read_json, start
 
 BOUND = 30.0

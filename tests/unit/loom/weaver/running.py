@@ -17,7 +17,7 @@ from loom.weaver.keys import Keys
 from loom.weaver.server.server import Server, monotonic_clock
 from loom.weaver.server.users import Users
 from loom.weaver.storage.store import Store
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 from tests.unit.loom.weaver.raw_threadlet import BOUND, hello_of
 
 KEYS = Keys(b"secret")

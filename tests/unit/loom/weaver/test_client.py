@@ -20,7 +20,7 @@ from loom.control.frame import MAX_FRAME, pack, unpack, unpack_all
 from loom.process import tasks
 from loom.weaver import client as weaver_client
 from loom.weaver.client import MAX_QUESTIONS, WeaverClient
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 from loom.wire.plain import plain
 from tests.support.gateways import BOUND
 

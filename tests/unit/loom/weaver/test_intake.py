@@ -15,7 +15,7 @@ from loom.weaver.server import threadlets as intake
 from loom.weaver.server.guests_and_admins import Asker
 from loom.weaver.server.handlers import RequestHandler
 from loom.weaver.server.threadlets import TURN, Intake, IntakeSource
-from loom.wire.framing import FrameSplitter
+from loom.wire.length_prefix import FrameSplitter
 from tests.unit.loom.weaver.raw_threadlet import BOUND
 from tests.unit.loom.weaver.running import KEYS, running
 

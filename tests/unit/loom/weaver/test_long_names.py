@@ -9,7 +9,7 @@ import pytest
 
 from loom.control.commands import CommandKind
 from loom.errors import LimitReached, WrongArguments
-from loom.weaver import device_failures, registry
+from loom.weaver import device_failures, persistent_state
 from loom.weaver.commands import MAX_IDS, select
 from loom.weaver.device_failures import Action, Policy
 from loom.weaver.server import guests_and_admins
@@ -54,7 +54,7 @@ def test_policies_are_bounded_in_number_and_length(monkeypatch: pytest.MonkeyPat
 
 
 def test_replicas_that_live_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MAX_REPLICAS", 2)
+    monkeypatch.setattr(persistent_state, "MAX_REPLICAS", 2)
     Threadlet(bench, "train_0")
     Threadlet(bench, "train_1")
     with pytest.raises(LimitReached, match="2 replicas"):
@@ -68,8 +68,8 @@ def test_replicas_that_live_are_bounded(bench: Bench, monkeypatch: pytest.Monkey
 
 
 def test_descriptions_are_bounded_by_replica_and_by_user(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MAX_DESCRIPTION", 1000)
-    monkeypatch.setattr(registry, "MAX_DESCRIBED", 2000)
+    monkeypatch.setattr(persistent_state, "MAX_DESCRIPTION", 1000)
+    monkeypatch.setattr(persistent_state, "MAX_DESCRIBED", 2000)
     first = Threadlet(bench, "train_0", config={"notes": "x" * 900})
     known = bench.weaver.known.replicas
     more: dict[str, Any] = {"more": "x" * 900}
@@ -96,7 +96,7 @@ def test_descriptions_are_bounded_by_replica_and_by_user(bench: Bench, monkeypat
 def test_what_a_command_changed_is_acknowledged_though_it_is_too_large_to_be_shown(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "MAX_DESCRIPTION", 1000)
+    monkeypatch.setattr(persistent_state, "MAX_DESCRIPTION", 1000)
     replica = Threadlet(bench, "train_0", config={"notes": "short"}, handlers={"notes": "str"})
     bench.weaver.dispatcher.give(CommandKind.UPDATE_CONFIG, {"notes": "x" * 1001}, "train_0", "test", bench.now)
     bench.commit()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loom.errors import ProtocolMismatch
-from loom.wire.framing import behind_length, split_batch
+from loom.wire.length_prefix import behind_length, split_batch
 
 
 @given(st.lists(st.binary()))

@@ -14,7 +14,7 @@ from loom.errors import ProtocolMismatch
 from loom.wire import mux
 from loom.wire.bodies import Probe, Probed
 from loom.wire.frames import decode_frame, encode_frame
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.lost_frames import EVERY, GAP, MOST_PATIENCE, PATIENCE, ConnectionWatch, answer_to
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import MOST_DAMAGES, OutOfStep, Stream

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import BARRIER, CHUNK_SIZE, After, OrderKey
 from loom.wire.stream import Stream

@@ -13,7 +13,7 @@ from loom.errors import LoomError, TooLarge, WrongArguments
 from loom.wire.bodies import AskWeaver, SpawnProcs
 from loom.wire.body import BODIES
 from loom.wire.frames import MAX_HEADER
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.plain import plain
 from loom.wire.stream import Stream

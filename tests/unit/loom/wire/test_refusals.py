@@ -12,7 +12,7 @@ import loom
 from loom.errors import UnpicklableError
 from loom.wire.by_value import Missing, _slots
 from loom.wire.frames import encode_frame
-from loom.wire.framing import behind_length
+from loom.wire.length_prefix import behind_length
 from loom.wire.messages import Kind, Message
 from loom.wire.plain import exact_json, number
 from loom.wire.sender import FrameSender

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loom.errors import ProtocolMismatch
 from loom.wire import mux, stream
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.mux import BARRIER, OrderKey
 from loom.wire.stream import Stream

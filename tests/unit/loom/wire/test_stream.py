@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from loom.errors import ProtocolMismatch
 from loom.wire.frames import decode_frame, encode_frame
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Buffer, Kind, Message
 from loom.wire.mux import CHUNK_SIZE
 from loom.wire.stream import WINDOW, Stream, unnumbered_frame

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from loom.errors import LimitReached
 from loom.token_file import SCOPES, TokenFile
-from loom.wire.framing import SLOWEST_BATCH, TUNNELS
+from loom.wire.length_prefix import SLOWEST_BATCH, TUNNELS
 from loom_gateway.access import middleware
 from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.control import AccessControl

@@ -9,22 +9,22 @@ from importlib import import_module
 import pytest
 
 from loom.control import frame
-from loom.weaver import commands, device_failures, registry
+from loom.weaver import commands, device_failures, persistent_state
 from loom.weaver.server import guests_and_admins, threadlets
 from loom_gateway.access import audit, budgets, middleware
 from loom_gateway.settings import Limits
 from tests.support.paths import ROOT
 
 MODULES = [
-    "loom.screen_text",
+    "loom.terminal_text",
     "loom.control.frame",
     "loom.weaver.client",
     "loom.weaver.commands",
     "loom.weaver.device_failures",
-    "loom.weaver.registry",
+    "loom.weaver.persistent_state",
     "loom.weaver.server.guests_and_admins",
     "loom.weaver.server.threadlets",
-    "loom.wire.framing",
+    "loom.wire.length_prefix",
     "loom_gateway.access.audit",
     "loom_gateway.access.middleware",
     "loom_gateway.access.budgets",
@@ -79,6 +79,6 @@ def test_the_values_are_those_of_the_code() -> None:
     assert f"{1000 * threadlets.TURN:g} ms" in of["TURN"][3]
     for value in (frame.MAX_NAME, commands.MAX_IDS, guests_and_admins.MAX_GLOBS, device_failures.MAX_POLICIES):
         assert str(value) in of["MAX_IDS"][2]
-    assert of["MAX_REPLICAS"][2] == str(registry.MAX_REPLICAS)
-    for size in (registry.MAX_DESCRIPTION, registry.MAX_DESCRIBED):
+    assert of["MAX_REPLICAS"][2] == str(persistent_state.MAX_REPLICAS)
+    for size in (persistent_state.MAX_DESCRIPTION, persistent_state.MAX_DESCRIBED):
         assert f"{size >> 20} MiB" in of["MAX_DESCRIBED"][2]

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
 from loom.process.listen import listen
-from loom.wire.framing import LENGTH, MAX_FRAME
+from loom.wire.length_prefix import LENGTH, MAX_FRAME
 from loom.wire.messages import Buffer
 from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection
 from loom_gateway.relay.endpoint import MAX_HELLO

@@ -13,8 +13,8 @@ import uvloop
 
 from loom.token_file import Token
 from loom.wire.frames import decode_frame
-from loom.wire.framing import LENGTH
 from loom.wire.handshake import Hello
+from loom.wire.length_prefix import LENGTH
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal

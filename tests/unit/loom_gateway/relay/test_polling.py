@@ -13,7 +13,7 @@ import pytest
 
 from loom.errors import ConnectionLost
 from loom.token_file import TokenFile
-from loom.wire.framing import TUNNELS, behind_length, split_batch
+from loom.wire.length_prefix import TUNNELS, behind_length, split_batch
 from loom_gateway.access import budgets
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware

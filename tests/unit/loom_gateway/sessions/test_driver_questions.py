@@ -15,8 +15,8 @@ import pytest
 from loom.errors import DriverUnavailable, LoomError, ProtocolMismatch, WrongState
 from loom.wire.bodies import Describe, Description, SessionEnded
 from loom.wire.frames import decode_frame
-from loom.wire.framing import LENGTH, behind_length
 from loom.wire.handshake import refusal
+from loom.wire.length_prefix import LENGTH, behind_length
 from loom.wire.messages import Message
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.sessions import session

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from loom.wire.bodies import Call, EndRun
-from loom.wire.framing import LENGTH
 from loom.wire.handshake import Welcome
+from loom.wire.length_prefix import LENGTH
 from loom.wire.stream import Stream
 from loom_proxy.session.connection import Address, Connection
 from loom_proxy.session.read_loop import Uninterrupted

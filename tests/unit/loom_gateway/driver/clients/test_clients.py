@@ -12,8 +12,8 @@ import pytest
 
 from loom.errors import LimitReached, TooLarge, WatcherTooSlow
 from loom.wire.frames import decode_frame, encode_frame
-from loom.wire.framing import LENGTH
 from loom.wire.handshake import Hello, error_from_refusal
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind, Message
 from loom.wire.stream import Stream
 from loom_gateway.driver.clients.client import PACE, Client

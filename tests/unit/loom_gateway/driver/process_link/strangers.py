@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from loom.wire.bodies import Challenge
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.process_link.link import read_greeting
 from tests.unit.loom_gateway.driver.process_link.processes import BOUND, Driver

@@ -10,7 +10,7 @@ import pytest
 from loom.errors import ProtocolMismatch
 from loom.mutual_auth import Exchange, Purpose, Side, new_nonce
 from loom.wire.bodies import Challenge, ProcessEnded, ProcessesGone, Tied, Watch
-from loom.wire.framing import LENGTH
+from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind
 from loom_gateway.driver.process_link import deaths
 from loom_gateway.driver.process_link.deaths import Watchers

@@ -8,7 +8,7 @@ import pytest
 
 from loom.errors import ProtocolMismatch
 from loom.wire.bodies import FlushOutput, ProcessOutput
-from loom.wire.framing import LENGTH, FrameSplitter
+from loom.wire.length_prefix import LENGTH, FrameSplitter
 from loom.wire.messages import Message
 from loom_gateway.driver.process_link.link import LinkEnd
 

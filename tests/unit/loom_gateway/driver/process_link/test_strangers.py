@@ -15,7 +15,7 @@ from loom.errors import ProtocolMismatch
 from loom.mutual_auth import Exchange, Purpose, Side, new_nonce
 from loom.wire.bodies import Challenge, ProcessEnded, Tie, Tied, Untied
 from loom.wire.frames import encode_frame
-from loom.wire.framing import LENGTH, behind_length
+from loom.wire.length_prefix import LENGTH, behind_length
 from loom.wire.messages import Kind
 from loom_gateway.driver.process_link import server as links
 from loom_gateway.driver.process_link.link import Introduction, answer_of, asked_of, greeting

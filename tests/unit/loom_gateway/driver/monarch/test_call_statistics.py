@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from loom_gateway.driver.monarch.endpoint_calls import PERIOD, PERIODS, EndpointCalls
+from loom_gateway.driver.monarch.call_statistics import PERIOD, PERIODS, EndpointCalls
 
 WINDOW = PERIOD * PERIODS
 BEGAN = 1000.0

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from loom.chaos.host import commands
-from loom.chaos.host.commands import run, run_at_end
+from loom.chaos.host import network_commands
+from loom.chaos.host.network_commands import run, run_at_end
 from loom.errors import FaultRefused
 
 HOLDER = """
 import sys
-from loom.chaos.host.commands import run_at_end
+from loom.chaos.host.network_commands import run_at_end
 undo = run_at_end(["touch", sys.argv[1]])
 print("held", flush=True)
 sys.stdin.read()
@@ -40,7 +40,7 @@ def test_a_program_that_may_not_do_it_leads_to_advice() -> None:
 
 
 def test_a_program_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "PROGRAM_WITHIN", 0.05)
+    monkeypatch.setattr(network_commands, "PROGRAM_WITHIN", 0.05)
 
     with pytest.raises(FaultRefused, match=r"`sleep 60` did not end within 0\.05 s"):
         run("sleep", "60")

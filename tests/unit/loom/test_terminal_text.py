@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import loom
 import loom_proxy
-from loom.process.exit_codes import report_bug
-from loom.screen_text import fit_html, fit_line, fit_lines, fit_log_records
+from loom.process.error_exit import report_bug
+from loom.terminal_text import fit_html, fit_line, fit_lines, fit_log_records
 from loom_proxy.notebook.cells import _shown_as
 from loom_proxy.progress import WaitStep, bar_html
 from tests.support.gateways import BOUND

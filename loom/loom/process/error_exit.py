@@ -9,7 +9,7 @@ import sys
 import traceback
 
 from loom import errors
-from loom.screen_text import fit_lines
+from loom.terminal_text import fit_lines
 
 FAILURE = 1
 USAGE = 2

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loom.chaos.host.commands import run_at_end
+from loom.chaos.host.network_commands import run_at_end
 from loom.chaos.injected import Evidence, Injected, InjectedFault
 from loom.errors import FaultRefused
 
