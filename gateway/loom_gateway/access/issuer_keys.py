@@ -11,13 +11,11 @@ import http.client
 import json
 import logging
 import ssl
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from joserfc.errors import JoseError
@@ -25,10 +23,9 @@ from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
 from loom.errors import LoomError, WrongArguments
 from loom.process.listen import is_loopback
+from loom.process.threads import DaemonExecutor
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Key = RSAKey | ECKey | OKPKey
 
@@ -119,7 +116,7 @@ class IssuerKeys:
 
     async def _fetch(self) -> None:
         try:
-            keys = await _in_thread(self._fetch_keys)
+            keys = await asyncio.wrap_future(DaemonExecutor("issuer-keys").submit(self._fetch_keys))
         except (OSError, http.client.HTTPException, ValueError, RecursionError, LoomError) as error:
             reason = str(error) or type(error).__name__
             if reason != self.trouble:
@@ -248,20 +245,3 @@ def _suits(key: Key, algorithm: str) -> bool:
     if said.get("alg", algorithm) != algorithm:
         return False
     return said.get("crv") == _CURVES.get(algorithm) and (said["kty"] == "RSA") == (algorithm not in _CURVES)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Do work in a thread of its own, which does not keep the process from ending as those of a pool do."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        done.set_running_or_notify_cancel()  # from here on nothing cancels it
-        try:
-            result = work()
-        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-            done.set_exception(error)
-        else:
-            done.set_result(result)
-
-    threading.Thread(target=run, name="issuer-keys", daemon=True).start()
-    return await asyncio.wrap_future(done)

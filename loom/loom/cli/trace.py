@@ -15,7 +15,7 @@ from loom.cli.options import Access, Json, asking, only_session
 from loom.cli.output import file_name, show
 from loom.errors import LoomError, WrongArguments
 from loom.process.state_file import replace_file
-from loom.process.threads import start_thread
+from loom.process.threads import DaemonExecutor
 from loom.tracing.collecting import LONGEST, ProcessSpans, no_spans
 
 GATEWAY_WITHIN = 30.0
@@ -47,8 +47,7 @@ def trace(
     job = access.connect(name, "watch")
     with job:
         job.print_logs = False
-        relayed: Future[ProcessSpans] = Future()
-        start_thread("loom-relayed", _observe, access, name, wanted, relayed)
+        relayed = DaemonExecutor("loom-relayed").submit(_observe, access, name, wanted)
         found = collect_spans(job._calls, wanted, kernels)
         processes = [_of_gateway(relayed), *found]
     replace_file(path, to_perfetto(processes))
@@ -58,15 +57,12 @@ def trace(
     show(as_json, {"file": str(path), "processes": told}, f"spans in {path}", columns, rows)
 
 
-def _observe(access: Access, session: str, seconds: float, found: Future[ProcessSpans]) -> None:
-    """Find the spans of the gateway; none, with the reason, if it has no answer: the others are worth showing."""
+def _observe(access: Access, session: str, seconds: float) -> ProcessSpans:
+    """Return the spans of the gateway; none, with the reason, if it has no answer: the others are worth showing."""
     try:
-        found.set_result(access.gateway().spans(session, seconds))
+        return access.gateway().spans(session, seconds)
     except LoomError as error:
-        found.set_result(no_spans("gateway", str(error)[:300]))
-    except BaseException as error:
-        found.set_exception(error)
-        raise
+        return no_spans("gateway", str(error)[:300])
 
 
 def _of_gateway(found: Future[ProcessSpans]) -> ProcessSpans:

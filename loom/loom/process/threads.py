@@ -61,6 +61,7 @@ class DaemonExecutor(Executor):
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         future: Future[_T] = Future()
+        future.set_running_or_notify_cancel()  # from here on nothing cancels it
 
         def call() -> None:
             try:

@@ -38,7 +38,6 @@ _BEGINNING = (
     r"\[(?:weights|ckpt|gen|rollout|train)\][^\n]*|\bStep \d+ (?:begins|complete)[^\n]*|\bHit async barrier[^\n]*"
 )
 """The beginning of an event's line, up to its end."""
-_END = r"\)?[ \t]*(?=\r?$)"
 _CUT = re.compile(r"^\[\w+\](?:\[[^\]\s]*\]?)? *(?:[a-z]+\.[a-z.]*[^a-z.=]*(?:\w+=.*)?)?$")
 """A line with the beginning of an event's, and with no other words."""
 

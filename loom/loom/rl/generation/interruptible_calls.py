@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from loom.errors import SupervisionError, Unavailable
-from loom.process.threads import start_thread
+from loom.process.threads import DaemonExecutor
 
 LOOK_EVERY = 0.1
 """Seconds between two looks at whether a wait has a point; a cancelled `job.run` is interrupted between two."""
@@ -21,16 +21,7 @@ class ProcessGone(Exception):
 
 def begin(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
     """Run a function in a thread of its own, which may wait for an actor for ever; return its result to come."""
-    result: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            result.set_result(function(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - raised by the future
-            result.set_exception(error)
-
-    start_thread(f"rl {getattr(function, '__name__', 'call')}", work)
-    return result
+    return DaemonExecutor(f"rl {getattr(function, '__name__', 'call')}").submit(function, *args, **kwargs)
 
 
 def call_one(endpoint: Any, *args: Any, **kwargs: Any) -> Future[Any]:
