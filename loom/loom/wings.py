@@ -28,7 +28,7 @@ class Part(Enum):
     """For the gateway's settings: whether a tracker's package is installed."""
     TENSORS_OF_JOB = "loom.tensors.on_procs", "of_job"
     """For `Job.tensors`."""
-    WATCHED_TENSORS = "loom_gateway.tensors", "WatchedView"
+    WATCHED_TENSORS = "loom_gateway.watched_tensors", "WatchedView"
     """For a session's description: its watched tensors."""
     PORT_FORWARD = "loom_proxy.kubernetes.port_forward", "forward_to"
     """For ``kube://`` addresses: a forwarded port that leads to the gateway."""

@@ -20,7 +20,7 @@ _ITSELF = "it catches every error inside its loop"
 
 ENDS = {
     "nats/requests.py:_answer": "one request, whose sender waits for so long only",
-    "nats/stream.py:say": "one request; NATS gives it to another bridge if nobody says that it goes on",
+    "nats/jetstream.py:say": "one request; NATS gives it to another bridge if nobody says that it goes on",
     "chaos/host/network.py:carry": "the agent's process ends, and the host removes its fault",
     "cli/remote_exec.py:_pass_input": "it closes the command's input, whatever ends it",
     "cli/remote_exec.py:pass_on": "one command, whose session is over",

@@ -20,7 +20,7 @@ from loom.extras import GATEWAY_MODULES, require
 from loom.process.error_exit import report
 from loom.process.listen import announce, listen
 from loom.process.parent_pipe import when_parent_ends
-from loom_gateway.pod.peers import PodSettings
+from loom_gateway.pod.settings_and_peers import PodSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ async def _serve(settings: PodSettings, options: argparse.Namespace, address: st
     import uvicorn
 
     from loom_gateway.pod.app import KeeperProtocol, create_app
-    from loom_gateway.pod.peers import make_pod_key
+    from loom_gateway.pod.settings_and_peers import make_pod_key
     from loom_gateway.pod.supervisor import PodSupervisor
 
     keeper = PodSupervisor(settings, options.folder, address, options.name)

@@ -18,7 +18,7 @@ from loom.errors import LoomError
 from loom.mutual_auth import Purpose
 from loom.mutual_auth.over_http import CHALLENGE_HEADER, PROOF_HEADER, Challenges, proof_of_answer
 from loom.process.listen import bracketed
-from loom_gateway.pod.peers import CONFIGURE, KeptPod, KeptPods, PodSettings, body_digest
+from loom_gateway.pod.settings_and_peers import CONFIGURE, KeptPod, KeptPods, PodSettings, body_digest
 from loom_gateway.pod.supervisor import PodSupervisor
 
 REQUEST_TIMEOUT = 10.0

@@ -21,7 +21,7 @@ from typing import Any, TypedDict, cast
 from loom.control.address import MONARCH_PORT
 from loom.errors import LoomError, PodUnreachable
 from loom.extras import GATEWAY_MODULES, require
-from loom_gateway.pod.peers import (
+from loom_gateway.pod.settings_and_peers import (
     CONFIGURE,
     GATEWAY_PORT,
     KEEPER_PORT,

@@ -32,7 +32,7 @@ from loom.process.child import Child, ProcessState, python
 from loom.process.listen import bracketed
 from loom.token_file import TokenFile
 from loom_gateway.pod.forwarding import PortForwarder
-from loom_gateway.pod.peers import KeptPod, PodSettings, ask_pod
+from loom_gateway.pod.settings_and_peers import KeptPod, PodSettings, ask_pod
 from loom_gateway.settings import GatewaySettings
 from loom_gateway.workers.sources import resolve_pods
 

@@ -17,12 +17,12 @@ from loom.control.commands import Command
 from loom.control.reports import DEVICE_NUMBERS
 from loom.errors import LoomError, TooLarge, WeaverUnavailable
 from loom.nats.bridged_replicas import BridgedReplicas, Screen
+from loom.nats.jetstream import RequestStream
 from loom.nats.message_counts import MessageTrouble, Tally
 from loom.nats.nats_link import NatsAway, NatsLink, NatsLogin, SubjectSubscription
 from loom.nats.outside_replica import OutsideReplica
 from loom.nats.requests import AWAY, BridgeRequests
 from loom.nats.state import BridgeState
-from loom.nats.stream import RequestStream
 from loom.nats.subjects_and_envelopes import (
     HEADER,
     SOURCE,

@@ -16,7 +16,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from loom.nats.stream import REPLY_TO
+from loom.nats.jetstream import REPLY_TO
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.integration.nats.bridges import Bridge, counts_of, run_bridge, states, until

@@ -20,7 +20,7 @@ WINGS = (
     "loom.train",
     "loom_gateway.chaos",
     "loom_gateway.pod",
-    "loom_gateway.tensors",
+    "loom_gateway.watched_tensors",
     "loom_proxy.kubernetes",
     "loom_proxy.notebook.cells",
     "loom_proxy.remote",

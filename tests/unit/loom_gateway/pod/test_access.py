@@ -24,7 +24,7 @@ from loom.mutual_auth.over_http import CHALLENGE_HEADER, NONCE_HEADER, PROOF_HEA
 from loom.process.listen import listen
 from loom_gateway.pod import app as keeper_app
 from loom_gateway.pod.app import MAX_BODY, KeeperProtocol, create_app
-from loom_gateway.pod.peers import CONFIGURE, MeshPods, PodSettings, ask_pod, make_pod_key, pod_key
+from loom_gateway.pod.settings_and_peers import CONFIGURE, MeshPods, PodSettings, ask_pod, make_pod_key, pod_key
 
 BASE = PodSettings("workers", (MeshPods("workers", "w", 2),), "the job's key")
 

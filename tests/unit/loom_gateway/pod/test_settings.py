@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loom.errors import WrongArguments
-from loom_gateway.pod.peers import MeshPods, PodSettings
+from loom_gateway.pod.settings_and_peers import MeshPods, PodSettings
 
 SETTINGS = PodSettings("loaders", (MeshPods("workers", "w", 2), MeshPods("loaders", "l", 1)), "digest")
 

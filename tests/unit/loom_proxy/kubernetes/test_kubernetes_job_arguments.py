@@ -11,7 +11,7 @@ import pytest
 
 import loom
 from loom_gateway.pod.loom_pod import LoomPod
-from loom_gateway.pod.peers import MeshPods, PodSettings
+from loom_gateway.pod.settings_and_peers import MeshPods, PodSettings
 from loom_gateway.pod.supervisor import PodSupervisor
 from loom_proxy.kubernetes.rollout import check_versions
 from loom_proxy.kubernetes.service_lookup import token_for

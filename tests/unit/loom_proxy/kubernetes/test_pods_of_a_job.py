@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import loom
-from loom_gateway.pod.peers import MeshPods, PodSettings
+from loom_gateway.pod.settings_and_peers import MeshPods, PodSettings
 from loom_gateway.pod.supervisor import PodSupervisor
 from loom_gateway.workers.sources import parse_source
 from loom_proxy.kubernetes.job import KubernetesJob

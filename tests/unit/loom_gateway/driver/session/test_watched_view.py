@@ -18,7 +18,7 @@ from loom.errors import SupervisionError
 from loom.tensors.watched import Distribution, History, Summary, Wanted
 from loom.tensors.worker.actor import TensorWorker
 from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable
-from loom_gateway.tensors import BARS, MOST_TENSORS, WatchedView
+from loom_gateway.watched_tensors import BARS, MOST_TENSORS, WatchedView
 
 BOUND = 20.0
 
