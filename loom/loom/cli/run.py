@@ -171,14 +171,22 @@ def _checked(name: str) -> str:
 
 def _is_first(command: Sequence[str]) -> bool:
     """Return whether no other process of the same job may have been started before this one."""
-    ranks = [os.environ.get(variable, "0") for variable in RANK_VARIABLES]
+    given = {name: value for name in RANK_VARIABLES if (value := os.environ.get(name))}
+    nodes, met = os.environ.get("PET_NNODES", "1"), os.environ.get("PET_RDZV_ENDPOINT")
     for before, argument in zip(["", *command], command, strict=False):
         option, equals, value = argument.partition("=")
-        if option.replace("_", "-") in ("--node-rank", "--machine-rank") and equals:
-            ranks.append(value)
-        elif before.replace("_", "-") in ("--node-rank", "--machine-rank"):
-            ranks.append(argument)
-    return all(rank in ("", "0") for rank in ranks)
+        if not equals:
+            option, value = before, argument
+        match option.replace("_", "-"):
+            case "--node-rank" | "--machine-rank":
+                given[option] = value
+            case "--nnodes":
+                nodes = value
+            case "--rdzv-endpoint":
+                met = value
+    if met and not given and nodes not in ("1", "1:1"):
+        return False  # the nodes of a rendezvous have no numbers, and may come again while others train
+    return all(rank == "0" for rank in given.values())
 
 
 def _say(text: str) -> None:

@@ -79,6 +79,12 @@ def test_nothing_of_the_users_path_is_removed() -> None:
         ({"SLURM_PROCID": "3"}, "python train.py", False),
         ({}, "torchrun --nnodes 2 --node_rank 1 train.py", False),
         ({}, "torchrun --nnodes=2 --node-rank=0 train.py", True),
+        ({}, "torchrun --nnodes 2 --master-addr h train.py", True),
+        ({}, "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:29400 train.py", False),
+        ({}, "torchrun --nnodes=1:4 --rdzv_endpoint=h:29400 train.py", False),
+        ({}, "torchrun --nnodes=2 --rdzv_endpoint=h:29400 --node_rank 0 train.py", True),
+        ({}, "torchrun --nproc-per-node 2 --rdzv-endpoint localhost:0 train.py", True),
+        ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "h:29400"}, "torchrun train.py", False),
     ],
 )
 def test_only_the_first_process_of_a_job_asks_for_the_name(
