@@ -23,8 +23,15 @@ import typer
 
 from loom.cli.output import say
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
-from loom.errors import Conflict, WrongArguments
-from loom.instrument.training import MAX_RUN_NAME, NAME_VARIABLE, as_run_name
+from loom.errors import Conflict, Unavailable, WrongArguments
+from loom.instrument.training import (
+    AUTO_VARIABLE,
+    FOUND_VARIABLE,
+    MAX_RUN_NAME,
+    NAME_VARIABLE,
+    NOWHERE,
+    as_run_name,
+)
 
 SITE = Path(__file__).parents[1] / "instrument" / "site"
 """The folder with the `sitecustomize` that Python runs at its start."""
@@ -57,15 +64,20 @@ def run(
     """
     group = _checked(default_name(command) if name is None else name)
     until = monotonic() + STARTS_WITHIN
+    given = bool(os.environ.get(ADDRESS_VARIABLE))
     if (weaver := find_weaver(until)) is not None:
-        if _is_first(command):
+        if weaver and _is_first(command):
             check_free(weaver, group, until)
         os.environ.update(environment(os.environ, weaver, group))
+        if weaver and not given:
+            os.environ[FOUND_VARIABLE] = "1"
     become(command)
 
 
 def find_weaver(until: float) -> str | None:
-    """Return the address of the weaver to report to; None if there is none, which is said on standard error.
+    """Return the address of the weaver to report to; None if there is none, "" if it is not known yet.
+
+    Both are said on standard error.
 
     Args:
         until: when nothing is waited for any more, on the monotonic clock.
@@ -82,9 +94,11 @@ def find_weaver(until: float) -> str | None:
     try:
         if (to := _by(until, find_gateway)) is not None:
             return _by(until, partial(to.weaver_address, STARTS_WITHIN))
-        _say("nothing to report to: no LOOM_WEAVER, no LOOM_URL, no current context and no running `loom up`")
+        _say(NOWHERE)
     except Exception as error:  # noqa: BLE001 - wherever it would report to, the command runs
         _say(f"it cannot report{f' to {to}' if to else ''}: {error}")
+        if isinstance(error, Unavailable | TimeoutError):
+            return ""
     return None
 
 
@@ -129,7 +143,8 @@ def environment(given: Mapping[str, str], weaver: str, group: str) -> dict[str, 
     """Return the variables that a command needs so that its processes take part."""
     before = [path for path in given.get("PYTHONPATH", "").split(os.pathsep) if path != str(SITE)]
     path = os.pathsep.join([str(SITE), *before]) if any(before) else str(SITE)
-    return {ADDRESS_VARIABLE: weaver, NAME_VARIABLE: group, "PYTHONPATH": path}
+    reports = {ADDRESS_VARIABLE: weaver} if weaver else {AUTO_VARIABLE: "1"}  # in which case they ask by themselves
+    return {**reports, NAME_VARIABLE: group, "PYTHONPATH": path}
 
 
 def become(command: Sequence[str]) -> None:

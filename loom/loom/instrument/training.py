@@ -24,7 +24,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loom.control.address import was_spawned, weaver_address
-from loom.errors import LoomError, describe_error
+from loom.errors import GatewayUnreachable, describe_error
 
 if TYPE_CHECKING:
     from loom.threadlet.threadlet import Threadlet
@@ -37,11 +37,14 @@ NAME_VARIABLE = "LOOM_RUN"
 AUTO_VARIABLE = "LOOM_AUTO"
 """The environment variable that is 1 where trainings take part without ``loom run``."""
 
+FOUND_VARIABLE = "LOOM_FOUND"
+"""The environment variable that is 1 where a gateway has named the weaver, which may have another address later."""
+
 MAX_RUN_NAME = 190
 """Characters of a run's name, to which its replicas add their ranks."""
 
 ANSWER_WITHIN = 5.0
-"""Seconds that the gateway has, at the first step of a training that nobody has told of a weaver."""
+"""Seconds that the gateway has to name its weaver."""
 
 READ_EVERY = 0.25
 """Seconds between two reads of the present values of the keys, at least."""
@@ -347,7 +350,12 @@ def _identity() -> dict[str, Any]:
     if (driver := _driver()) is not None:
         return {"replica_id": f"{driver.name}_0", "group": driver.name, "weaver": driver.weaver_address()}
     group = as_run_name(os.environ.get(NAME_VARIABLE) or _name_of_program())
-    return {"replica_id": f"{group}_{global_rank()}", "group": group, "weaver": _find_weaver()}
+    asks = os.environ.get(FOUND_VARIABLE if weaver_address() else AUTO_VARIABLE) == "1"
+    return {
+        "replica_id": f"{group}_{global_rank()}",
+        "group": group,
+        "find_weaver": ask_gateway if asks else None,
+    }
 
 
 def _driver() -> Any:
@@ -366,22 +374,25 @@ def _name_of_program() -> str:
     return PurePath(file).stem if file else "train"
 
 
-def _find_weaver() -> str | None:
-    """Return the address of the weaver of the chosen gateway if nobody has named a weaver; None leaves it open."""
-    if weaver_address() or os.environ.get(AUTO_VARIABLE) != "1":
-        return None
+NOWHERE = "nothing to report to: no LOOM_WEAVER, no LOOM_URL, no current context and no running `loom up`"
+
+
+def ask_gateway() -> str:
+    """Return the address of the weaver of the chosen gateway.
+
+    Raises:
+        LoomError: no gateway is chosen, or it does not name its weaver.
+        TimeoutError: it does not answer.
+    """
     from loom.process.threads import within
 
-    def look() -> str | None:
+    def look() -> str:
         # The laptop's side knows contexts; where only the library is needed, it is not imported.
-        chosen = import_module("loom_proxy.contexts").find_gateway()
-        return None if chosen is None else str(chosen.weaver_address(ANSWER_WITHIN))
+        if (chosen := import_module("loom_proxy.contexts").find_gateway()) is None:
+            raise GatewayUnreachable(NOWHERE)
+        return str(chosen.weaver_address(ANSWER_WITHIN))
 
-    try:
-        return within(ANSWER_WITHIN, look)
-    except (LoomError, TimeoutError) as error:
-        _log.warning("this training is not reported: %s", error)
-        return None
+    return within(ANSWER_WITHIN, look)
 
 
 _replica_group = 0

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from loom.control.address import WeaverAddress
+from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.commands import (
     Acknowledged,
     Acknowledgement,
@@ -190,6 +190,8 @@ HIGH_WATER = 1 << 18  # bytes waiting for the socket above which only answers ar
 MOST_PATIENCE = 300.0
 """Seconds that the patience with a weaver that stores nothing grows to: its disk may be full."""
 
+ASK_AFTER = 5.0  # seconds without a weaver after which a gateway is asked for its address
+ASK_EVERY = 10.0  # seconds between two such questions, at least
 GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and close the connection
 
 
@@ -202,6 +204,7 @@ class _Refused(Exception):
 class WeaverLink:
     """The connection of this process with the weaver, in a thread of its own.
 
+    ``find`` returns the weaver's address if it is None, or another one later; None: it stays as it is.
     ``hello`` returns the first frame of each connection from the key, ``beat`` a heartbeat's step and phase;
     ``peers`` takes failures of peers; ``cohort`` looks for the process group, and is None if it is not to;
     ``offers`` returns what the process refuses.
@@ -209,7 +212,8 @@ class WeaverLink:
 
     def __init__(
         self,
-        address: WeaverAddress,
+        address: WeaverAddress | None,
+        find: Callable[[], str] | None,
         inbox: CommandInbox,
         reports: KeptReports,
         hello: Callable[[str], ThreadletHello],
@@ -220,6 +224,8 @@ class WeaverLink:
         offers: Callable[[], Offers] = lambda: EVERYTHING_OFFERED,
     ) -> None:
         self._address = address
+        self._find = find
+        self._ask_at = 0.0  # when `find` is called, on the monotonic clock, unless the weaver is there
         self._inbox = inbox
         self._reports = reports
         self._hello = hello
@@ -259,6 +265,8 @@ class WeaverLink:
         self._thread = threading.Thread(target=self._run, name="loom-threadlet", daemon=True)
 
     def start(self) -> None:
+        if self._address is not None:
+            self._ask_at = time.monotonic() + ASK_AFTER
         self._thread.start()
 
     def send(self, frame: Frame) -> None:
@@ -339,6 +347,7 @@ class WeaverLink:
             finally:
                 if self.connected:
                     waits = iter(BACKOFF)
+                    self._ask_at = time.monotonic() + ASK_AFTER
                 self._open, self.taken = False, taken
                 self.connected = self._takes_health = False
                 self._frames.clear()
@@ -355,8 +364,20 @@ class WeaverLink:
             self._logged.add(kind)
             _log.log(level, text, *arguments, exc_info=exc_info)
 
+    def _find_address(self) -> WeaverAddress:
+        """Return the weaver's address. Ask for it if there is none, and when nobody has been there for a while."""
+        if self._find is not None and time.monotonic() >= self._ask_at:
+            try:
+                self._address = parse_weaver_address(self._find())
+            except Exception as error:  # noqa: BLE001 - also what a keyring, or a user without a home, makes of it
+                if self._address is None:
+                    raise ConnectionOver(str(error)) from None
+            self._ask_at = time.monotonic() + ASK_EVERY
+        assert self._address is not None
+        return self._address
+
     def _connect_and_serve(self) -> None:
-        address = self._address
+        address = self._find_address()
         sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
         self._connection = connection = ThreadletConnection(sock, self._wake_receiver)
         # Queue frames from here on, so that a change made after the hello is built is sent after it.

@@ -131,6 +131,8 @@ class Threadlet(CommandApplier):
             None: whether ``LOOM_INJECTABLE`` is 1.
         respawns: whether something starts another process in this one's place when it dies, so that the time until
             then counts as respawn; None: whether ``LOOM_RESPAWNS`` is 1.
+        find_weaver: returns the weaver's address; called if no other is given, and when nobody has answered there
+            for a while. It may take its time, and raises if it finds none.
         cohort: whether a process of torch.distributed's default process group takes commands with all of its ranks,
             at one step. False: it takes them by itself, for a program that agrees with its other ranks by its own
             means.
@@ -150,6 +152,7 @@ class Threadlet(CommandApplier):
         config: Mapping[str, Any] | None = None,
         injectable: bool | None = None,
         respawns: bool | None = None,
+        find_weaver: Callable[[], str] | None = None,
         cohort: bool = True,
     ) -> None:
         text = weaver_address() if weaver is None else weaver
@@ -170,14 +173,16 @@ class Threadlet(CommandApplier):
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
         self._made_by = None if _maker is None else _maker()
         self._respawns = os.environ.get("LOOM_RESPAWNS") == "1" if respawns is None else respawns
-        super().__init__(dict(config or {}), address is not None, injectable)
+        nowhere = address is None and find_weaver is None
+        super().__init__(dict(config or {}), not nowhere, injectable)
         self._peers = PeerWatch()
         evictions.add(self)
-        if address is None:
+        if nowhere:
             _log.info("no weaver (%s is not set): the status of %s is not sent", ADDRESS_VARIABLE, self.replica_id)
         else:
             self._link = WeaverLink(
                 address,
+                find_weaver,
                 self._inbox,
                 self._kept,
                 self._introduction,

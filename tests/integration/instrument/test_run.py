@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from loom.weaver.views import ReplicaInfo
+from loom_proxy.contexts import ContextFile, GatewayContext
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, TOKEN, await_true, gateway_of
@@ -400,4 +402,39 @@ def test_a_training_goes_on_without_a_gateway_and_reports_again(
         assert (again.pid, again.state) == (process.pid, "running")
         assert there.command("update_config", {"learning_rate": 0.5}, "lone").get(60)["lone_0"].ok
         assert there.command("stop", target="lone").get(60)["lone_0"].ok
+        assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_training_finds_another_weaver_with_another_token_of_the_gateway(
+    cluster: LocalCluster, start: Start, script: str, config: Path, tmp_path: Path
+) -> None:
+    """As when `loom up` is ended and started again: nothing is left of the first one but its address."""
+    with gateway_of(cluster) as gateway:
+        context = GatewayContext("here", gateway.url)
+        ContextFile().add(context, TOKEN)
+        ContextFile().use("here")
+        gateway.end()
+        # The gateway is away when the training begins.
+        process = start("found", sys.executable, script, "1000000", env={"LOOM_URL": "", "LOOM_TOKEN": ""})
+        gateway.start()
+        await_weaver(WeaverProxy(gateway.url, TOKEN))
+        before = await_step(WeaverProxy(gateway.url, TOKEN), "found_0", 3)
+        gateway.end()
+        for one in gateway.weavers():
+            one.kill()
+            one.wait(BOUND)
+        shutil.rmtree(gateway.state)
+        gateway.token_file = tmp_path / "token"
+        gateway.token_file.write_text("another token")
+        ContextFile().add(context, "another token")
+        gateway.start()
+
+        there = WeaverProxy(gateway.url, "another token")
+        await_weaver(there)
+        again = await_step(there, "found_0", (before.step or 0) + 3)
+        assert (again.pid, again.state) == (process.pid, "running")
+        assert there.command("update_config", {"learning_rate": 0.5}, "found").get(60)["found_0"].ok
+        assert there.command("stop", target="found").get(60)["found_0"].ok
         assert process.wait(60) == 0

@@ -68,6 +68,7 @@ def test_nothing_of_the_users_path_is_removed() -> None:
         "PYTHONPATH": f"{SITE}{os.pathsep}a{os.pathsep}b",
     }
     assert environment({}, "w", "fit")["PYTHONPATH"] == str(SITE)
+    assert environment({}, "", "fit") == {"LOOM_AUTO": "1", "LOOM_RUN": "fit", "PYTHONPATH": str(SITE)}
     assert environment(made, "w", "fit")["PYTHONPATH"] == made["PYTHONPATH"]
 
 
@@ -167,7 +168,7 @@ def test_whatever_answers_the_command_starts_in_time(
 ) -> None:
     with listener(kind) as address:
         monkeypatch.setenv("LOOM_URL", f"ws://{address}")
-        assert find_weaver(monotonic() + 0.5) is None
+        assert find_weaver(monotonic() + 0.5) == ""
         check_free(f"tcp://{address}/k", "fit", monotonic() + 0.5)
 
     assert capsys.readouterr().err.startswith(f"loom run: it cannot report to ws://{address} (from LOOM_URL): ")

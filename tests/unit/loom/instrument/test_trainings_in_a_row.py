@@ -128,7 +128,7 @@ class Session:
 def test_processes_of_a_session_have_the_names_that_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     from loom import driver_api
     from loom.control import address
-    from loom.instrument.training import _identity
+    from loom.instrument.training import _identity, ask_gateway
 
     for name, value in {
         "LOOM_RUN": "fit",
@@ -139,8 +139,10 @@ def test_processes_of_a_session_have_the_names_that_it_gives(monkeypatch: pytest
     assert _identity() == {
         "replica_id": "fit_0",
         "group": "fit",
-        "weaver": None,
+        "find_weaver": None,  # the address that was given stays
     }  # a program that such a one starts
+    monkeypatch.setenv("LOOM_FOUND", "1")
+    assert _identity()["find_weaver"] is ask_gateway
 
     monkeypatch.setattr(driver_api, "_here", Session())
     assert _identity() == {"replica_id": "session-1_0", "group": "session-1", "weaver": "tcp://127.0.0.1:1/k"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +14,13 @@ import pytest
 
 from loom.control.introduction import Handlers, ThreadletHello
 from loom.control.reports import DeviceReport
-from loom.errors import Conflict
+from loom.errors import Conflict, GatewayUnreachable
 from loom.process.backoff import Backoff
 from loom.threadlet import Threadlet
 from loom.threadlet import link as module
 from loom.threadlet import threadlet as threadlet_module
 from loom.threadlet.link import format_stacks
+from tests.support.logged import messages
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, Loop, eventually
 
 Make = Callable[..., Threadlet]
@@ -42,6 +44,63 @@ def test_a_weaver_that_comes_late_is_found(weaver: FakeWeaver, threadlet: Make) 
 
     assert hello["step"] == 4
     assert [row[0] for row in connection.rows(5)] == [1, 2, 3, 4, 5]
+
+
+def test_a_threadlet_that_has_no_address_asks_for_one_until_it_gets_it(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "ASK_EVERY", 0.0)
+    answers = iter([GatewayUnreachable("nobody answers"), RuntimeError("no home"), "nonsense"])
+    asked = threading.Event()
+
+    def find() -> str:
+        if isinstance(answer := next(answers, weaver.address), Exception):
+            raise answer
+        asked.wait(BOUND)
+        return answer
+
+    made = threadlet(weaver=None, find_weaver=find)
+    for number in range(5):  # which does not wait for the answer
+        made.publish_status(step=number)
+    asked.set()
+    connection, hello = weaver.welcome()
+
+    assert hello["replica"] == "train_0"
+    assert [row[2] for row in connection.rows(5)] == [0, 1, 2, 3, 4]
+    assert messages(caplog) == ["no weaver: nobody answers; training goes on, and so do attempts"]
+
+
+def test_a_weaver_that_comes_back_at_another_address_is_found(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FakeWeaver()
+    made = threadlet(find_weaver=lambda: other.address)
+    weaver.welcome()
+    monkeypatch.setattr(module, "ASK_AFTER", 0.0)
+
+    weaver.stop()
+    made.publish_status(step=7)
+    _, hello = other.welcome()
+
+    assert hello["step"] == 7
+    other.stop()
+
+
+def test_a_known_address_stays_while_nobody_names_another_one(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    made = threadlet(find_weaver=lambda: asked.append(1))
+    weaver.welcome()
+    monkeypatch.setattr(module, "ASK_AFTER", 0.0)
+
+    weaver.stop()
+    eventually(lambda: asked != [], "a question")
+    weaver.start()
+    weaver.welcome()
+
+    eventually(lambda: made.connected, "the weaver")
+    assert len(asked) == 1  # within `ASK_EVERY`
 
 
 def test_after_a_break_the_weaver_is_told_all_that_it_has_to_know(weaver: FakeWeaver, threadlet: Make) -> None:
