@@ -352,7 +352,7 @@ class Encoder:
                 pickler.dump(obj)
             except Exception as again:
                 raise _Failed(again, pickler.last) from again
-        return [file.getbuffer(), *buffers]
+        return [file.getvalue(), *buffers]  # no view: one in a cycle of references crashes Python 3.12.1
 
 
 class _Failed(Exception):
