@@ -49,8 +49,8 @@ from loom.devices import LocalDevice, own_devices
 from loom.errors import Conflict, WrongArguments, describe_error
 from loom.process.threads import keep_going
 from loom.threadlet import evictions
-from loom.threadlet.applying import CommandApplier
 from loom.threadlet.cohort_member import CohortMember
+from loom.threadlet.command_applier import CommandApplier
 from loom.threadlet.inbox import AwaitedEffects, CommandInbox
 from loom.threadlet.link import WeaverLink
 from loom.threadlet.reporting import watch_devices

@@ -13,7 +13,7 @@ from loom.chaos.injected import InjectedFault
 from loom.chaos.injections import MAX_REMOVED, MAX_WITHDRAWN, Injections
 from loom.control.commands import Command, CommandKind
 from loom.errors import FaultRefused, NotFound
-from loom.threadlet import Threadlet, applying
+from loom.threadlet import Threadlet, command_applier
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, eventually
 
 Make = Callable[..., Threadlet]
@@ -23,7 +23,7 @@ Make = Callable[..., Threadlet]
 def _own_agents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Only agents of the test are asked to remove faults, and only a hang makes a strike come unannounced."""
     monkeypatch.setenv("LOOM_CHAOS_DIR", str(tmp_path / "agents"))
-    monkeypatch.setattr(applying, "FLUSH_TIMEOUT", BOUND)
+    monkeypatch.setattr(command_applier, "FLUSH_TIMEOUT", BOUND)
 
 
 @pytest.fixture
