@@ -26,7 +26,7 @@ from loom.threadlet.cohort_member import CohortMember
 from loom.threadlet.handlers import Deferred, HandlerRegistry, Outcome, Settlement
 from loom.threadlet.inbox import Application, AwaitedEffects, CommandInbox
 from loom.threadlet.reporting import StatusReporter
-from loom.threadlet.reports import now_of_system, plain
+from loom.threadlet.status_rows import now_of_system, plain
 from loom.threadlet.time_accounting import TimeAccounting, TimedBlock
 from loom.wings import Part
 

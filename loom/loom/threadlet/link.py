@@ -64,7 +64,7 @@ from loom.threadlet.cohort_member import CohortMember
 from loom.threadlet.exit_code import tell_at_exit
 from loom.threadlet.inbox import CommandInbox
 from loom.threadlet.profiling import Profiler
-from loom.threadlet.reports import KeptReports, now_of_system
+from loom.threadlet.status_rows import KeptReports, now_of_system
 from loom.wire.length_prefix import FrameSplitter
 
 SILENCE = 30.0  # seconds after which a peer that acknowledges no bytes counts as lost

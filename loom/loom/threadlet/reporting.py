@@ -20,7 +20,7 @@ from loom.devices import DeviceFailure, LocalDevice, device_status
 from loom.devices.failures import FailureWatch
 from loom.errors import describe_error
 from loom.threadlet.link import ROWS, WeaverLink
-from loom.threadlet.reports import Given, KeptReports, RowMaker, now_of_system
+from loom.threadlet.status_rows import Given, KeptReports, RowMaker, now_of_system
 
 DEVICES_INTERVAL = 5.0  # seconds between two reports of the devices
 CONNECTED_INTERVAL = 0.2  # seconds between two checks for a connection to the weaver

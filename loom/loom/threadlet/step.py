@@ -9,7 +9,7 @@ from typing import Any
 from loom.control.reports import Phase
 from loom.threadlet.cohort import Way
 from loom.threadlet.command_applier import CommandApplier
-from loom.threadlet.reports import now_of_system
+from loom.threadlet.status_rows import now_of_system
 
 _STEP, _BETWEEN, _END = Phase.STEP, Phase.BETWEEN, Way.STEP  # one name lookup less in each step
 

@@ -54,7 +54,7 @@ from loom.threadlet.command_applier import CommandApplier
 from loom.threadlet.inbox import AwaitedEffects, CommandInbox
 from loom.threadlet.link import WeaverLink
 from loom.threadlet.reporting import watch_devices
-from loom.threadlet.reports import plain
+from loom.threadlet.status_rows import plain
 from loom.threadlet.step import Step
 from loom.wire.plain import plain as as_sent
 

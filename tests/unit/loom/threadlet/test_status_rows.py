@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from loom.control.frame import pack
-from loom.threadlet import reports as module
-from loom.threadlet.reports import Given, KeptReports, RowMaker, number, plain
+from loom.threadlet import status_rows as module
+from loom.threadlet.status_rows import Given, KeptReports, RowMaker, number, plain
 from tests.support.logged import messages
 
 
