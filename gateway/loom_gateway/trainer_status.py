@@ -155,6 +155,7 @@ class _Reported:
 
     async def take(self, status: TrainerStatus) -> None:
         values, at = status.values(), _checked(status.lastUpdatedTime)
+        step, epoch, most = (_count(name, values.pop(name, None)) for name in _COUNTS)
         async with self._taking:
             ended, begins = status.progressPercentage == 100, status.progressPercentage == 0
             if not self._link.is_open or (begins and self._step):
@@ -166,7 +167,6 @@ class _Reported:
                 raise WrongArguments(
                     f"lastUpdatedTime is not after that of the last report of {self._id!r}: it came before"
                 )
-            step, epoch, most = (_count(values.pop(name, None)) for name in _COUNTS)
             self._check_names(values)
             self._most = self._most if most is None else most
             step = self._most if ended and step is None else step  # the callback's last report has no step
@@ -284,8 +284,11 @@ _COUNTS = ("current_step", "current_epoch", "total_steps")
 """The metrics that are a status's step, epoch and number of steps."""
 
 
-def _count(value: float | None) -> int | None:
-    return int(value) if value is not None and 0 <= value < MAX_COUNT else None
+def _count(name: str, value: float | None) -> int | None:
+    """Return a count; a part of an epoch counts as the epoch in work. Raise `WrongArguments` if it is none."""
+    if value is not None and not 0 <= value < MAX_COUNT:
+        raise WrongArguments(f"the metric {name!r} is {value:g}, which is no count: it is 0 or more")
+    return None if value is None else int(value)
 
 
 def _checked(at: datetime) -> float:
