@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from loom.exporters.tracker import event_of
+from loom.exporters.naming import event_of
 from loom.process.listen import free_ports
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy

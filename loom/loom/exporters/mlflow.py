@@ -16,17 +16,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 
-from loom.exporters.tracker import (
-    Destination,
-    TrackedRun,
-    TrackerMark,
-    TrackerRow,
-    TrackerSink,
-    Written,
-    escaped,
-    local_address,
-    run_id,
-)
+from loom.exporters.naming import escaped, local_address, run_id
+from loom.exporters.tracker import Destination, TrackedRun, TrackerMark, TrackerRow, TrackerSink, Written
 from loom.weaver.states import LIVING, ReplicaEnding
 from loom.weaver.views import ReplicaInfo
 

@@ -15,17 +15,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from loom.exporters.tracker import (
-    Destination,
-    TrackedRun,
-    TrackerMark,
-    TrackerRow,
-    TrackerSink,
-    Written,
-    event_of,
-    local_address,
-    set_apart,
-)
+from loom.exporters.naming import event_of, local_address, set_apart
+from loom.exporters.tracker import Destination, TrackedRun, TrackerMark, TrackerRow, TrackerSink, Written
 from loom.weaver.views import ReplicaInfo
 
 EVENTS, CONFIG = "loom/events", "loom/config"

@@ -6,8 +6,6 @@ however it, or what it was writing, has ended.
 
 from __future__ import annotations
 
-import hashlib
-import socket
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,6 @@ from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from loom.errors import MissingDependency
 from loom.extras import require
@@ -68,12 +65,6 @@ class TrackerMark:
     def line(self) -> str:
         """The mark as a text, from which `event_of` reads the id."""
         return f"#{self.event} {self.kind} {self.text}".rstrip()
-
-
-def event_of(line: str) -> int:
-    """Return the id of the event of a mark's line; 0 if it is none."""
-    first = line.partition(" ")[0].removeprefix("#")
-    return int(first) if first.isdecimal() else 0
 
 
 @dataclass
@@ -156,26 +147,3 @@ def open_tracker(kind: TrackerKind, destination: Destination) -> TrackerSink:
             f"again: pip install --force-reinstall 'monarch-loom[{kind.value}]'"
         ) from error
     return make(destination)
-
-
-def run_id(replica: ReplicaInfo) -> str:
-    """Return the id of a replica's run: always the same, so that a run is found again."""
-    return hashlib.sha256(f"{replica.user}\n{replica.id}".encode()).hexdigest()[:24]
-
-
-def local_address(path: Path) -> str:
-    """Return the address of files on this machine, which says which one this is."""
-    return f"file://{socket.gethostname()}{quote(str(path.absolute()))}"
-
-
-def set_apart(name: str, prefix: str, is_reserved: Callable[[str], bool]) -> str:
-    """Return a metric's name, with a prefix if the tracker reserves it. Different names stay different."""
-    rest = name
-    while rest.startswith(prefix):
-        rest = rest.removeprefix(prefix)
-    return prefix + name if is_reserved(rest) else name
-
-
-def escaped(name: str, allowed: Callable[[str], bool]) -> str:
-    """Return a name in which each character that a tracker refuses is the number of it, in hexadecimal digits."""
-    return "".join(one if allowed(one) else f"_{ord(one):x}_" for one in name)

@@ -12,18 +12,8 @@ from typing import Any
 from trackio.sqlite_storage import SQLiteStorage
 from trackio.utils import RESERVED_KEYS
 
-from loom.exporters.tracker import (
-    Destination,
-    TrackedRun,
-    TrackerMark,
-    TrackerRow,
-    TrackerSink,
-    Written,
-    event_of,
-    local_address,
-    run_id,
-    set_apart,
-)
+from loom.exporters.naming import event_of, local_address, run_id, set_apart
+from loom.exporters.tracker import Destination, TrackedRun, TrackerMark, TrackerRow, TrackerSink, Written
 from loom.weaver.views import ReplicaInfo
 
 _ERRORS = frozenset(("failed", "refused", "unanswered"))

@@ -16,17 +16,8 @@ from typing import Any
 import wandb
 from wandb.proto.wandb_internal_pb2 import HistoryRecord, Record
 
-from loom.exporters.tracker import (
-    Destination,
-    TrackedRun,
-    TrackerMark,
-    TrackerRow,
-    TrackerSink,
-    Written,
-    local_address,
-    run_id,
-    set_apart,
-)
+from loom.exporters.naming import local_address, run_id, set_apart
+from loom.exporters.tracker import Destination, TrackedRun, TrackerMark, TrackerRow, TrackerSink, Written
 from loom.weaver.states import LIVING
 from loom.weaver.views import ReplicaInfo
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from loom.errors import Conflict, Denied, MissingDependency, Unavailable, WeaverUnavailable
-from loom.exporters import exporter, tracker
+from loom.exporters import exporter, naming, tracker
 from loom.exporters.exporter import HistoryExporter, export_to, held
 from loom.exporters.tracker import Destination, TrackedRun, TrackerKind, TrackerMark, TrackerSink, open_tracker
 from loom.token_file import ADMIN
@@ -169,7 +169,7 @@ def test_each_point_and_mark_is_there_once_over_cuts_kills_and_restarts(
     marks = read_marks(kind.value, folder, "train_0")
     assert losses == [(step, float(step)) for step in range(400)]
     assert others == [(step, float(step)) for step in range(0, 400, 10)]
-    assert sorted(map(tracker.event_of, marks)) == list(range(1, 17))
+    assert sorted(map(naming.event_of, marks)) == list(range(1, 17))
 
 
 def test_an_exporter_without_its_notes_counts_what_the_run_holds(tmp_path: Path) -> None:
@@ -496,9 +496,9 @@ def test_the_address_of_a_run_has_no_password(uri: str, address: str | None) -> 
 
 
 def test_the_event_of_a_mark_is_read_back() -> None:
-    assert tracker.event_of(TrackerMark(12, START, None, "applied", "pause").line) == 12
-    assert [tracker.event_of(text) for text in ("", "12", "#x", "#1x y")] == [0, 12, 0, 0]
+    assert naming.event_of(TrackerMark(12, START, None, "applied", "pause").line) == 12
+    assert [naming.event_of(text) for text in ("", "12", "#x", "#1x y")] == [0, 12, 0, 0]
 
 
 def test_a_refused_character_becomes_its_number() -> None:
-    assert tracker.escaped("a%b", str.isalnum) == "a_25_b"
+    assert naming.escaped("a%b", str.isalnum) == "a_25_b"
