@@ -1,7 +1,7 @@
 """Trackers as sources: what a script gives to W&B, TensorBoard, MLflow or trackio is a metric in Loom too.
 
-The tracker gets what the script gave, unchanged. Numbers are taken, also those of numpy and torch; images, texts,
-nested mappings and whole tensors are passed over.
+The tracker gets what the script gave, unchanged. Numbers are taken, also those of numpy and torch; images, texts
+and whole tensors are passed over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Metrics = Callable[..., object]
 
 def hook_wandb(module: ModuleType) -> None:
     """Hook ``wandb.sdk.wandb_run``."""
-    _watch(module.Run, "log", lambda data=None, *_, **__: data)
+    _watch(module.Run, "log", lambda data=None, *_, **__: _flat(data))
 
 
 def hook_tensorboard(module: ModuleType) -> None:
@@ -45,6 +45,15 @@ def hook_mlflow(module: ModuleType) -> None:
 def hook_trackio(module: ModuleType) -> None:
     """Hook ``trackio.run``."""
     _watch(module.Run, "log", lambda metrics=None, *_, **__: metrics)
+
+
+def _flat(data: Any) -> Mapping[Any, object]:
+    """Return nested metrics by the names that W&B gives them, such as ``train.loss``."""
+    found: dict[Any, object] = {}
+    for name, value in list(data.items()):
+        within = _flat(value) if isinstance(value, Mapping) else None
+        found.update({name: value} if within is None else {f"{name}.{one}": within[one] for one in within})
+    return found
 
 
 def _of_batch(run_id: str, metrics: Any = (), *_: object, **__: object) -> Mapping[str, object]:

@@ -71,6 +71,21 @@ def test_a_tracker_gets_the_same_object_and_its_answer_comes_back() -> None:
     assert trainings._waiting == {"loss": 1.0}
 
 
+def test_nested_metrics_have_the_names_of_wandb() -> None:
+    given = {"train": {"loss": 0.5, "best": {3: np.int64(2)}, "text": "x", "none": {}}, "lr": 0.1}
+    endless: dict[str, Any] = {"loss": 1.0}
+    endless["again"] = endless
+    kind = type("Run", (Recorder,), {"log": Recorder.log})
+    hook(kind)
+    recorder = kind()
+
+    for data in (given, endless, [("loss", 1.0)]):
+        recorder.log(data)
+
+    assert trainings._waiting == {"train.loss": 0.5, "train.best.3": 2.0, "lr": 0.1}
+    assert [data for data, _ in recorder.given] == [given, endless, [("loss", 1.0)]]
+
+
 def test_what_a_tracker_refuses_it_refuses_itself() -> None:
     kind = type("Run", (Recorder,), {"log": Recorder.log})
     hook(kind)
