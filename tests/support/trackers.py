@@ -52,6 +52,8 @@ def _tensorboard_marks(folder: Path, run: str) -> list[str]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder / "admin" / run), {"scalars": 0, "tensors": 0}).Reload()
+    if "loom/events" not in found.Tags()["tensors"]:
+        return []
     return [one.tensor_proto.string_val[0].decode() for one in found.Tensors("loom/events")]
 
 

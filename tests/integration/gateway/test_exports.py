@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import WrongArguments
+from loom.process.listen import free_ports
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import TOKEN, Gateway, await_true, gateway_of, run_gateway
@@ -55,6 +56,22 @@ def test_a_gateway_exports_every_run_each_point_once_over_its_restart(gateway: G
     assert steps(tmp_path) == list(range(made))
     assert sum(changed in mark for mark in marks) == 1
     assert len({mark.split()[0] for mark in marks}) == len(marks)
+
+
+def test_a_tracker_that_is_away_keeps_nothing_from_another_one(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_ports(1)[0]}")
+    both = ("--export", "mlflow", "--export", "tensorboard", "--export-folder", str(tmp_path))
+    with gateway_of(cluster, *both) as gateway:
+        proxy = WeaverProxy(gateway.url, TOKEN)
+        with training(await_weaver(proxy), "exported"):
+            await_true(lambda: len(steps(tmp_path)) > 10)
+            made = stopped(proxy)
+        await_true(lambda: any("finished" in mark for mark in read_marks("tensorboard", tmp_path, "exported")))
+
+    assert steps(tmp_path) == list(range(made))
 
 
 def test_a_gateway_refuses_a_tracker_that_it_does_not_know(cluster: LocalCluster) -> None:
