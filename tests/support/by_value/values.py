@@ -11,7 +11,6 @@ import decimal
 import enum
 import fractions
 import functools
-import itertools
 import operator
 import pathlib
 import re
@@ -526,7 +525,7 @@ VALUES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "fraction": (fractions.Fraction(1, 3), str),
     "uuid": (uuid.UUID(int=5), str),
     "path": (pathlib.PurePosixPath("/x"), str),
-    "iterators": ([iter([1, 2]), itertools.count(3)], lambda v: (next(v[0]), next(v[1]))),
+    "iterators": ([iter([1, 2]), iter(range(3, 5))], lambda v: (next(v[0]), next(v[1]))),
     "method of a built-in": (str.upper, lambda v: v("a")),
     "standard module": (re, lambda v: v.escape("a")),
     "project module": (baskets, lambda v: (v.fits(2), v.LIMIT, v.Basket(1).tree().apples)),

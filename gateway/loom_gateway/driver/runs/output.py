@@ -368,7 +368,7 @@ class _RoutedStream(io.TextIOWrapper):
         self.own = own
         self.stream = stream
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:  # since Python 3.12, `TextIOWrapper` has one that raises
         # A passed stdout of the laptop means the one of the process that gets it, as natively.
         return getattr, (sys, "stdout" if self.stream == 1 else "stderr")
 
