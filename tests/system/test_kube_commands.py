@@ -14,7 +14,7 @@ import pytest
 
 import loom
 from loom.errors import PortForwardFailed
-from loom.nats.subjects_and_envelopes import EnvelopeKind
+from loom.nats.subjects import EnvelopeKind
 from loom.weaver.views import Away
 from loom_proxy.contexts import ContextFile, GatewayContext
 from loom_proxy.kubernetes.port_forward import PortForward, parse_kube_address

@@ -15,7 +15,7 @@ import typer
 from loom.cli.options import Access, asking
 from loom.errors import WrongArguments
 from loom.extras import require
-from loom.nats.subjects_and_envelopes import Format
+from loom.nats.subjects import Format
 from loom.process.listen import announce
 from loom.process.parent_pipe import when_parent_ends
 from loom_gateway.settings import ExitWithParent, LogLevel

@@ -23,16 +23,7 @@ from loom.nats.nats_link import NatsAway, NatsLink, NatsLogin, SubjectSubscripti
 from loom.nats.outside_replica import OutsideReplica
 from loom.nats.requests import AWAY, BridgeRequests
 from loom.nats.state import BridgeState
-from loom.nats.subjects_and_envelopes import (
-    HEADER,
-    SOURCE,
-    Body,
-    Envelope,
-    EnvelopeKind,
-    Format,
-    is_subject,
-    subjects_of,
-)
+from loom.nats.subjects import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, is_subject, subjects_of
 from loom.rest_client import Gateway
 
 Publication = tuple[EnvelopeKind, Body]

@@ -37,17 +37,7 @@ from loom.nats.reports import (
     read_report,
 )
 from loom.nats.state import BridgeState
-from loom.nats.subjects_and_envelopes import (
-    HEADER,
-    SOURCE,
-    Body,
-    Envelope,
-    EnvelopeKind,
-    Format,
-    Reply,
-    decode,
-    error_reply,
-)
+from loom.nats.subjects import HEADER, SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.replica_link import ReplicaLink

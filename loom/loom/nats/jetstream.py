@@ -25,7 +25,7 @@ from loom.errors import Conflict, NatsUnreachable
 from loom.nats.message_counts import MessageTrouble, Tally
 from loom.nats.nats_link import AGAIN, FAILURES, NatsAway, NatsLink
 from loom.nats.state import BridgeState
-from loom.nats.subjects_and_envelopes import HEADER
+from loom.nats.subjects import HEADER
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from loom.control.frame import MAX_COUNT, MAX_NAME
 from loom.control.introduction import MAX_DEVICES, Device
 from loom.control.reports import DEVICE_NUMBERS, MAX_REASON
 from loom.errors import WrongArguments
-from loom.nats.subjects_and_envelopes import Body, Envelope, EnvelopeKind
+from loom.nats.subjects import Body, Envelope, EnvelopeKind
 
 DEFAULT_INTERVAL = 5.0
 """Seconds between two heartbeats of a process that does not say how many."""

@@ -20,16 +20,7 @@ from loom.control.commands import DEVICE_COMMANDS, FAULT_COMMANDS, CommandKind
 from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import GatewayUnreachable, LoomError, NotAGateway, RateLimited, WeaverUnavailable, WrongArguments
 from loom.nats.reports import NatsMessage, Required, Text, names, seconds, short
-from loom.nats.subjects_and_envelopes import (
-    SOURCE,
-    Body,
-    Envelope,
-    EnvelopeKind,
-    Format,
-    Reply,
-    decode,
-    error_reply,
-)
+from loom.nats.subjects import SOURCE, Body, Envelope, EnvelopeKind, Format, Reply, decode, error_reply
 from loom.process.backoff import Backoff
 from loom.rest_client import Gateway
 

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from loom.nats.nats_link import flush
-from loom.nats.subjects_and_envelopes import HEADER, SOURCE, EnvelopeKind, Format, decode
+from loom.nats.subjects import HEADER, SOURCE, EnvelopeKind, Format, decode
 from tests.support.needs import skip_because
 
 __all__ = ["NatsServer", "Said", "require_nats_server"]

@@ -18,7 +18,7 @@ import trustme
 from nats.aio.client import Client
 
 from loom.nats.nats_link import flush
-from loom.nats.subjects_and_envelopes import HEADER, SOURCE, Envelope, EnvelopeKind, Format, decode
+from loom.nats.subjects import HEADER, SOURCE, Envelope, EnvelopeKind, Format, decode
 from loom.process.listen import free_ports
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 
 from loom.nats.nats_link import flush
 from loom.nats.outside_replica import MISSED
-from loom.nats.subjects_and_envelopes import Envelope, EnvelopeKind, Format, decode
+from loom.nats.subjects import Envelope, EnvelopeKind, Format, decode
 from loom.token_file import TokenFile
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy

@@ -17,7 +17,7 @@ from loom.nats.bridge import Bridge
 from loom.nats.message_counts import Tally
 from loom.nats.nats_link import NatsAway, NatsLink, NatsLogin, flush
 from loom.nats.state import BridgeState
-from loom.nats.subjects_and_envelopes import EnvelopeKind, Format
+from loom.nats.subjects import EnvelopeKind, Format
 from tests.integration.nats.bridges import until
 from tests.integration.nats.nats_server import BOUND, NatsServer, Said
 

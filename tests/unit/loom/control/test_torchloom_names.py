@@ -11,7 +11,7 @@ from loom.control.operations import GiveCommand
 from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import WrongArguments
 from loom.nats.requests import read_request
-from loom.nats.subjects_and_envelopes import Envelope, EnvelopeKind
+from loom.nats.subjects import Envelope, EnvelopeKind
 from loom_gateway.rest.weaver_changes import checked_change
 from loom_gateway.weaver_socket.commands import check_kind, read_change
 

@@ -19,7 +19,7 @@ from loom.nats.message_counts import LOG_EVERY, REPLICA_RATE, Bucket, MessageTro
 from loom.nats.outside_replica import MAX_COMMANDS, MAX_WAITING, REPEAT_EVERY, OutsideReplica
 from loom.nats.reports import MAX_METRICS, DeviceRegistration, ProgressReport, read_report
 from loom.nats.state import KEEP_DONE, BridgeState
-from loom.nats.subjects_and_envelopes import Envelope, EnvelopeKind
+from loom.nats.subjects import Envelope, EnvelopeKind
 
 
 def registration(**more: Any) -> DeviceRegistration:

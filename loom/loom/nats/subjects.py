@@ -1,4 +1,4 @@
-"""Messages on NATS: an envelope with one body, as JSON or as protobuf.
+"""Subjects of NATS, and the messages on them: an envelope with one body, as JSON or as protobuf.
 
 The JSON is one object::
 

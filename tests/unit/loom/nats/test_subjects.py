@@ -15,7 +15,7 @@ from loom.errors import InvalidAddress, WrongArguments
 from loom.nats import loom_pb2
 from loom.nats.bridge import Publication, Publisher
 from loom.nats.requests import CommandRequest, FailureReport, read_request
-from loom.nats.subjects_and_envelopes import Envelope, EnvelopeKind, Format, decode, subjects_of
+from loom.nats.subjects import Envelope, EnvelopeKind, Format, decode, subjects_of
 from tests.support.needs import skip_because
 from tests.support.paths import ROOT
 
