@@ -341,6 +341,7 @@ class Samples:
 
     def __init__(self) -> None:
         self._next = 0.0  # when the next samples are due
+        self._took = 0.0  # seconds that the last ones have taken
         self._kinds: list[Callable[[Any], Mapping[str, Any]]] = [
             _learning_rate,
             _gradient_norm,
@@ -361,7 +362,9 @@ class Samples:
                 except Exception as error:  # noqa: BLE001 - whatever another version of torch raises
                     self._kinds.remove(kind)
                     _log.debug("not sampled any more: %r", error)
-        self._next = now + max(SAMPLE_EVERY, (monotonic() - now) / MOST_OF_TIME)
+        before, self._took = self._took, monotonic() - now
+        # The first sample imports, and one that took longer than the one before may have lost the processor.
+        self._next = now + max(SAMPLE_EVERY, min(before, self._took) / MOST_OF_TIME)
         return values
 
 

@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -22,8 +23,16 @@ SMALLEST_INT = -(2**63)
 MAX_METRICS = 1000  # names of metrics that a process may send; the weaver takes no more
 
 
-now_of_system = time.time
-"""Seconds since the epoch, even while a fault makes `time.time` return something else to the training."""
+_steady: Callable[[], float] = time.monotonic
+if hasattr(time, "CLOCK_BOOTTIME"):  # which goes on while the machine is asleep
+    _steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+_began = time.time() - _steady()
+
+
+def now_of_system() -> float:
+    """Return seconds since the epoch. They go on from the start: a jump of the system's time does not move them."""
+    return _began + _steady()
+
 
 Given: TypeAlias = tuple[Any, ...]
 """A published report, quick to make: number, time, step, epoch, max_step, metrics, configuration.

@@ -266,3 +266,22 @@ def test_the_hook_takes_at_most_50_microseconds_a_step(hooked: OptimizerSteps) -
         took.append(time.perf_counter() - began)
 
     assert sorted(took)[len(took) // 2] < 50e-6
+
+
+def test_one_slow_sample_does_not_keep_the_next_ones_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+
+    def slow(optimizer: object) -> dict[str, float]:
+        nonlocal now
+        now += 0.5
+        return {"x": 1.0}
+
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+    samples, optimizer = module.Samples(), sgd()
+    samples._kinds = [slow]
+
+    assert samples.take(optimizer) == {"x": 1.0}
+    now += 0.6
+    assert samples.take(optimizer) == {"x": 1.0}
+    now += 100.0
+    assert samples.take(optimizer) is None  # two in a row: it is slow

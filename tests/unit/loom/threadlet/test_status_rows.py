@@ -7,6 +7,8 @@ import enum
 import fractions
 import logging
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -223,3 +225,14 @@ def test_what_was_dropped_after_it_was_sent_does_not_hide_what_was_not(monkeypat
         reports.add([row])
 
     assert seqs(reports.next_rows(10)) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_jump_of_the_systems_time_does_not_move_reports(jump: float) -> None:
+    code = (
+        f"import time; real, jump = time.time, 0.0; time.time = lambda: real() + jump; "
+        f"from loom.threadlet.reports import now_of_system; before = now_of_system(); jump = {jump}; "
+        f"print(abs(before - real()) < 60 and 0 <= now_of_system() - before < 60)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).stdout == b"True\n"
