@@ -45,6 +45,8 @@ class Step:
             or threadlet._drain_published is not None
             or threadlet._unsettled
         ):
+            if threadlet._gate.way is None:
+                threadlet._gate.way = _END  # a command before the first step makes no boundary
             threadlet._apply_and_wait()
         threadlet._phase = _STEP
         threadlet._accounting.began = monotonic()

@@ -733,6 +733,14 @@ def test_a_command_under_way_is_abandoned_with_its_reason(job: Job) -> None:
     assert [one.values for one in job.ranks] == [[], []]
 
 
+def test_what_one_rank_gets_before_its_first_step_lets_it_count_no_step_more(job: Job) -> None:
+    job.ranks[1].line.send("command", "alone", "deactivate_device", {"device": "GPU-0"})
+    eventually(lambda: job.ranks[1].threadlet._pending)
+    job.step()
+
+    assert outcomes(job.apply("update_config", learning_rate=0.01)) == [(1, True, None)] * 2
+
+
 def test_a_value_is_awaited_for_a_while() -> None:
     store = JobStore()
     store.set("loom/there", "value")
