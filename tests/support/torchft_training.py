@@ -162,7 +162,9 @@ class ReplicaGroups:
         for process in self.processes[self.of_group(group)]:
             process.send_signal(getattr(signal, name))
 
-    def start_again(self, group: int) -> None:
+    def start_again(self, group: int, restarts: int = 0) -> None:
+        """Start a group again, as a launcher says that it does which counts its ``restarts``."""
+        self._common["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
         self.processes[self.of_group(group)] = self._start(group)
 
     def lines(self, rank: int) -> list[dict[str, Any]]:
@@ -179,9 +181,13 @@ class ReplicaGroups:
 
     def check_equal(self) -> int:
         """Check that the groups' parameters and rates are equal at each step; return the number of steps."""
+        return self.check_equal_from([0] * self.world)
+
+    def check_equal_from(self, lines: list[int]) -> int:
+        """Check as `check_equal` from a line of each rank on."""
         found: dict[tuple[int, int], dict[int, tuple[str, float]]] = {}
         for rank in range(self.world):
-            for line in self.lines(rank):
+            for line in self.lines(rank)[lines[rank] :]:
                 found.setdefault((line["step"], rank % self.ranks), {})[rank] = line["digest"], line["lr"]
         several = {step: ranks for step, ranks in found.items() if len(ranks) > 1}
         differ = [step for step, ranks in sorted(several.items()) if len(set(ranks.values())) > 1]

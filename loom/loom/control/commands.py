@@ -214,26 +214,40 @@ def _read_change(change: Any) -> Change:
     return Change(change.get("old"), change["new"])
 
 
+class Verdict(str, Enum):
+    """What a rank knows of the other ranks of its cohort when it refuses a command."""
+
+    NOBODY = "nobody"
+    """The ranks have decided that none of them applies it."""
+    MOVED = "moved"
+    """So they have, because other ranks form the job now: these may apply it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Acknowledged(Frame, kind="ack"):
     """``["ack", command id, step or None, {"ok", "reason", "changes", "refused", …}]``, from a threadlet.
 
     A threadlet sends the frame when it has applied or refused the command, and again whenever the command comes
-    again.
+    again. With a `Verdict`, the map has ``verdict`` as well.
     """
 
     command: str
     acknowledgement: Acknowledgement
+    verdict: Verdict | None = None
 
     def to_body(self) -> list[Any]:
         body = self.acknowledgement.to_body()
+        if self.verdict is not None:
+            body["verdict"] = self.verdict.value
         return [self.KIND, self.command, body.pop("step"), body]
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Acknowledged:
         match body:
             case [_, str(command), step, dict(rest)]:
-                return cls(command, Acknowledgement.from_body({**rest, "step": step, "waiting": False}))
+                known = Acknowledgement.from_body({**rest, "step": step, "waiting": False})
+                verdict = rest.get("verdict")
+                return cls(command, known, Verdict(verdict) if verdict in list(Verdict) else None)
         raise cls.mismatch(body)
 
 

@@ -53,13 +53,16 @@ class Word:
     """The step after which the rank has come to the boundary; None if it has published none."""
     epoch: int | None = None
     """The epoch of that step, if the rank has published it."""
+    moved: bool | None = None
+    """True if it is refused because ranks are gone, or will be others at the next step; else None."""
 
     def to_text(self) -> str:
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod
     def from_text(cls, text: str) -> Word:
-        return cls(**json.loads(text))
+        known = cls.__dataclass_fields__  # a rank with a newer version may say more
+        return cls(**{name: value for name, value in json.loads(text).items() if name in known})
 
 
 AGREED = Word()
@@ -189,6 +192,8 @@ class Meeting:
     """What the store has decided."""
     left: bool = False
     """True if the training thread went on from the boundary, because no verdict came."""
+    lost: bool = False
+    """True if the store failed, so that the last verdicts are this rank's own."""
     unconfirmed: bool = False
     """True if it took its change back, because it did not hear whether all ranks have applied theirs."""
 
@@ -202,6 +207,15 @@ class Meeting:
         """True if all ranks came to the boundary: the training thread applies the command, and acknowledges it."""
         come = self.verdicts.get(Letter.COME)
         return come is not None and come.refused is None and not self.left
+
+    @property
+    def nobody(self) -> Word | None:
+        """The refusal by which no rank applies the command; None if there is none, or it is not known of all."""
+        refusals = [word for word in self.verdicts.values() if word.refused is not None]
+        own = self.words.get(Letter.COME)
+        # Without this rank's word no verdict lets the others apply it.
+        away = self.lost and (own is None or own.refused is not None)
+        return refusals[0] if refusals and (away or not self.lost) else None
 
     @property
     def open(self) -> bool:
@@ -348,7 +362,8 @@ def confer(gate: Gate, meeting: Meeting, place: CohortPlace, refused: str | None
     except StoreFailed as error:
         while meeting.open:
             yield Await(POLL)
-        verdict = Word(f"the store of the job's process group failed: {error}")
+        meeting.lost = True
+        verdict = Word(f"the store of the job's process group failed: {error}", moved=True)
         for letter in Letter:
             meeting.verdicts.setdefault(letter, verdict)
         return verdict
@@ -366,11 +381,12 @@ def _round(
         words = yield Read(keys)
         return Word.from_text((yield Decide(key, judge([Word.from_text(one) for one in words]).to_text())))
     if word.refused is not None:
-        return Word.from_text((yield Decide(key, Word(_said(place.rank, word.refused)).to_text())))
+        refusal = Word(_said(place.rank, word.refused), moved=word.moved)
+        return Word.from_text((yield Decide(key, refusal.to_text())))
     if (text := (yield Look(key, bound))) is None:
         words = yield Read(keys)
         absent = ", ".join(rank_name(rank) for rank, one in enumerate(words) if one is None)
-        refusal = Word(f"{absent or 'a rank'} {missing} within {bound:g} s")
+        refusal = Word(f"{absent or 'a rank'} {missing} within {bound:g} s", moved=True)
         text = yield Decide(key, refusal.to_text())
     return Word.from_text(text)
 
@@ -400,7 +416,8 @@ def _refusals(words: Sequence[Word]) -> Word | None:
     if not reasons:
         return None
     everyone = [len(words)] == [len(ranks) for ranks in reasons.values()]
-    return Word("; ".join(reason if everyone else _said(ranks[0], reason) for reason, ranks in reasons.items()))
+    text = "; ".join(reason if everyone else _said(ranks[0], reason) for reason, ranks in reasons.items())
+    return Word(text, moved=all(word.moved for word in words if word.refused is not None) or None)
 
 
 def _named(words: Sequence[Word]) -> Word:

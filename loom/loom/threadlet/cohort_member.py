@@ -25,7 +25,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from loom.control.commands import Command
+from loom.control.commands import Command, Verdict
 from loom.control.introduction import CohortPlace
 from loom.errors import describe_error
 from loom.process.threads import keep_going
@@ -163,7 +163,7 @@ class CohortMember:
     def __init__(
         self,
         refusal: Callable[[Command], str | None],
-        refuse: Callable[[Command, str], object],
+        refuse: Callable[[Command, str, Verdict | None], object],
         wake: Callable[[], object],
     ) -> None:
         self.gate = Gate()
@@ -298,7 +298,7 @@ class CohortMember:
         """Let a command that is under way not be applied, unless this rank has come to its boundary already."""
         with self._lock:
             if (meeting := self.gate.meeting) is not None:
-                meeting.words.setdefault(Letter.COME, Word(reason))
+                meeting.words.setdefault(Letter.COME, Word(reason, moved=True))
                 self._lock.notify_all()
 
     def hear(self, command: str) -> None:
@@ -321,6 +321,12 @@ class CohortMember:
         """Say whether this rank has applied a command; return why it is to be taken back, or None. May wait."""
         with self._lock:
             return self._wait(self.gate.confirm(meeting, refused, self._patience)).refused
+
+    def verdict(self, nobody: Word | None) -> Verdict | None:
+        """Return what the weaver is told of all ranks; by the refusal ``nobody`` none of them applies a command."""
+        if nobody is None:
+            return None
+        return Verdict.MOVED if nobody.moved and self.follows else Verdict.NOBODY
 
     def pause(self, waits: bool) -> None:
         """Note that the training begins or ends to wait in a pause."""
@@ -400,9 +406,8 @@ class CohortMember:
         with self._lock:
             place, store = self.place, self._store
         if place is None or store is None or command.cohort != place.id:
-            self._refuse(
-                command, "the process group of this rank is another one than when this was sent: give it again"
-            )
+            reason = "the process group of this rank is another one than when this was sent: give it again"
+            self._refuse(command, reason, self.verdict(Word(reason, moved=True)))
             return
         refused = self._refusal(command)
         with self._lock:
@@ -412,7 +417,8 @@ class CohortMember:
         self._wake()
         verdict = self._drive(confer(self.gate, meeting, place, refused, self._bound), meeting, store)
         if not meeting.applies:
-            self._refuse(command, verdict.refused or "the training went on before the ranks had decided")
+            reason = verdict.refused or "the training went on before the ranks had decided"
+            self._refuse(command, reason, self.verdict(meeting.nobody))
         self._forget_old(command, place, store)  # now that no training waits
 
     def _drive(self, steps: Steps[Word], meeting: Meeting, store: JobStore) -> Word:

@@ -17,6 +17,7 @@ from loom.control.commands import (
     Command,
     CommandKind,
     FaultRemoved,
+    Verdict,
 )
 from loom.control.introduction import EVERYTHING_OFFERED, Offers
 from loom.control.reports import MAX_REASON, Draining, Phase
@@ -357,6 +358,7 @@ class CommandApplier(StatusReporter):
                     failed = made.reason or "; ".join(made.refused.values()) or None
                     refused = self._cohort.confirm(meeting, failed)
                     if refused is not None:
+                        made.verdict = self._cohort.verdict(meeting.nobody)
                         self._take_back(made, before, refused)
                 self._acknowledge_when_decided(made)
         return command if made.reason is None else None
@@ -443,8 +445,8 @@ class CommandApplier(StatusReporter):
         reasons = {kind.value: self._why_not(kind) for kind in _ACTIONS}
         return Offers({kind: why for kind, why in reasons.items() if why is not None}, any_key=False)
 
-    def _refuse(self, command: Command, reason: str) -> None:
-        self._acknowledge(Application(command, reason))
+    def _refuse(self, command: Command, reason: str, verdict: Verdict | None) -> None:
+        self._acknowledge(Application(command, reason, verdict=verdict))
 
     def _take_over(self, command: Command) -> bool:
         """Take a command over from the step boundary, if it does not wait for one; the link's thread calls this."""
@@ -531,6 +533,7 @@ class CommandApplier(StatusReporter):
         made = Application(command)
         if command.kind in _TOGETHER and self._cohort.place is not None and self._sends_to_cohorts:
             made.reason = _TOO_EARLY
+            made.verdict = Verdict.MOVED if self._cohort.follows else None
             return self._acknowledge(made)
         try:
             self._carry_out(made, by_program)
@@ -719,7 +722,7 @@ class CommandApplier(StatusReporter):
         if made.command.kind is CommandKind.UPDATE_CONFIG and made.changes:
             values = {key: made.command.params[key] for key in made.changes if key in self._registry}
             self._cohort.note(values, {key: made.undo.get(key, made.changes[key].old) for key in values})
-        acknowledged = Acknowledged(made.command.id, acknowledgement)
+        acknowledged = Acknowledged(made.command.id, acknowledgement, made.verdict)
         self._inbox.finish(acknowledged)
         self._send(acknowledged)
 

@@ -41,12 +41,13 @@ class Cohorts:
         return dict(sorted(found.items()))
 
     def sort(
-        self, kind: CommandKind, there: Sequence[Replica]
+        self, kind: CommandKind, there: Sequence[Replica], now: float
     ) -> tuple[dict[str, str], dict[str, Acknowledgement]]:
         """Return the cohort of each replica that a command goes to together with others, and refusals by replica.
 
-        A cohort is refused if the command names only some of its ranks, or if not all of them are connected. A
-        replica of the same group that is in no cohort may be the rank that is missing, and is refused, too.
+        A cohort is refused if the command names only some of its ranks, or if not all of them are connected, unless
+        the connections of those that are not were lost just now. A replica of the same group that is in no cohort
+        may be the rank that is missing, and is refused, too.
 
         The ranks that wait in a pause in which another one has died are in no exchange with each other: a resume
         or a stop goes to each by itself.
@@ -64,8 +65,8 @@ class Cohorts:
             living = [one for one in ranks.values() if one.state in LIVING]
             groups = {one.group for one in replicas}
             alone = [one for one in self._known.replicas.values() if one.group in groups and _in_none(one)]
-            some, missing = len(replicas) < len(living), self.missing(ranks)
-            if missing is None and not some:
+            some, missing = len(replicas) < len(living), self.missing(ranks, now)
+            if not some and (missing is None or self.may_return(ranks, now) is not None):
                 cohorts |= {one.id: cohort for one in replicas}
             elif some or kind not in _END_PAUSE or not _died_in_pause(ranks, len(alone)):
                 reason = _name_all(living) if some else str(missing)
@@ -95,7 +96,15 @@ class Cohorts:
             found |= dict.fromkeys([id, *(one.id for one in ranks.values() if one.state in LIVING)])
         return list(found)
 
-    def missing(self, ranks: Mapping[int, Replica]) -> str | None:
+    def may_return(self, ranks: Mapping[int, Replica], now: float) -> float | None:
+        """Return until when a cohort waits for ranks that have just lost their connections; None if it does not."""
+        away = [one for one in ranks.values() if not one.connected]
+        if len(ranks) < _world(ranks) or any(one.state not in LIVING or one.leaving for one in away):
+            return None
+        until = min((one.link_lost + RECONNECT_WITHIN for one in away), default=now)
+        return until if now < until else None
+
+    def missing(self, ranks: Mapping[int, Replica], now: float | None = None) -> str | None:
         """Return why not all ranks of a cohort can take a command now; None if they can."""
         world = _world(ranks)
         connected = [rank for rank, one in ranks.items() if one.connected and one.state in LIVING]
@@ -109,7 +118,11 @@ class Cohorts:
         ]
         more = f" and {absent - 5} more" if absent > 5 else ""
         are = "is" if absent == 1 else "are"
-        text = f"{', '.join(names[:5])}{more} {are} not connected, and all {world} ranks change at one step"
+        lost = [
+            one.link_lost for one in ranks.values() if not one.connected and one.state in LIVING and one.link_lost
+        ]
+        since = f" (since {now - min(lost):.1f} s)" if lost and now is not None else ""
+        text = f"{', '.join(names[:5])}{more} {are} not connected{since}, and all {world} ranks change at one step"
         if len(ranks) == 1:
             text += (
                 ": make a threadlet in each rank, or this one with cohort=False if the program tells the other "
@@ -135,7 +148,7 @@ class Overrides:
 
     def keep(self, replica: Replica, hello: ThreadletHello) -> None:
         """Keep the values of a replica's process before its next one takes over."""
-        before, replica.kept = replica.kept, None
+        before, replica.kept, replica.restored = replica.kept, None, None
         if not hello.restarted or replica.group != hello.group:
             return
         values = {} if before is None else dict(before.values)  # which have not been given yet
@@ -153,7 +166,8 @@ class Overrides:
     def due(self, replica: Replica) -> tuple[list[str], dict[str, Any]] | None:
         """Return the replicas that get values now, and these, once all ranks that were started again are there.
 
-        A cohort in which a rank has lived on gets none: it has newer ones, which the others get from it.
+        A cohort in which a rank has lived on, or has its own again, gets none: it has newer ones, which the others
+        get from it.
         """
         if replica.kept is None:
             return None
@@ -163,17 +177,30 @@ class Overrides:
         ranks = self._cohorts.ranks(cohort)
         if self._cohorts.missing(ranks) is not None:
             return None
-        lived_on = any(one.kept is None and one.registered < replica.kept.heard for one in ranks.values())
+        lived_on = any(
+            one.kept is None and (one.registered < replica.kept.heard or one.restored is not None)
+            for one in ranks.values()
+        )
         values: dict[str, Any] = {}
         for one in ranks.values():
-            values |= self._take(one)
+            values |= self._take(one, given=not lived_on)
         return None if lived_on else ([one.id for one in ranks.values()], values)
 
-    def _take(self, replica: Replica) -> dict[str, Any]:
+    def give_back(self, replica: Replica) -> None:
+        """Keep the values again that a replica was given, and has not taken because its job's ranks changed."""
+        replica.kept, replica.restored = replica.restored, None
+        self._known.save(replica)
+
+    def _take(self, replica: Replica, given: bool = True) -> dict[str, Any]:
         kept, replica.kept = replica.kept, None
+        if kept is not None:
+            replica.restored = kept if given else None
         self._known.save(replica)
         return {} if kept is None else dict(kept.values)
 
+
+RECONNECT_WITHIN = 2.0
+"""Seconds that a command waits for ranks that have lost their connections, before it is refused."""
 
 _END_PAUSE = (CommandKind.RESUME, CommandKind.STOP)
 

@@ -28,6 +28,9 @@ MAX_PARAMS = 1 << 20  # bytes of a command's parameters, which a session could n
 MAX_IDS = 20_000
 """Ids of the longest target."""
 
+ATTEMPT = "\x1f"
+"""What separates a command's id from the number of the attempt."""
+
 Target = str | list[str]
 """The id of a replica, a glob on ids or groups, ``"*"``, or several ids."""
 
@@ -109,12 +112,23 @@ class GivenCommand:
     cohorts: Mapping[str, str] = field(default_factory=dict)
     """The cohort of each replica that applies the command together with the other ranks of its job."""
 
+    attempts: int = 0
+    """How often it went to other ranks, because those before were the job's no more."""
+
+    # Not stored:
     told: set[str] = field(default_factory=set)
-    """The cohorts of which the other ranks were told that one has applied the command; not stored."""
+    """The cohorts of which the other ranks were told that one has applied the command."""
+    decided: dict[str, str] = field(default_factory=dict)
+    """For each cohort whose ranks have decided that none of them applies it, the reason."""
 
     @property
     def id(self) -> str:
         return self.command.id
+
+    @property
+    def sent_id(self) -> str:
+        """The id under which replicas know it: of each attempt another one, as it is another decision of theirs."""
+        return f"{self.id}{ATTEMPT}{self.attempts}" if self.attempts else self.id
 
     @property
     def kind(self) -> CommandKind:
@@ -138,6 +152,8 @@ class GivenCommand:
             what["announced"] = True
         if self.cohorts:
             what["cohorts"] = self.cohorts
+        if self.attempts:
+            what["attempts"] = self.attempts
         return what | {name: getattr(self, name) for name in ("target", "by", "time", "replicas", "event")}
 
     @classmethod
@@ -180,6 +196,23 @@ class Commands:
         for id, one in acknowledgements.items():
             self._store.put_acknowledgement(command.id, id, one.to_body())
         self._enter(command, acknowledgements)
+
+    def of(self, sent_id: str) -> GivenCommand | None:
+        """Return the command that replicas know by this id; None if there is none, or it is one before."""
+        found = self._commands.get(sent_id) or self._commands.get(sent_id.rpartition(ATTEMPT)[0])
+        return found if found is not None and found.sent_id == sent_id else None
+
+    def give_to(self, given: GivenCommand, replicas: Iterable[str], before: str, cohort: str | None) -> None:
+        """Give a command to these replicas, a cohort or one alone, in place of those of the cohort ``before``."""
+        kept = {id: of for id, of in given.cohorts.items() if of != before}
+        given.cohorts = kept | ({} if cohort is None else dict.fromkeys(replicas, cohort))
+        for id in replicas:
+            given.acknowledgements.pop(id, None)
+            if id not in given.replicas:
+                given.replicas.append(id)
+            given.waiting[id] = None
+            self._unacknowledged.setdefault(id, {})[given.id] = None
+        self._store.put("commands", given.id, given.to_dict())
 
     def unacknowledged(self, replica: str) -> list[GivenCommand]:
         """Return the commands that a replica has not acknowledged, in the order in which they were given."""

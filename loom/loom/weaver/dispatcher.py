@@ -16,10 +16,12 @@ from loom.control.commands import (
     AppliedByOthers,
     Command,
     CommandKind,
+    Verdict,
 )
 from loom.control.introduction import CohortPlace
 from loom.control.latencies import Latencies
 from loom.errors import CommandIdTaken, LimitReached, NotFound, WrongArguments, because
+from loom.weaver.cohort_commands import CohortCommands
 from loom.weaver.cohorts import Cohorts, Overrides
 from loom.weaver.commands import GivenCommand, Target, check_command, check_injectable, select
 from loom.weaver.commit_output import Outbox
@@ -49,7 +51,7 @@ class CommandDispatcher:
         self._outbox = outbox
         self._cohorts = Cohorts(known)
         self.overrides = Overrides(known, self._cohorts)
-        self._advancing = False  # whether the commands of a cohort are being ended that cannot go to it any more
+        self.cohort_commands = CohortCommands(known, self._cohorts, self)
         self.latencies = Latencies()
         """Seconds from giving a command to its acknowledgement."""
         self._notified: dict[str, tuple[WeaverEvent, set[str]]] = {}
@@ -146,7 +148,7 @@ class CommandDispatcher:
         for replica in there:
             if replica.state not in LIVING:
                 acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
-        cohorts, refused_cohorts = self._cohorts.sort(command.kind, there)
+        cohorts, refused_cohorts = self._cohorts.sort(command.kind, there, now)
         acknowledgements |= refused_cohorts
         for id, made in self._cohorts.not_offered(command, there, cohorts).items():
             acknowledgements.setdefault(id, made)
@@ -167,10 +169,9 @@ class CommandDispatcher:
             about |= {"refused": refused, "refused_more": len(acknowledgements) - len(refused)}
         given.event = self._known.events.append(now, "command", None, **about, cause=cause, replicas=len(names)).id
         self._known.commands.add(given, acknowledgements)
-        self._send_frames(given, [one for one in there if one.id in given.waiting and one.id not in cohorts])
+        self.send_frames(given, [one for one in there if one.id in given.waiting and one.id not in cohorts])
         for cohort in dict.fromkeys(cohorts.values()):
-            if self._cohorts.next_of(cohort, given.ranks(cohort)) is given:
-                self._send_to_cohort(given, cohort)
+            self.cohort_commands.begin(given, cohort, now)
         self._outbox.urgent = True
         return given
 
@@ -178,8 +179,11 @@ class CommandDispatcher:
         """Send a replica that has connected the commands that it has not acknowledged."""
         for given in self._known.commands.unacknowledged(replica.id):
             cohort = given.cohorts.get(replica.id)
-            if cohort is None or self._cohorts.next_of(cohort, given.ranks(cohort)) is given:
-                self._send_frames(given, [replica], cohort)
+            if cohort is None or (
+                self._cohorts.next_of(cohort, given.ranks(cohort)) is given
+                and not self.cohort_commands.is_held(given, cohort)
+            ):
+                self.send_frames(given, [replica], cohort)
             if cohort is not None and any(made.ok for made in given.acknowledgements.values()):
                 self._tell_applied(given, [replica])
 
@@ -189,6 +193,7 @@ class CommandDispatcher:
         self._known.save(replica)
         self._outbox.output.described.append(replica)
         self.restore(replica, now)
+        self.cohort_commands.joined(replica, now)
 
     def restore(self, replica: Replica, now: float) -> None:
         """Give a replica that was started again, or its cohort, the values that commands had set before, once."""
@@ -196,9 +201,11 @@ class CommandDispatcher:
             ids, values = due
             self.give(CommandKind.UPDATE_CONFIG, values, ids, "weaver", now)
 
-    def _send_frames(self, given: GivenCommand, replicas: Iterable[Replica], cohort: str | None = None) -> None:
+    def send_frames(self, given: GivenCommand, replicas: Iterable[Replica], cohort: str | None = None) -> None:
         # One object for all replicas, so that the server packs it once.
-        command = given.command if cohort is None else replace(given.command, cohort=cohort)
+        command = given.command
+        if cohort is not None or given.attempts:
+            command = replace(command, id=given.sent_id, cohort=cohort)
         plain = replace(command, announced=False) if command.announced else command
         for replica in replicas:
             if replica.link is not None:
@@ -208,26 +215,7 @@ class CommandDispatcher:
         """Tell those of the ranks that have not acknowledged a command that another one has applied it."""
         for rank in ranks:
             if rank.id in given.waiting and rank.link is not None and rank.hears:
-                self._outbox.send(rank, AppliedByOthers(given.id))
-
-    def _send_to_cohort(self, given: GivenCommand, cohort: str) -> None:
-        ranks = [self._known.replicas[id] for id in given.ranks(cohort) if id in given.waiting]
-        self._send_frames(given, ranks, cohort)
-
-    def _advance(self, cohort: str, ranks: list[str], now: float) -> None:
-        """Send the ranks of a cohort their next command, or refuse it if some ranks are gone by now."""
-        if self._advancing:
-            return
-        self._advancing = True
-        while (given := self._cohorts.next_of(cohort, ranks)) is not None:
-            reason = self._cohorts.missing(self._cohorts.ranks(cohort))
-            if reason is None:
-                self._send_to_cohort(given, cohort)
-                break
-            for id in given.ranks(cohort):
-                if id in given.waiting:
-                    self._end(given, self._known.replicas[id], reason, now)
-        self._advancing = False
+                self._outbox.send(rank, AppliedByOthers(given.sent_id))
 
     def remove_fault(self, injection: str, by: str, now: float) -> GivenCommand:
         """Remove a fault early, through any injectable replica on its hosts: one that it stopped cannot."""
@@ -326,10 +314,19 @@ class CommandDispatcher:
         )
 
     def take(self, replica: Replica, acknowledged: Acknowledged, now: float) -> None:
-        made = acknowledged.acknowledgement
-        command = self._acknowledge(replica, acknowledged.command, made, now)
+        made, given = acknowledged.acknowledgement, self._known.commands.of(acknowledged.command)
+        if given is None or replica.id not in given.waiting:
+            return
+        if self.cohort_commands.take(given, replica, acknowledged, now):
+            return
+        command = self._acknowledge(replica, given.id, made, now)
         if command is None:
             return
+        if acknowledged.verdict is not None and (cohort := command.cohorts.get(replica.id)) is not None:
+            self.cohort_commands.end_absent(command, cohort, now)
+        if acknowledged.verdict is Verdict.MOVED and command.by == "weaver":
+            self.overrides.give_back(replica)
+            self.restore(replica, now)
         self.latencies.add(now - command.time)
         if made.ok and (cohort := command.cohorts.get(replica.id)) is not None and cohort not in command.told:
             command.told.add(cohort)
@@ -355,7 +352,7 @@ class CommandDispatcher:
             if (cohort := command.cohorts.get(replica.id)) is not None:
                 ranks = command.ranks(cohort)
                 if not any(one in command.waiting for one in ranks):
-                    self._advance(cohort, ranks, now)
+                    self.cohort_commands.advance(cohort, ranks, now)
         return command
 
     def end_before(self, replica: Replica, since: float, reason: str, now: float) -> None:
@@ -365,14 +362,14 @@ class CommandDispatcher:
         """
         for command in self._known.commands.unacknowledged(replica.id):
             if command.time < since or command.kind in FAULT_COMMANDS:
-                self._end(command, replica, reason, now)
+                self.end(command, replica, reason, now)
 
     def end_all(self, replica: Replica, reason: str, now: float) -> None:
         """Fail the commands that a replica has not acknowledged and never will."""
         for command in self._known.commands.unacknowledged(replica.id):
-            self._end(command, replica, reason, now)
+            self.end(command, replica, reason, now)
 
-    def _end(self, command: GivenCommand, replica: Replica, reason: str, now: float) -> None:
+    def end(self, command: GivenCommand, replica: Replica, reason: str, now: float) -> None:
         self._acknowledge(replica, command.id, Acknowledgement.failed(reason), now)
         about = {"command": command.id, "do": command.kind.value, "cause": command.event, "reason": reason}
         self._known.events.append(now, "unanswered", replica.id, **about)

@@ -161,6 +161,7 @@ class Liveness:
 
     def unlink(self, replica: Replica, now: float) -> None:
         replica.link = None
+        self._dispatcher.cohort_commands.unlinked(replica, now)
         if replica.state in LIVING:
             replica.link_lost = now
             self.schedule(replica, now + self._timing.grace)

@@ -81,6 +81,7 @@ class ThreadletRegistration:
         if not again:
             self._dispatcher.tell_of_devices(replica, event, now)
         self._dispatcher.restore(replica, now)
+        self._dispatcher.cohort_commands.joined(replica, now)
         self._outbox.urgent = True
         self._liveness.schedule(replica, now + min(self._silence, self._timing.stall_least))
 

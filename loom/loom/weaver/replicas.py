@@ -180,6 +180,8 @@ class Replica:
     """True if its threadlet takes `loom.control.commands.AppliedByOthers`."""
     any_key: bool = True
     """True if its program may take configuration keys without handlers."""
+    restored: KeptValues | None = None
+    """The values of the process before that this one was given."""
     tells_offers: bool = False
     """True once the replica has refused a command or a key beforehand, so that those who show it are told."""
     paused_at: int | None = None

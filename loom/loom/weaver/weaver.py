@@ -206,11 +206,17 @@ class Weaver:
     def tick(self, now: float) -> None:
         self.known.goodput.tick(now)
         self._liveness.tick(now)
+        self.dispatcher.cohort_commands.tick(now)
 
     @property
     def settled(self) -> bool:
         """True if nothing happens until something is received."""
-        return not self.urgent and self.known.settled and self._liveness.settled
+        return (
+            not self.urgent
+            and self.known.settled
+            and self._liveness.settled
+            and self.dispatcher.cohort_commands.settled
+        )
 
     @property
     def urgent(self) -> bool:

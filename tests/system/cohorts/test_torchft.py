@@ -155,7 +155,57 @@ def test_a_group_that_hangs_is_left_behind_and_follows(weaver: WeaverProcess, tm
         groups.await_cohort(asking)
         check_change(groups, applied_at(give(asking, "update_config", learning_rate=0.04)), 0.04)
 
-    assert not any(one["ok"] for one in aborted.values())
+    assert [aborted[f"train_{rank}"]["ok"] for rank in range(3)] == [True, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_groups_that_are_all_started_again_get_their_values_once(
+    weaver: WeaverProcess, tmp_path: Path, ranks: int
+) -> None:
+    with replica_groups(weaver, tmp_path / "groups", ranks=ranks) as groups:
+        asking = weaver.gateway()
+        assert applied_at(give(asking, "update_config", learning_rate_factor=2.0)) is not None
+        for restarts in (1, 2):
+            for group in range(groups.groups):
+                groups.kill(group)
+            before = [len(groups.lines(rank)) for rank in range(groups.world)]
+            for group in range(groups.groups):
+                groups.start_again(group, restarts)
+            groups.await_cohort(asking)
+            await_true(lambda: overrides(asking) == {2.0}, STARTS)
+            groups.await_steps(2)
+            groups.check_equal_from(before)
+            rates = {round(line["lr"] / 0.01) for rank in range(groups.world) for line in groups.lines(rank)[-1:]}
+            assert rates == {2}
+
+
+def overrides(asking: RawGateway) -> set[object]:
+    return {one["config"].get("learning_rate_factor") for one in asking.ask("replicas")}
+
+
+@pytest.mark.slow
+def test_a_change_that_meets_another_quorum_is_made_by_its_ranks(weaver: WeaverProcess, tmp_path: Path) -> None:
+    chance, applied = random.Random(7), 0
+    with replica_groups(weaver, tmp_path / "groups", 3) as groups:
+        asking = weaver.gateway()
+        for number in range(6):
+            groups.await_cohort(asking)
+            dead = chance.randrange(3)
+            id = begin(asking, learning_rate=0.02 + number * 0.001)
+            time.sleep(chance.choice([0.0, 0.002, 0.005, 0.01]))
+            groups.kill(dead)
+            answers = outcome(asking, id)
+            others = [rank for rank in range(3) if rank != dead]
+            applied += (
+                applied_at({name: answers[name] for name in (f"train_{rank}" for rank in others)}) is not None
+            )
+            groups.await_steps(2, others)
+            groups.start_again(dead)
+        groups.await_cohort(asking)
+        groups.await_steps(2)
+        groups.check_equal()
+    assert applied == 6
 
 
 @pytest.mark.slow

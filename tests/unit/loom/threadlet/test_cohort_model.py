@@ -87,10 +87,18 @@ class Given:
     """The round in which a rank may lose its patience."""
     waiting: set[int] = field(default_factory=lambda: set(range(RANKS)))
     """The ranks that have not acknowledged it."""
+    ranks: frozenset[int] = frozenset()
+    """The ranks that it was given to."""
     kept: dict[int, int] = field(default_factory=dict)
     """The boundary where each rank applied it for good."""
     unkept: set[int] = field(default_factory=set)
     """The ranks that did not apply it, or took it back."""
+    nobody: bool = False
+    """Whether a rank has said that none applies it."""
+    moved: bool = False
+    """Whether a rank has said that it may be given to others that form the job now."""
+    before: tuple[Given, ...] = ()
+    """The attempts before, of the same command."""
 
     @property
     def command(self) -> Command:
@@ -112,6 +120,7 @@ class Rank:
         self.between = False  # whether the training thread has counted a boundary, and not looked at the gate
         self.training: Generator[float, bool, Any] | None = None
         self.confirming = False
+        self.applied: Meeting | None = None  # what it confirms
         self.step_skew = 0
 
     @property
@@ -126,6 +135,8 @@ class Cohort(RuleBasedStateMachine):
         super().__init__()
         self.store = ModelStore()
         self.ranks = [Rank(number) for number in range(RANKS)]
+        self.members = list(range(RANKS))
+        """The ranks that form the job now."""
         self.commands: list[Given] = []
         self.ids = itertools.count()
 
@@ -159,11 +170,35 @@ class Cohort(RuleBasedStateMachine):
         lost: int | None = None,
         hurried: Letter = Letter.COME,
     ) -> None:
-        given = Given(f"k{next(self.ids)}", confirms, refuses, raises, hurried)
+        self.send(Given(f"k{next(self.ids)}", confirms, refuses, raises, hurried), lost)
+
+    def send(self, given: Given, lost: int | None = None) -> None:
+        given.ranks, given.waiting = frozenset(self.members), set(self.members)
         self.commands.append(given)
         for rank in self.ranks:
-            if rank.alive and rank.number != lost:
+            if rank.alive and rank.number in self.members and rank.number != lost:
                 rank.inbox.append(given)
+
+    @rule(number=st.integers(0, RANKS - 1))
+    def abandon(self, number: int) -> None:
+        """A rank finds that the job has other ranks, or that its step was not committed."""
+        meeting = self.ranks[number].gate.meeting
+        if meeting is not None:
+            meeting.words.setdefault(Letter.COME, Word("the ranks have changed", moved=True))
+
+    @precondition(lambda self: self.idle and bool(self.living))
+    @rule(chosen=st.sets(st.integers(0, RANKS - 1)), lost=st.sampled_from([None, None, None, *range(RANKS)]))
+    def move(self, chosen: set[int], lost: int | None) -> None:
+        """Other ranks form the job, which count from one step. They get the last command again if it may move."""
+        self.members = sorted(chosen & self.living) or sorted(self.living)
+        passed = max(self.ranks[number].gate.passed for number in self.members)
+        for number in self.members:
+            self.ranks[number].gate.passed = passed
+        last = self.commands[-1] if self.commands else None
+        if last is not None and last.moved:
+            again = Given(f"{last.id}'", last.confirms, last.refuses, last.raises, last.hurried)
+            again.before = (*last.before, last)
+            self.send(again, lost)
 
     @rule(number=st.integers(0, RANKS - 1))
     def give_again(self, number: int) -> None:
@@ -221,7 +256,8 @@ class Cohort(RuleBasedStateMachine):
         rank.now = given
         rank.meeting = rank.gate.hold(given.command)
         refused = "no handler" if rank.number in given.refuses else None
-        rank.side = confer(rank.gate, rank.meeting, CohortPlace("c", rank.number, RANKS), refused, 5.0)
+        place = CohortPlace("c", self.members.index(rank.number), len(self.members))
+        rank.side = confer(rank.gate, rank.meeting, place, refused, 5.0)
         self.resume_side(rank, next)
 
     def resume_side(self, rank: Rank, go: Any) -> None:
@@ -232,13 +268,15 @@ class Cohort(RuleBasedStateMachine):
             meeting, rank.meeting = rank.meeting, None
             assert meeting is not None
             if not meeting.applies:  # else the training thread acknowledges it, or has done so
-                self.acknowledge(rank, None)
+                self.acknowledge(rank, None, meeting.nobody)
 
-    def acknowledge(self, rank: Rank, at: int | None) -> None:
+    def acknowledge(self, rank: Rank, at: int | None, nobody: Word | None = None) -> None:
         given = rank.now
         assert given is not None
         if at is None:
             given.unkept.add(rank.number)
+            given.nobody = given.nobody or nobody is not None
+            given.moved = given.moved or (nobody is not None and bool(nobody.moved))
         else:
             given.kept[rank.number] = at
         given.waiting.discard(rank.number)
@@ -292,7 +330,10 @@ class Cohort(RuleBasedStateMachine):
             rank.training = None
             if rank.confirming:
                 rank.confirming = False
-                self.acknowledge(rank, rank.gate.passed if ended.value.refused is None else None)
+                assert rank.applied is not None
+                self.acknowledge(
+                    rank, rank.gate.passed if ended.value.refused is None else None, rank.applied.nobody
+                )
             elif ended.value is not None:
                 self.apply(rank, ended.value)
 
@@ -300,7 +341,7 @@ class Cohort(RuleBasedStateMachine):
         assert rank.now is not None
         if not meeting.confirms:
             return self.acknowledge(rank, rank.gate.passed)
-        rank.confirming = True
+        rank.confirming, rank.applied = True, meeting
         raised = "the handler raised" if rank.number in rank.now.raises else None
         rank.training = rank.gate.confirm(meeting, raised, 5.0)
         self.resume_training(rank, None)
@@ -325,8 +366,10 @@ class Cohort(RuleBasedStateMachine):
             kept = one.kept
             assert len(set(kept.values())) <= 1, f"{one.id} was applied at {kept}"
             assert not (kept and one.unkept & self.living), f"{one.id}: {kept} applied it, {one.unkept} did not"
-            if (one.confirms and one.raises) or one.refuses & one.unkept:
+            if (one.confirms and one.raises & one.ranks) or one.refuses & one.unkept:
                 assert not kept
+            assert not (one.nobody and kept), f"{one.id}: a rank has said that nobody applies it, and {kept} did"
+            assert not (kept and any(other.kept for other in one.before)), f"{one.id} was applied twice"
 
     def teardown(self) -> None:
         """Whatever has happened, everything that waits ends, if time passes."""
@@ -379,8 +422,11 @@ def test_without_a_fault_all_apply_it(moves: list[tuple[int, str]], ahead: list[
     assert set(one.kept.values()) == {max(one.kept.values())}
 
 
-def explore(seed: int) -> None:
-    """Give one command, and let everything happen in some order, a fault in the middle of it at times."""
+def explore(seed: int) -> list[Given]:
+    """Give one command, and let everything happen in some order, a fault in the middle of it at times.
+
+    Return its attempts.
+    """
     choose = random.Random(seed)
     cohort = Cohort()
     cohort.give(choose.random() < 0.5, hurried=choose.choice(list(Letter)))
@@ -395,12 +441,18 @@ def explore(seed: int) -> None:
                 cohort.lose_patience(choose.randrange(RANKS))
             case 4 | 5:
                 cohort.tell(choose.randrange(RANKS))
+            case 6 | 7:
+                cohort.abandon(choose.randrange(RANKS))
+        if cohort.idle and cohort.living and cohort.commands[-1].moved:
+            cohort.move(set(choose.sample(range(RANKS), 2)), None)
     cohort.teardown()
+    return cohort.commands
 
 
 def test_many_orders() -> None:
-    for seed in range(1000):
-        explore(seed)
+    attempts = [one for seed in range(1000) for one in explore(seed)]
+
+    assert sum(bool(one.before and one.kept) for one in attempts) > 10
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from loom.control.commands import Change, Command, CommandKind
 from loom.control.introduction import CohortPlace
 from loom.threadlet import Deferred, Threadlet, cohort_member
-from loom.threadlet.cohort import Put, Read
+from loom.threadlet.cohort import Letter, Meeting, Put, Read, Word
 from loom.threadlet.cohort_member import CohortMember, bound_below
 from loom.threadlet.handlers import Settlement
 from loom.threadlet.inbox import Application
@@ -382,6 +383,7 @@ def test_a_rank_that_nobody_tells_goes_on_after_a_while(job: Job) -> None:
     job.ranks[0].loop.done.get(timeout=BOUND)
 
     assert not answer[1]["ok"]
+    assert "verdict" not in answer[1]  # the other one may have applied it
     assert "the store of the job's process group failed" in answer[1]["reason"]
     assert 0.5 < time.monotonic() - began < 5
 
@@ -722,15 +724,41 @@ def test_a_rank_without_others_or_without_a_store_is_in_no_cohort(job: Job) -> N
     assert member.place is None
 
 
-def test_a_command_under_way_is_abandoned_with_its_reason(job: Job) -> None:
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_command_under_way_is_abandoned_with_its_reason(job: Job, follows: bool) -> None:
+    for rank in job.ranks:
+        rank.threadlet._cohort.follows = follows
     id = job.give("update_config", learning_rate=0.2)
     job.await_named()
     job.ranks[0].threadlet._cohort.abandon("its step was not committed")
     job.step()
 
-    for answer in job.answers(id):
-        assert "its step was not committed" in str(answer)
+    for _, answer in job.answers(id):
+        assert "its step was not committed" in answer["reason"]
+        assert answer["verdict"] == ("moved" if follows else "nobody")
     assert [one.values for one in job.ranks] == [[], []]
+
+
+def test_the_weaver_is_told_that_none_has_applied_what_a_handler_refused(job: Job) -> None:
+    for rank in job.ranks:
+        rank.threadlet._cohort.follows = True
+    job.ranks[1].raises = ValueError("too high")
+
+    assert [rest["verdict"] for _, rest in job.apply("update_config", learning_rate=0.2)] == ["nobody"] * 2
+
+
+def test_a_command_for_the_ranks_before_may_go_to_those_that_follow_them(job: Job) -> None:
+    for rank in job.ranks:
+        rank.threadlet._cohort.follows = True
+    before = job.cohort
+    enter(job, "next")
+    job.ranks[0].line.send("command", "before", "pause", {}, False, before)
+    job.ranks[1].line.send("command", "before", "pause", {})
+    eventually(lambda: job.ranks[1].threadlet._pending)
+    job.step()
+
+    assert [rank.line.ack("before")[1]["verdict"] for rank in job.ranks] == ["moved"] * 2
+    assert outcomes(job.apply("update_config", learning_rate=0.01)) == [(1, True, None)] * 2
 
 
 def test_what_one_rank_gets_before_its_first_step_lets_it_count_no_step_more(job: Job) -> None:
@@ -739,6 +767,22 @@ def test_what_one_rank_gets_before_its_first_step_lets_it_count_no_step_more(job
     job.step()
 
     assert outcomes(job.apply("update_config", learning_rate=0.01)) == [(1, True, None)] * 2
+
+
+def test_a_rank_without_the_store_knows_of_all_only_before_it_has_come() -> None:
+    failed = Word("the store failed")
+    away = Meeting(Command("k1", CommandKind.PAUSE, {}), lost=True, verdicts={Letter.COME: failed})
+    come = replace(away, words={Letter.COME: Word(step=1)})
+
+    assert away.nobody is failed
+    assert replace(away, words={Letter.COME: Word("it has ended")}).nobody is failed
+    assert come.nobody is None
+    assert replace(come, lost=False).nobody is failed
+    assert replace(come, verdicts={}).nobody is None
+
+
+def test_words_of_a_newer_rank_are_read() -> None:
+    assert Word.from_text('{"refused": "no", "of_tomorrow": 1}') == Word("no")
 
 
 def test_a_value_is_awaited_for_a_while() -> None:

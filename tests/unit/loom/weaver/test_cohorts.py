@@ -10,6 +10,8 @@ import pytest
 from loom.control.commands import Command, CommandKind
 from loom.control.introduction import CohortPlace, Device, ThreadletHello
 from loom.errors import ProtocolMismatch
+from loom.weaver.cohort_commands import MOST_ATTEMPTS, MOVED_WITHIN
+from loom.weaver.cohorts import RECONNECT_WITHIN
 from loom.weaver.commands import GivenCommand, Target
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import hello_of
@@ -76,14 +78,74 @@ def test_ranks_without_a_group_are_named_one_by_one(bench: Bench) -> None:
 def test_a_command_is_refused_while_ranks_are_missing(bench: Bench) -> None:
     there = ranks(bench)
     there[2].lose()
+    bench.wait(RECONNECT_WITHIN, *there[:2], there[3])
 
     given = give(bench, "train")
 
     assert given.done
     assert {made.reason for made in given.acknowledgements.values()} == {
-        "train_2 is not connected, and all 4 ranks change at one step"
+        "train_2 is not connected (since 2.0 s), and all 4 ranks change at one step"
     }
     assert not any(frames(one) for one in there)
+
+
+def test_a_command_waits_for_a_rank_that_reconnects_just_now(bench: Bench) -> None:
+    there = ranks(bench)
+    there[2].lose()
+    bench.wait(RECONNECT_WITHIN - 0.5, *there[:2], there[3])
+    given = give(bench, "train")
+    before = [frames(one) for one in there]
+
+    there[2] = back(bench, there[2], 2)
+
+    assert before == [[]] * 4
+    assert not given.done
+    assert [[frame[1] for frame in frames(one)] for one in there] == [[given.id]] * 4
+
+
+def test_a_command_waits_no_longer_than_a_reconnection_takes(bench: Bench) -> None:
+    there = ranks(bench)
+    there[2].lose()
+    first, second = give(bench, "train"), give(bench, "train")
+    bench.wait(RECONNECT_WITHIN, *there[:2], there[3])
+
+    assert first.done
+    assert second.done
+    assert "train_2 is not connected (since 2.0 s)" in str(second.acknowledgements["train_0"].reason)
+    assert bench.weaver.dispatcher.cohort_commands.settled
+    there[2] = back(bench, there[2], 2)
+    assert not any(frames(one) for one in there)
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["after the refusal", "before the refusal"])
+def test_what_the_ranks_have_refused_is_refused_for_one_that_is_cut_off(bench: Bench, early: bool) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    if early:
+        there[1].lose()
+    there[0].ack(given.id, ok=False, reason="rank 1 did not answer", verdict="nobody")
+    open_before = not given.done
+    if not early:
+        there[1].lose()
+
+    assert open_before is not early
+    assert given.done
+    assert given.acknowledgements["train_1"].reason == "rank 1 did not answer"
+    assert frames(back(bench, there[1], 1, world=2)) == []
+
+
+def test_what_only_one_rank_refuses_is_open_for_one_that_is_cut_off(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    there[1].lose()
+    there[0].ack(given.id, ok=False, reason="the store failed")
+
+    assert not given.done
+
+
+def back(bench: Bench, lost: Threadlet, rank: int, world: int = 4) -> Threadlet:
+    fields = {"group": "train", "devices": [], "instance": lost.instance}
+    return Threadlet(bench, f"train_{rank}", cohort=["c1", rank, world], **fields)
 
 
 def test_ranks_that_never_came_are_named_by_their_numbers(bench: Bench) -> None:
@@ -141,15 +203,15 @@ def test_a_restarted_weaver_knows_the_cohort_and_its_commands(tmp_path: Path) ->
     there = ranks(bench)
     first = give(bench, "train")
     bench.restart()
-    early = give(bench, "train")
+    second = give(bench, "train")
 
-    again = [
-        Threadlet(bench, f"train_{rank}", group="train", cohort=["c1", rank, 4], instance=one.instance)
-        for rank, one in enumerate(there)
-    ]
+    back_again = [back(bench, one, rank) for rank, one in enumerate(there)]
+    before = [[(frame[1], frame[5]) for frame in frames(one)] for one in back_again]
+    for one in back_again:
+        one.ack(first.id)
 
-    assert "are not connected, and all 4 ranks" in str(early.acknowledgements["train_0"].reason)
-    assert [[(frame[1], frame[5]) for frame in frames(one)] for one in again] == [[(first.id, "c1")]] * 4
+    assert before == [[(first.id, "c1")]] * 4
+    assert [one.last_command() for one in back_again] == [second.id] * 4
 
 
 def test_a_rank_says_later_that_it_is_in_a_cohort_or_no_longer(bench: Bench) -> None:
@@ -363,6 +425,7 @@ def test_a_rank_that_is_only_cut_off_in_a_pause_is_waited_for(bench: Bench) -> N
     there[0].lose()
 
     resumed = give(bench, "train", CommandKind.RESUME)
+    bench.wait(RECONNECT_WITHIN, there[1])
 
     assert "train_0 is not connected" in str(resumed.acknowledgements["train_1"].reason)
 
@@ -396,3 +459,188 @@ def test_a_place_goes_there_and_back() -> None:
     place = CohortPlace("c1", 3, 4)
 
     assert CohortPlace.from_body(place.to_body()) == place
+
+
+def moved(there: list[Threadlet], id: str) -> None:
+    for one in there:
+        one.ack(id, ok=False, reason="the ranks of the job have changed", verdict="moved")
+
+
+def place(there: list[Threadlet], cohort: str) -> None:
+    """Let them be the ranks of a job."""
+    for rank, one in enumerate(there):
+        one.say("cohort", cohort, rank, len(there))
+
+
+def again(there: list[Threadlet], given: GivenCommand, cohort: str) -> bool:
+    """Whether they have got a command once more, as ranks of a cohort."""
+    wanted = [f"{given.id}\x1f1", given.kind.value, given.command.params, False, cohort]
+    return all(wanted in [frame[1:] for frame in frames(one)] for one in there)
+
+
+def test_a_command_goes_to_the_ranks_that_form_the_job_now(bench: Bench) -> None:
+    there = ranks(bench, world=3)
+    given = give(bench, "train")
+    moved(there[:2], given.id)
+    place(there[:2], "c2")
+    there[2].say("bye", "exit code 1", "failed")
+    bench.wait(0.25, *there[:2])
+    got = again(there[:2], given, "c2")
+    for one in there[:2]:
+        one.ack(one.last_command())
+
+    assert got
+    assert given.done
+    assert [given.acknowledgements[f"train_{rank}"].ok for rank in range(3)] == [True, True, False]
+    assert given.acknowledgements["train_0"].step == 5
+
+
+def test_a_command_goes_to_a_rank_that_has_joined_too(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    moved(there, given.id)
+    there.append(Threadlet(bench, "train_2", group="train", devices=[]))
+    place(there, "c2")
+    for one in there:
+        one.ack(one.last_command())
+
+    assert given.done
+    assert [made.ok for made in given.acknowledgements.values()] == [True] * 3
+    assert given.replicas == ["train_0", "train_1", "train_2"]
+
+
+def test_a_rank_that_is_left_alone_takes_the_command_by_itself(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    there[1].say("bye", "exit code 1", "failed")
+    moved(there[:1], given.id)
+    there[0].say("cohort", "", 0, 0)
+    got = frames(there[0])[-1]
+    there[0].ack(got[1])
+
+    assert got == ["command", f"{given.id}\x1f1", "update_config", LR]
+    assert given.acknowledgements["train_0"].ok
+
+
+def test_ranks_that_have_not_changed_in_the_end_get_the_command_again(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    moved(there, given.id)
+    early = [len(frames(one)) for one in there]
+    bench.wait(1.5, *there)
+
+    assert early == [1, 1]
+    assert again(there, given, "c1")
+
+
+def test_a_command_moves_only_so_often_and_is_refused_then(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    for number in range(MOST_ATTEMPTS + 1):
+        moved(there, there[0].last_command())
+        place(there, f"c{number + 2}")
+
+    assert given.done
+    assert {made.reason for made in given.acknowledgements.values()} == {"the ranks of the job have changed"}
+    assert [len(frames(one)) for one in there] == [MOST_ATTEMPTS + 1] * 2
+
+
+def test_a_command_whose_ranks_do_not_come_together_again_is_refused(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    moved(there, given.id)
+    there[0].say("cohort", "c2", 0, 2)
+    bench.wait(MOVED_WITHIN, *there)
+
+    assert given.done
+    assert {made.reason for made in given.acknowledgements.values()} == {"the ranks of the job have changed"}
+    assert bench.weaver.dispatcher.cohort_commands.settled
+
+
+def test_a_command_that_names_its_ranks_does_not_go_to_others(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, ["train_0", "train_1"])
+    moved(there, given.id)
+    there.append(Threadlet(bench, "train_2", group="train", devices=[]))
+    place(there, "c2")
+    bench.wait(MOVED_WITHIN, *there)
+
+    assert given.done
+    assert frames(there[2]) == []
+
+
+def test_commands_that_wait_behind_one_that_moves_follow_it_in_order(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = [give(bench, "train"), give(bench, "train", CommandKind.PAUSE)]
+    place(there, "c2")
+    for one in given:
+        moved(there, one.id)
+    applied = []
+    for one in given:
+        applied.append([again(there, other, "c2") for other in given])
+        for rank in there:
+            rank.ack(one.sent_id)
+
+    assert applied == [[True, False], [True, True]]
+    assert all(made.ok for one in given for made in one.acknowledgements.values())
+
+
+def test_a_late_word_on_an_attempt_before_changes_nothing(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    moved(there, given.id)
+    place(there, "c2")
+    there[0].ack(given.id, ok=False, reason="late")
+
+    assert not given.acknowledgements
+
+
+def test_a_restarted_weaver_knows_to_which_ranks_a_command_has_gone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.db")
+    there = ranks(bench, world=2)
+    given = give(bench, "train")
+    moved(there, given.id)
+    place(there, "c2")
+    bench.restart()
+    back_again = [
+        Threadlet(bench, f"train_{rank}", group="train", cohort=["c2", rank, 2], instance=one.instance)
+        for rank, one in enumerate(there)
+    ]
+
+    assert again(back_again, given, "c2")
+
+
+def groups_started_again(bench: Bench) -> None:
+    """Two replica groups of torchft, of one rank each, that have changed, and have ended."""
+    before = ranks(bench, world=2)
+    given = give(bench, "train")
+    for one in before:
+        one.ack(given.id, changes={"learning_rate": {"old": 0.1, "new": 0.01}})
+        one.say("bye", "exit code 1", "failed")
+    bench.now += 5
+
+
+def test_replica_groups_started_again_get_what_commands_had_set(bench: Bench) -> None:
+    groups_started_again(bench)
+    after = [Threadlet(bench, f"train_{rank}", group="train", devices=[], restarted=1) for rank in range(2)]
+    alone = [frames(one)[-1] for one in after]
+    place(after, "c2")
+    for one, frame in zip(after, alone, strict=True):
+        one.ack(frame[1], ok=False, reason="it was sent before", verdict="moved")
+
+    assert [len(frame) for frame in alone] == [4, 4]  # without a cohort
+    assert [[frame[2:] for frame in frames(one)[1:]] for one in after] == [[["update_config", LR, False, "c2"]]] * 2
+
+
+def test_a_replica_group_that_comes_later_does_not_bring_older_values(bench: Bench) -> None:
+    groups_started_again(bench)
+    first = Threadlet(bench, "train_0", group="train", devices=[], restarted=1)
+    first.ack(first.last_command(), changes={"learning_rate": {"old": 0.1, "new": 0.01}})
+    bench.now += 5
+    later = Threadlet(bench, "train_1", group="train", devices=[], restarted=1)
+    alone = later.last_command()
+    place([first, later], "c2")
+    later.ack(alone, ok=False, reason="it was sent before", verdict="moved")
+
+    assert len(frames(first)) == 1
+    assert len(frames(later)) == 1
