@@ -43,13 +43,16 @@ DIGITS = rb"global_rank\S+|\d[\d.,]*"
 
 
 def comparable(printed: bytes, ordered: bool) -> list[bytes]:
-    """Return the lines of a script's output without what differs between any two runs."""
+    """Return the lines of a script's output without what differs between any two runs.
+
+    Not ordered, these are its characters: a process may write between a line of another one and its end.
+    """
     lines = re.sub(TIMES, b"", printed).splitlines(keepends=True)
     # A line of torchtitan's log has times, rates, losses of random weights, or the random name of a file.
     lines = [
         re.sub(rb"global_rank\S+|\d[\d.,]*", b"#", one) if one.startswith(b"[titan]") else one for one in lines
     ]
-    return lines if ordered else sorted(lines)
+    return lines if ordered else [bytes(sorted(b"".join(lines)))]
 
 
 def python(script: str, *options: str) -> Command:
