@@ -275,6 +275,7 @@ class _Reported:
             silent = time.monotonic() - self._heard
             if silent > SILENT_AFTER:
                 link.tell_silence(silent)
+                self._link = self._new_link()  # a report on the one before, which the weaver ends, would be lost
                 return
             link.send(Heartbeat(time.time(), self._step, Phase.STEP))
             await asyncio.sleep(every)
