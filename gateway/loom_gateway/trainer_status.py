@@ -22,7 +22,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from loom.control.address import parse_weaver_address
 from loom.control.commands import USER_COMMANDS, Acknowledged, Acknowledgement, Command
 from loom.control.frame import MAX_COUNT, MAX_NAME
-from loom.control.introduction import Activity, Bye, Offers, ThreadletHello, TrainingEnding
+from loom.control.handshake import Activity, Bye, Offers, ThreadletHello, TrainingEnding
 from loom.control.reports import Heartbeat, Phase, StatusReports, Stored
 from loom.errors import LoomError, NotFound, ScopeError, Unavailable, WeaverUnavailable, WrongArguments
 from loom.process import tasks

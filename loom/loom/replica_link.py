@@ -13,7 +13,7 @@ from typing import Any
 from loom.control.address import WeaverAddress
 from loom.control.commands import Acknowledged, Acknowledgement, Command, UnknownCommandKind
 from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
-from loom.control.introduction import Refusal, Silent, ThreadletHello, ThreadletWelcome
+from loom.control.handshake import Refusal, Silent, ThreadletHello, ThreadletWelcome
 from loom.control.profiles import Profile, ProfileRequest
 from loom.control.reports import Stack, StackRequest
 from loom.errors import ProtocolMismatch, TooLarge, error_for_code

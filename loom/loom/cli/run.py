@@ -125,7 +125,7 @@ def check_free(weaver: str, group: str, until: float) -> None:
 def _ask_for(weaver: str, group: str) -> str | None:
     """Return the weaver's words on the replicas of a group that live; None if none does."""
     from loom.control.frame import MAX_FRAME, pack, unpack
-    from loom.control.introduction import Refusal, group_question
+    from loom.control.handshake import Refusal, group_question
     from loom.wire.length_prefix import FrameSplitter
 
     address = parse_weaver_address(weaver)

@@ -4,10 +4,10 @@
 Each kind of frame is a frozen dataclass with ``to_body`` and ``from_body``; its docstring explains its meaning and
 its layout:
 
-- from a threadlet: `ThreadletHello`, `Handlers` and `Bye` in `loom.control.introduction`; `StatusReports`,
+- from a threadlet: `ThreadletHello`, `Handlers` and `Bye` in `loom.control.handshake`; `StatusReports`,
   `Heartbeat`, `DeviceReport` and `Stack` in `loom.control.reports`; `TimeAccount` in `loom.control.reports`;
   `Acknowledged` and `FaultRemoved` in `loom.control.commands`;
-- to a threadlet: `ThreadletWelcome` and `Refusal` in `loom.control.introduction`; `Stored` and `StackRequest` in
+- to a threadlet: `ThreadletWelcome` and `Refusal` in `loom.control.handshake`; `Stored` and `StackRequest` in
   `loom.control.reports`; `Command` in `loom.control.commands`.
 
 Monarch's messages, which carry everything else in a mesh, do not fit here: Monarch (0.7) numbers the messages of

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from loom.control.frame import MAX_COUNT, MAX_NAME, Frame, check_count
-from loom.control.introduction import MAX_DEVICES, Device
+from loom.control.handshake import MAX_DEVICES, Device
 from loom.errors import ProtocolMismatch
 
 MAX_KEPT_REPORTS = 8192

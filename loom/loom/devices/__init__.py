@@ -7,7 +7,7 @@ CPU; without psutil a CPU is still a device, with fewer numbers.
 
 from __future__ import annotations
 
-from loom.control.introduction import Device as LocalDevice
+from loom.control.handshake import Device as LocalDevice
 from loom.devices.failures import DeviceFailure
 from loom.devices.use import DeviceUse, ProcessUse, device_status, local_devices, own_devices, own_torch_device
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loom.control.introduction import Device
+from loom.control.handshake import Device
 from loom.devices.use import NO_MIG_SLICE, DeviceUse, nvml, query, whole_gpu
 
 _log = logging.getLogger("loom")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loom.control.introduction import Device as LocalDevice
+from loom.control.handshake import Device as LocalDevice
 from loom.control.reports import DEVICE_NUMBERS
 
 _log = logging.getLogger("loom")

@@ -22,7 +22,7 @@ from nats.aio.msg import Msg
 from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.commands import Acknowledged, Acknowledgement, Command
 from loom.control.frame import Frame
-from loom.control.introduction import Bye, TrainingEnding
+from loom.control.handshake import Bye, TrainingEnding
 from loom.control.reports import DeviceFailed, DeviceReport, Registration
 from loom.errors import Conflict, Denied, LimitReached, LoomError, NotFound, RateLimited, Unavailable
 from loom.nats.message_counts import SUBJECT_RATE, Bucket, MessageTrouble, Tally

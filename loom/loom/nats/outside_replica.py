@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from loom.control.commands import Acknowledged, Acknowledgement, Change, Command, CommandKind
 from loom.control.frame import Frame
-from loom.control.introduction import (
+from loom.control.handshake import (
     MAX_DEVICES,
     Activity,
     Device,

@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from loom.control.commands import Acknowledgement, Change, plain_config
 from loom.control.frame import MAX_COUNT, MAX_NAME
-from loom.control.introduction import MAX_DEVICES, Device
+from loom.control.handshake import MAX_DEVICES, Device
 from loom.control.reports import DEVICE_NUMBERS, MAX_REASON
 from loom.errors import WrongArguments
 from loom.nats.subjects import Body, Envelope, EnvelopeKind

@@ -31,7 +31,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from loom.control.commands import Command, CommandKind
-from loom.control.introduction import CohortPlace
+from loom.control.handshake import CohortPlace
 
 POLL = 0.25
 """Seconds between two looks for a verdict, in a rank whose training thread has no word to say yet."""

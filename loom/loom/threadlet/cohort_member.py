@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from loom.control.commands import Command, Verdict
-from loom.control.introduction import CohortPlace
+from loom.control.handshake import CohortPlace
 from loom.errors import describe_error
 from loom.process.threads import keep_going
 from loom.threadlet.cohort import (

@@ -19,7 +19,7 @@ from loom.control.commands import (
     FaultRemoved,
     Verdict,
 )
-from loom.control.introduction import EVERYTHING_OFFERED, Offers
+from loom.control.handshake import EVERYTHING_OFFERED, Offers
 from loom.control.reports import MAX_REASON, Draining, Phase
 from loom.errors import describe_error
 from loom.threadlet.cohort import Way

@@ -15,7 +15,7 @@ import socket
 import sys
 
 from loom.control.frame import pack
-from loom.control.introduction import ExitCode
+from loom.control.handshake import ExitCode
 
 
 def tell_at_exit(sock: socket.socket) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loom.control.commands import Acknowledged, Change, Command, CommandKind, Verdict
-from loom.control.introduction import MAX_APPLIED
+from loom.control.handshake import MAX_APPLIED
 from loom.threadlet.handlers import Deferred
 
 

@@ -29,7 +29,7 @@ from loom.control.commands import (
     UnknownCommandKind,
 )
 from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
-from loom.control.introduction import (
+from loom.control.handshake import (
     EVERYTHING_OFFERED,
     Bye,
     CohortPlace,

@@ -43,7 +43,7 @@ from typing import Any, TypeVar
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, was_spawned, weaver_address
 from loom.control.commands import CommandKind
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
-from loom.control.introduction import MAX_DEVICES, Activity, Bye, Handlers, Leaving, ThreadletHello, TrainingEnding
+from loom.control.handshake import MAX_DEVICES, Activity, Bye, Handlers, Leaving, ThreadletHello, TrainingEnding
 from loom.control.reports import PeerFailure, PeerFailures, Phase, Registration, TimeAccount
 from loom.devices import LocalDevice, own_devices
 from loom.errors import Conflict, WrongArguments, describe_error

@@ -1,6 +1,6 @@
 """Cohorts: the replicas that are the ranks of one job, and take commands together.
 
-A replica says which cohort it is in, at which rank (`loom.control.introduction.CohortPlace`). The weaver sends a
+A replica says which cohort it is in, at which rank (`loom.control.handshake.CohortPlace`). The weaver sends a
 cohort one command at a time, and only while all of its ranks are connected. The ranks themselves decide at which
 step they apply it (`loom.threadlet.cohort`).
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loom.control.commands import COHORT_COMMANDS, Acknowledgement, Command, CommandKind
-from loom.control.introduction import ThreadletHello
+from loom.control.handshake import ThreadletHello
 from loom.weaver.commands import GivenCommand, not_offered
 from loom.weaver.persistent_state import Registry
 from loom.weaver.replicas import KeptValues, Replica

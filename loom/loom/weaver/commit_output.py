@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from loom.control.frame import Frame
-from loom.control.introduction import Refusal
+from loom.control.handshake import Refusal
 from loom.weaver.commands import GivenCommand
 from loom.weaver.replicas import Replica
 from loom.weaver.views import WeaverEvent

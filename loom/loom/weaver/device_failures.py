@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from loom.control.arguments import check_name
-from loom.control.introduction import Device
+from loom.control.handshake import Device
 from loom.errors import LimitReached, NotFound, WrongArguments
 from loom.weaver.states import DeviceState
 from loom.weaver.views import few

@@ -18,7 +18,7 @@ from loom.control.commands import (
     CommandKind,
     Verdict,
 )
-from loom.control.introduction import CohortPlace
+from loom.control.handshake import CohortPlace
 from loom.control.latencies import Latencies
 from loom.errors import CommandIdTaken, LimitReached, NotFound, WrongArguments, because
 from loom.weaver.cohort_commands import CohortCommands

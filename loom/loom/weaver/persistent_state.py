@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loom.control.frame import pack_value
-from loom.control.introduction import Device, ThreadletHello
+from loom.control.handshake import Device, ThreadletHello
 from loom.control.reports import Row
 from loom.errors import LimitReached, NotFound
 from loom.weaver.commands import Commands, unknown

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loom.control.introduction import Activity, ThreadletHello, ThreadletWelcome
+from loom.control.handshake import Activity, ThreadletHello, ThreadletWelcome
 from loom.errors import AuthenticationError, Conflict
 from loom.weaver.commit_output import Outbox, OutboxPeer
 from loom.weaver.dispatcher import CommandDispatcher

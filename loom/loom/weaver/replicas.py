@@ -19,7 +19,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from loom.control.introduction import EVERYTHING_OFFERED, CohortPlace, Leaving, Offers
+from loom.control.handshake import EVERYTHING_OFFERED, CohortPlace, Leaving, Offers
 from loom.weaver.states import LIVING, ReplicaEnding, ReplicaState
 from loom.weaver.views import CHANGING_FIELDS, ReplicaInfo
 

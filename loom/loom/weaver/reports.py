@@ -9,7 +9,7 @@ from typing import Any
 
 from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_COUNT, MAX_NAME, Frame
-from loom.control.introduction import Handlers, Offers
+from loom.control.handshake import Handlers, Offers
 from loom.control.reports import (
     DeviceReport,
     Draining,

@@ -14,7 +14,7 @@ from typing import Any
 
 from loom.control.commands import Acknowledged
 from loom.control.frame import Frame
-from loom.control.introduction import Bye, CohortPlace, ExitCode, Leaving, Silent, TrainingEnding
+from loom.control.handshake import Bye, CohortPlace, ExitCode, Leaving, Silent, TrainingEnding
 from loom.control.operations import ReportEnded, ReportSpawned
 from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile

@@ -18,7 +18,7 @@ from loom.control import operations
 from loom.control.commands import USER_COMMANDS, Acknowledgement, CommandKind
 from loom.control.fault_kinds import Place, fault_kind
 from loom.control.frame import MAX_FRAME, MAX_NAME
-from loom.control.introduction import Device
+from loom.control.handshake import Device
 from loom.control.latencies import BOUNDS, LatencyCounts
 from loom.control.operations import Operation, Storing
 from loom.control.profiles import LEAST_SECONDS, MOST_SECONDS

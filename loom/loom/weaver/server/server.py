@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loom.control.frame import MAX_FRAME, pack_around, unpack
-from loom.control.introduction import MAX_KEY, FirstFrame
+from loom.control.handshake import MAX_KEY, FirstFrame
 from loom.control.operations import (
     INTERNAL,
     OPERATIONS,

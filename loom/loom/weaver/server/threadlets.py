@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from loom.control.frame import MAX_FRAME, MAX_HELLO, pack, unpack
-from loom.control.introduction import FirstFrame, Refusal, ThreadletHello
+from loom.control.handshake import FirstFrame, Refusal, ThreadletHello
 from loom.errors import AuthenticationError, LoomError
 from loom.process.listen import Strangers
 from loom.weaver.connection import FrameConnection

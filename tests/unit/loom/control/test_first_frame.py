@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from loom.control.frame import MAX_HELLO, pack
-from loom.control.introduction import MAX_HEAD, MAX_KEY, PROTOCOL, FirstFrame
+from loom.control.handshake import MAX_HEAD, MAX_KEY, PROTOCOL, FirstFrame
 from loom.errors import AuthenticationError, ProtocolMismatch
 from tests.support.garbage import pieces
 

@@ -18,7 +18,7 @@ from loom.control.commands import (
     plain_config,
 )
 from loom.control.frame import MAX_COUNT, MAX_NAME, MAX_VALUES, Frame
-from loom.control.introduction import (
+from loom.control.handshake import (
     Activity,
     Bye,
     Device,

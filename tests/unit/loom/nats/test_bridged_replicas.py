@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loom.control.commands import Acknowledgement, Change, Command, CommandKind
-from loom.control.introduction import Activity, TrainingEnding
+from loom.control.handshake import Activity, TrainingEnding
 from loom.errors import Conflict, LimitReached, NotFound, RateLimited, WrongArguments
 from loom.nats import bridged_replicas, state
 from loom.nats.bridged_replicas import BridgedReplicas

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from loom.control.frame import MAX_FRAME, pack, unpack_all
-from loom.control.introduction import PROTOCOL
+from loom.control.handshake import PROTOCOL
 from loom.errors import ProtocolMismatch
 from loom.threadlet import Threadlet
 from loom.wire.length_prefix import FrameSplitter

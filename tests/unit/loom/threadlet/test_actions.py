@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from loom.control.introduction import EVERYTHING_OFFERED
+from loom.control.handshake import EVERYTHING_OFFERED
 from loom.threadlet import Deferred, Threadlet, time_accounting
 from tests.unit.loom.threadlet.fake_weaver import BOUND, OK, FakeWeaver, Make, come
 

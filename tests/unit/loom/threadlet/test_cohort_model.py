@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loom.control.commands import Command, CommandKind
-from loom.control.introduction import CohortPlace
+from loom.control.handshake import CohortPlace
 from loom.threadlet.cohort import (
     Await,
     Count,

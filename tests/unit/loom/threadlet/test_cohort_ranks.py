@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from loom.control.commands import Change, Command, CommandKind
-from loom.control.introduction import CohortPlace
+from loom.control.handshake import CohortPlace
 from loom.threadlet import Deferred, Threadlet, cohort_member
 from loom.threadlet.cohort import Letter, Meeting, Put, Read, Word
 from loom.threadlet.cohort_member import CohortMember, bound_below

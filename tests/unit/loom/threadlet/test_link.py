@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loom.control.introduction import Handlers, ThreadletHello
+from loom.control.handshake import Handlers, ThreadletHello
 from loom.control.reports import DeviceReport
 from loom.errors import Conflict, GatewayUnreachable
 from loom.process.backoff import Backoff

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loom.control.introduction import MAX_DEVICES
+from loom.control.handshake import MAX_DEVICES
 from loom.devices import LocalDevice
 from loom.errors import WrongArguments
 from loom.threadlet import Threadlet

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loom.control.introduction import PROTOCOL
+from loom.control.handshake import PROTOCOL
 from loom.control.reports import MAX_REASONS, TimeAccount
 from loom.errors import WrongArguments
 from loom.threadlet import Threadlet, time_accounting

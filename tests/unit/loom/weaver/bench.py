@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from loom.control.introduction import ThreadletHello
+from loom.control.handshake import ThreadletHello
 from loom.weaver.commit_output import OutboxPeer
 from loom.weaver.persistent_state import Registry
 from loom.weaver.storage.store import Store

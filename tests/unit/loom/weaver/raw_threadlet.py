@@ -17,7 +17,7 @@ from typing import Any
 
 from loom.control.address import parse_weaver_address
 from loom.control.frame import MAX_FRAME, pack, unpack_all
-from loom.control.introduction import PROTOCOL
+from loom.control.handshake import PROTOCOL
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys, read_secret
 from loom.wire.length_prefix import FrameSplitter

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loom.control.commands import Command, CommandKind
-from loom.control.introduction import CohortPlace, Device, ThreadletHello
+from loom.control.handshake import CohortPlace, Device, ThreadletHello
 from loom.errors import ProtocolMismatch
 from loom.weaver.cohort_commands import MOST_ATTEMPTS, MOVED_WITHIN
 from loom.weaver.cohorts import RECONNECT_WITHIN

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from loom.control.introduction import Device
+from loom.control.handshake import Device
 from loom.errors import UnknownDevice
 from loom.weaver.device_failures import DeviceReplicaMap
 from loom.weaver.states import DeviceState

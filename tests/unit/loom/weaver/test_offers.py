@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loom.control.commands import Acknowledgement, CommandKind
-from loom.control.introduction import EVERYTHING_OFFERED, Offers, ThreadletHello
+from loom.control.handshake import EVERYTHING_OFFERED, Offers, ThreadletHello
 from loom.errors import ProtocolMismatch
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import hello_of

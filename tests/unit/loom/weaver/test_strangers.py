@@ -11,7 +11,7 @@ import pytest
 
 from loom.control import frame
 from loom.control.frame import MAX_HELLO, pack
-from loom.control.introduction import MAX_HEAD
+from loom.control.handshake import MAX_HEAD
 from loom.token_file import ADMIN
 from loom.weaver.server import threadlets
 from tests.support.garbage import pieces

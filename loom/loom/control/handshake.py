@@ -146,7 +146,7 @@ class ThreadletHello(Frame, kind="hello"):
     """``["hello", {…}]``, the first frame from a threadlet: its identity, and the key that authenticates it.
 
     The map has ``protocol`` and the fields of this class. The key is the first of them: the weaver looks for it at
-    the beginning of the frame (`loom.control.introduction`). Fields of newer versions are ignored.
+    the beginning of the frame (`loom.control.handshake`). Fields of newer versions are ignored.
     """
 
     key: str
