@@ -214,7 +214,7 @@ def _read_change(change: Any) -> Change:
     return Change(change.get("old"), change["new"])
 
 
-class Verdict(str, Enum):
+class CohortVerdict(str, Enum):
     """What a rank knows of the other ranks of its cohort when it refuses a command."""
 
     NOBODY = "nobody"
@@ -228,12 +228,12 @@ class Acknowledged(Frame, kind="ack"):
     """``["ack", command id, step or None, {"ok", "reason", "changes", "refused", …}]``, from a threadlet.
 
     A threadlet sends the frame when it has applied or refused the command, and again whenever the command comes
-    again. With a `Verdict`, the map has ``verdict`` as well.
+    again. With a `CohortVerdict`, the map has ``verdict`` as well.
     """
 
     command: str
     acknowledgement: Acknowledgement
-    verdict: Verdict | None = None
+    verdict: CohortVerdict | None = None
 
     def to_body(self) -> list[Any]:
         body = self.acknowledgement.to_body()
@@ -247,7 +247,7 @@ class Acknowledged(Frame, kind="ack"):
             case [_, str(command), step, dict(rest)]:
                 known = Acknowledgement.from_body({**rest, "step": step, "waiting": False})
                 verdict = rest.get("verdict")
-                return cls(command, known, Verdict(verdict) if verdict in list(Verdict) else None)
+                return cls(command, known, CohortVerdict(verdict) if verdict in list(CohortVerdict) else None)
         raise cls.mismatch(body)
 
 

@@ -25,7 +25,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from loom.control.commands import Command, Verdict
+from loom.control.commands import CohortVerdict, Command
 from loom.control.handshake import CohortPlace
 from loom.errors import describe_error
 from loom.process.threads import keep_going
@@ -163,7 +163,7 @@ class CohortMember:
     def __init__(
         self,
         refusal: Callable[[Command], str | None],
-        refuse: Callable[[Command, str, Verdict | None], object],
+        refuse: Callable[[Command, str, CohortVerdict | None], object],
         wake: Callable[[], object],
     ) -> None:
         self.gate = Gate()
@@ -322,11 +322,11 @@ class CohortMember:
         with self._lock:
             return self._wait(self.gate.confirm(meeting, refused, self._patience)).refused
 
-    def verdict(self, nobody: Word | None) -> Verdict | None:
+    def verdict(self, nobody: Word | None) -> CohortVerdict | None:
         """Return what the weaver is told of all ranks; by the refusal ``nobody`` none of them applies a command."""
         if nobody is None:
             return None
-        return Verdict.MOVED if nobody.moved and self.follows else Verdict.NOBODY
+        return CohortVerdict.MOVED if nobody.moved and self.follows else CohortVerdict.NOBODY
 
     def pause(self, waits: bool) -> None:
         """Note that the training begins or ends to wait in a pause."""

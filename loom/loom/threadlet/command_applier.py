@@ -14,10 +14,10 @@ from loom.control.commands import (
     Acknowledged,
     Acknowledgement,
     Change,
+    CohortVerdict,
     Command,
     CommandKind,
     FaultRemoved,
-    Verdict,
 )
 from loom.control.handshake import EVERYTHING_OFFERED, Offers
 from loom.control.reports import MAX_REASON, Draining, Phase
@@ -445,7 +445,7 @@ class CommandApplier(StatusReporter):
         reasons = {kind.value: self._why_not(kind) for kind in _ACTIONS}
         return Offers({kind: why for kind, why in reasons.items() if why is not None}, any_key=False)
 
-    def _refuse(self, command: Command, reason: str, verdict: Verdict | None) -> None:
+    def _refuse(self, command: Command, reason: str, verdict: CohortVerdict | None) -> None:
         self._acknowledge(Application(command, reason, verdict=verdict))
 
     def _take_over(self, command: Command) -> bool:
@@ -533,7 +533,7 @@ class CommandApplier(StatusReporter):
         made = Application(command)
         if command.kind in _TOGETHER and self._cohort.place is not None and self._sends_to_cohorts:
             made.reason = _TOO_EARLY
-            made.verdict = Verdict.MOVED if self._cohort.follows else None
+            made.verdict = CohortVerdict.MOVED if self._cohort.follows else None
             return self._acknowledge(made)
         try:
             self._carry_out(made, by_program)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loom.control.commands import Acknowledged, Change, Command, CommandKind, Verdict
+from loom.control.commands import Acknowledged, Change, CohortVerdict, Command, CommandKind
 from loom.control.handshake import MAX_APPLIED
 from loom.threadlet.handlers import Deferred
 
@@ -105,7 +105,7 @@ class Application:
     evidence: Mapping[str, object] = field(default_factory=dict)
     taken: list[str] = field(default_factory=list)  # keys that the program took, and no function here has applied
     awaited: bool = False  # whether the loop has to show its effect
-    verdict: Verdict | None = None  # of all ranks of the cohort, if it is refused
+    verdict: CohortVerdict | None = None  # of all ranks of the cohort, if it is refused
     step: int | None = None  # the step at which a deferred value takes effect; None for the current step
 
 

@@ -1,7 +1,7 @@
 """The commands of cohorts that are under way: those that wait for a rank, and those whose ranks have changed.
 
-A command waits a moment for ranks whose connection was lost just now. If ranks say that all have refused it
-because others form the job now (`Verdict.MOVED`), it goes to those, under another id, as soon as all of them are
+A command waits a moment for ranks whose connection was lost just now. If ranks say that all have refused it because
+others form the job now (`CohortVerdict.MOVED`), it goes to those, under another id, as soon as all of them are
 connected. It can be applied once only: the former ranks have decided that none of them applies it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loom.control.commands import Acknowledged, Acknowledgement, Verdict
+from loom.control.commands import Acknowledged, Acknowledgement, CohortVerdict
 from loom.errors import LoomError
 from loom.weaver.cohorts import Cohorts, cohort_of
 from loom.weaver.commands import GivenCommand, select
@@ -106,7 +106,7 @@ class CohortCommands:
             return False
         key = given.id, cohort
         move = self._moves.get(key)
-        if move is None and verdict is Verdict.MOVED and self._may_move(given, now):
+        if move is None and verdict is CohortVerdict.MOVED and self._may_move(given, now):
             move = self._moves[key] = Move(now)
         if move is not None:
             move.answers[replica.id] = acknowledged.acknowledgement

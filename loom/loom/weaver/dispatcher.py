@@ -14,9 +14,9 @@ from loom.control.commands import (
     Acknowledged,
     Acknowledgement,
     AppliedByOthers,
+    CohortVerdict,
     Command,
     CommandKind,
-    Verdict,
 )
 from loom.control.handshake import CohortPlace
 from loom.control.latencies import Latencies
@@ -324,7 +324,7 @@ class CommandDispatcher:
             return
         if acknowledged.verdict is not None and (cohort := command.cohorts.get(replica.id)) is not None:
             self.cohort_commands.end_absent(command, cohort, now)
-        if acknowledged.verdict is Verdict.MOVED and command.by == "weaver":
+        if acknowledged.verdict is CohortVerdict.MOVED and command.by == "weaver":
             self.overrides.give_back(replica)
             self.restore(replica, now)
         self.latencies.add(now - command.time)
