@@ -231,7 +231,7 @@ def test_what_was_dropped_after_it_was_sent_does_not_hide_what_was_not(monkeypat
 def test_a_jump_of_the_systems_time_does_not_move_reports(jump: float) -> None:
     code = (
         f"import time; real, jump = time.time, 0.0; time.time = lambda: real() + jump; "
-        f"from loom.threadlet.reports import now_of_system; before = now_of_system(); jump = {jump}; "
+        f"from loom.threadlet.status_rows import now_of_system; before = now_of_system(); jump = {jump}; "
         f"print(abs(before - real()) < 60 and 0 <= now_of_system() - before < 60)"
     )
 
