@@ -6,6 +6,7 @@ import { afterEach, beforeEach, vi } from 'vitest';
 import type { Incoming, Scope } from '../src/lib/types';
 
 let app: Record<string, unknown> | null = null;
+let flush = (): void => undefined;
 
 export class NoObserver {
   observe(): void {}
@@ -39,7 +40,8 @@ export async function openPage(hash: string, message: Incoming, scope: Scope): P
   store.signedIn = true;
   store.link = { state: 'open', since: Date.now(), reason: '' };
   store.handleWebSocketMessage(message);
-  store.flush();
+  flush = () => store.flush();
+  flush();
   window.dispatchEvent(new HashChangeEvent('hashchange'));
   const target = document.createElement('div');
   document.body.append(target);
@@ -48,8 +50,9 @@ export async function openPage(hash: string, message: Incoming, scope: Scope): P
   return target;
 }
 
-/** Take the page away. */
+/** Take the page away, and let no timer of its store outlive the browser. */
 export function closePage(): void {
+  flush();
   if (app) void unmount(app);
   app = null;
   document.body.replaceChildren();

@@ -73,6 +73,8 @@ export class Changes<Subject extends string> {
 
   /** Tell components now of all that has changed. */
   flush(): void {
+    clearTimeout(this.#timer);
+    this.#due = Infinity;
     for (const one of this.#noted) this.#counts[one] += 1;
     this.#noted.clear();
   }
