@@ -95,8 +95,8 @@ class JobStore:
             try:
                 return self._do(operation)
             except Exception:
-                if isinstance(operation, Count):
-                    raise  # it may have been counted
+                if isinstance(operation, Count | Forget):
+                    raise  # it may have been counted; and there is nothing to forget in a store that is gone
                 self._store = self._store.clone()
                 return self._do(operation)
         except Exception as error:
@@ -253,9 +253,6 @@ class CohortMember:
 
     def _settle(self, store: JobStore, place: CohortPlace, behind: bool) -> CohortPlace | None:
         """Agree with the others on the cohort's id and values; return the place, or None if the store fails."""
-        if (last := self._settled) is not None:
-            with contextlib.suppress(StoreFailed):
-                last[0].do(Forget(last[1]))
         key = f"{place.id}/s"
         keys = standing_keys(key, place)
         with self._lock:
@@ -269,8 +266,14 @@ class CohortMember:
         except StoreFailed as error:
             _log.warning("this process takes commands by itself until its job's ranks change again: %s", error)
             return None
-        self._settled = store, (keys[place.rank], *((key, f"{key}#") if place.rank == 0 else ()))
+        last, self._settled = (
+            self._settled,
+            (store, (keys[place.rank], *((key, f"{key}#") if place.rank == 0 else ()))),
+        )
         self._take_over(agreed)
+        if last is not None:  # after the round, in which nobody waits for long: the former store may be gone
+            with contextlib.suppress(StoreFailed):
+                last[0].do(Forget(last[1]))
         return replace(place, id=agreed.cohort or place.id)
 
     def _take_over(self, agreed: Standing) -> None:

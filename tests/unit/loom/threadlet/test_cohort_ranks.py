@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -713,6 +713,28 @@ def test_a_rank_behind_takes_over_the_values_of_a_new_cohort_and_gives_up_its_ow
     job.ranks[1].threadlet.take_over()
     assert given_up == ["momentum"]
     assert [value for _, value in job.ranks[1].values] == [0.3, 0.2]
+
+
+def test_a_former_store_that_is_gone_holds_up_no_new_cohort(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    second, former, settled = job.ranks[1].threadlet._cohort, job.store, threading.Event()
+    cloned: list[object] = []
+    enter(job, "one")
+
+    def hang(key: str) -> NoReturn:
+        settled.wait(BOUND)
+        raise RuntimeError("Broken pipe")
+
+    monkeypatch.setattr(former, "delete_key", hang)
+    monkeypatch.setattr(former, "clone", lambda: cloned.append(former), raising=False)
+    job.store = JobStore()
+    job.ranks[0].threadlet._cohort.note({"learning_rate": 0.3}, {})
+    entering = threading.Thread(target=enter, args=(job, "two", 1))
+    entering.start()
+    eventually(lambda: second.wanted == {"learning_rate": 0.3})
+    settled.set()
+    entering.join(BOUND)
+
+    assert not cloned, "a connection to a store that is gone takes seconds"
 
 
 def test_a_rank_without_others_or_without_a_store_is_in_no_cohort(job: Job) -> None:
