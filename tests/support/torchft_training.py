@@ -36,6 +36,19 @@ TIMEOUT = 8.0
 """Seconds of torchft's own waits."""
 
 
+def hold_up(file: Path) -> None:
+    """Let this rank come to the store of a quorum only while a file is not there: a stand-in for a slow one."""
+    from loom.instrument.torchft import Quorums
+
+    find = Quorums._store_of
+
+    def find_later(self: Quorums, *args: Any) -> Any:
+        await_true(lambda: not file.exists(), STARTS)
+        return find(self, *args)
+
+    Quorums._store_of = find_later  # type: ignore[method-assign]
+
+
 def train(way: str, files: str) -> None:
     """The rank's process."""
     import torch
@@ -46,6 +59,7 @@ def train(way: str, files: str) -> None:
     torch.set_num_threads(1)
     replica, rank, ranks = (int(os.environ[name]) for name in ("REPLICA_GROUP_ID", "RANK", "WORLD_SIZE"))
     port = int(os.environ["MASTER_PORT"])
+    hold_up(Path(f"{files}_{replica}_held_up"))
     store = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     torch.manual_seed(replica)
     module = nn.Linear(8, 4)
@@ -161,6 +175,16 @@ class ReplicaGroups:
     def signal(self, group: int, name: str) -> None:
         for process in self.processes[self.of_group(group)]:
             process.send_signal(getattr(signal, name))
+
+    @contextmanager
+    def held_up(self, group: int) -> Iterator[None]:
+        """Let the ranks of a group not come to the store of a new quorum."""
+        file = self._folder / f"rank_{group}_held_up"
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink()
 
     def start_again(self, group: int, restarts: int = 0) -> None:
         """Start a group again, as a launcher says that it does which counts its ``restarts``."""

@@ -19,7 +19,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
@@ -39,6 +41,9 @@ LEFT_QUORUM = 75
 
 EARLIER_WITHIN = 0.5
 """Seconds from the registration of a process in which the weaver tells it of failures from before."""
+
+MOST_HELD_BACK = 2
+"""Steps in a row that do not count for a replica that waits for the others' values: they may be without Loom."""
 
 _log = logging.getLogger("loom")
 
@@ -118,6 +123,8 @@ def follow(
 
     @functools.wraps(should_commit)
     def end_step(*args: Any, **kwargs: Any) -> bool:
+        if quorums is not None:
+            quorums.hold_back()
         commits = bool(should_commit(*args, **kwargs))
         counts["commits" if commits else "failed_commits"] += 1
         if quorums is not None:
@@ -143,6 +150,7 @@ class Quorums:
         self._threadlet = threadlet
         self._before_steps = before_steps
         self._hooked = False  # whether values wait for an optimizer's keys
+        self._held_back = 0  # the steps in a row that did not count
         self._cohort = threadlet._cohort
         self._last: tuple[Any, ...] = ()  # the number and the replica groups of the last quorum
         client = manager._client = QuorumResults(manager._client)
@@ -155,6 +163,22 @@ class Quorums:
 
         manager._async_quorum = await_quorum
         self._cohort.follow(manager.current_step)
+
+    @guarded(NAME)
+    def hold_back(self) -> None:
+        """Let a step not count for a replica which lacks values that others may have: it gets their state again."""
+        manager = self._manager
+        with suppress(Exception):  # should_commit raises it, too
+            manager.wait_quorum()
+        retries = inf if manager._max_retries is None else manager._max_retries
+        if not self._cohort.behind:
+            self._held_back = 0
+        elif self._held_back < MOST_HELD_BACK and manager._commit_failures < retries:
+            self._held_back += 1
+            manager.report_error(RuntimeError("the replica does not know yet which values commands have set"))
+        elif self._held_back <= MOST_HELD_BACK:
+            self._held_back = MOST_HELD_BACK + 1
+            _log.warning("this process goes on with its own values: the other replicas may have others")
 
     @guarded(NAME)
     def end_step(self, commits: bool) -> None:
@@ -187,7 +211,6 @@ class Quorums:
                 store = self._store_of(quorum, name, bound_below(timeout))
             except Exception as error:  # noqa: BLE001 - such as of a replica group that has died meanwhile
                 _log.warning("this process takes commands by itself until its quorum changes: %s", error)
-                world = 1
         rank = quorum.replica_rank * ranks + manager._group_rank
         self._cohort.enter(store, f"torchft/{name}", rank, world, timeout, quorum.heal)
 

@@ -443,19 +443,21 @@ def _judged(words: Sequence[Word]) -> Word:
     return Word(step=next((word.step for word in words if word.step is not None), None))
 
 
-def settle(key: str, place: CohortPlace, own: Standing, bound: float) -> Steps[Standing]:
+def settle(key: str, place: CohortPlace, own: Standing, bound: float) -> Steps[Standing | None]:
     """Agree with the ranks of a new cohort on what former commands have set; return that, with the cohort's id.
 
-    A rank that does not come within ``bound`` seconds takes what the others have agreed on.
+    A rank that does not come within ``bound`` seconds takes what the others have agreed on. Ranks that are behind
+    agree on nothing by themselves: they wait for twice as long, and get None.
     """
     keys = standing_keys(key, place)
     yield Put(f"{key}{place.rank}", own.to_text())
     text = None
     if (yield Count(f"{key}#")) < place.world:
-        text = yield Look(key, bound)
+        text = yield Look(key, 2 * bound if own.behind else bound)
     if text is None:
-        words = yield Read(keys)
-        there = [Standing.from_text(one) for one in words if one is not None]
+        there = [Standing.from_text(one) for one in (yield Read(keys)) if one is not None]
+        if len(there) < place.world and all(one.behind for one in there):
+            return None
         text = yield Decide(key, max(there, key=lambda one: (not one.behind, one.version)).to_text())
     return Standing.from_text(text)
 

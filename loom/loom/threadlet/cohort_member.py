@@ -189,6 +189,8 @@ class CohortMember:
         self._before: dict[str, Any] = {}
         """For the keys in `_standing`, the value before any command, or a function that brings back what held."""
         self._settled: tuple[JobStore, tuple[str, ...]] | None = None  # the last round by which a cohort began
+        self.behind = False
+        """True if this rank got its state from another one, and none has come to say which values it has set."""
         self.wanted: dict[str, Any] = {}
         """Values that this rank has to take over from the others of its cohort, before its next step.
 
@@ -233,10 +235,10 @@ class CohortMember:
         """Form a cohort with the other ranks that enter with this store and name, or be in none.
 
         The call takes as long as the others need to come, within a bound. Values that they have, and this rank has
-        not, are `wanted` afterwards.
+        not, are `wanted` afterwards. If it is still `behind` then, its next step must not count.
 
         Args:
-            store: the store of c10d, for this rank alone; None if there are no other ranks.
+            store: the store of c10d, for this rank alone; None if there are no other ranks, or no store is reached.
             name: a name that the ranks share, and that no others had before.
             rank: the rank, from 0.
             world: the number of ranks.
@@ -245,27 +247,35 @@ class CohortMember:
         """
         self.abandon("the ranks of the job have changed")
         self._bound, place, own = bound_below(timeout), None, JobStore(store)
-        if world > 1:
-            place = self._settle(own, CohortPlace(name, rank, world), behind)
+        self.behind = world > 1 and (behind or self.behind)
+        if world > 1 and store is not None:
+            place = self._settle(own, CohortPlace(name, rank, world))
         with self._lock:
             self.place, self._store = place, own
         self.changed()
 
-    def _settle(self, store: JobStore, place: CohortPlace, behind: bool) -> CohortPlace | None:
-        """Agree with the others on the cohort's id and values; return the place, or None if the store fails."""
+    def _settle(self, store: JobStore, place: CohortPlace) -> CohortPlace | None:
+        """Agree with the others on the cohort's id and values; return the place, or None if there is no cohort."""
         key = f"{place.id}/s"
         keys = standing_keys(key, place)
         with self._lock:
-            own = replace(self._standing, behind=behind, cohort=uuid.uuid4().hex)
+            own = replace(self._standing, behind=self.behind, cohort=uuid.uuid4().hex)
         steps, result = settle(key, place, own, self._bound), None
         try:
             while True:
                 result = store.do(steps.send(result))  # type: ignore[arg-type]  # it hears no thread
         except StopIteration as ended:
-            agreed: Standing = ended.value
+            agreed: Standing | None = ended.value
         except StoreFailed as error:
             _log.warning("this process takes commands by itself until its job's ranks change again: %s", error)
             return None
+        if agreed is None:
+            _log.warning(
+                "no rank has come within %g s to say which values commands have set",
+                2 * self._bound,
+            )
+            return None
+        self.behind = False
         last, self._settled = (
             self._settled,
             (store, (keys[place.rank], *((key, f"{key}#") if place.rank == 0 else ()))),

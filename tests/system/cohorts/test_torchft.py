@@ -160,6 +160,27 @@ def test_a_group_that_hangs_is_left_behind_and_follows(weaver: WeaverProcess, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("way", ["run", "register"])
+def test_a_group_that_heals_makes_no_step_without_the_values_of_others_that_come_late(
+    weaver: WeaverProcess, tmp_path: Path, ranks: int, way: str
+) -> None:
+    with replica_groups(weaver, tmp_path / "groups", ranks=ranks, way=way, bound=0.5) as groups:
+        asking = weaver.gateway()
+        check_change(groups, applied_at(give(asking, "update_config", learning_rate=0.02)), 0.02)
+        groups.kill(1)
+        groups.await_steps(2, list(range(ranks)))
+        with groups.held_up(0):
+            groups.start_again(1)
+            healing = range(ranks, 2 * ranks)
+            await_true(lambda: all("no rank has come" in groups.errors(rank) for rank in healing), STARTS)
+        groups.await_cohort(asking)
+        groups.await_steps(2)
+        groups.check_equal()
+        assert {line["lr"] for rank in healing for line in groups.lines(rank)[-2:]} == {0.02}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_groups_that_are_all_started_again_get_their_values_once(
     weaver: WeaverProcess, tmp_path: Path, ranks: int
 ) -> None:

@@ -469,18 +469,24 @@ def test_the_ranks_of_a_new_cohort_agree_on_one_standing(
     ranks = [settle("s", CohortPlace("c", rank, RANKS), one, 5.0) for rank, one in enumerate(own)]
     operations: dict[int, Any] = {rank: next(steps) for rank, steps in enumerate(ranks)}
     agreed: dict[int, Standing] = {}
+    ended: set[int] = set()
     finish = [(rank, True) for _ in range(9) for rank in range(RANKS) if rank not in dead]
     for rank, impatient in [*moves, *finish]:
         if rank not in operations or (result := store.do(operations[rank], impatient)) is BLOCKED:
             continue
         try:
             operations[rank] = ranks[rank].send(result)
-        except StopIteration as ended:
-            agreed[rank] = ended.value
+        except StopIteration as end:
+            ended.add(rank)
             del operations[rank]
+            if end.value is not None:
+                agreed[rank] = end.value
 
-    assert {*range(RANKS)} - dead <= set(agreed)
-    assert len({one.cohort for one in agreed.values()}) == 1
+    assert {*range(RANKS)} - dead <= ended
+    assert {rank for rank in ended if not own[rank].behind} <= set(agreed)
+    assert len({one.cohort for one in agreed.values()}) <= 1
+    if any(one.behind for one in agreed.values()):
+        assert all(one.behind for one in own), "a rank that is behind has decided for one that is not"
     if store.counts["s#"] == RANKS and not any(impatient for _, impatient in moves):
         newest = [one for one in own if not one.behind] or own
         assert next(iter(agreed.values())).version == max(one.version for one in newest)

@@ -737,6 +737,26 @@ def test_a_former_store_that_is_gone_holds_up_no_new_cohort(job: Job, monkeypatc
     assert not cloned, "a connection to a store that is gone takes seconds"
 
 
+def test_a_rank_behind_agrees_on_nothing_with_ranks_that_come_too_late(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (one.threadlet._cohort for one in job.ranks)
+    first.note({"learning_rate": 0.3}, {"learning_rate": 0.05})
+    monkeypatch.setenv("LOOM_COHORT_BOUND", "0.05")
+    second.enter(job.store, "late", 1, 2, 60.0, True)
+    assert (second.place, second.behind) == (None, True)
+    first.enter(job.store, "late", 0, 2, 60.0, False)
+    assert first.wanted == {}
+    monkeypatch.undo()
+
+    second.enter(None, "unreachable", 1, 2, 60.0, False)
+    assert second.behind
+    enter(job, "next")
+
+    assert (first.wanted, second.wanted) == ({}, {"learning_rate": 0.3})
+    assert not second.behind
+
+
 def test_a_rank_without_others_or_without_a_store_is_in_no_cohort(job: Job) -> None:
     member = job.ranks[0].threadlet._cohort
     member.enter(None, "alone", 0, 1, 60.0, False)
