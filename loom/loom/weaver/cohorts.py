@@ -8,6 +8,7 @@ step they apply it (`loom.threadlet.cohort`).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,8 +47,8 @@ class Cohorts:
         """Return the cohort of each replica that a command goes to together with others, and refusals by replica.
 
         A cohort is refused if the command names only some of its ranks, or if not all of them are connected, unless
-        the connections of those that are not were lost just now. A replica of the same group that is in no cohort
-        may be the rank that is missing, and is refused, too.
+        they may be at any moment (`waits`). A replica of the same group that is in no cohort may be the missing
+        rank: what happens to the cohort happens to it, too.
 
         The ranks that wait in a pause in which another one has died are in no exchange with each other: a resume
         or a stop goes to each by itself.
@@ -65,13 +66,18 @@ class Cohorts:
             living = [one for one in ranks.values() if one.state in LIVING]
             groups = {one.group for one in replicas}
             alone = [one for one in self._known.replicas.values() if one.group in groups and _in_none(one)]
-            some, missing = len(replicas) < len(living), self.missing(ranks, now)
-            if not some and (missing is None or self.may_return(ranks, now) is not None):
+            missing = self.missing(ranks, now)
+            if len(replicas) < len(living):
+                reason = _name_all(living)
+                refused |= {one.id: Acknowledgement.failed(reason) for one in replicas}
+            elif missing is None:
                 cohorts |= {one.id: cohort for one in replicas}
-            elif some or kind not in _END_PAUSE or not _died_in_pause(ranks, len(alone)):
-                reason = _name_all(living) if some else str(missing)
-                meant = replicas if some else [*replicas, *(one for one in there if one in alone)]
-                refused |= {one.id: Acknowledgement.failed(reason) for one in meant}
+            elif kind not in _END_PAUSE or not _died_in_pause(ranks, len(alone)):
+                meant = [*replicas, *(one for one in there if one in alone)]
+                if self.waits([cohort], now, now):
+                    cohorts |= {one.id: cohort for one in meant}
+                else:
+                    refused |= {one.id: Acknowledgement.failed(missing) for one in meant}
         return cohorts, refused
 
     def not_offered(
@@ -96,13 +102,42 @@ class Cohorts:
             found |= dict.fromkeys([id, *(one.id for one in ranks.values() if one.state in LIVING)])
         return list(found)
 
-    def may_return(self, ranks: Mapping[int, Replica], now: float) -> float | None:
-        """Return until when a cohort waits for ranks that have just lost their connections; None if it does not."""
+    def waits(self, cohorts: Iterable[str], since: float, now: float) -> bool:
+        """Return whether a command goes on to wait: the ranks that are missing may be there at any moment.
+
+        They may if their connections were lost just now, if ranks of a job that begins came just now, or if the job
+        changes its ranks: some of them have left a cohort for another one, and some have not yet.
+        """
+        return now < since + MOVED_WITHIN and any(self._may_come(one, now) for one in cohorts)
+
+    def _may_come(self, cohort: str, now: float) -> bool:
+        ranks = self.ranks(cohort)
+        if self._apart(cohort, ranks, now - MOVED_WITHIN):
+            return True
         away = [one for one in ranks.values() if not one.connected]
-        if len(ranks) < _world(ranks) or any(one.state not in LIVING or one.leaving for one in away):
-            return None
-        until = min((one.link_lost + RECONNECT_WITHIN for one in away), default=now)
-        return until if now < until else None
+        if any(one.state not in LIVING or one.leaving for one in away):
+            return False
+        since = [one.link_lost for one in away]
+        if len(ranks) < _world(ranks):
+            if any(cohort in one.left for one in self._known.replicas.values()):
+                return False  # its job does not begin
+            since.append(max(one.joined for one in ranks.values()))
+        return now < min(since, default=-math.inf) + RECONNECT_WITHIN
+
+    def _apart(self, cohort: str, ranks: Mapping[int, Replica], since: float = -math.inf) -> list[str]:
+        """Return the replicas of its job with which a cohort has had ranks in common since then.
+
+        They have left it for another one, or are still in the one that its ranks have left.
+        """
+        if ranks and len(ranks) == _world(ranks):
+            return []
+        before = {id for one in ranks.values() for id, left in one.left.items() if left > since}
+        return [
+            one.id
+            for one in self._known.replicas.values()
+            if (one.left.get(cohort, -math.inf) > since or cohort_of(one) in before)
+            and (one.state in LIVING and cohort_of(one) not in (None, cohort))
+        ]
 
     def missing(self, ranks: Mapping[int, Replica], now: float | None = None) -> str | None:
         """Return why not all ranks of a cohort can take a command now; None if they can."""
@@ -111,6 +146,10 @@ class Cohorts:
         absent = world - len(connected)
         if not absent:
             return None
+        (cohort,) = {cohort_of(one) for one in ranks.values()}
+        if cohort is not None and (apart := self._apart(cohort, ranks)):
+            here = few([one.id for one in ranks.values()])
+            return f"{here} and {few(apart)} are in two groups of ranks, as their job changes them: give it again"
         there = frozenset(connected)
         names = [
             ranks[rank].id if rank in ranks else f"rank {rank}"
@@ -200,7 +239,10 @@ class Overrides:
 
 
 RECONNECT_WITHIN = 2.0
-"""Seconds that a command waits for ranks that have lost their connections, before it is refused."""
+"""Seconds that a command waits for ranks that have lost their connections, or have not come yet with the others."""
+
+MOVED_WITHIN = 15.0
+"""Seconds from giving a command in which it may go to other ranks, or for which it waits for those that change."""
 
 _END_PAUSE = (CommandKind.RESUME, CommandKind.STOP)
 

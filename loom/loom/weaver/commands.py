@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,8 +112,8 @@ class GivenCommand:
     cohorts: Mapping[str, str] = field(default_factory=dict)
     """The cohort of each replica that applies the command together with the other ranks of its job."""
 
-    attempts: int = 0
-    """How often it went to other ranks, because those before were the job's no more."""
+    attempts: dict[str, int] = field(default_factory=dict)
+    """By rank, how often it went to the ranks anew, because those before were the job's no more."""
 
     # Not stored:
     told: set[str] = field(default_factory=set)
@@ -125,10 +125,10 @@ class GivenCommand:
     def id(self) -> str:
         return self.command.id
 
-    @property
-    def sent_id(self) -> str:
-        """The id under which replicas know it: of each attempt another one, as it is another decision of theirs."""
-        return f"{self.id}{ATTEMPT}{self.attempts}" if self.attempts else self.id
+    def sent_id(self, replica: str) -> str:
+        """Return the id by which a replica knows it: each attempt has its own, and is another decision of ranks."""
+        attempt = self.attempts.get(replica, 0)
+        return f"{self.id}{ATTEMPT}{attempt}" if attempt else self.id
 
     @property
     def kind(self) -> CommandKind:
@@ -159,6 +159,8 @@ class GivenCommand:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> GivenCommand:
         rest = dict(stored)
+        if isinstance(attempts := rest.get("attempts"), int):  # of all ranks, as an earlier weaver has stored it
+            rest["attempts"] = dict.fromkeys(rest["replicas"], attempts)
         kind, announced = CommandKind(rest.pop("kind")), rest.pop("announced", False)
         command = Command(rest.pop("id"), kind, rest.pop("params"), announced)
         return cls(command, **rest)
@@ -197,14 +199,14 @@ class Commands:
             self._store.put_acknowledgement(command.id, id, one.to_body())
         self._enter(command, acknowledgements)
 
-    def of(self, sent_id: str) -> GivenCommand | None:
-        """Return the command that replicas know by this id; None if there is none, or it is one before."""
+    def of(self, sent_id: str, replica: str) -> GivenCommand | None:
+        """Return the command that a replica knows by this id; None if there is none, or it is one before."""
         found = self._commands.get(sent_id) or self._commands.get(sent_id.rpartition(ATTEMPT)[0])
-        return found if found is not None and found.sent_id == sent_id else None
+        return found if found is not None and found.sent_id(replica) == sent_id else None
 
-    def give_to(self, given: GivenCommand, replicas: Iterable[str], before: str, cohort: str | None) -> None:
-        """Give a command to these replicas, a cohort or one alone, in place of those of the cohort ``before``."""
-        kept = {id: of for id, of in given.cohorts.items() if of != before}
+    def give_to(self, given: GivenCommand, replicas: Collection[str], cohort: str | None) -> None:
+        """Give a command to these replicas, as a cohort or by themselves, whatever cohort they were in."""
+        kept = {id: of for id, of in given.cohorts.items() if id not in replicas}
         given.cohorts = kept | ({} if cohort is None else dict.fromkeys(replicas, cohort))
         for id in replicas:
             given.acknowledgements.pop(id, None)

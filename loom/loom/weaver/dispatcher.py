@@ -189,11 +189,11 @@ class CommandDispatcher:
 
     def join(self, replica: Replica, place: CohortPlace, now: float) -> None:
         """Take a replica's word on its place in a cohort."""
-        replica.join(place)
+        replica.join(place, now)
         self._known.save(replica)
         self._outbox.output.described.append(replica)
         self.restore(replica, now)
-        self.cohort_commands.joined(replica, now)
+        self.cohort_commands.tick(now)
 
     def restore(self, replica: Replica, now: float) -> None:
         """Give a replica that was started again, or its cohort, the values that commands had set before, once."""
@@ -203,9 +203,9 @@ class CommandDispatcher:
 
     def send_frames(self, given: GivenCommand, replicas: Iterable[Replica], cohort: str | None = None) -> None:
         # One object for all replicas, so that the server packs it once.
-        command = given.command
-        if cohort is not None or given.attempts:
-            command = replace(command, id=given.sent_id, cohort=cohort)
+        replicas, command = list(replicas), given.command
+        if replicas and (cohort is not None or given.attempts):  # ranks of a cohort have made the same attempts
+            command = replace(command, id=given.sent_id(replicas[0].id), cohort=cohort)
         plain = replace(command, announced=False) if command.announced else command
         for replica in replicas:
             if replica.link is not None:
@@ -215,7 +215,7 @@ class CommandDispatcher:
         """Tell those of the ranks that have not acknowledged a command that another one has applied it."""
         for rank in ranks:
             if rank.id in given.waiting and rank.link is not None and rank.hears:
-                self._outbox.send(rank, AppliedByOthers(given.sent_id))
+                self._outbox.send(rank, AppliedByOthers(given.sent_id(rank.id)))
 
     def remove_fault(self, injection: str, by: str, now: float) -> GivenCommand:
         """Remove a fault early, through any injectable replica on its hosts: one that it stopped cannot."""
@@ -314,7 +314,7 @@ class CommandDispatcher:
         )
 
     def take(self, replica: Replica, acknowledged: Acknowledged, now: float) -> None:
-        made, given = acknowledged.acknowledgement, self._known.commands.of(acknowledged.command)
+        made, given = acknowledged.acknowledgement, self._known.commands.of(acknowledged.command, replica.id)
         if given is None or replica.id not in given.waiting:
             return
         if self.cohort_commands.take(given, replica, acknowledged, now):

@@ -81,7 +81,7 @@ class ThreadletRegistration:
         if not again:
             self._dispatcher.tell_of_devices(replica, event, now)
         self._dispatcher.restore(replica, now)
-        self._dispatcher.cohort_commands.joined(replica, now)
+        self._dispatcher.cohort_commands.tick(now)
         self._outbox.urgent = True
         self._liveness.schedule(replica, now + min(self._silence, self._timing.stall_least))
 
@@ -126,7 +126,7 @@ class ThreadletRegistration:
             self._dispatcher.end_before(replica, since, reason, now)
         job, last_sign = replica.job, replica.heard
         self._known.describe(replica, hello)
-        replica.join(hello.cohort)
+        replica.join(hello.cohort, now)
         if replica.job != job:
             self._known.goodput.finished(job, replica.id, now)
         if again:

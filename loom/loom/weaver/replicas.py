@@ -109,6 +109,7 @@ class KeptValues:
 
 _FEW_STEPS = 4
 _REMEMBERED_STEPS = 32
+_REMEMBERED_COHORTS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +185,10 @@ class Replica:
     """The values of the process before that this one was given."""
     tells_offers: bool = False
     """True once the replica has refused a command or a key beforehand, so that those who show it are told."""
+    joined: float = -math.inf
+    """When this weaver heard of its present place in a cohort."""
+    left: dict[str, float] = field(default_factory=dict)
+    """Ids of the cohorts that it was in last, also as an earlier process, and when it left them."""
     paused_at: int | None = None
     """The last step before the pause that it is in; None if that is not known."""
     _stepped: float = 0.0
@@ -217,10 +222,15 @@ class Replica:
         if self.state is ReplicaState.FAILED:
             self.died_of = end.reason
 
-    def join(self, place: CohortPlace | None) -> None:
+    def join(self, place: CohortPlace | None, now: float) -> None:
         """Record the place of its process in a cohort."""
         joined = place is not None and place.world > 0
+        before = self.cohort
         self.cohort = {name: getattr(place, name) for name in ("id", "rank", "world")} if joined else None
+        if self.cohort != before:
+            self.joined = now
+            if before is not None:
+                self.left = dict([*self.left.items(), (str(before["id"]), now)][-_REMEMBERED_COHORTS:])
 
     def offer(self, offers: Offers) -> None:
         """Record the commands and keys that its process takes."""
@@ -291,7 +301,8 @@ class Replica:
         self.instance = instance
         self.seq = 0
         self.step = self.epoch = self.max_step = self.reported = None
-        self.status_type = self.paused_at = self.cohort = None
+        self.status_type = self.paused_at = None
+        self.join(None, now)
         self.metrics = {}
         self._stepped = 0.0
         self._step_times.clear()

@@ -10,8 +10,8 @@ import pytest
 from loom.control.commands import Command, CommandKind
 from loom.control.handshake import CohortPlace, Device, ThreadletHello
 from loom.errors import ProtocolMismatch
-from loom.weaver.cohort_commands import MOST_ATTEMPTS, MOVED_WITHIN
-from loom.weaver.cohorts import RECONNECT_WITHIN
+from loom.weaver.cohort_commands import MOST_ATTEMPTS
+from loom.weaver.cohorts import MOVED_WITHIN, RECONNECT_WITHIN
 from loom.weaver.commands import GivenCommand, Target
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import hello_of
@@ -149,13 +149,14 @@ def back(bench: Bench, lost: Threadlet, rank: int, world: int = 4) -> Threadlet:
 
 
 def test_ranks_that_never_came_are_named_by_their_numbers(bench: Bench) -> None:
-    ranks(bench, there=2)
+    there = ranks(bench, there=2)
+    bench.wait(RECONNECT_WITHIN, *there)
 
     assert "rank 2, rank 3 are not connected" in str(give(bench, "train").acknowledgements["train_0"].reason)
 
 
 def test_one_rank_alone_is_told_how_to_take_commands_by_itself(bench: Bench) -> None:
-    ranks(bench, there=1)
+    bench.wait(RECONNECT_WITHIN, *ranks(bench, there=1))
 
     assert "cohort=False" in str(give(bench, "train").acknowledgements["train_0"].reason)
 
@@ -435,7 +436,10 @@ def test_a_rank_that_has_no_place_yet_does_not_change_without_the_others(bench: 
     early = Threadlet(bench, "train_1", group="train", devices=[])
 
     given = give(bench, "train")
+    waited = not given.done
+    bench.wait(RECONNECT_WITHIN, *there, early)
 
+    assert waited
     assert given.done
     assert len({made.reason for made in given.acknowledgements.values()}) == 1
     assert frames(early) == frames(there[0]) == []
@@ -573,15 +577,15 @@ def test_commands_that_wait_behind_one_that_moves_follow_it_in_order(bench: Benc
     there = ranks(bench, world=2)
     given = [give(bench, "train"), give(bench, "train", CommandKind.PAUSE)]
     place(there, "c2")
+    moved(there, given[0].id)
+    got = []
     for one in given:
-        moved(there, one.id)
-    applied = []
-    for one in given:
-        applied.append([again(there, other, "c2") for other in given])
+        got.append([[(frame[2], frame[5]) for frame in frames(rank)] for rank in there])
         for rank in there:
-            rank.ack(one.sent_id)
+            rank.ack(one.sent_id(f"train_{there.index(rank)}"))
 
-    assert applied == [[True, False], [True, True]]
+    changes = [("update_config", "c1"), ("update_config", "c2")]
+    assert got == [[changes] * 2, [[*changes, ("pause", "c2")]] * 2]
     assert all(made.ok for one in given for made in one.acknowledgements.values())
 
 
@@ -644,3 +648,160 @@ def test_a_replica_group_that_comes_later_does_not_bring_older_values(bench: Ben
 
     assert len(frames(first)) == 1
     assert len(frames(later)) == 1
+
+
+def halves(bench: Bench) -> list[Threadlet]:
+    """Two ranks, of which one has changed to another quorum, and the other one has not yet."""
+    there = ranks(bench, world=2)
+    there[0].say("cohort", "c2", 0, 2)
+    return there
+
+
+def test_a_command_given_while_ranks_are_in_two_quorums_goes_to_the_new_one(bench: Bench) -> None:
+    there = halves(bench)
+    given = give(bench, "train")
+    early = [frames(one) for one in there]
+    bench.wait(RECONNECT_WITHIN + 1, *there)
+    there[1].say("cohort", "c2", 1, 2)
+    for one in there:
+        one.ack(one.last_command())
+
+    assert early == [[], []]
+    assert [[frame[5] for frame in frames(one)] for one in there] == [["c2"]] * 2
+    assert given.done
+    assert [made.ok for made in given.acknowledgements.values()] == [True, True]
+    assert bench.weaver.dispatcher.cohort_commands.settled
+
+
+@pytest.mark.parametrize("late", [1, 2], ids=["that stays", "that joins"])
+def test_a_command_given_while_a_third_rank_joins_goes_to_all(bench: Bench, late: int) -> None:
+    there = [*ranks(bench, world=2), Threadlet(bench, "train_2", group="train", devices=[])]
+    for rank in {0, 1, 2} - {late}:
+        there[rank].say("cohort", "c2", rank, 3)
+    given = give(bench, "train")
+    there[late].say("cohort", "c2", late, 3)
+    ids = {one.last_command() for one in there}
+    for one in there:
+        one.ack(one.last_command())
+
+    assert len(ids) == 1
+    assert {id: made.ok for id, made in given.acknowledgements.items()} == dict.fromkeys(given.replicas, True)
+
+
+def test_a_command_goes_to_a_new_quorum_whose_first_rank_was_there_before_the_former_ones_refused(
+    bench: Bench,
+) -> None:
+    there = ranks(bench, world=2)
+    there.append(Threadlet(bench, "train_2", group="train", devices=[], cohort=["c2", 2, 3]))
+    given = give(bench, "train")
+    sent = [len(frames(one)) for one in there]
+    moved(there[:1], given.id)
+    place(there, "c2")
+    between = [len(frames(one)) for one in there]
+    moved(there[1:2], given.id)
+    for one in there:
+        one.ack(one.last_command())
+
+    assert sent == between == [1, 1, 0]
+    assert [frames(one)[-1][1] for one in there] == [f"{given.id}\x1f1"] * 3
+    assert all(made.ok for made in given.acknowledgements.values())
+
+
+def test_a_rank_that_joins_those_that_have_applied_a_command_does_not_wait_for_it(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    there.append(Threadlet(bench, "train_2", group="train", devices=[], cohort=["c2", 2, 3]))
+    given = give(bench, "train")
+    for one in there[:2]:
+        one.ack(given.id)
+    place(there, "c2")
+    bench.wait(RECONNECT_WITHIN, *there)
+
+    assert [made.ok for made in given.acknowledgements.values()] == [True, True, False]
+    assert "before this one was theirs" in str(given.acknowledgements["train_2"].reason)
+
+
+def test_a_rank_that_a_new_quorum_leaves_out_refuses_alone(bench: Bench) -> None:
+    there = ranks(bench, world=3)
+    there[0].say("cohort", "c2", 0, 2)
+    given = give(bench, "train")
+    there[1].say("cohort", "c2", 1, 2)
+    for one in there[:2]:
+        one.ack(one.last_command())
+    before = given.done
+    bench.wait(MOVED_WITHIN, *there)
+
+    assert not before
+    assert [made.ok for made in given.acknowledgements.values()] == [True, True, False]
+    assert frames(there[2]) == []
+
+
+def test_ranks_in_two_quorums_are_named_if_they_do_not_come_together(bench: Bench) -> None:
+    there = halves(bench)
+    bench.wait(MOVED_WITHIN - 1, *there)
+    given = give(bench, "train")
+    bench.wait(MOVED_WITHIN, *there)
+
+    assert given.done
+    assert {made.ok for made in given.acknowledgements.values()} == {False}
+    assert not any(frames(one) for one in there)
+
+
+def test_the_refusal_of_ranks_that_still_change_says_so(bench: Bench) -> None:
+    there = halves(bench)
+    given = give(bench, "train")
+    for number in range(3):
+        bench.wait(MOVED_WITHIN / 3, *there)
+        there[0].say("cohort", f"c{number + 3}", 0, 2)
+
+    assert given.done
+    assert str(given.acknowledgements["train_1"].reason) == (
+        "train_1 and train_0 are in two groups of ranks, as their job changes them: give it again"
+    )
+
+
+def test_a_command_in_the_first_second_of_a_job_waits_for_the_ranks_that_come(bench: Bench) -> None:
+    there = ranks(bench, there=2)
+    given = give(bench, "train")
+    bench.wait(1, *there)
+    there += [
+        Threadlet(bench, f"train_{rank}", group="train", devices=[], cohort=["c1", rank, 4]) for rank in (2, 3)
+    ]
+    for one in there:
+        one.ack(one.last_command())
+
+    assert [[frame[1:] for frame in frames(one)] for one in there] == [
+        [[given.id, "update_config", LR, False, "c1"]]
+    ] * 4
+    assert all(made.ok for made in given.acknowledgements.values())
+
+
+def test_a_process_that_is_no_rank_takes_what_the_ranks_have_waited_for(bench: Bench) -> None:
+    there = [*ranks(bench, world=2, there=1), Threadlet(bench, "train_e", group="train", devices=[])]
+    given = give(bench, "train")
+    there.insert(1, Threadlet(bench, "train_1", group="train", devices=[], cohort=["c1", 1, 2]))
+
+    assert [frames(one)[0][5:] for one in there] == [["c1"], ["c1"], []]
+    assert {one.last_command() for one in there} == {given.id}
+
+
+def test_a_command_moves_for_one_job_and_not_for_another(bench: Bench) -> None:
+    there = ranks(bench, world=2)
+    other = Threadlet(bench, "eval_0", group="eval", devices=[])
+    given = give(bench, "*")
+    moved(there, given.id)
+    place(there, "c2")
+    for one in [*there, other]:
+        one.ack(one.last_command())
+
+    assert other.last_command() == given.id
+    assert given.done
+    assert all(made.ok for made in given.acknowledgements.values())
+
+
+def test_attempts_that_an_earlier_weaver_has_stored_are_those_of_all_ranks(bench: Bench) -> None:
+    ranks(bench, world=2)
+    given = give(bench, "train")
+
+    stored = GivenCommand.from_dict({**given.to_dict(), "attempts": 2})
+
+    assert stored.attempts == {"train_0": 2, "train_1": 2}
