@@ -153,7 +153,7 @@ class HookedTraining:
         Args:
             key: the key, such as ``learning_rate``.
             type: the type of its values, such as ``float`` or ``float | None``.
-            read: returns the present value; called at a step every `READ_EVERY` seconds.
+            read: returns the present value; called at a step every `READ_EVERY` seconds, and before a change.
             write: applies a value, at a step boundary, and raises to refuse it, or returns a `Deferred`; None if
                 the key can only be read.
             saved: returns a function that brings back what holds now, if ``write`` with the present value does not.
@@ -167,6 +167,7 @@ class HookedTraining:
             return write(value)
 
         apply.__annotations__ = {"value": type, "return": object}
+        apply.present = read  # type: ignore[attr-defined]
         if saved is not None:
             apply.saved = saved  # type: ignore[attr-defined]
         self.threadlet.handler(key)(apply)

@@ -350,6 +350,7 @@ class CommandApplier(StatusReporter):
         command = meeting.command
         made = Application(command)
         with self._applying:
+            self._registry.read_into(self._config, command.params)
             before = {key: self._config[key] for key in command.params if key in self._config}
             try:
                 self._carry_out(made, by_program)
@@ -535,6 +536,7 @@ class CommandApplier(StatusReporter):
             made.reason = _TOO_EARLY
             made.verdict = CohortVerdict.MOVED if self._cohort.follows else None
             return self._acknowledge(made)
+        self._registry.read_into(self._config, command.params)
         try:
             self._carry_out(made, by_program)
         finally:

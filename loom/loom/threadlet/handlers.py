@@ -14,7 +14,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union
@@ -293,6 +293,13 @@ class HandlerRegistry:
         except BadValue as error:
             return f"{key}: {error}"
         return None
+
+    def read_into(self, config: dict[str, Any], keys: Iterable[str]) -> None:
+        """Put the present values of keys into ``config``, as far as their handlers say how they are read."""
+        for key in self._handlers.keys() & keys:
+            if (read := getattr(self._handlers[key][0], "present", None)) is not None:
+                with contextlib.suppress(Exception):  # the user's own code: the value is what was known before
+                    config[key] = read()
 
     def apply(self, key: str, value: Any) -> Outcome:
         """Call a key's handler with a value; return the outcome."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from loom.control.commands import Command, CommandKind
+from loom.control.commands import Change, Command, CommandKind
 from loom.instrument.torch import SILENT_AFTER, OptimizerSteps
 from loom.threadlet.inbox import Application
 from tests.unit.loom.instrument.conftest import apply, here
@@ -410,6 +410,20 @@ def test_a_change_that_another_rank_has_not_made_leaves_the_schedule_as_it_was(
     schedule.step()
     effective = {"learning_rate_factor": 0.09 * 0.5, "learning_rate": 0.3}
     assert rates(optimizer) == pytest.approx([effective[key] for key in before] or [0.09])
+
+
+def test_an_acknowledgement_has_the_value_that_held_and_not_the_last_one_read() -> None:
+    optimizer = sgd()
+    schedule = SCHEDULERS["exponential"](optimizer)
+    step(optimizer)
+    threadlet, made = here().threadlet, []
+    threadlet._config["learning_rate"] = 0.1
+    schedule.step()
+    threadlet._acknowledge = made.append  # type: ignore[method-assign]
+
+    threadlet._apply(Command("k", CommandKind.UPDATE_CONFIG, {"learning_rate": 0.3}))
+
+    assert made[0].changes["learning_rate"] == Change(pytest.approx(0.09), 0.3)
 
 
 class Derived(torch.optim.SGD):
