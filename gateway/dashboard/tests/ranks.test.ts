@@ -28,6 +28,8 @@ describe('what is not offered', () => {
     ['by one of several that take commands alone is offered', [save, {}], {}],
     ['by none of them is not', [save, save], { save: 'no' }],
     ['by one rank of a job is not', [{ ...save, cohort: { ...two, rank: 0 } }, { cohort: { ...two, rank: 1 } }], { save: 'no' }],
+    ['by one job of several is offered', [{ ...save, cohort: { ...two, rank: 0 } }, { cohort: { ...two, rank: 1 } }, {}], {}],
+    ['by any of several jobs is not', [{ ...save, cohort: { ...two, rank: 0 } }, { cohort: { ...two, rank: 1 } }, save], { save: 'no' }],
   ] as [string, Partial<ReplicaInfo>[], Record<string, string>][])('%s', (_, given, refused) => {
     expect(notOffered(held(...ranks('ddp', ...given)))).toEqual(refused);
   });
@@ -188,7 +190,7 @@ describe('a job of several ranks on the page', () => {
   it('is paused on all ranks that live', async () => {
     await open('#/overview/ddp');
     const { store } = await import('../src/lib/page');
-    find('pause-job')!.click();
+    find('pause')!.click();
     flushSync();
     expect(store.commands[0]).toMatchObject({ kind: 'pause', target: ['ddp_0', 'ddp_1'] });
   });
@@ -201,13 +203,27 @@ describe('a job of several ranks on the page', () => {
       store.flush();
     };
     tell({ save: 'nothing here saves' });
-    await vi.waitFor(() => expect(find('save-job')).toMatchObject({ disabled: true, title: 'nothing here saves' }));
-    expect(find('evaluate-job')).toMatchObject({ disabled: false });
+    await vi.waitFor(() => expect(find('save')).toMatchObject({ disabled: true, title: 'nothing here saves' }));
+    expect(find('evaluate')).toMatchObject({ disabled: false });
     expect(find('not-offered')!.textContent).toContain('nothing here saves');
 
     tell({});
-    await vi.waitFor(() => expect(find('save-job')).toMatchObject({ disabled: false }));
+    await vi.waitFor(() => expect(find('save')).toMatchObject({ disabled: false }));
     expect(find('not-offered')).toBeNull();
+  });
+
+  it('is steered by what it offers, with the reason for what it does not beside the controls', async () => {
+    await open('#/steering?target=ddp');
+    const { store } = await import('../src/lib/page');
+    const not_offered = { save: 'nothing here saves', update_config: 'it looks at nothing' };
+    store.handleWebSocketMessage({ type: 'delta', replicas: { ddp_0: { not_offered }, ddp_1: { not_offered } } });
+    store.flush();
+    for (const [control, title] of [['save', 'nothing here saves'], ['key', 'it looks at nothing'], ['value', 'it looks at nothing'], ['apply', 'it looks at nothing']] as const) {
+      await vi.waitFor(() => expect(find(control), control).toMatchObject({ disabled: true, title }));
+      expect(find(control)!.getAttribute('aria-describedby')).toBe(find('not-offered')!.id);
+    }
+    expect(find('pause')).toMatchObject({ disabled: false });
+    expect(find('not-offered')!.textContent).toBe('Not offered: nothing here saves; it looks at nothing');
   });
 
   it('that nobody knows is said to be unknown', async () => {

@@ -240,7 +240,7 @@ describe('a job on the overview', () => {
 
 describe('a token of scope view', () => {
   it.each([
-    ['#/steering', ['pause', 'resume', 'drain', 'stop', 'apply', 'set-policy', 'take-back']],
+    ['#/steering', ['pause', 'resume', 'save', 'evaluate', 'drain', 'stop', 'apply', 'set-policy', 'take-back']],
     ['#/devices?device=GPU-1', ['deactivate', 'reactivate']],
     ['#/chaos', ['inject', 'victim']],
     ['#/sessions', ['end-session']],

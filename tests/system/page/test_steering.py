@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -15,6 +18,7 @@ from loom_proxy.local import LocalCluster
 from tests.support.browser import Tab, signed_in
 from tests.support.gateways import TOKEN as OWN
 from tests.support.gateways import Gateway, gateway_of
+from tests.support.processes import start
 from tests.support.weaver_actors import FIRST_RATE, Trainers
 from tests.support.weaver_training import Training, training
 
@@ -159,3 +163,59 @@ def test_a_process_that_dies_is_seen_with_what_it_costs(opened: Tab, two: list[T
     expect(opened.page.get_by_test_id("replica-table")).to_contain_text("failed")
     opened.open("goodput")
     expect(opened.page.get_by_test_id("faults")).to_contain_text("replica_1")
+
+
+LOOP = """
+import time
+import torch
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
+
+
+@slow
+def test_a_save_that_no_replica_offers_is_disabled_with_its_reason(
+    browser: Browser, gateway: Gateway, tmp_path: Path
+) -> None:
+    (tmp_path / "plain.py").write_text(LOOP)
+    command = ("-c", "from loom.cli import main; main()", "run", sys.executable, str(tmp_path / "plain.py"))
+    environment = {**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": OWN}
+    with gateway.connect() as job, training(job.weaver.address(), "trainer_0"):
+        plain = start(*command, env=environment)
+        try:
+            with signed_in(browser, gateway.url, OWN) as opened:
+                check_offers(opened)
+        finally:
+            plain.kill()
+            plain.wait()
+
+
+def check_offers(opened: Tab) -> None:
+    """Check what the page offers of a plain loop, of a training that saves, and of both."""
+    page = opened.page
+    save, why = page.get_by_test_id("save"), page.get_by_test_id("not-offered")
+    opened.open("steering?target=plain_0")
+    expect(save).to_be_disabled()
+    expect(save).to_have_attribute("title", SAVES_NOTHING)
+    expect(save).to_have_accessible_description(SAVES_NOTHING)
+    expect(why).to_contain_text(SAVES_NOTHING)
+    expect(page.get_by_test_id("pause")).to_be_enabled()
+    assert opened.violations() == []
+
+    opened.open("steering?target=trainer_0")
+    expect(save).to_be_enabled()
+    save.focus()
+    page.keyboard.press("Enter")
+    expect(row(page, "trainer_0")).to_contain_text("applied")
+
+    opened.open("steering")
+    expect(page.get_by_test_id("preview")).to_contain_text("2 living replicas")
+    expect(save).to_be_enabled()
+
+
+SAVES_NOTHING = re.compile("nothing here saves|no checkpointer")

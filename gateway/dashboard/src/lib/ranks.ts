@@ -82,13 +82,13 @@ export function livingOf(ranks: readonly Replica[]): string[] {
   return ranks.filter(isLiving).map((one) => one.id);
 }
 
-/** Return the commands that would be refused by all of these replicas, or by one that takes them together with others. */
+/** Return why commands would be refused by all of these replicas; the ranks of a job refuse what one of them refuses. */
 export function notOffered(replicas: readonly Replica[]): Record<string, string> {
-  const refused: Record<string, string> = {};
-  for (const one of replicas)
-    for (const [kind, reason] of Object.entries(one.not_offered ?? {})) {
-      const together = (one.cohort?.world ?? 1) > 1;
-      if (together || replicas.every((other) => kind in (other.not_offered ?? {}))) refused[kind] ??= reason;
-    }
-  return refused;
+  const units = new Map<string, Record<string, string>>();
+  for (const one of replicas) {
+    const unit = (one.cohort?.world ?? 1) > 1 ? `ranks ${one.cohort!.id}` : `one ${one.id}`;
+    units.set(unit, { ...one.not_offered, ...units.get(unit) });
+  }
+  const [first = {}, ...others] = units.values();
+  return Object.fromEntries(Object.entries(first).filter(([kind]) => others.every((other) => kind in other)));
 }
