@@ -6,6 +6,7 @@ may have a module of that name, and finds it as without Loom.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -20,6 +21,28 @@ def start() -> None:
     """Wait for the libraries that have hooks, in a process that begins."""
     _load("loom.instrument.imports")
     _load("loom.instrument.bootstrap").begin()
+
+
+def put_folder_last() -> None:
+    """Let a process that Monarch starts by ``python -m`` import from the current folder last, instead of first."""
+    with contextlib.suppress(FileNotFoundError):  # the folder is gone, and Python leaves it out
+        if not getattr(sys.flags, "safe_path", False):
+            sys.meta_path.insert(0, _FolderLast(os.getcwd()))
+
+
+class _FolderLast:
+    """A finder that finds nothing: when Python has begun to run the module, it puts the current folder last."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._before = sys.path.count(folder)  # ``PYTHONPATH`` may have it
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if sys.path[0] == self._folder and sys.path.count(self._folder) > self._before:
+            sys.meta_path.remove(self)
+            del sys.path[0]
+            if not self._before:
+                sys.path.append(self._folder)
 
 
 def lightning_callbacks() -> list[object]:

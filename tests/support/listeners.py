@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -49,8 +50,9 @@ def listeners(processes: Iterable[psutil.Process]) -> Iterator[Listener]:
 
 
 def _module(command: list[str]) -> str:
-    if "-m" in command:
-        return command[command.index("-m") + 1]
+    for before, module in itertools.pairwise(command):
+        if before == "-m" or before.endswith("/process/start.py"):
+            return module
     return " ".join(command[:3])
 
 

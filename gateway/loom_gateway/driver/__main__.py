@@ -111,6 +111,8 @@ def main() -> None:
     options = parser.parse_args()
     survive_full_disk()
     sys.argv = [""]  # what a run parses is its own
+    with contextlib.suppress(FileNotFoundError):
+        sys.path.append(os.getcwd())  # for runs, behind all that Loom imports
     route_output()
     log_own_lines()
     share_root_logger(current_run)

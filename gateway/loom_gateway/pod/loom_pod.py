@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from typing import Any, TypedDict, cast
 from loom.control.address import MONARCH_PORT
 from loom.errors import LoomError, PodUnreachable
 from loom.extras import GATEWAY_MODULES, require
+from loom.process.child import python
 from loom_gateway.pod.settings_and_peers import (
     CONFIGURE,
     GATEWAY_PORT,
@@ -153,7 +153,7 @@ class LoomPod:
         folder = _folder()
         self._settings.write(folder)
         log = folder / "keeper.log"
-        _start_apart([sys.executable, "-m", "loom_gateway.pod", str(folder)], log)
+        _start_apart(python("loom_gateway.pod", str(folder)), log)
         deadline = time.monotonic() + START_TIMEOUT
         while True:
             try:

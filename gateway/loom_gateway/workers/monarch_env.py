@@ -49,6 +49,9 @@ MONARCH_ENVIRONMENT = {
     "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "1h",
     # Its file in the temporary folder, which it never shortens, would get lines about every process and call.
     "MONARCH_FILE_LOG": "error",
+    # Monarch starts processes by ``python -m``, which puts the current folder first on `sys.path`. Files there may
+    # have the names of modules that Loom, Monarch and torch import. With this, `loom_auto` puts the folder last.
+    "LOOM_FOLDER_LAST": "1",
 }
 """Variables and their values, for those that the user has not set."""
 

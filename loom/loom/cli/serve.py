@@ -13,6 +13,7 @@ import typer
 
 from loom.cli.output import say, say_lines
 from loom.extras import GATEWAY_MODULES, WORKER_MODULES, require
+from loom.process.child import python
 from loom_gateway.settings import ExitWithParent, GatewaySettings, command
 
 app = typer.Typer(no_args_is_help=True, help="Run a process of a cluster: a worker or the gateway.")
@@ -96,4 +97,4 @@ app.command("gateway")(command(gateway))
 
 
 def _become(module: str, arguments: list[str]) -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    os.execv(sys.executable, python(module, *arguments))

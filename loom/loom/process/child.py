@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -23,6 +24,9 @@ LONGEST_LINE = 8192
 """Bytes of a line of a child's output. The last lines are kept for error messages; longer lines are split."""
 
 
+_START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
+
+
 class ProcessState(str, Enum):
     """The state of a supervised process that listens on a port when it runs."""
 
@@ -33,8 +37,8 @@ class ProcessState(str, Enum):
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module by the interpreter of this process."""
-    return [sys.executable, "-m", module, *arguments]
+    """Return the command that runs a module by this process's interpreter, without the current folder's files."""
+    return [sys.executable, _START, module, *arguments]
 
 
 def announcement(line: str) -> Mapping[str, Any] | None:

@@ -27,6 +27,7 @@ from loom.chaos.host.sweep import repair, sweep
 from loom.chaos.injected import Evidence, Injected
 from loom.control.fault_kinds import FAULTS
 from loom.errors import FaultRefused, NotFound
+from loom.process.child import python
 
 REMOVED_WITHIN = 30.0  # seconds that the removal of a fault may take; restarting a worker takes longest
 
@@ -73,7 +74,7 @@ def keep(
     """
     request = json.dumps({"id": injection, "kind": kind, "params": params, "duration": duration, "pid": pid})
     process = subprocess.Popen(
-        [sys.executable, "-m", "loom.chaos.host.agent", request],
+        python("loom.chaos.host.agent", request),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

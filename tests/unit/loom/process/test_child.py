@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from concurrent.futures import TimeoutError as NotInTime
+from pathlib import Path
 
 import psutil
 import pytest
 
 from loom.errors import LoomError, PortInUse
 from loom.process.child import Child, announcement, python
+from tests.support.paths import ROOT
 
 BOUND = 30.0
 
@@ -147,5 +151,36 @@ def test_other_lines_announce_nothing(line: str) -> None:
     assert announcement(line) is None
 
 
-def test_a_module_is_run_by_this_interpreter() -> None:
-    assert python("loom_gateway", "--port", "0") == [sys.executable, "-m", "loom_gateway", "--port", "0"]
+SHOWS = """
+import json, sys
+print(json.dumps([sys.path, sys.argv, __name__, __spec__.name, __file__]))
+"""
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_module_is_run_as_by_python_m_but_without_the_current_folder(tmp_path: Path, safe: bool) -> None:
+    (tmp_path / "runpy.py").write_text("raise SystemError")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "shows.py").write_text(SHOWS)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "there")} | ({"PYTHONSAFEPATH": "1"} if safe else {})
+
+    done = subprocess.run(
+        python("shows", "--port", "0"), cwd=tmp_path, env=environment, capture_output=True, check=True
+    )
+
+    path, arguments, *named = json.loads(done.stdout)
+    file = str(tmp_path / "there" / "shows.py")
+    assert path[0] == str(tmp_path / "there")
+    assert not [folder for folder in path if folder in ("", str(tmp_path)) or "process" in folder]
+    assert arguments == [file, "--port", "0"]
+    assert named == ["__main__", "shows", file]
+
+
+def test_nothing_starts_a_module_in_another_way() -> None:
+    sources = [path for part in ("loom", "proxy", "gateway") for path in (ROOT / part).rglob("*.py")]
+    launched = re.compile(r"""\[sys\.executable,\s*(?!\s*"-I")""")
+    others = [path.name for path in sources if launched.search(path.read_text())]
+    modules = [path.name for path in sources if re.search(r"""[\[,]\s*["']-m["'],""", path.read_text())]
+
+    assert len(sources) > 400
+    assert (others, modules) == (["child.py"], [])
