@@ -29,6 +29,9 @@ MAX_KEY = 4096
 MAX_DEVICES = 1024
 """Devices of one process, at most."""
 
+TAKEN_ADVICE = "give each process a replica_id of its own"
+"""The end of the refusal of a process whose replica another process is. Those of ``loom run`` say another."""
+
 MAX_RANKS = 1_000_000
 """Ranks of the largest cohort."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import socket
 import sys
@@ -31,6 +32,7 @@ from loom.control.commands import (
 from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
 from loom.control.handshake import (
     EVERYTHING_OFFERED,
+    TAKEN_ADVICE,
     Bye,
     CohortPlace,
     Leaving,
@@ -197,8 +199,16 @@ GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and 
 
 class _Refused(Exception):
     def __init__(self, refusal: Refusal) -> None:
-        super().__init__(f"{refusal.text} ({refusal.code})")
-        self.code, self.text = refusal.code, refusal.text
+        self.code, self.text = refusal.code, _for_this_user(refusal.text)
+        super().__init__(f"{self.text} ({self.code})")
+
+
+def _for_this_user(text: str) -> str:
+    """Return a refusal's text, with another advice under ``loom run``, which has chosen the replica's id."""
+    name = os.environ.get("LOOM_RUN")
+    if not name or f"the replica '{name}_" not in text:
+        return text
+    return text.replace(TAKEN_ADVICE, "choose another name, with `loom run --name` or LOOM_RUN, or stop it")
 
 
 class WeaverLink:

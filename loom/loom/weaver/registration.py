@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loom.control.handshake import Activity, ThreadletHello, ThreadletWelcome
+from loom.control.handshake import TAKEN_ADVICE, Activity, ThreadletHello, ThreadletWelcome
 from loom.errors import AuthenticationError, Conflict
 from loom.weaver.commit_output import Outbox, OutboxPeer
 from loom.weaver.dispatcher import CommandDispatcher
@@ -66,7 +66,7 @@ class ThreadletRegistration:
             if replica.instance != hello.instance and now - replica.heard < self._silence:
                 replica.await_successor(hello.instance, now)
                 who = f"another process (pid {replica.pid} on {replica.host})"
-                text = f"{who} is the replica {replica.id!r}: give each process a replica_id of its own"
+                text = f"{who} is the replica {replica.id!r}: {TAKEN_ADVICE}"
                 return self._outbox.refuse(peer, "replica_taken", text)
             self._outbox.close(replica.link)
             self._profiles.lost(replica)
@@ -111,8 +111,7 @@ class ThreadletRegistration:
         known = self._known.replicas.get(hello.replica)
         if known is not None and known.session != session and known.state in LIVING:
             raise Conflict(
-                f"the replica {known.id!r} lives outside of the session {session!r}: give each process a "
-                "replica_id of its own",
+                f"the replica {known.id!r} lives outside of the session {session!r}: {TAKEN_ADVICE}",
                 code="replica_taken",
             )
         return replace(hello, session=session)

@@ -109,6 +109,13 @@ def test_a_plain_loop_is_watched_changed_paused_and_stopped(weaver: WeaverProxy,
     out, err = refused.communicate()
     assert (out, err[:51]) == ("", "error: a training named 'plain' lives ('plain_0' is")
 
+    assert err.endswith("choose another name with --name, or stop it\n")
+    unchecked = {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "there:1"}  # its node may not be the first of the job
+    second = start("plain", sys.executable, script, "1000000", env=unchecked)
+    assert second.stderr
+    assert "choose another name, with `loom run --name` or LOOM_RUN, or stop it" in second.stderr.readline()
+    second.kill()
+
     answer = weaver.command("update_config", {"learning_rate": 0.05}, "plain").get(30)["plain_0"]
     assert (answer.ok, answer.changes["learning_rate"].new) == (True, 0.05)
     assert weaver.command("pause", target="plain").get(30)["plain_0"].ok

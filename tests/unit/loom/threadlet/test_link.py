@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loom.control.handshake import Handlers, ThreadletHello
+from loom.control.handshake import TAKEN_ADVICE, Handlers, ThreadletHello
 from loom.control.reports import DeviceReport
 from loom.errors import Conflict, GatewayUnreachable
 from loom.process.backoff import Backoff
@@ -569,6 +569,33 @@ def test_a_claim_of_what_another_process_is_fails_with_the_weavers_words(
         made.claim(0.0)
 
     assert caught.value.code == "replica_taken"
+
+
+@pytest.mark.parametrize(
+    ("run", "advice"),
+    [
+        ("", TAKEN_ADVICE),
+        ("other", TAKEN_ADVICE),  # a threadlet of the program's own, under `loom run`
+        ("digits", "choose another name, with `loom run --name` or LOOM_RUN, or stop it"),
+    ],
+)
+def test_who_has_chosen_a_taken_name_is_told_how_to_choose_another(
+    weaver: FakeWeaver,
+    threadlet: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    run: str,
+    advice: str,
+) -> None:
+    monkeypatch.setenv("LOOM_RUN", run)
+    made = threadlet("digits_0")
+    refused, _ = weaver.accept()
+    words = "another process (pid 12 on here) is the replica 'digits_0'"
+    refused.send("refuse", "replica_taken", f"{words}: {TAKEN_ADVICE}")
+    eventually(lambda: made._link.taken, "the refusal")
+
+    assert made._link.taken == f"{words}: {advice}"
+    assert f"the weaver refuses this process: {words}: {advice} (replica_taken)" in caplog.text
 
 
 def test_a_claim_that_no_weaver_answers_waits_no_longer_than_it_is_told(
