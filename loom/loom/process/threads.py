@@ -31,6 +31,8 @@ def keep_going(name: str, work: Callable[[], object]) -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - it is started again, whatever it died of: also a SystemExit
+            if isinstance(error, RuntimeError) and not threading.main_thread().is_alive():
+                return  # since Python 3.12, no thread can be started any more when the program has ended
             from loom.process.tasks import Deaths  # with asyncio, which a training process does without
 
             deaths = deaths or Deaths(name)

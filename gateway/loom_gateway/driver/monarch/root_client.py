@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -134,7 +135,9 @@ def prepare(workers: Sequence[str], port: int, patience: float) -> None:
 
     debugger.take_the_place_of_monarchs()
     _use_transport(address_towards(workers), port, patience)
+    level = logging.root.level
     monarch.actor.context()
+    logging.root.setLevel(level)  # Monarch 0.8 sets INFO, but the root logger is the user's
     catch_monarchs()
     track_calls()
     trace_calls()

@@ -58,3 +58,31 @@ def test_what_hangs_is_left_alone() -> None:
     assert within(BOUND, lambda: 3) == 3
     with pytest.raises(TimeoutError, match="its own"):
         within(BOUND, lambda: (_ for _ in ()).throw(TimeoutError("its own")))
+
+
+ENDS = """
+import atexit
+import threading
+from loom.process.threads import keep_going
+
+ending = threading.Event()
+
+def work() -> None:
+    ending.wait()
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+worker = threading.Thread(target=keep_going, args=("work", work), daemon=True)
+worker.start()
+
+@atexit.register
+def end() -> None:
+    ending.set()
+    worker.join(30)
+    print(worker.is_alive())
+"""
+
+
+def test_work_that_can_start_no_thread_because_the_program_ends_is_not_tried_again() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=BOUND)
+
+    assert (done.stdout, done.stderr) == ("False\n", "")
