@@ -16,7 +16,7 @@ from typing import Any
 import websockets.asyncio.client
 import websockets.sync.client
 
-from loom.process.child import Child, python
+from loom.process.child import Child
 from tests.benchmarks.caller import Caller, Payload, seconds_each, serve
 
 MESSAGE = bytes(100)
@@ -29,7 +29,9 @@ class EchoServer:
     """The process that the messages go to."""
 
     def __init__(self) -> None:
-        self._child = Child("the echo server", python("tests.benchmarks.echo_server", "--exit-with-parent"))
+        self._child = Child(
+            "the echo server", [sys.executable, "-m", "tests.benchmarks.echo_server", "--exit-with-parent"]
+        )
         self.url: str = self._child.ready.result(timeout=30)["url"]
 
     def close(self) -> None:

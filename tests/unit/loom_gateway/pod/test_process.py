@@ -9,12 +9,20 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from loom.process.child import Child, ProcessState, python
 from loom.process.listen import free_ports
 from loom_gateway.pod.supervisor import SupervisedProcess
+from tests.support.paths import ROOT
 
 ANNOUNCES = "tests.unit.loom_gateway.pod.announces"
 """A module that listens on the port that it is given, and says so."""
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 async def until(process: SupervisedProcess, *states: ProcessState) -> None:
