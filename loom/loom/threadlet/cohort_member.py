@@ -403,8 +403,10 @@ class CohortMember:
             clone, timeout = _clone_of_store(group)
             self._bound = bound_below(timeout)
             self._store = JobStore(clone)
-            # torchrun may start ranks again with the store that they had.
-            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            # torchrun may start ranks again with the store that they had. A new one needs no number: launchers
+            # count by themselves, and the one of a host that has come later has started none again.
+            again = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if again else "0"
             id = self._store.do(Decide(f"cohort/{restarts}/{number}", uuid.uuid4().hex))
         except Exception as error:  # noqa: BLE001 - such as of a process group without a store
             _log.warning("this process takes commands by itself: its process group has no store: %s", error)

@@ -208,17 +208,16 @@ class Overrides:
         A cohort in which a rank has lived on, or has its own again, gets none: it has newer ones, which the others
         get from it.
         """
-        if replica.kept is None:
-            return None
         cohort = cohort_of(replica)
         if cohort is None:
-            return ([replica.id], self._take(replica)) if replica.kept.restarted == 1 else None
+            alone = replica.kept is not None and replica.kept.restarted == 1
+            return ([replica.id], self._take(replica)) if alone else None
         ranks = self._cohorts.ranks(cohort)
-        if self._cohorts.missing(ranks) is not None:
+        heard = max((one.kept.heard for one in ranks.values() if one.kept is not None), default=None)
+        if heard is None or self._cohorts.missing(ranks) is not None:
             return None
         lived_on = any(
-            one.kept is None and (one.registered < replica.kept.heard or one.restored is not None)
-            for one in ranks.values()
+            one.kept is None and (one.registered < heard or one.restored is not None) for one in ranks.values()
         )
         values: dict[str, Any] = {}
         for one in ranks.values():

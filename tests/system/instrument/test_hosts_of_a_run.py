@@ -33,7 +33,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-seen = open(sys.argv[1] + f"/rank{dist.get_rank()}", "w", buffering=1)
+seen = open(sys.argv[1] + f"/rank{dist.get_rank()}", "a", buffering=1)
 rate = None
 for n in range(1_000_000):
     model(torch.ones(2, 8) * dist.get_rank()).sum().backward()
@@ -63,29 +63,50 @@ class Job:
         self.launchers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
+        """Start the launchers of three hosts, which have numbers."""
+        address = ("--master-addr", Hosts.address("worker0"), "--master-port", "29400")
+        for number, host in enumerate(WORKERS):
+            self.launch(host, "--nnodes", "3", "--node-rank", str(number), *address)
+
+    def join(self, host: str) -> None:
+        """Start the launcher of a host of an elastic job, which has two hosts or three."""
+        met = f"is_host={int(host == WORKERS[0])},last_call_timeout=2,keep_alive_interval=1,join_timeout=120"
+        found = (
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"{Hosts.address('worker0')}:29400",
+            "--rdzv-id",
+            "far",
+        )
+        self.launch(
+            host, "--nnodes", "2:3", "--max-restarts", "9", "--local-addr", Hosts.address(host), *found,
+            "--rdzv-conf", met, "--monitor-interval", "0.5",
+        )  # fmt: skip
+
+    def launch(self, host: str, *options: str) -> None:
         (self.folder / "far.py").write_text(SCRIPT)
         left_out = ("LOOM_WEAVER", "LOOM_RUN", "RANK", "LOOM_AUTO")
         plain = {name: value for name, value in os.environ.items() if name not in left_out}
         mine = {"LOOM_URL": self.gateway.url, "LOOM_TOKEN": TOKEN, "LOOM_INSECURE": "1", "OMP_NUM_THREADS": "1",
                 "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}  # fmt: skip
-        for number, host in enumerate(WORKERS):
-            command = [
-                *(sys.executable, "-c", "from loom.cli import main; main()", "run", "--name", "far", "--"),
-                *(str(Path(sys.executable).with_name("torchrun")), "--nnodes", "3", "--nproc-per-node", "1"),
-                *("--node-rank", str(number), "--master-addr", Hosts.address("worker0"), "--master-port", "29400"),
-                *("far.py", str(self.folder)),
-            ]
-            with self.hosts.on(host), (self.folder / f"{host}.log").open("wb") as output:
-                self.launchers.append(
-                    subprocess.Popen(
-                        command,
-                        env={**plain, **mine},
-                        cwd=self.folder,
-                        stdout=output,
-                        stderr=output,
-                        start_new_session=True,
-                    )
-                )
+        # Else torch lets the ranks of all attempts meet in one store, where they find former addresses.
+        mine["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        command = [
+            *(sys.executable, "-c", "from loom.cli import main; main()", "run", "--name", "far", "--"),
+            *(str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "1", *options),
+            *("far.py", str(self.folder)),
+        ]
+        with self.hosts.on(host), (self.folder / f"{host}.log").open("ab") as output:
+            started = subprocess.Popen(
+                command,
+                env={**plain, **mine},
+                cwd=self.folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.launchers.append(started)
 
     def close(self) -> None:
         for one in self.launchers:
@@ -184,3 +205,38 @@ def steps_of(answers: dict[str, Any]) -> set[int]:
     assert all(one.ok for one in answers.values()), answers
     assert sorted(answers) == RANKS
     return {one.step for one in answers.values()}
+
+
+def test_a_host_that_leaves_an_elastic_job_and_comes_back_has_the_others_values(job: Job) -> None:
+    for host in WORKERS:
+        job.join(host)
+    await_true(lambda: world(job) == {3: RANKS}, 120)
+    steps_of(job.command("update_config", {"learning_rate": 0.05}))
+
+    job.launchers[2].terminate()
+    await_true(lambda: world(job) == {2: RANKS[:2]}, 120)
+    check_values(job, 0.05)
+    answers = job.command("update_config", {"learning_rate": 0.04})
+    assert [made.ok for made in answers.values()] == [True, True]
+
+    job.join(WORKERS[2])
+    await_true(lambda: world(job) == {3: RANKS}, 120)
+    check_values(job, 0.04)
+    steps_of(job.command("update_config", {"learning_rate": 0.03}))
+    steps_of(job.command("stop"))
+    assert [job.launchers[number].wait(90) for number in (0, 1, 3)] == [0, 0, 0]
+
+
+def world(job: Job) -> dict[int, list[str]]:
+    """Return the ranks that train, by the number of ranks that they say that there are."""
+    found: dict[int, list[str]] = {}
+    for id, one in sorted(job.replicas().items()):
+        if one.connected and one.ending is None and one.cohort is not None:
+            found.setdefault(one.cohort["world"], []).append(id)
+    return found
+
+
+def check_values(job: Job, rate: float) -> None:
+    """Check that all ranks get a learning rate that commands have set before."""
+    ranks = [id for ids in world(job).values() for id in ids]
+    await_true(lambda: {job.replicas()[id].config.get("learning_rate") for id in ranks} == {rate}, 30)

@@ -437,6 +437,20 @@ def test_a_command_of_an_earlier_process_group_is_refused(job: Job) -> None:
     assert "another one than when this was sent" in str(job.ranks[0].line.ack("old"))
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["the store of all attempts", "a store of this one"])
+def test_launchers_need_to_have_started_equally_often_only_in_one_store(
+    job: Job, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(shared))
+    ids = []
+    for number, rank in enumerate(job.ranks):  # the second one's launcher has come later
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(1 - number))
+        rank.threadlet._cohort._join(SimpleNamespace(rank=lambda number=number: number, size=lambda: 2), 2)
+        ids.append(rank.line.expect("cohort")[1])
+
+    assert len(set(ids)) == 1 + shared
+
+
 def test_a_command_that_comes_again_is_answered_again(job: Job) -> None:
     answers = job.apply("update_config", learning_rate=0.01)
     job.ranks[0].line.send("command", "k1", "update_config", {"learning_rate": 0.01}, False, job.cohort)

@@ -364,6 +364,16 @@ def test_a_rank_that_joins_others_which_lived_on_gets_their_values_and_not_its_o
     assert len(frames(lived)) == 1
 
 
+@pytest.mark.parametrize("last", [0, 3], ids=["before the others", "last"])
+def test_a_rank_of_another_host_gets_the_values_of_ranks_that_were_started_again(bench: Bench, last: int) -> None:
+    killed_after_a_change(bench)
+    after = [started_again(bench, rank, "c2") for rank in range(1, 4 if last else 3)]
+    after.append(Threadlet(bench, "train_0", group="train", devices=[], cohort=["c2", 0, 4]))
+    after += [] if last else [started_again(bench, 3, "c2")]
+
+    assert [one.commands() for one in after] == [[("update_config", LR)]] * 4
+
+
 def test_the_others_are_told_that_a_rank_has_applied_a_command(bench: Bench) -> None:
     there = [
         Threadlet(bench, f"train_{rank}", group="train", devices=[], cohort=["c1", rank, 3], hears=rank != 2)
