@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -79,17 +79,20 @@ def accelerate(script: str, *options: str) -> Command:
     return command
 
 
-def trl(script: str, dataset: str, *options: str) -> Command:
-    """A script that TRL ships."""
+TRL = importlib.util.find_spec("trl")
+TRL_SCRIPTS = Path(str(TRL.origin if TRL else "trl")).with_name("scripts")
+
+
+def trl(start: Sequence[str], dataset: str, *options: str) -> Command:
+    """A script that TRL ships, started in one of the ways that its documentation has."""
 
     def command(folder: Path, steps: int) -> list[str]:
-        (found,) = importlib.util.find_spec("trl").submodule_search_locations  # type: ignore[union-attr,misc]
         made = folder.parent / "made"
         given = {"model_name_or_path": made / "model", "dataset_name": made / dataset, "output_dir": folder / "out"}
         given |= {"max_steps": steps, "logging_steps": 1, "save_strategy": "no", "report_to": "none"}
         given |= {"bf16": "false", "eval_strategy": "steps", "eval_steps": 10_000, "seed": 1}
         words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        return [sys.executable, f"{found}/scripts/{script}", *words, "--use_cpu", *options]
+        return [*start, *words, "--use_cpu", *options]
 
     return command
 
@@ -113,12 +116,26 @@ def two_groups(folder: Path, steps: int) -> list[str]:
     return ["sh", "-c", script, "sh", sys.executable, str(SCRIPTS / "torchft_ddp.py"), str(steps), "49152"]
 
 
+def lightning_cli(folder: Path, steps: int) -> list[str]:
+    """Lightning's command line, which makes the model, its data and the Trainer from the options."""
+    given = {"default_root_dir": folder / "out", "max_steps": steps, "max_epochs": -1, "accelerator": "cpu"}
+    given |= {"devices": 1, "enable_progress_bar": "false", "check_val_every_n_epoch": 1000}
+    options = [f"--trainer.{name}={value}" for name, value in given.items()]
+    return [sys.executable, str(SCRIPTS / "lightning_cli.py"), "fit", *options, "--model.out_dim=100000"]
+
+
 CHECKPOINT = "out/checkpoint-{}"
 
 HF = ("max_grad_norm=0.5", "gradient_accumulation_steps=2", "logging_steps=3")
 """Keys of a Trainer."""
 
 REWARDS = [f"tests.system.stacks.scripts.rewards.{name}" for name in ("brevity", "digits")]
+
+SFT = ("--per_device_train_batch_size", "32", "--max_length", "32")
+GRPO = (
+    *("--per_device_train_batch_size", "4", "--num_generations", "4"),
+    *("--per_device_eval_batch_size", "4", "--max_completion_length", "8", "--reward_funcs", *REWARDS),
+)
 
 # Each has a size at which a step takes 50 to 100 ms, so that steps are what a change waits for.
 STACKS = [
@@ -144,17 +161,14 @@ STACKS = [
     ),
     Stack(
         "trl_sft",
-        trl("sft.py", "texts", "--per_device_train_batch_size", "32", "--max_length", "32"),
+        trl([sys.executable, f"{TRL_SCRIPTS}/sft.py"], "texts", *SFT),
         saves=CHECKPOINT,
         evaluates=True,
         needs=("trl",),
     ),
     Stack(
         "trl_grpo",
-        trl(
-            *("grpo.py", "prompts", "--per_device_train_batch_size", "4", "--num_generations", "4"),
-            *("--per_device_eval_batch_size", "4", "--max_completion_length", "8", "--reward_funcs", *REWARDS),
-        ),
+        trl([sys.executable, f"{TRL_SCRIPTS}/grpo.py"], "prompts", *GRPO),
         metric="rewards/brevity/mean",
         saves=CHECKPOINT,
         evaluates=True,
@@ -184,6 +198,35 @@ STACKS = [
 ]
 
 
+STARTS = [
+    Stack(
+        "lightning_cli",
+        lightning_cli,
+        metric="grad_norm",
+        saves="out/lightning_logs/version_0/checkpoints/loom-step={}.ckpt",
+        config=("gradient_clip_val=0.5", "log_every_n_steps=3"),
+        needs=("lightning", "jsonargparse"),
+    ),
+    Stack(
+        "trl_command",
+        trl([str(Path(sys.executable).with_name("trl")), "sft"], "texts", *SFT),
+        saves=CHECKPOINT,
+        evaluates=True,
+        needs=("trl",),
+    ),
+    Stack(
+        "trl_module",
+        trl([sys.executable, "-m", "trl.scripts.grpo"], "prompts", *GRPO),
+        metric="rewards/brevity/mean",
+        saves=CHECKPOINT,
+        evaluates=True,
+        config=("reward_weights=[1, 0.5]",),
+        needs=("trl",),
+    ),
+]
+"""Other ways to start a training: the command line of a library, and a module of a package."""
+
+
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Gateway]:
     made = Gateway([f"tcp://127.0.0.1:{free_ports(1)[0]}"]).start()  # no session asks for the worker
@@ -191,7 +234,7 @@ def gateway() -> Iterator[Gateway]:
     made.close()
 
 
-@pytest.fixture(params=STACKS, ids=str)
+@pytest.fixture(params=[*STACKS, *STARTS], ids=str)
 def stack(request: pytest.FixtureRequest) -> Stack:
     found: Stack = request.param
     for module in found.needs:
@@ -225,7 +268,8 @@ def _lighthouse(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def hashes(stack: Stack, folder: Path) -> dict[str, str]:
     scripts = [Path(word) for word in stack.command(folder, 1) if word.endswith(".py")]
-    return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in [*scripts, *SCRIPTS.glob("*.py")]}
+    scripts += [*SCRIPTS.glob("*.py"), *TRL_SCRIPTS.glob("*.py")]
+    return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in scripts}
 
 
 ON_PAGE_WITHIN = 5.0
@@ -367,6 +411,7 @@ ENDS_WITHIN = 90.0
 """Seconds from a signal to the end of a script that does not hang."""
 
 
+@pytest.mark.parametrize("stack", STACKS, ids=str, indirect=True)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda one: str(one.name))
 def test_a_signal_ends_it_as_without_loom(
     stack: Stack, gateway: Gateway, folder: Path, sent: signal.Signals
