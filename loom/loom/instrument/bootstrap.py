@@ -10,6 +10,7 @@ from importlib import import_module
 from loom.instrument.imports import finds_loom, when_imported
 
 HOOKS = {
+    "torch.distributed.elastic.agent.server.api": "loom.instrument.torchelastic:hook",
     "torch.optim.optimizer": "loom.instrument.torch:hook",
     "torch.utils.data.dataloader": "loom.instrument.torch:hook_loaders",
     "torch.utils.tensorboard.writer": "loom.instrument.trackers:hook_tensorboard",

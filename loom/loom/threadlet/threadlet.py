@@ -562,7 +562,7 @@ def _name(what: str, given: Any) -> str:
 
 def _ranks_started_again() -> int:
     """Return the number of ranks of this job, if its launcher tells that it has started it again, else 0."""
-    again = any(map(_number_in, ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")))
+    again = any(map(_number_in, ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "LOOM_STARTED_AGAIN")))
     return (_number_in("WORLD_SIZE") or 1) if again else 0
 
 

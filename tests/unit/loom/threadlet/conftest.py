@@ -24,7 +24,14 @@ def weaver() -> Iterator[FakeWeaver]:
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("WEAVER", "REPLICA", "GROUP", "SESSION", "PROCS", "RANK", "ACTORS", "INJECTABLE")
-    others = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    others = (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "TORCHELASTIC_RESTART_COUNT",
+        "SLURM_RESTART_COUNT",
+        "LOOM_STARTED_AGAIN",
+    )
     for name in (*(f"LOOM_{one}" for one in names), *others):
         monkeypatch.delenv(name, raising=False)
 

@@ -647,6 +647,7 @@ def test_a_process_group_is_found_without_importing_torch(monkeypatch: pytest.Mo
         ({"WORLD_SIZE": "4"}, 0),
         ({"TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "4"}, 0),
         ({"TORCHELASTIC_RESTART_COUNT": "2", "WORLD_SIZE": "4"}, 4),
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "LOOM_STARTED_AGAIN": "1", "WORLD_SIZE": "4"}, 4),
         ({"SLURM_RESTART_COUNT": "1"}, 1),
     ],
 )
