@@ -250,3 +250,20 @@ def check_values(job: Job, rate: float) -> None:
     """Check that all ranks get a learning rate that commands have set before."""
     ranks = [id for ids in world(job).values() for id in ids]
     await_true(lambda: {job.replicas()[id].config.get("learning_rate") for id in ranks} == {rate}, 30)
+
+
+def test_a_line_that_swallows_packets_in_the_middle_of_a_change_lets_all_apply_it_or_none(job: Job) -> None:
+    job.start()
+    await_true(lambda: sorted(job.replicas()) == RANKS and world(job) == {3: RANKS}, 120)
+    change(job, 0.05, 3)
+    for number in range(3):
+        future = job.weaver.command("update_config", {"learning_rate": 0.01 * (number + 1)}, target="far")
+        with job.hosts.silence("worker1"):
+            future.get(60)
+        await_true(lambda: all(one.ok for one in job.command("pause").values()), 90)
+        steps_of(job.command("resume"))
+
+    steps_of(job.command("stop"))
+    assert [one.wait(90) for one in job.launchers] == [0, 0, 0]
+    changes = job.changes()
+    assert changes[0] == changes[1] == changes[2]
