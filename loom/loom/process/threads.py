@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +42,20 @@ def keep_going(name: str, work: Callable[[], object]) -> None:
         else:
             return
         time.sleep(deaths.wait())
+
+
+def get_within(source: queue.SimpleQueue[_T], seconds: float | None) -> _T:
+    """Return the next item of a queue that this thread alone reads; None: wait for it for any time.
+
+    Up to Python 3.12, a `SimpleQueue.get` whose time is over before it waits may wait for ever: it takes the
+    queue's free lock, and then a negative time for an unlimited one. A `get` that fails leaves the lock taken.
+
+    Raises:
+        queue.Empty: there is none within the time.
+    """
+    with contextlib.suppress(queue.Empty):
+        return source.get_nowait()
+    return source.get(timeout=seconds)
 
 
 def within(seconds: float, work: Callable[[], _T]) -> _T:

@@ -20,6 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from loom.errors import WaitTimeout
 from loom.in_cluster import is_monarchs
+from loom.process.threads import get_within
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.futures.timing import check_timeout
 
@@ -230,7 +231,7 @@ class AsCompleted(Generic[R]):
 
     def _take(self, seconds: float | None) -> FutureProxy[R]:
         try:
-            future = self._arrived.get(timeout=seconds)
+            future = get_within(self._arrived, seconds)
         except queue.Empty:
             left = len(self._callbacks)
             self.leave()

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from loom.errors import LoomError, WaitTimeout, WrongArguments
+from loom.process.threads import get_within
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.remote_exec.rank import RankProcess
 
@@ -78,7 +79,7 @@ class Execution:
                 continue
             try:
                 left = None if until is None else max(0.0, until - time.monotonic())
-                rank, operation, answer = self._answers.get(timeout=left)
+                rank, operation, answer = get_within(self._answers, left)
             except queue.Empty:
                 going_on = sorted(self._processes.keys() - self.finished.keys())
                 raise WaitTimeout(f"the command has not ended within {timeout:g} s on ranks {going_on}") from None

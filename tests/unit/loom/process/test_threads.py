@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import queue
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from loom.process.threads import DaemonExecutor, within
+from loom.process.threads import DaemonExecutor, get_within, within
 
 BOUND = 30.0  # seconds
 
@@ -86,3 +88,29 @@ def test_work_that_can_start_no_thread_because_the_program_ends_is_not_tried_aga
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=BOUND)
 
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-7, 1e-6])
+def test_a_wait_for_a_queue_whose_time_is_over_at_once_ends(seconds: float) -> None:
+    def wait() -> None:
+        for _ in range(20_000):
+            with contextlib.suppress(queue.Empty):
+                get_within(queue.SimpleQueue[None](), seconds)
+
+    waits = threading.Thread(target=wait, daemon=True)
+    waits.start()
+    waits.join(BOUND)
+
+    assert not waits.is_alive()
+
+
+def test_an_item_of_a_queue_is_had_at_once_and_later() -> None:
+    items = queue.SimpleQueue[int]()
+    items.put(1)
+    assert get_within(items, 0.0) == 1
+    with pytest.raises(queue.Empty):
+        get_within(items, 0.01)
+    threading.Timer(0.01, items.put, [2]).start()
+    assert get_within(items, BOUND) == 2
+    threading.Timer(0.01, items.put, [3]).start()
+    assert get_within(items, None) == 3
