@@ -54,9 +54,9 @@ def narrowed(of: ShapeNumbers, axis: int, selector: slice) -> ShapeNumbers:
 
     stride = strides[axis]
     sizes, strides = _put(sizes, axis, count), _put(strides, axis, stride * step)
-    if irregular(sizes, strides):
+    if why := irregular(sizes, strides):
         raise SliceOutOfRange(
-            f"nonrectangular shape: {text} leaves a mesh that is not regular; {label} has {size}. "
+            f"{why}: {text} leaves a mesh that is not regular; {label} has {size}. "
             f"Use a step that divides {size}, or select one index of the dimensions before {label} first"
         )
     return labels, offset + start * stride, sizes, strides

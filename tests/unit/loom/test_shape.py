@@ -123,6 +123,13 @@ def test_any_chain_of_steps_gives_what_monarch_gives(sizes: dict[str, int], data
         assert repr(ours.extent) == repr(theirs.extent)
 
 
+def test_a_slice_that_is_not_regular_is_refused_in_monarchs_words() -> None:
+    ours, theirs = both({"tp": 3, "gpus": 1})
+    errors = [outcome(mesh, "slice", gpus=slice(None, None, 2))[1] for mesh in (ours, theirs)]
+    assert "stride 2 must be larger" in str(errors[0])
+    assert "stride 2 must be larger" in str(errors[1])
+
+
 @repeatable
 @given(
     st.dictionaries(labels, st.integers(1, 8), max_size=4),

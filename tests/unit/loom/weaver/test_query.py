@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from pathlib import Path
 
@@ -177,7 +178,9 @@ HOSTILE = {
 def test_a_statement_that_does_not_only_read_the_tables_is_refused(store: str, sql: str) -> None:
     before = Path(store).read_bytes()
 
-    with pytest.raises(WrongArguments) as refused:
+    # Python 3.10 cannot bound a value, only the result.
+    wanted = LimitReached if sql == HOSTILE["long value"] and sys.version_info < (3, 11) else WrongArguments
+    with pytest.raises(wanted) as refused:
         answer(store, sql)
 
     assert len(str(refused.value)) < 700
