@@ -202,9 +202,10 @@ def test_a_rank_that_is_stopped_for_a_while_holds_nobody_for_longer(weaver: Weav
             id = begin(asking, learning_rate=0.02 + victim * 0.001)
             time.sleep(3)
             ranks.processes[victim].send_signal(signal.SIGCONT)
-            refused = outcome(asking, id)
+            step = applied_at(outcome(asking, id))
 
-            assert applied_at(refused) is None
+            # Rank 0 has the store: while it is stopped nothing is decided, and all may be in time when it goes on.
+            assert step is None or victim == 0
             assert time.monotonic() - begun < 15
         ranks.await_steps(1)
         assert applied_at(give(asking, "update_config", learning_rate=0.03)) is not None
