@@ -30,7 +30,7 @@ _LEFT = "it is no rank of its job now: it takes over the others' values when it 
 
 
 @dataclass
-class Hold:
+class OnHold:
     """The wait of a command for the ranks of a job."""
 
     since: float
@@ -62,7 +62,7 @@ class CohortCommands:
         self._known = known
         self._cohorts = cohorts
         self._sender = sender
-        self._holds: dict[tuple[str, str], Hold] = {}  # by command and cohort
+        self._holds: dict[tuple[str, str], OnHold] = {}  # by command and cohort
         self._advancing: set[str] = set()  # the cohorts whose commands are being ended that cannot go to them
 
     @property
@@ -90,7 +90,7 @@ class CohortCommands:
             if there and self._cohorts.missing(there) is None:
                 self._sender.send_frames(given, self._waiting(given, cohort), cohort)
                 break
-            hold = self._holds[given.id, cohort] = Hold(now)
+            hold = self._holds[given.id, cohort] = OnHold(now)
             self._look(given, cohort, hold, now)
         self._advancing.remove(cohort)
 
@@ -102,7 +102,7 @@ class CohortCommands:
         key = given.id, cohort
         hold = self._holds.get(key)
         if hold is None and verdict is CohortVerdict.MOVED and self._may_move(given, replica, now):
-            hold = self._holds[key] = Hold(now, {})
+            hold = self._holds[key] = OnHold(now, {})
         if hold is not None and hold.answers is not None:
             hold.answers[replica.id] = acknowledged.acknowledgement
             self._look(given, cohort, hold, now)
@@ -142,7 +142,7 @@ class CohortCommands:
         attempts = given.attempts.get(replica.id, 0)
         return not restores and attempts < MOST_ATTEMPTS and now < given.time + MOVED_WITHIN
 
-    def _look(self, given: GivenCommand, cohort: str, hold: Hold, now: float) -> None:
+    def _look(self, given: GivenCommand, cohort: str, hold: OnHold, now: float) -> None:
         """Give a command to the ranks that form the job now, if all are there, or refuse it in the end."""
         there = [one for one in self._waiting(given, cohort) if one.connected and one.state in LIVING]
         for place in self._places(cohort, hold, there, now):
@@ -158,19 +158,19 @@ class CohortCommands:
             else:
                 self._sender.end(given, one, reason, now)
 
-    def _may_wait(self, given: GivenCommand, cohort: str, hold: Hold, there: list[Replica], now: float) -> bool:
+    def _may_wait(self, given: GivenCommand, cohort: str, hold: OnHold, there: list[Replica], now: float) -> bool:
         if hold.answers is not None:
             return now < given.time + MOVED_WITHIN
         places = dict.fromkeys([cohort, *filter(None, map(cohort_of, there))])
         return self._cohorts.waits(places, hold.since, now)
 
-    def _why_not(self, cohort: str, hold: Hold, now: float) -> str:
+    def _why_not(self, cohort: str, hold: OnHold, now: float) -> str:
         if hold.answers is not None:
             return next((made.reason for made in hold.answers.values() if made.reason), "its ranks have changed")
         return self._cohorts.missing(self._cohorts.ranks(cohort), now) or _BEFORE
 
     @staticmethod
-    def _places(cohort: str, hold: Hold, there: list[Replica], now: float) -> list[str | None]:
+    def _places(cohort: str, hold: OnHold, there: list[Replica], now: float) -> list[str | None]:
         """Return the cohorts that a command may go to from ranks of a former one; None for one rank alone."""
         places = list(dict.fromkeys(cohort_of(one) for one in there))
         if hold.answers is None:
@@ -200,7 +200,7 @@ class CohortCommands:
         return rank.id not in given.waiting or (hold is not None and hold.is_from(rank.id))
 
     def _go(
-        self, given: GivenCommand, cohort: str, hold: Hold, place: str | None, ranks: list[Replica], now: float
+        self, given: GivenCommand, cohort: str, hold: OnHold, place: str | None, ranks: list[Replica], now: float
     ) -> None:
         ids, before = [one.id for one in ranks], given.ranks(cohort)
         left = [one for one in self._waiting(given, cohort) if one.id not in ids]
@@ -219,7 +219,7 @@ class CohortCommands:
             self.advance(cohort, before, now)
 
     def _leave(
-        self, given: GivenCommand, cohort: str, hold: Hold, place: str | None, left: list[Replica], now: float
+        self, given: GivenCommand, cohort: str, hold: OnHold, place: str | None, left: list[Replica], now: float
     ) -> None:
         """Refuse a command for ranks that have not gone on with the others, or let them take it by themselves."""
         for one in left:
