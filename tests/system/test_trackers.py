@@ -163,7 +163,8 @@ def mlflow_server(folder: Path) -> Iterator[str]:
         await_true(answers, 180)
         yield url
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has not started
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 
