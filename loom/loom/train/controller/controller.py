@@ -13,6 +13,7 @@ from typing import Any
 from loom.control.commands import CommandKind
 from loom.driver_api import Session
 from loom.errors import Conflict, OperationCancelled, TrainingFailed, WrongArguments
+from loom.process.threads import get_within
 from loom.threadlet import Threadlet
 from loom.train.controller.group_pool import GroupPool
 from loom.train.controller.host_agents import HostAgents
@@ -138,7 +139,7 @@ class Controller:
         published = None
         while not self._slots.are_over:
             try:
-                self._messages.get(timeout=TICK)()  # all messages come before the periodic work
+                get_within(self._messages, TICK)()  # all messages come before the periodic work
                 continue
             except queue.Empty:
                 pass

@@ -15,7 +15,7 @@ from typing import Any
 
 from loom.driver_api import Session
 from loom.errors import LoomError, WeaverUnavailable
-from loom.process.threads import keep_going
+from loom.process.threads import get_within, keep_going
 from loom.weaver.device_failures import Action
 from loom.weaver.states import LIVING, DeviceState
 
@@ -131,7 +131,7 @@ class JobEvents:
         self._ask_for_devices()  # before the first group is started
         while True:
             try:
-                event = self._unreported.get(timeout=ASK_EVERY)
+                event = get_within(self._unreported, ASK_EVERY)
             except queue.Empty:
                 if time.monotonic() >= self._devices_due:
                     self._ask_for_devices()
